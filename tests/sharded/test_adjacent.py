@@ -350,7 +350,7 @@ def test_all_tails_are_read_again_in_time(three, monkeypatch):
         assert (found if found is None else found.tolist()) == expected
 
 
-def test_ends(three):
+def test_ends(three, monkeypatch):
     """They follow a new record, and other episodes below the same record."""
     buf = open_all(three)
     rings = beside(buf)
@@ -362,12 +362,20 @@ def test_ends(three):
     found = rings.ends()
     assert (found.stops - known.stops).tolist() == [10, 0, 0]
     assert found.is_dense
-    live = rings.sources[1].live
+    source = rings.sources[1]
+    live, held, real = source.live, [], LiveEpisodes.is_dense
+
+    def is_dense(live):
+        held.append(source.is_held)
+        return real.fget(live)
+
+    monkeypatch.setattr(LiveEpisodes, "is_dense", property(is_dense))
     live.reset(live.starts[[0, 2]].copy(), live.lengths[[0, 2]].copy() - [0, 1])
     buf.engine.pulse.beat()
     found = rings.ends()
     assert (found.stops - known.stops).tolist() == [10, -1, 0]
     assert not found.is_dense
+    assert held == [True]  # memory does not change meanwhile
 
 
 def test_rows_that_are_opened_while_memory_is_looked_at(three):
@@ -485,9 +493,29 @@ def test_rings_that_leave_give_their_maps_back(three):
     shutil.rmtree(three.folder / "b")
     del three.model["b"]
     buf.refresh()
+    assert maps(three.folder / "b") == []
     prove(buf.sample(100), three.lengths, 3)
     assert maps(three.folder / "a" / "columns")
     assert maps(three.folder / "b") == []
+
+
+def test_a_ring_that_joins_while_the_others_are_mapped(three, monkeypatch, takes):
+    """Another thread may do that; the next batch is read from all of them."""
+    buf, real, left = open_all(three), AdjacentRings.of, ["d"]
+
+    def of(readers, pulse):
+        made = real(readers, pulse)
+        while left:
+            three.ring(left[-1])
+            three.write(left.pop(), 60)
+            buf.refresh()
+        return made
+
+    monkeypatch.setattr(AdjacentRings, "of", of)
+    buf.sample(10)
+    takes.clear()
+    assert {e for e, _ in prove(buf.sample(1000), three.lengths, 3)} == set(three.lengths)
+    assert takes
 
 
 def test_a_ring_gets_its_first_episode(three, takes):
