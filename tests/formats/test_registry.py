@@ -100,6 +100,25 @@ def test_detect(table, tmp_path):
     assert data.detect_format(tmp_path / "nothing") is None
 
 
+def test_a_built_in_format_that_fails_is_no_third_partys(table, monkeypatch):
+    """Its fault is ours, and is not hidden in a log."""
+
+    def detect(path):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(data.get_format("zarr"), "detect", detect)
+    with pytest.raises(ZeroDivisionError):
+        data.detect_format("nothing")
+
+
+def test_a_format_in_the_place_of_a_built_in_one(table):
+    """It is the one that recognises paths, too."""
+    table["hdf5"] = mine = make("hdf5", lambda path: path == "a.mine")
+    assert data.get_format("hdf5") is mine
+    assert data.detect_format("a.mine") is mine
+    assert data.detect_format("a.h5") is None
+
+
 def test_entry_points(tmp_path, monkeypatch, caplog):
     """An installed package's formats are found by name; a broken one harms nobody else."""
     (tmp_path / "third_party.py").write_text(

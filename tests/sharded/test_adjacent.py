@@ -3,18 +3,28 @@
 import os
 import resource
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers.sharded.numbers import apart
+from ringmap.clips import adjacent
+from ringmap.clips.adjacent import AdjacentRings
+from ringmap.clips.cut import Cut
 from ringmap.data import ShardedReplayBuffer
-from ringmap.storage.columns.adjacent import AdjacentColumn
+from ringmap.errors import ClosedError
+from ringmap.storage.columns import memmap
+from ringmap.storage.columns.adjacent import AdjacentColumn, AdjacentRows
+from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.disk.files import FileHandle
+from ringmap.storage.disk.room import Room
 from ringmap.storage.disk.system import System
 from ringmap.storage.read.handle import Pulse
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.read.states import States
+from ringmap.storage.ring.live import LiveEpisodes
 from tests.buffers.steps import MUTABLE, prove, same
 from tests.sharded.striking import Striking, always_look
 
@@ -36,6 +46,12 @@ def takes(monkeypatch):
 
     monkeypatch.setattr(AdjacentColumn, "take", take)
     return found
+
+
+def beside(buf):
+    """Return the rings of a buffer side by side, apart from its own."""
+    readers = {ring.number: ring.reader for ring in buf.engine.members.open}
+    return AdjacentRings.of(readers, buf.engine.pulse)
 
 
 def one_by_one(monkeypatch):
@@ -116,6 +132,81 @@ def test_columns_that_change_are_read_ring_by_ring(tmp_path, takes):
     buf.close()
 
 
+def test_rings_of_other_sizes(fleet, takes):
+    """Each ring has as much room as the largest one needs."""
+    for name, size, length in (("a", 50, 20), ("b", 5000, 2400), ("c", 50, 20)):
+        fleet.ring(name, size)
+        for _ in range(2):
+            fleet.write(name, length)
+    prove(open_all(fleet, weights="equal").sample(300), fleet.lengths, 3)
+    assert takes
+
+
+def test_large_columns_of_any_ring(fleet, monkeypatch):
+    """Their pages are asked for before the first is touched, and a touched page brings no neighbours."""
+    monkeypatch.setattr(memmap, "LARGE_NBYTES", 30_000)
+    mapped, asked = [], set()
+    put, will_need = Room.put, FileHandle.will_need
+
+    def note_put(room, fd, at, offset, nbytes, random):
+        mapped.append((nbytes >= 30_000, random))
+        return put(room, fd, at, offset, nbytes, random)
+
+    def note_asked(file, offset, nbytes):
+        asked.add(os.path.relpath(file.path, fleet.folder).split("-")[0])
+        will_need(file, offset, nbytes)
+
+    monkeypatch.setattr(Room, "put", note_put)
+    monkeypatch.setattr(FileHandle, "will_need", note_asked)
+    fleet.ring("a", 50)
+    fleet.ring("b", 5000)
+    for name in "ab":
+        fleet.write(name, 40)
+    prove(open_all(fleet).sample(100), fleet.lengths, 3)
+    assert asked == {"b/columns/000", "b/columns/003"}
+    assert mapped.count((True, True)) == 2
+    assert set(mapped) == {(True, True), (False, False)}
+
+
+def test_reads_by_system_calls_are_ring_by_ring(three, takes):
+    """A fault of the disk is an error then; through a map it ends the process."""
+    prove(open_all(three, reads="pread").sample(100), three.lengths, 3)
+    assert takes == []
+
+
+def test_a_ring_that_is_closed_while_its_files_are_mapped(three, monkeypatch, takes):
+    """Another thread may do that."""
+
+    def map_into(*_):
+        raise ClosedError("closed")
+
+    monkeypatch.setattr(MemmapColumn, "map_into", map_into)
+    prove(open_all(three).sample(100), three.lengths, 3)
+    assert takes == []
+
+
+def test_a_ring_that_leaves_before_its_clips_are_read(three):
+    buf = open_all(three)
+    drawn = buf.engine.draw_positions(300, Cut.clip(3))
+    shutil.rmtree(three.folder / "b")
+    del three.model["b"]
+    buf.refresh()
+    prove(buf.engine.read(drawn, Cut.clip(3)), three.lengths, 3)
+    assert set(apart(drawn)[0].tolist()) == {0, 2}
+
+
+def test_places(three):
+    three.ring("d")
+    buf = open_all(three)
+    three.ring("e")
+    three.write("e", 10)
+    buf.refresh()
+    rings = beside(buf)
+    assert rings.places(np.array([4, 0, 2, 4])).tolist() == [3, 0, 2, 3]
+    for unknown in ([3, 4], [0, 5], [1 << 14]):  # without rows, or unknown
+        assert rings.places(np.array(unknown)) is None
+
+
 def test_a_limit_of_address_space(three, monkeypatch, takes):
     """Maps of single files need it more."""
     limits = {resource.RLIMIT_AS: (1 << 40, 1 << 40)}
@@ -194,6 +285,156 @@ def test_tails_are_those_of_the_states_that_were_seen(three, monkeypatch):
     assert buf.num_redraws > 100
 
 
+def never_due(monkeypatch):
+    """Let a tail that was read once count until its ring shows another state."""
+    monkeypatch.setattr(adjacent, "HELD_S", 1e9)
+
+
+EVERY = np.arange(3)
+OLDEST, NEWEST = np.zeros(3, np.int64), np.full(3, 1 << 40)
+
+
+def test_what_is_no_good_is_lost(three):
+    rings = beside(open_all(three))
+    assert rings.lost(EVERY, OLDEST) is None
+    assert rings.lost(EVERY, OLDEST, np.ones(3, bool)) is None
+    good = np.array([True, False, True])
+    assert rings.lost(EVERY, OLDEST, good).tolist() == [False, True, False]
+
+
+def test_a_commit_while_tails_are_read(three, monkeypatch):
+    """It is seen at the next look, also by a ring whose tail was read before it."""
+    never_due(monkeypatch)
+    rings, real, left = beside(open_all(three)), Reader.newest_tail, [lap]
+
+    def newest_tail(reader):
+        found = real(reader)
+        while left:
+            left.pop()(three)
+        return found
+
+    monkeypatch.setattr(Reader, "newest_tail", newest_tail)
+    assert rings.lost(EVERY, OLDEST).tolist() == [False, True, True]
+    assert rings.lost(EVERY, OLDEST).all()
+
+
+def test_a_ring_that_failed_is_looked_at_again(three, monkeypatch):
+    never_due(monkeypatch)
+    rings, real = beside(open_all(three)), Reader.newest_tail
+    fails = [rings.sources[1]]
+
+    def newest_tail(reader):
+        if reader in fails:
+            raise OSError(5, "Input/output error")
+        return real(reader)
+
+    monkeypatch.setattr(Reader, "newest_tail", newest_tail)
+    for _ in range(2):
+        assert rings.lost(EVERY, NEWEST).tolist() == [False, True, False]
+    fails.clear()
+    assert rings.lost(EVERY, NEWEST) is None
+
+
+def test_all_tails_are_read_again_in_time(three, monkeypatch):
+    """Looks at a ring that is written all the time are none at the others."""
+    now = [1000.0]
+    monkeypatch.setattr(adjacent, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("ringmap.storage.read.reader.HELD_S", 0.0)
+    rings = beside(open_all(three))
+    assert rings.lost(EVERY, NEWEST) is None
+    shutil.rmtree(three.folder / "b")
+    for expected in (None, [False, True, False]):
+        now[0] += 0.6 * adjacent.HELD_S
+        three.write("a", 10)
+        found = rings.lost(EVERY, NEWEST)
+        assert (found if found is None else found.tolist()) == expected
+
+
+def test_ends(three, monkeypatch):
+    """They follow a new record, and other episodes below the same record."""
+    buf = open_all(three)
+    rings = beside(buf)
+    known = rings.ends()
+    assert rings.ends() is known
+    assert known.is_dense
+    three.write("a", 10)
+    buf.refresh()
+    found = rings.ends()
+    assert (found.stops - known.stops).tolist() == [10, 0, 0]
+    assert found.is_dense
+    source = rings.sources[1]
+    live, held, real = source.live, [], LiveEpisodes.is_dense
+
+    def is_dense(live):
+        held.append(source.is_held)
+        return real.fget(live)
+
+    monkeypatch.setattr(LiveEpisodes, "is_dense", property(is_dense))
+    live.reset(live.starts[[0, 2]].copy(), live.lengths[[0, 2]].copy() - [0, 1])
+    buf.engine.pulse.beat()
+    found = rings.ends()
+    assert (found.stops - known.stops).tolist() == [10, -1, 0]
+    assert not found.is_dense
+    assert held == [True]  # memory does not change meanwhile
+
+
+def test_rows_that_are_opened_while_memory_is_looked_at(three):
+    """The next look sees them: a look is as of a moment before it."""
+    buf = open_all(three)
+
+    class Source:
+        """One that has other rows right after the first look at them."""
+
+        def __init__(self, source):
+            self.source = source
+
+        def __getattr__(self, name):
+            return getattr(self.source, name)
+
+        @property
+        def rows(self):
+            seen, self.rows_now = self.rows_now, None
+            buf.engine.pulse.beat()
+            return seen
+
+    source = Source(buf.engine.members.open[0].source)
+    source.rows_now = source.source.rows
+    readers = {0: SimpleNamespace(source=source)}
+    rows = AdjacentRows({}, 0, ())
+    rings = AdjacentRings(readers, buf.engine.pulse, [source.rows_now], rows)
+    assert rings.is_current
+    assert not rings.is_current
+
+
+def test_values_that_are_laid_over_a_ring_are_seen(tmp_path):
+    with ReplayBuffer(100, path=tmp_path / "fleet" / "a", schema=MUTABLE) as ring:
+        ring.write_episode({"obs": np.zeros((20, 2), np.int64)})
+    buf = ShardedReplayBuffer(tmp_path / "fleet")
+    rings = beside(buf)
+    assert rings.is_current
+    rings.sources[0].lay_over(lambda source: source.values)
+    assert not rings.is_current
+    ring.close()
+
+
+def test_memory_that_is_looked_at_while_it_changes(three, monkeypatch):
+    """The look after the change sees it."""
+    buf = open_all(three)
+    rings, real = beside(buf), LiveEpisodes.evict_before
+    before, during = rings.ends().stops[1], []
+
+    def evict_before(live, tail):
+        if live is rings.sources[1].live:
+            during.append(rings.ends().stops[1])
+        real(live, tail)
+
+    monkeypatch.setattr(LiveEpisodes, "evict_before", evict_before)
+    three.write("b", 10)
+    buf.refresh()
+    assert during == [before]
+    assert rings.ends().stops[1] == before + 10
+
+
 @pytest.mark.parametrize("is_looked_at", [True, False])
 def test_a_directory_that_was_removed_is_seen_in_time(three, monkeypatch, is_looked_at):
     """A state file without a name stays as it is: only a system call tells. The control never makes it."""
@@ -224,6 +465,7 @@ def test_processors_that_do_not_order_loads(three, monkeypatch):
     """Then every look is a system call."""
     monkeypatch.setattr(System, "loads_are_ordered", property(lambda self: False))
     buf = open_all(three)
+    assert States([ring.source for ring in buf.engine.members.open]).glance() is None
     prove(buf.sample(100), three.lengths, 3)
     Striking(monkeypatch, AdjacentColumn, lambda: lap(three), 2)
     looks, real = [], Reader.newest_tail
@@ -251,9 +493,29 @@ def test_rings_that_leave_give_their_maps_back(three):
     shutil.rmtree(three.folder / "b")
     del three.model["b"]
     buf.refresh()
+    assert maps(three.folder / "b") == []
     prove(buf.sample(100), three.lengths, 3)
     assert maps(three.folder / "a" / "columns")
     assert maps(three.folder / "b") == []
+
+
+def test_a_ring_that_joins_while_the_others_are_mapped(three, monkeypatch, takes):
+    """Another thread may do that; the next batch is read from all of them."""
+    buf, real, left = open_all(three), AdjacentRings.of, ["d"]
+
+    def of(readers, pulse):
+        made = real(readers, pulse)
+        while left:
+            three.ring(left[-1])
+            three.write(left.pop(), 60)
+            buf.refresh()
+        return made
+
+    monkeypatch.setattr(AdjacentRings, "of", of)
+    buf.sample(10)
+    takes.clear()
+    assert {e for e, _ in prove(buf.sample(1000), three.lengths, 3)} == set(three.lengths)
+    assert takes
 
 
 def test_a_ring_gets_its_first_episode(three, takes):

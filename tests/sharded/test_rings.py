@@ -30,6 +30,8 @@ from ringmap.errors import (
 from ringmap.storage.columns.adjacent import AdjacentColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
+from ringmap.storage.read.reader import Reader
+from ringmap.storage.read.states import States
 from tests.buffers.steps import episode, prove
 from tests.sharded.striking import Striking, always_look
 
@@ -74,6 +76,49 @@ def test_rings_join_at_a_draw(three, clock):
     assert rings_of(buf.sample(500)) == {0, 1, 2, 3}  # its name sorts first, its number is the next
     prove(buf.sample(500), three.lengths, 3)
     assert [shard.name for shard in buf.shards] == ["0-new", "a", "b", "c"]
+
+
+def test_a_commit_in_the_middle_of_a_look_is_seen_at_the_next(three, monkeypatch):
+    buf = open_all(three)
+    buf.sample(3)
+    real, left = Reader.refresh, ["a"]
+
+    def refresh(reader):
+        found = real(reader)
+        while left:
+            three.write(left.pop(), 20)
+        return found
+
+    monkeypatch.setattr(Reader, "refresh", refresh)
+    three.write("a", 20)
+    buf.sample(3)
+    assert not left
+    assert len(buf) < len(three.clips(3))
+    buf.sample(3)
+    assert len(buf) == len(three.clips(3))
+
+
+def test_a_new_ring_is_followed_while_the_others_are_idle(three):
+    """Also where the states of the rings that are read now look as those of the rings before them did."""
+
+    def states():
+        return States([ring.source for ring in buf.engine.members.open]).glance()
+
+    buf = open_all(three)
+    buf.sample(3)
+    before = states()
+    shutil.rmtree(three.folder / "c")
+    three.ring("d", 300)
+    for _ in list(three.model.pop("c"))[1:]:  # one commit less
+        three.write("d", 20)
+    buf.refresh()
+    three.write("d", 20)
+    assert [ring.name for ring in buf.engine.members.open] == ["a", "b", "d"]
+    assert states() == before
+    for _ in range(2):
+        buf.sample(3)
+        assert len(buf) == len(three.clips(3))
+        three.write("d", 20)
 
 
 def test_other_children_are_passed_over(three):
@@ -316,7 +361,7 @@ def test_the_control_of_the_look(three, monkeypatch, copies):
                 three.write(name, 40)
 
     monkeypatch.setattr(many, "is_live", lambda source, lowest: True)
-    monkeypatch.setattr(AdjacentRings, "lost", lambda *_: (None, {}))
+    monkeypatch.setattr(AdjacentRings, "lost", lambda *_: None)
     Striking(monkeypatch, copies, strike, 2)
     with pytest.raises(AssertionError):
         prove(buf.sample(300), three.lengths, 3)

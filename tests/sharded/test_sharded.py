@@ -9,7 +9,7 @@ import pytest
 
 from ringmap import ReplayBuffer, Zarr
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
-from ringmap.data import Index, ShardedReplayBuffer, Window
+from ringmap.data import Index, NStep, ShardedReplayBuffer, Window
 from ringmap.errors import (
     ClipIndexError,
     ClosedError,
@@ -179,6 +179,23 @@ def test_storages(fleet, storage, reads):
     prove(buf.sample(100), fleet.lengths, 3)
     fleet.write("b", 30)
     assert {e for e, _ in prove(buf.sample(1000), fleet.lengths, 3)} == set(fleet.lengths)
+
+
+@pytest.mark.parametrize(
+    "window", [None, {"step": Window((-1, 0), pad=True)}, {"sum": NStep(3, of="step")}]
+)
+def test_a_batch_without_clips_has_the_columns_of_a_single_ring(fleet, window):
+    fleet.ring("a", reward_at="same")  # it has no columns yet
+    fleet.ring("b", reward_at="same")
+    buf = open_all(fleet)
+    assert buf[[]] == {}
+    fleet.write("b", 20)
+    buf.refresh()
+    one = ReplayBuffer.open(fleet.folder / "b", history_len=3)
+    if window:
+        buf, one = buf.view(window), one.view(window)
+    assert one[[]]
+    same(buf[[]], one[[]])
 
 
 @pytest.mark.usefixtures("copies")

@@ -11,10 +11,13 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from ringmap import Pace, ReplayBuffer, TransitionReplayBuffer
+import ringmap
+from ringmap import Pace, ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers.sharded import clip_table
 from ringmap.buffers.sharded.numbers import apart
-from ringmap.buffers.transitions import rows
+from ringmap.buffers.steps import ROW
+from ringmap.buffers.transitions import nstep, rows
+from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.gather import PINNED, ClipReader
@@ -22,6 +25,7 @@ from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import InputError, NoClipsError, ReplacedError
 from ringmap.ray.reader import Reader
 from ringmap.samplers import PrioritizedSampler, UniformSampler
+from ringmap.storage.columns.aligned import ALIGNMENT, LEAST_NBYTES
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
@@ -260,6 +264,41 @@ def test_out_is_filled(steps, kind):
         buf.close()
 
 
+@pytest.mark.parametrize("is_single", [True, False])
+def test_both_large_observations_are_in_one_block_or_the_callers_arrays(
+    steps, monkeypatch, is_single
+):
+    fleet = steps("large")
+    if is_single:
+        engine, ids = fleet.writers["a"].engine, np.arange(10)
+    else:
+        engine = fleet.open().engine
+        engine.look_everywhere()
+        ids = engine.draw_positions(30, ROW)
+    batch = engine.read(ids, ROW)
+    assert batch["observations"].base is batch["next_observations"].base is not None
+    monkeypatch.setattr(nstep, "pair", None)
+    out = {name: np.zeros_like(values) for name, values in batch.items()}
+    found = engine.read(ids, ROW, out)
+    assert all(found[name] is out[name] for name in out)
+    equal(found, batch)
+
+
+def test_large_arrays_are_aligned(steps):
+    batch = steps().open(n_step=3).sample(1 << 15)
+    large = [values for values in batch.values() if values.nbytes >= LEAST_NBYTES]
+    assert len(large) == len(batch) == 6
+    assert all(values.ctypes.data % ALIGNMENT == 0 for values in large)
+
+
+def test_large_observations_end_with_a_chunk(steps):
+    """Nothing is read from the next one, which is not there yet."""
+    fleet = steps("large", "")
+    fleet.ring("a", storage=Zarr("lz4", 4))
+    fleet.add("a", calls=6, lanes=4)
+    fleet.prove(fleet.open().sample(100), "a")
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_batches(steps, prefetch):
     fleet = steps("dicts")
@@ -488,6 +527,44 @@ def test_a_cleared_ring_and_an_empty_one(steps):
     assert fleet.prove(buf.sample(500), "ab", 2) == fleet.every("ab")
 
 
+@pytest.mark.usefixtures("copies")
+@pytest.mark.parametrize("kind", ["arrays", "stacks"])
+def test_rows_that_a_repair_left_out(steps, kind):
+    """No step leads to them, and no stack has their frames."""
+    fleet = steps(kind)
+    for _ in range(6):
+        fleet.add("b", calls=1, lanes=3)
+    fleet.writers["b"].close()
+    column = np.load(next((fleet.folder / "b" / "columns").glob("000-*.npy")), mmap_mode="r+")
+    bad = np.arange(9, 12)[::-1]  # of the third call from the end
+    slots = (len(fleet.model["b"].steps) - bad) % len(column)
+    column[slots] = column[slots][::-1] + 1
+    column.flush()
+    assert ringmap.repair(fleet.folder / "b", dry_run=False)
+    fleet.model["b"].capacity = 10_000  # as many as before count, some of them older
+    found = fleet.prove(fleet.open().sample(3000))
+    last = [at - (1 << 48) for at in found if at >> 48 == 1]
+    assert max(last) == len(fleet.model["b"].steps) - 1
+
+
+def test_a_next_observation_that_cant_be_read_once(steps, monkeypatch):
+    fleet = steps()
+    buf = fleet.open()
+    buf.sample(3)
+    real, left = NextObservations.find, [1]
+
+    def find(*args):
+        while left:
+            left.pop()
+            raise OSError(5, "Input/output error")
+        return real(*args)
+
+    monkeypatch.setattr(NextObservations, "find", find)
+    fleet.prove(buf.sample(300))
+    assert not left
+    assert not problems(buf)
+
+
 class NoColumns(Disk):
     """A disk on which the birth of a ring ends before it has columns."""
 
@@ -663,7 +740,7 @@ def test_transitions_lapped_in_the_middle_of_a_gather(steps, monkeypatch, copies
 def test_the_control_of_the_look(steps, monkeypatch, copies):
     """Without the look after the copy, transitions that were overwritten come out."""
     fleet = steps("stacks")
-    monkeypatch.setattr(AdjacentRings, "lost", lambda *_: (None, {}))
+    monkeypatch.setattr(AdjacentRings, "lost", lambda *_: None)
     monkeypatch.setattr("ringmap.buffers.transitions.nstep.is_live", lambda *_: True)
     monkeypatch.setattr("ringmap.buffers.transitions.nstep.lost", lambda *_: None)
     assert _lapped(fleet, monkeypatch, copies, 2, 1)[1] > 60

@@ -52,12 +52,22 @@ def test_maps_outlive_the_file_and_the_room(file, tmp_path):
     assert whole[:PAGE].tolist() == [1] * PAGE
 
 
+@pytest.mark.parametrize("random", [True, False])
+def test_readahead_of_a_range(room, file, random):
+    assert file.map_into(room, PAGE, 0, PAGE, random)
+    with open("/proc/self/smaps") as lines:
+        told = lines.read().partition(f"{room.bytes.ctypes.data + PAGE:x}-")[2]
+    flags = told.partition("VmFlags: ")[2].partition("\n")[0].split()
+    assert ("rr" in flags) is random
+
+
 def test_what_does_not_fit_is_refused(room, file):
     for at, nbytes in ((8 * PAGE, 1), (7 * PAGE, 2 * PAGE), (-PAGE, PAGE)):
         with pytest.raises(ValueError, match="outside a room"):
             file.map_into(room, at, 0, nbytes)
     assert not file.map_into(room, 1, 0, PAGE)
     assert not file.map_into(room, 0, 1, PAGE)
+    assert not file.map_into(room, 0, 0, 0)
     assert not file.map_into(room, 0, 2 * PAGE, 2 * PAGE)  # beyond the end of the file
     assert not room.bytes.any()
 

@@ -1,4 +1,4 @@
-"""A power cut at level process takes rows of what was added last: the rest must not lead to what is gone."""
+"""A power cut, or a failed sync, takes what was added last: the rest must not lead to what is gone."""
 
 import numpy as np
 import pytest
@@ -71,3 +71,35 @@ def test_what_is_left_leads_to_nothing_that_is_gone(tmp_path, monkeypatch, sampl
     assert 1000 in proven(buf)
     assert buf.check() == []
     buf.close()
+
+
+@pytest.mark.parametrize("calls", [1, 2], ids=["newest", "the one before"])
+def test_a_reader_forgets_what_followed_calls_that_are_gone(tmp_path, calls):
+    """A failed sync takes the newest calls, and the next writer stores others in their place."""
+    path = tmp_path / "buf"
+    buf = opened(path, None)
+    add(buf, 0)
+    buf.close()
+    buf = opened(path, None)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    for number in range(
+        calls
+    ):  # none follows the one before it, whose next observations are stored apart
+        add(buf, 10 + 10 * number)
+        buf.flush()
+    reader = TransitionReplayBuffer.open(path, device=None)
+    assert proven(reader) == {0, *range(10, 10 + 10 * calls, 10)}
+    buf.close()
+    for file in {file for file in path.rglob("*") if file.is_file()} - before.keys():
+        file.unlink()
+    for file, data in before.items():
+        with open(file, "r+b") as disk:
+            disk.write(data)
+            disk.truncate()
+    buf = opened(path, None)
+    for number in range(calls):
+        add(buf, 15 + 10 * number)
+        buf.flush()
+    assert proven(reader) == {0, *range(15, 15 + 10 * calls, 10)}
+    buf.close()
+    reader.close()

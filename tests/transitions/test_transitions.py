@@ -706,15 +706,27 @@ def test_what_is_kept_in_memory_is_counted_once():
 
     def twice(ordinal):
         source.read_data = read
-        following._apart(source, ordinal, starts[ordinal])  # another thread was as fast
+        following._apart(
+            source, source.live.era, ordinal, starts[ordinal]
+        )  # another thread was as fast
         return read(ordinal)
 
     starts = {source.live.first + i: int(s) for i, s in enumerate(source.live.starts)}
     for ordinal in list(starts)[1:]:
         source.read_data = twice
-        following._apart(source, ordinal, starts[ordinal])
+        following._apart(source, source.live.era, ordinal, starts[ordinal])
     kept = sum(sum(v.nbytes for v in one.values()) for one in following._kept.values())
     assert following._kept_nbytes == kept > 0
+
+
+def test_what_is_beyond_the_newest_call_leads_to_nothing():
+    """The call of a step that was drawn may be dropped before it is read."""
+    buf = make()
+    buf.add(np.zeros(3), 0, 0.0, np.ones(3), False)
+    source = buf._ring.buffer.engine.source
+    which, values = buf._following.find(source, np.array([source.head]), source.head)
+    assert len(which) == 0
+    assert values == {}
 
 
 def test_a_copy_that_fails_at_its_end_is_not_there(tmp_path, monkeypatch):

@@ -55,7 +55,6 @@ class _Tails(NamedTuple):
     seen: list[Any]
     tails: Array
     until: float
-    faults: dict[int, Exception]
 
 
 class _Memory(NamedTuple):
@@ -69,13 +68,12 @@ class _Memory(NamedTuple):
 class Ends(NamedTuple):
     """Where the rings end in memory.
 
-    `keys`: newest record and era; `heads`, `stops`: where the newest episodes end; `dense`: whether the episodes lie end to end;
+    `keys`: newest record and era; `stops`: where the newest episodes end; `dense`: whether the episodes lie end to end;
     `is_dense`: whether all do.
     """
 
     as_of: object
     keys: list[tuple[int, int]]
-    heads: list[int]
     stops: Array
     dense: list[bool]
     is_dense: bool
@@ -113,7 +111,7 @@ class AdjacentRings:
         self._glances = [source.glance for source in self.sources]
         self._states = States(self.sources)
         never = [_NOT_SEEN] * len(held)
-        self._known = _Tails(None, never, np.full(len(held), _GONE), 0.0, {})
+        self._known = _Tails(None, never, np.full(len(held), _GONE), 0.0)
         self._memory = _Memory(None, False, False)
         self._ends: Ends | None = None
 
@@ -156,9 +154,7 @@ class AdjacentRings:
     # -- places -------------------------------------------------------------------------------
 
     def places(self, numbers: Array) -> Array | None:
-        """Return the place among these rings of each ring number; None if one is not among them."""
-        if not len(numbers):
-            return None
+        """Return the place among these rings of each ring number, at least one; None if one is not among them."""
         found = self._place.take(
             numbers, 0, None, "clip"
         )  # one that is too large finds the last entry
@@ -195,38 +191,32 @@ class AdjacentRings:
             return known
         count = len(self.sources)
         keys = [(-1, -1)] * count if known is None else known.keys.copy()
-        heads = [0] * count if known is None else known.heads.copy()
         stops = np.zeros(count, np.int64) if known is None else known.stops.copy()
         dense = [False] * count if known is None else known.dense.copy()
         for place, (source, live) in enumerate(zip(self.sources, self._lives, strict=True)):
             if keys[place] == (source.seq, live.era):
                 continue
             with source.memory:
-                keys[place], heads[place] = (source.seq, live.era), int(source.head)
-                # Without an episode the ring was cleared.
-                stops[place] = live.stop if live.first < live.last else source.head
+                keys[place] = source.seq, live.era
+                stops[place] = live.stop
                 dense[place] = live.is_dense
-        found = self._ends = Ends(last, keys, heads, stops, dense, all(dense))
+        found = self._ends = Ends(last, keys, stops, dense, all(dense))
         return found
 
-    def lost(
-        self, places: Array, oldest: Array, good: Array | None = None
-    ) -> tuple[Array | None, dict[int, Exception]]:
-        """Look again: return which rows may have been overwritten during their copy, bool `(B,)`, None for none; and the rings that
-        can't be looked at, place -> error.
+    def lost(self, places: Array, oldest: Array, good: Array | None = None) -> Array | None:
+        """Look again: return which rows may have been overwritten during their copy, bool `(B,)`, None for none.
 
-        Call it once the copy is complete.
+        Call it once the copy is complete. All rows of a ring that can't be looked at are lost: who reads it alone learns why.
 
         Args:
             places: of the rings.
             oldest: the position of the oldest row of each, `(B,)`.
             good: as for `read_live.lost`.
         """
-        known = self._tails()
-        live: Array = oldest >= known.tails.take(places)
+        live: Array = oldest >= self._tails().tails.take(places)
         if good is not None:
             live &= good
-        return (None if all_true(live) else ~live), known.faults
+        return None if all_true(live) else ~live
 
     def _tails(self) -> _Tails:
         sweep = self._states.glance()
@@ -237,7 +227,7 @@ class AdjacentRings:
         seen = [glance() for glance in self._glances]
         if not is_due and seen == known.seen:
             return known
-        tails, kept, faults = known.tails.copy(), list[Any](seen), dict[int, Exception]()
+        tails, kept = known.tails.copy(), list[Any](seen)
         for place, (before, glance) in enumerate(zip(known.seen, seen, strict=True)):
             if glance is None:
                 kept[place] = _NOT_SEEN
@@ -246,8 +236,8 @@ class AdjacentRings:
             try:
                 # The state was seen before this: one that comes in between differs from it at the next look.
                 tails[place] = self.sources[place].newest_tail()
-            except RING_FAULTS as error:
-                faults[place], tails[place], kept[place] = error, _GONE, _NOT_SEEN
+            except RING_FAULTS:
+                tails[place], kept[place], sweep = _GONE, _NOT_SEEN, None
         until = now + HELD_S if is_due else known.until
-        found = self._known = _Tails(None if faults else sweep, kept, tails, until, faults)
+        found = self._known = _Tails(sweep, kept, tails, until)
         return found

@@ -369,5 +369,4 @@ def refuse_missing(path: str | PathLike[str]) -> None:
         MissingFormatError: it does; the message says what to install.
     """
     for found in FORMATS.recognising(path):
-        if found.name in FORMATS.missing():
-            get_format(found.name)
+        get_format(found.name)

@@ -80,7 +80,7 @@ class ClipTable:
 
         Args:
             size: how many.
-            shares: of each ring, not scaled; None: every clip is equally likely.
+            shares: of each ring, not scaled; a ring without clips has none. None: every clip is equally likely.
             rng: the generator.
         """
         ends, shifts, alone = self._joined or self._join()
@@ -130,8 +130,7 @@ class ClipTable:
             ring = self.rings[place]
             drawn = ring.reader.draw(len(mine), self._cut, rng)
             if drawn is None:
-                self.counts[place], self._joined = 0, None
-                self._changes[place] = -1  # `follow` counts this ring again
+                self.counts[place], self._joined = 0, None  # the next look counts it again
                 lost.append(mine)
             else:
                 ids[mine] = joined(ring.number, drawn.positions)

@@ -11,6 +11,7 @@ Not here: which rings there are (rings.py), ring numbers (numbers.py), ids (mome
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -303,17 +304,16 @@ class ShardEngine(Engine):
         """Return the ids of `size` clips drawn from all rings, in random order; None when there are none."""
         with self.members.lock:
             table = self._table(cut)
-            return table.draw(size, self._shares(table.rings, table.counts), self.rng)
+            return table.draw(size, self._shares(table.rings), self.rng)
 
-    def _shares(self, rings: tuple[Ring, ...], counts: Array) -> Array | None:
-        """Return the share of each ring in a draw, not scaled, 0 for one without clips; None: as many as it has clips."""
+    def _shares(self, rings: tuple[Ring, ...]) -> Array | None:
+        """Return the share of each ring in a draw, not scaled; None: as many as it has clips."""
         weights = self.weights
         if weights == "clips":
             return None
-        has = (counts > 0).astype(np.float64)
         if isinstance(weights, Mapping):
-            has *= [float(weights.get(ring.name, 0.0)) for ring in rings]
-        return has
+            return np.array([float(weights.get(ring.name, 0.0)) for ring in rings])
+        return np.ones(len(rings))
 
     def draw(self, buffer: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
         """Draw `size` clips, as `Engine.draw` does."""
@@ -427,7 +427,10 @@ class ShardEngine(Engine):
         self.check_open()
         size = len(positions)
         batch: dict[str, Array] = {} if out is None else dict(out)
-        found = self._read_adjacent(positions, cut, batch, out is not None, asked)
+        if size:
+            found = self._read_adjacent(positions, cut, batch, out is not None, asked)
+        else:
+            found, batch = positions, batch or self._read_none(positions, cut)
         which, left = (np.arange(size), size) if found is None else (found, len(found))
 
         def attempt() -> int:
@@ -440,8 +443,8 @@ class ShardEngine(Engine):
             self.members.follow()
             positions[which] = self.starting(positions[which], cut)
 
-        if left and (found is None or self.rings.columns is not None):
-            left = attempt()  # a ring of transitions redraws its own
+        if found is None:
+            left = attempt()
         if left:
             redraw()
             look_again(attempt, redraw, self.rings.where, _ADVICE)
@@ -454,6 +457,14 @@ class ShardEngine(Engine):
         if worker() is not None:
             self.pins.count_redraws(self._own_redraws())
         return batch
+
+    def _read_none(self, positions: Array, cut: Cut) -> dict[str, Array]:
+        """Return a batch without clips, as any ring with columns returns it; {} if there is none."""
+        for ring in self.members.open:
+            if ring.source.rows is not None:
+                with contextlib.suppress(*RING_FAULTS):
+                    return ring.reader.at(positions, self._cut_in(ring, cut))
+        return {}
 
     def _read_adjacent(
         self, positions: Array, cut: Cut, batch: dict[str, Array], is_given: bool, asked: bool
@@ -482,10 +493,7 @@ class ShardEngine(Engine):
             self.watch.end()
         for name, values in found.batch.items():
             batch.setdefault(name, values)  # the caller's own are filled
-        bad, faults = rings.lost(places, found.oldest, found.good)
-        for place, error in faults.items():
-            if (places == place).any():
-                self._drop(rings.readers[place], error)
+        bad = rings.lost(places, found.oldest, found.good)
         return np.empty(0, np.int64) if bad is None else bad.nonzero()[0]
 
     def _side_by_side(self) -> AdjacentRings | None:

@@ -168,7 +168,7 @@ class Members:
         sweep = now.states.glance()  # before the rings are read: a later state counts as new
         seen = [glance() for glance in now.glances]
         changed = seen != now.seen and self._catch_up(now, seen)
-        now.swept = None if now.seen is None else sweep
+        now.swept = sweep
         return changed
 
     def _catch_up(self, now: _Open, seen: list[Glance]) -> bool:

@@ -9,9 +9,9 @@
     its lane broke                                                               data of its commit, or of the next one
     a step of the newest call                                                    successors file, of the newest commit
 
-Invariants: the state in memory belongs to the head that it names; both are in one object that never changes, and
-it is returned for that head alone; a call after a dropped one continues nothing; a fork has its own lock and
-memory.
+Invariants: the state in memory belongs to the head and the era that it names; all are in one object that never changes, and
+it is returned for these alone; what is cached of a commit belongs to an era, too: a writer that finds an earlier state writes other
+rows to the same positions; a call after a dropped one continues nothing; a fork has its own lock and memory.
 Not here: the files (storage/sidecars/successors.py), which values a commit keeps (storage/commit/group.py), how a following
 row is found (nstep.py).
 """
@@ -53,7 +53,7 @@ _SMALL_NBYTES = 1 << 15
 
 
 class Newest(NamedTuple):
-    """The next observations of the newest live rows, as of a head; None if unknown.
+    """The next observations of the newest live rows, as of a head in an era; None if unknown.
 
     `stop`: where these rows end: before the head if the newest call was dropped.
     """
@@ -61,6 +61,11 @@ class Newest(NamedTuple):
     head: int
     observations: Observations | None
     stop: int = -1
+    era: int = -1
+
+    def is_of(self, source: Handle, head: int) -> bool:
+        """Whether they are known, and those of a buffer with this head."""
+        return self.head == head and self.era == source.live.era and self.observations is not None
 
 
 class _Search:
@@ -121,7 +126,8 @@ class NextObservations:
         self._newest = Newest(-1, None)
         self._era = -1
         """The era of the store in which its newest call was this handle's."""
-        self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], dict[str, Any]] = OrderedDict()
+        """By era, and the position of the first row."""
         self._kept_nbytes = 0
 
     @property
@@ -138,7 +144,7 @@ class NextObservations:
         newest = self._newest
         if newest.head == store.head and self._era == store.live.era:
             return newest.observations  # of a call of this handle
-        if newest.head != store.head or newest.observations is None:
+        if not newest.is_of(store, store.head):
             newest = self._newest = self._stored(store)
         if newest.observations is None or _stop(store) != store.head:
             return None  # if the newest call was dropped, the next call does not follow the one before it
@@ -147,24 +153,24 @@ class NextObservations:
     def _stored(self, source: Handle) -> Newest:
         """Return the next observations of the newest rows from what is stored, with the head of that time."""
         with source.memory:
-            head, pending = source.head, source.pending
+            head, era, pending = source.head, source.live.era, source.pending
             if pending is not None and pending.count:
-                return Newest(head, pending.newest_apart(), head)
+                return Newest(head, pending.newest_apart(), head, era)
             record = source.record_of(source.live.newest) if len(source.live) else None
         if record is None:
             return Newest(head, None)
-        return Newest(head, self.files.find(record.head, record.rows_sum), record.head)
+        return Newest(head, self.files.find(record.head, record.rows_sum), record.head, era)
 
     def committed(self, store: Store, after: Observations) -> None:
         """Record that the newest rows of a store are stored. Copies."""
         self._era = -1  # an interrupt may come in between
         copied = {name: values.copy() for name, values in after.items()}
-        self._newest = Newest(store.head, copied, store.head)
+        self._newest = Newest(store.head, copied, store.head, store.live.era)
         self._era = store.live.era
 
     def put_back(self, source: Store, newest: Observations) -> None:
         """Start a buffer in RAM with the next observations of its newest rows."""
-        self._newest = Newest(source.head, newest, source.head)
+        self._newest = Newest(source.head, newest, source.head, source.live.era)
         source.follow_with(newest)
 
     def forget(self) -> None:
@@ -180,11 +186,11 @@ class NextObservations:
 
         Args:
             source: the buffer.
-            positions: int64 `(n,)`, of steps without a following row.
+            positions: int64 `(n,)`, of steps without a following row; at least one.
             head: of the buffer at the time of the look.
         """
         pending, newest = source.pending, self._newest
-        if pending is None and newest.head == head and newest.observations and len(positions):
+        if newest.observations and newest.is_of(source, head):
             count = len(next(iter(newest.observations.values())))
             lanes = positions - (newest.stop - count)
             if lowest(lanes) >= 0 and highest(lanes) < count:  # all are of the newest call
@@ -214,7 +220,7 @@ class NextObservations:
             live = source.live
             if not len(live):
                 return
-            first, starts, count = live.first, live.starts, len(live)
+            first, starts, count, era = live.first, live.starts, len(live), live.era
             at = starts.searchsorted(positions, side="right") - 1
             index = np.maximum(at, 0)
             begins = starts[index]
@@ -231,21 +237,21 @@ class NextObservations:
             one = ours[0]
             begin = int(begins[one])
             self._put_kept(
-                source, found, left[ours], Ordinal(first + int(index[one])), begin, begin
+                source, found, left[ours], era, Ordinal(first + int(index[one])), begin, begin
             )
         for ours in _by_commit(index, followed & ~found.good[left]):
             one = ours[0]
             after, begin = Ordinal(first + int(index[one]) + 1), int(begins[one])
-            self._put_kept(source, found, left[ours], after, int(stops[one]), begin)
+            self._put_kept(source, found, left[ours], era, after, int(stops[one]), begin)
 
     def _put_kept(
-        self, source: Handle, found: _Search, which: Array, ordinal: Ordinal, start: int, before: int
+        self, source: Handle, found: _Search, which: Array, era: int, ordinal: Ordinal, start: int, before: int
     ) -> None:  # fmt: skip
         """Put those that are in the data of a commit whose first row is at `start`.
 
-        `before`: where the call before it starts, of which a commit of version 1 counts the rows.
+        `era`: in which the ordinal was assigned; `before`: where the call before it starts, of which a commit of version 1 counts the rows.
         """
-        apart = self._apart(source, ordinal, start)
+        apart = self._apart(source, era, ordinal, start)
         if not apart:
             return
         if "rows" in apart:
@@ -260,19 +266,22 @@ class NextObservations:
     def _of_newest(self, source: Handle, head: int) -> Newest | None:
         """Return the next observations of the newest call, as of this head; None if the head has changed."""
         newest = self._newest
-        if newest.head != head or newest.observations is None:
+        if not newest.is_of(source, head):
             with self.lock:  # while a call is being stored, its next observations are written first
-                if self._newest.head != head or self._newest.observations is None:
+                if not self._newest.is_of(source, head):
                     self._newest = self._stored(source)
                 newest = self._newest
         return newest if newest.head == head else None
 
-    def _apart(self, source: Handle, ordinal: Ordinal, start: int) -> dict[str, Any] | None:
+    def _apart(
+        self, source: Handle, era: int, ordinal: Ordinal, start: int
+    ) -> dict[str, Any] | None:
         """Return the observations stored separately with the call whose first row is at `start`."""
+        key = era, start
         with self.lock:
-            if start in self._kept:
-                self._kept.move_to_end(start)
-                return self._kept[start]
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
         try:
             found = source.read_data(ordinal)
         except CorruptError:
@@ -281,8 +290,8 @@ class NextObservations:
             raise
         if found is not None:
             with self.lock:
-                if start not in self._kept:  # else another thread read them meanwhile
-                    self._kept[start] = found
+                if key not in self._kept:  # else another thread read them meanwhile
+                    self._kept[key] = found
                     self._kept_nbytes += nbytes_of(found)
                 while self._kept_nbytes > _KEPT_NBYTES:
                     self._kept_nbytes -= nbytes_of(self._kept.popitem(last=False)[1])

@@ -45,8 +45,7 @@ class RowsOfOne:
         self.source, self.rows, self.following = source, source.rows, following
         with source.memory:
             self.head, live = source.head, source.live
-            # Without an episode another thread cleared the buffer meanwhile.
-            self.stop: int = live.stop if live.first < live.last else self.head
+            self.stop: int = live.stop
             self.is_dense = live.is_dense
 
     def take(self, names: Sequence[str], at: Array, prefix: str = "") -> list[Array]:
@@ -86,9 +85,8 @@ class RowsOfAdjacent:
         self, rings: AdjacentRings, following: Sequence[NextObservations], places: Array
     ) -> None:  # fmt: skip
         self._rings, self._following, self._ring_of = rings, following, places
-        self._ends = rings.ends()
-        self.stop = self._ends.stops.take(places)
-        self.is_dense = self._ends.is_dense
+        ends = rings.ends()
+        self.stop, self.is_dense = ends.stops.take(places), ends.is_dense
         self._laps, self._first = rings.laps(places), rings.first_rows(places)
 
     def take(self, names: Sequence[str], at: Array, prefix: str = "") -> list[Array]:
@@ -118,9 +116,9 @@ class RowsOfAdjacent:
         """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
         known, found, names = list[Array](), list[dict[str, Array]](), list[str]()
         for place, mine in groups(self._ring_of.take(which)):
-            source, head = self._rings.sources[place], self._ends.heads[place]
+            source = self._rings.sources[place]
             try:
-                here, values = self._following[place].find(source, last[which[mine]], head)
+                here, values = self._following[place].find(source, last[which[mine]], source.head)
             except RING_FAULTS:  # the look after the copy says so
                 continue
             if len(here):

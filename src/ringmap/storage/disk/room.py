@@ -43,8 +43,8 @@ class Room:
 
     @classmethod
     def of(cls, system: System, nbytes: int) -> Room | None:
-        """Return a room of so many bytes; None where the system has none to give."""
-        space = system.room(nbytes) if nbytes > 0 else None
+        """Return a room of so many bytes; None where the system has none to give, and for no bytes."""
+        space = system.room(nbytes)
         return None if space is None else cls(system, space)
 
     def put(self, fd: int, at: int, offset: int, nbytes: int, random: bool) -> bool:

@@ -338,12 +338,11 @@ class System(Forkable):
             return None
 
     def map_at(self, fd: int, address: int, offset: int, nbytes: int) -> bool:
-        """Map a byte range of a file at an address inside a `room`, for reading; return False if the system refuses.
+        """Map a byte range of a file at an address inside a `room`, for reading; return False if the system refuses, as it does
+        what does not begin at a page, and no bytes at all.
 
         The map ends with the room. The caller answers for the address: what was mapped there is gone.
         """
-        if not nbytes or offset % mmap.PAGESIZE or address % mmap.PAGESIZE:
-            return False
         import ctypes
 
         libc = ctypes.CDLL(None, use_errno=True)
