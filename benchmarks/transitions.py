@@ -316,7 +316,7 @@ def _priorities(place: Place) -> Table:
         bare = "ringmap, in a directory: draw and update alone"
         calls[bare] = _bare(folder / "bare", size, rng)
         table.add_all(in_turn(calls, place.size(60, 2, 20), burst=place.size(20, 2)))
-    table.bar(f"{bare}, median us", table.times[bare]["median"] * 1e6, at_most=300)
+    table.bar(f"{bare}, median us", table.times[bare]["median"] * 1e6, at_most=200)
     table.rank(next(iter(calls)))
     table.notes.append(
         "cpprb, TorchRL and rlox keep their trees in compiled code, in RAM; ours in a directory stores each update"
