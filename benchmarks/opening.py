@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
@@ -68,10 +70,59 @@ def run(place: Place) -> list[Table]:
     table.add_all(times)
     for row in list(times)[:-1]:
         table.bar(f"{row}, median s", table.times[row]["median"], at_most=0.5)
+    processes = {
+        "reader": ("r", 0.3), "writer": ("r+", 0.5), f"writer, after a kill {behind:,} episodes after the last sync": ("r+", 0.6),
+    }  # fmt: skip
+    alone = Table(f"{table.title}, in a new process, the import of ringmap included")
+    with place.folder() as folder:
+        path = folder / "buffer"
+        buffer = ReplayBuffer(max_steps=stored * STEPS, path=path, sync_every_s=0)
+        fill(buffer, states(STEPS), stored)
+        buffer.close()
+        taken = {
+            name: [_in_a_process(path, mode, behind if "kill" in name else 0) for _ in range(place.size(11, 2, 3))]
+            for name, (mode, _) in processes.items()
+        }  # fmt: skip
+    alone.add_all(taken)
+    for name, (_, most) in processes.items():
+        alone.bar(f"{name}, median s", alone.times[name]["median"], at_most=most)
+    alone.notes.append("without the start of the interpreter; NumPy is imported with ringmap")
     table.notes.append(
         "an opening after a reboot verifies the rows of what no sync vouches for: the last row has such"
     )
-    return [table]
+    return [table, alone]
+
+
+_OPEN = """
+import time
+began = time.perf_counter()
+import sys
+from ringmap import ReplayBuffer
+buffer = ReplayBuffer.open(sys.argv[1], sys.argv[2])
+count = buffer.num_episodes
+print(time.perf_counter() - began)
+"""
+
+_KILLED = """
+import os, sys
+from benchmarks.data import fill, states
+from ringmap import ReplayBuffer
+buffer = ReplayBuffer.open(sys.argv[1], "r+", sync_every_s=0)
+fill(buffer, states(int(sys.argv[3])), int(sys.argv[2]))
+os.kill(os.getpid(), 9)
+"""
+
+
+def _in_a_process(path: Path, mode: str, behind: int) -> float:
+    """Return the seconds of an opening in a new process; with `behind` after a writer of so many episodes was killed."""
+    if behind:
+        subprocess.run(
+            [sys.executable, "-c", _KILLED, str(path), str(behind), str(STEPS)], check=False
+        )
+    told = subprocess.run(
+        [sys.executable, "-c", _OPEN, str(path), mode], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return float(told.stdout)
 
 
 def _open(path: Path, mode: str, stored: int) -> float:
