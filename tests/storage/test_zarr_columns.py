@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringmap.errors import CorruptError, InputError
+from ringmap.storage.columns import codecs
 from ringmap.storage.columns.backends import Zarr, check_storage, choose
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.codecs import (
@@ -696,3 +697,16 @@ def test_a_label_that_was_changed_says_nothing(inside):
         body = json.loads(text)
         part_of(body)[name] = "another"
         assert read_zarr_label(json.dumps(body).encode()) is None
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 1000])
+def test_a_checksum_behind_its_bytes(length):
+    body = np.random.default_rng(length).bytes(length)
+    data = body + codecs._crc(body)
+    assert bytes(codecs._without_crc(data)) == body
+    for at in range(len(data)):
+        wrong = bytearray(data)
+        wrong[at] ^= 1 << at % 8
+        for bad in (bytes(wrong), data[:at]):
+            with pytest.raises(codecs.Undecodable):
+                codecs._without_crc(bad)
