@@ -303,8 +303,9 @@ class Reader(Handle):
         state = shown.seq, shown.tail, shown.head
         refuse_impossible(records, state, self.manifest, self.table.slots, self.paths.table)
         kept = are_live(records, shown.tail)
-        starts, lengths = records["start"][kept], records["length"][kept]
-        parts, ends = parts_of(records[kept]), ends_of(records)
+        live = records if kept.all() else records[kept]
+        starts, lengths = live["start"].copy(), live["length"].copy()
+        parts, ends = parts_of(live), ends_of(records)
 
         def take() -> None:
             if anew:

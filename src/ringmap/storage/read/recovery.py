@@ -263,10 +263,19 @@ def is_next(record: Record, tail: int, head: int, max_steps: int, slots: int) ->
 
 
 def broken_order(records: Array) -> list[str]:
-    """Return, in words, where consecutive records contradict themselves or each other."""
+    """Return, in words, where consecutive records contradict themselves or each other. O(records), vectorised."""
+    faults = dict[str, None]()
+    for at in range(
+        0, max(1, len(records)), BLOCK
+    ):  # while they are in the cache; each block begins with the last one's end
+        faults |= dict.fromkeys(_broken_order(records[max(0, at - 1) : at + BLOCK]))
+    return [*faults, *_faults_of(records, _broken_parts(records))]
+
+
+def _broken_order(records: Array) -> list[str]:
     heads = records["start"] + records["length"]
-    dropped, faults = records["flags"] & DROPPED, []
-    for what, bad in (
+    dropped = records["flags"] & DROPPED
+    return _faults_of(records, [
         ("starts before the head of the record before it", records["start"][1:] != heads[:-1]),
         (
             "has a smaller tail than the record before it",
@@ -277,8 +286,13 @@ def broken_order(records: Array) -> list[str]:
         ("has no steps", (records["length"] == 0) & (records["kind"] == EPISODE) & (dropped == 0)),
         ("has steps, but no episode", (records["length"] != 0) & (records["kind"] != EPISODE)),
         ("has a damaged flag", (dropped != 0) & (dropped != DROPPED)),
-        *_broken_parts(records),
-    ):
+    ])  # fmt: skip
+
+
+def _faults_of(records: Array, found: list[tuple[str, Array]]) -> list[str]:
+    """Return in words the first record of each fault; an array without the first record tells of the others."""
+    faults = []
+    for what, bad in found:
         if bad.any():
             at = int(np.argmax(bad)) + (len(records) - len(bad))
             faults.append(f"record {int(records['seq'][at])} {what}")

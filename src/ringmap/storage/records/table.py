@@ -328,14 +328,16 @@ class EpisodeTable:
                 "whatever says that they are stored is damaged; run ringmap.check on the buffer"
             )
         records = np.empty(max(0, last + 1 - first), RECORD)
+        valid = np.empty(len(records), np.bool_)
         at = 0
         while at < len(records):
             slot = (first + at) % self.slots
             run = self._read(slot, min(BLOCK, len(records) - at, self.slots - slot))
-            records[at : at + len(run)] = run
-            at += len(run)
-        valid = self._valid(records)
-        valid &= records["seq"] == np.arange(first, first + len(records), dtype=np.uint64)
+            stop = at + len(run)
+            numbers = np.arange(first + at, first + stop, dtype=np.uint64)
+            records[at:stop] = run
+            valid[at:stop] = self._valid(run) & (run["seq"] == numbers)  # while it is in the cache
+            at = stop
         return records, valid
 
     def write_many(self, records: Array) -> None:
