@@ -1,10 +1,12 @@
-"""Many rings read as one, beside one ring of the same rows, and beside a `ConcatDataset` over the rings.
+"""Collectors that write, and many rings read as one: beside a queue into one writer, one ring of the same rows, a `ConcatDataset`.
 
 What these numbers do not show: rings on several disks, and writers at work, which take cores.
 """
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from benchmarks.data import noise
 from benchmarks.place import Place
 from benchmarks.table import Table
 from benchmarks.timing import in_turn
+from benchmarks.writers import STATE, STEPS, queueing, writing
 from ringmap import ReplayBuffer
 from ringmap.data import ConcatDataset, ShardedReplayBuffer
 
@@ -25,9 +28,10 @@ ONE, CONCAT = "one ring", "ConcatDataset over the rings"
 
 
 def run(place: Place) -> list[Table]:
-    """Time looks at idle rings, and batches of pixels and of state vectors from many rings."""
+    """Time collectors, looks at idle rings, and batches of pixels and of state vectors from many rings."""
     with place.folder() as folder:
         return [
+            _inserts(place, folder / "inserts"),
             _looks(place, folder / "looks"),
             _batches(
                 place, folder / "pixels", "pixels", place.size((16,), (4,)), place.size(16_000, 640)
@@ -79,6 +83,49 @@ def _prove(batch: Mapping[str, Any]) -> None:
 def _drawing(concat: ConcatDataset) -> Callable[[], object]:
     rng, size = np.random.default_rng(0), len(concat)
     return lambda: concat.__getitems__(rng.integers(0, size, BATCH).tolist())
+
+
+def _inserts(place: Place, folder: Path) -> Table:
+    """Time collectors that do nothing but write: each to a ring of its own, or through a queue to one writer."""
+    count, episodes = place.size(8, 2), place.size(300, 2)
+    table = Table(
+        f"{count} collectors: {episodes} episodes of {STEPS} states of {STATE} floats each"
+    )
+    queue = multiprocessing.get_context("spawn").Queue(64)
+    one = ReplayBuffer(50 * STEPS, path=folder / "queue")
+    with contextlib.ExitStack() as stack:
+        rings = [stack.enter_context(writing(str(folder / "rings" / str(n)))) for n in range(count)]
+        senders = [stack.enter_context(queueing(queue)) for _ in range(count)]
+
+        def told(pipes: list[Any]) -> int:
+            return sum(pipe.recv() for pipe in pipes)
+
+        def by_rings() -> None:
+            for pipe in rings:
+                pipe.send(episodes)
+            assert told(rings) == count * episodes * STEPS
+
+        def by_queue() -> None:
+            for pipe in senders:
+                pipe.send(episodes)
+            for _ in range(count * episodes):
+                one.write_episode(queue.get())
+            assert told(senders) == count * episodes * STEPS
+
+        names = "a ring for each collector", "a queue into one writer"
+        times = in_turn(dict(zip(names, (by_rings, by_queue), strict=True)), place.size(10, 1))
+    table.add_all(times)
+    for name, taken in times.items():
+        table.fact(f"{name}: steps/s", round(count * episodes * STEPS / float(np.median(taken))))
+    table.faster(*names)
+    with ShardedReplayBuffer(folder / "rings", history_len=2) as buf:
+        for batch in (buf.sample(64), one.sample(64, history_len=2)):
+            assert (batch["step"][:, 0] + 1 == batch["step"][:, 1]).all()
+    one.close()
+    table.notes.append(
+        "the queue is that of multiprocessing, with room for 64 episodes; the writer is the process that reads it"
+    )
+    return table
 
 
 def _looks(place: Place, folder: Path) -> Table:

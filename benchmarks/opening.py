@@ -120,7 +120,10 @@ def _in_a_process(path: Path, mode: str, behind: int) -> float:
             [sys.executable, "-c", _KILLED, str(path), str(behind), str(STEPS)], check=False
         )
     told = subprocess.run(
-        [sys.executable, "-c", _OPEN, str(path), mode], check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _OPEN, str(path), mode],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     return float(told.stdout)
 

@@ -12,7 +12,6 @@ What these numbers do not show: hosts with a network between them, and more than
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from benchmarks.data import noise
 from benchmarks.place import Place
 from benchmarks.table import Table
 from benchmarks.timing import in_turn
+from benchmarks.writers import STATE, STEPS, Writer, writing
 from ringmap import ReplayBuffer
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -36,7 +36,7 @@ BATCH, HISTORY, LENGTH, AHEAD = 256, 4, 100, 4
 STORE_NBYTES = 600_000_000
 BARE, PLAIN, TORCHRL, RLLIB = "an actor that returns a ready batch", "an actor around our ReplayBuffer", "TorchRL RayReplayBuffer", "RLlib ReplayBuffer in an actor"  # fmt: skip
 PROCESSES, ACTORS = "processes that write rings", "actors that write rings"
-WRITERS, STEPS, STATE = 8, 100, 17
+WRITERS = 8
 ONE, TWO = "ringmap.ray, a reader on 1 node", "ringmap.ray, readers on 2 nodes"
 
 
@@ -88,8 +88,7 @@ def _inserts(ray: Any, folder: Path, place: Place) -> Table:
     ]
     with contextlib.ExitStack() as stack:
         pipes = [
-            stack.enter_context(_writing(str(folder / "processes" / str(n))))
-            for n in range(WRITERS)
+            stack.enter_context(writing(str(folder / "processes" / str(n)))) for n in range(WRITERS)
         ]
 
         def by_processes() -> int:
@@ -115,41 +114,6 @@ def _inserts(ray: Any, folder: Path, place: Place) -> Table:
         table.fact(f"{name}: steps/s", round(WRITERS * episodes * STEPS / float(np.median(taken))))
     table.faster(ACTORS, PROCESSES, at_least=0.9)
     return table
-
-
-class Writer:
-    """Writes episodes of states to a ring."""
-
-    def __init__(self, ring: str) -> None:
-        self._buffer = ReplayBuffer(50 * STEPS, path=ring)
-        states = np.random.default_rng(0).normal(size=(STEPS, STATE)).astype(np.float32)
-        self._episode = {"state": states, "reward": states[:, 0], "step": np.arange(STEPS)}
-
-    def write(self, episodes: int) -> int:
-        """Write so many; return the number of steps."""
-        for _ in range(episodes):
-            self._buffer.write_episode(self._episode)
-        return episodes * STEPS
-
-
-@contextlib.contextmanager
-def _writing(ring: str) -> Iterator[Any]:
-    """Start a process that writes when it is told how much, and end it."""
-    context = multiprocessing.get_context("spawn")  # a fork would have the threads of Ray
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=_write_when_told, args=(ring, theirs))
-    process.start()
-    try:
-        yield pipe
-    finally:
-        pipe.send(0)
-        process.join()
-
-
-def _write_when_told(ring: str, pipe: Any) -> None:
-    writer = Writer(ring)
-    while episodes := pipe.recv():
-        pipe.send(writer.write(episodes))
 
 
 def _judge(table: Table, times: dict[str, Array]) -> None:
