@@ -99,7 +99,10 @@ STRIKES = {"Ctrl-C": lambda buf: interrupt(), "handler": handler}
 
 
 @pytest.mark.parametrize("strike", STRIKES)
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(
+    "every",
+    [19, pytest.param(7, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.campaign)],
+)
 def test_a_draw_after_a_struck_one(fast, strike, every):
     faults, at, calls = faults_after(fast / "fleet", every, STRIKES[strike])
     assert not faults, at
