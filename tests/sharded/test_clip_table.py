@@ -1,4 +1,4 @@
-"""The clips of all rings, of which some draw by themselves because their episodes are in parts."""
+"""The table of the clips of all rings, with rings in parts, which draw their own clips."""
 
 import numpy as np
 import pytest

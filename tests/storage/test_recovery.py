@@ -84,3 +84,27 @@ def test_control_one_that_looks_at_less(monkeypatch):
     monkeypatch.setattr(recovery, "is_next", lax)
     with pytest.raises(AssertionError):
         test_what_is_taken_at_once_passes_the_whole_examination()
+
+
+BREAKS = {
+    "starts before the head": ("start", -1), "smaller tail": ("tail", -9), "tail beyond its head": ("tail", 10**6),
+    "damaged flag": ("flags", DROPPED & -DROPPED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 16_384])
+@pytest.mark.parametrize("what", BREAKS)
+def test_order_is_examined_across_blocks(monkeypatch, block, what):
+    """Each record is compared with the one before it, wherever blocks of records meet."""
+    monkeypatch.setattr(recovery, "BLOCK", block)
+    records = np.zeros(9, RECORD)
+    records["seq"], records["kind"], records["length"] = np.arange(1, 10), EPISODE, 5
+    records["start"] = np.arange(9) * 5 + 100
+    records["tail"] = np.arange(9) + 90
+    assert recovery.broken_order(records) == []
+    name, change = BREAKS[what]
+    for at in range(1, 9):
+        wrong = records.copy()
+        wrong[name][at] += change
+        faults = recovery.broken_order(wrong)
+        assert any(f.startswith(f"record {at + 1} ") and what in f for f in faults), faults

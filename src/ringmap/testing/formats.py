@@ -334,7 +334,7 @@ class FormatTests(DatasetTests):
         """`check` says whether an episode could be the first one of a new dataset; it opens and creates nothing."""
         writer = self.format.open_writer(self.path(tmp_path), **self.writer_options)
         if not isinstance(writer, EpisodeWriter):
-            pytest.skip("this format has no writer of ringmap's kind")
+            pytest.skip("the writer is not an EpisodeWriter: it has no `check`")
         writer.check(make_episode(0, 3))
         with pytest.raises(ValueError, match="where"):
             writer.check(make_episode(0, 3) | {"where": make_episode(0, 4)["where"]})

@@ -249,7 +249,7 @@ class NextObservations:
     ) -> None:  # fmt: skip
         """Put those that are in the data of a commit whose first row is at `start`.
 
-        `era`: in which the ordinal was assigned; `before`: where the call before it starts, of which a commit of version 1 counts the rows.
+        `era`: the era of the ordinal. `before`: the start of the call before it; a commit of version 1 counts rows from there.
         """
         apart = self._apart(source, era, ordinal, start)
         if not apart:

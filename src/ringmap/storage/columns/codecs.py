@@ -144,7 +144,7 @@ def _crc(data: bytes) -> bytes:
 
 def _without_crc(data: bytes) -> memoryview:
     """Return what stands before a checksum, without a copy, or raise Undecodable."""
-    if len(data) < _CRC_NBYTES or google_crc32c.value(data) != _WITH_ITS_CRC:
+    if google_crc32c.value(data) != _WITH_ITS_CRC:
         raise Undecodable("does not match its checksum")
     return memoryview(data)[:-_CRC_NBYTES]
 

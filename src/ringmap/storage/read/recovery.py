@@ -265,10 +265,9 @@ def is_next(record: Record, tail: int, head: int, max_steps: int, slots: int) ->
 def broken_order(records: Array) -> list[str]:
     """Return, in words, where consecutive records contradict themselves or each other. O(records), vectorised."""
     faults = dict[str, None]()
-    for at in range(
-        0, max(1, len(records)), BLOCK
-    ):  # while they are in the cache; each block begins with the last one's end
-        faults |= dict.fromkeys(_broken_order(records[max(0, at - 1) : at + BLOCK]))
+    for at in range(0, len(records), BLOCK):  # each is examined while it is in the cache
+        block = records[max(0, at - 1) : at + BLOCK]  # with the record before it
+        faults |= dict.fromkeys(_broken_order(block))
     return [*faults, *_faults_of(records, _broken_parts(records))]
 
 
