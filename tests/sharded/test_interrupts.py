@@ -89,10 +89,11 @@ def look(buf):
 
 
 def handler(buf):
-    try:
-        look(buf)
-    except RoleError as error:
-        assert "in the middle of another call" in str(error)
+    for call in (buf.refresh, lambda: buf.sample(8)):
+        try:
+            call()
+        except RoleError as error:
+            assert "in the middle of another call" in str(error)
 
 
 STRIKES = {"Ctrl-C": lambda buf: interrupt(), "handler": handler}
@@ -108,6 +109,42 @@ def test_a_draw_after_a_struck_one(fast, strike, every):
     assert not faults, at
     assert calls > 20
     print(f"\n{strike}: {calls:,} strikes")
+
+
+def test_an_interrupt_before_the_engine_is_told(fleet, monkeypatch):
+    """What it left undone is done at the next draw, not at the next look for new rings."""
+    fleet.ring("a")
+    fleet.write("a", 9)
+    buf = ShardedReplayBuffer(fleet.folder, history_len=3, seed=0)
+    fleet.ring("b")
+    fleet.write("b", 9)
+    members = buf.engine.members
+    whole = members._changed
+    monkeypatch.setattr(members, "_changed", lambda gone: interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        buf.refresh()
+    monkeypatch.setattr(members, "_changed", whole)
+    monkeypatch.setattr(members, "_take_turn", lambda now, scan: None)
+    prove(buf.sample(50), fleet.lengths, 3)
+    assert len(buf.engine.sources) == 2
+
+
+@pytest.mark.parametrize("call", ["sample", "refresh"])
+def test_a_look_in_the_middle_of_a_look_is_refused(fleet, monkeypatch, call):
+    fleet.ring("a")
+    fleet.write("a", 9)
+    buf, told = ShardedReplayBuffer(fleet.folder, history_len=3, seed=0), []
+    whole = buf.engine.members.rings.scan
+
+    def scan(*args, **options):
+        with pytest.raises(RoleError, match="in the middle of another call"):
+            buf.sample(3) if call == "sample" else buf.refresh()
+        told.append(call)
+        return whole(*args, **options)
+
+    monkeypatch.setattr(buf.engine.members.rings, "scan", scan)
+    buf.refresh()
+    assert told == [call]
 
 
 def test_control_looks_in_the_middle_of_a_look(fast, monkeypatch):

@@ -467,6 +467,23 @@ def test_many_threads_to_the_same_path(tmp_path):
     buffer.close()
 
 
+def test_another_one_that_ends_just_before_the_lock(tmp_path, monkeypatch):
+    """Its folder got its name, so that none is there to be locked."""
+    buffer, acquire = filled(tmp_path / "buf"), WriterLock.acquire
+
+    def late(lock):
+        if "unfinished" in lock.path:
+            os.rename(os.path.dirname(lock.path), tmp_path / "copy")
+            raise EnvironmentFault(errno.ENOENT, lock.path)  # of the file that was to be locked
+        acquire(lock)
+
+    monkeypatch.setattr(WriterLock, "acquire", late)
+    with pytest.raises(LockedError, match="ended just now"):
+        buffer.snapshot(tmp_path / "copy")
+    assert sorted(os.listdir(tmp_path)) == ["buf", "copy"]
+    buffer.close()
+
+
 def test_what_is_not_a_leftover_stays(tmp_path):
     buffer = filled(tmp_path / "buf")
     os.mkdir(tmp_path / LEFT)

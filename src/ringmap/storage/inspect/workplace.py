@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from ringmap.errors import ExistsError, InputError, LockedError
+from ringmap.errors import EnvironmentFault, ExistsError, InputError, LockedError
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.directory.entries import NAMES, Paths
 from ringmap.storage.disk.advice import clear_errors
@@ -86,8 +86,12 @@ def _held(disk: Disk, beside: str, folder: str, where: str) -> Iterator[None]:
             f"{where}: a copy to {folder} is being made by {describe(holder_of(Paths(beside).lock))}; "
             "wait for it, or choose another path"
         ) from None
-    except BaseException:
-        if set(disk.names(beside)) <= {LOCK}:
+    except BaseException as error:
+        if not disk.exists(beside) and isinstance(error, EnvironmentFault):
+            raise LockedError(
+                f"{where}: another copy to {folder} ended just now; look at what is there, and call it again"
+            ) from None
+        if disk.exists(beside) and set(disk.names(beside)) <= {LOCK}:
             disk.remove_folder(beside)
         raise
     try:
