@@ -164,5 +164,5 @@ def test_control_rings_that_are_replaced_one_name_after_the_other(fast, monkeypa
             members._told = rings
 
     monkeypatch.setattr(Members, "_adopt", adopt)
-    faults, _, _ = faults_after(fast / "fleet", 3, STRIKES["Ctrl-C"], FILES | {__file__})
+    faults, _, _ = faults_after(fast / "fleet", 1, STRIKES["Ctrl-C"], {__file__})
     assert faults
