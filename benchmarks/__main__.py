@@ -16,7 +16,7 @@ from benchmarks.place import Place
 
 NAMES = [
     "importing", "commit", "opening", "growth", "write", "sampling", "loading", "where", "workers", "cold", "codecs",
-    "pickling", "torn", "snapshot", "world", "calls", "transitions", "updates", "parts", "rollout", "recording", "formats", "dumping", "windows", "fleet", "viewer", "exits", "ray", "gpu",
+    "pickling", "torn", "safety", "snapshot", "world", "calls", "transitions", "updates", "parts", "rollout", "recording", "formats", "dumping", "windows", "fleet", "viewer", "exits", "ray", "gpu",
 ]  # fmt: skip
 
 HEADLINES = ["transitions", "sampling", "cold", "loading", "commit", "opening"]

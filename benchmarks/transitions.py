@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.place import Place
+from benchmarks.plots import rates
 from benchmarks.rivals import install_of
 from benchmarks.table import Table
 from benchmarks.timing import in_turn
@@ -66,7 +67,16 @@ def run(place: Place) -> list[Table]:
     """Time steps stored alone, priorities, adding and drawing with few and many lanes, and stacks of frames."""
     alone = [] if place.quick else [_alone(place)]
     frames = [] if place.quick else [_frames(place)]
-    return [*alone, _priorities(place), *_plain(place), *frames]
+    plain = _plain(place)
+    panels = {
+        table.title.partition(",")[0]: {
+            name: 1 / row["median"] for name, row in table.times.items()
+        }
+        for table in plain
+        if table.title.startswith("add")
+    }
+    rates(place.out / "storing.png", plain[-1], panels, "calls of add per second, medians")
+    return [*alone, _priorities(place), *plain, *frames]
 
 
 # -- the parties ---------------------------------------------------------------------------------
