@@ -228,10 +228,10 @@ def _plot(table: Table, frames: Table, sizes: list[int], place: Place) -> None:
     except ImportError:
         table.notes.append("no plot: matplotlib is not installed")
         return
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(5.2, 5.2), layout="constrained")
+    upper, lower = figure.subplots(2, 1)
     for axes, of, histories, unit, scale in (
-        (left, table, (1, HISTORY), "us", 1e6), (right, frames, (HISTORY,), "ms", 1e3),
+        (upper, table, (1, HISTORY), "us", 1e6), (lower, frames, (HISTORY,), "ms", 1e3),
     ):  # fmt: skip
         for history in histories:
             rows = [of.times[_row(n, history)] for n in sizes]
@@ -241,6 +241,6 @@ def _plot(table: Table, frames: Table, sizes: list[int], place: Place) -> None:
         axes.set(xscale="log", xlabel="episodes stored", ylabel=f"{unit} per batch", ylim=(0, None))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    left.set_title(f"state vectors, batch {BATCH}", fontsize="medium")
-    right.set_title(f"64x64x3 pixels, batch {BATCH}", fontsize="medium")
-    figure.savefig(place.out / "growth.png", dpi=110)
+    upper.set_title(f"state vectors, batch {BATCH}", fontsize="medium")
+    lower.set_title(f"64x64x3 pixels, batch {BATCH}", fontsize="medium")
+    figure.savefig(place.out / "growth.png", dpi=140)
