@@ -27,7 +27,7 @@ def test_collect(cli, rooms):
     words = ["rooms:make_world", "--path", "fleet", "--episodes", 3, "--max-steps", 100, "--policy", "rooms:POLICY", "-O", "fps=5"]  # fmt: skip
     done = cli("collect", *map(str, words), "--collectors", "1")
     assert (done.code, done.err) == (0, "")
-    assert done.out == "3 seeds played, each once; 1 ring in fleet hold 3 episodes, 18 steps.\n"
+    assert done.out == "3 seeds are played, each once; 1 ring in fleet hold 3 episodes, 18 steps.\n"
     buf = ShardedReplayBuffer("fleet")
     assert sorted(buf.get_episode_data()["seed"]) == [0, 1, 2]
     assert buf.fps == 5

@@ -1,6 +1,10 @@
 """What lies at a path."""
 
 import json
+import multiprocessing
+import os
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -47,6 +51,38 @@ def test_who_writes(cli, tmp_path):
     assert "  writer      alive: process " in cli("info", "open").out
     buffer.close()
     assert cli("info", "open", "--json").json["writer"]["alive"] is False
+
+
+def test_rows_that_are_not_committed_yet(cli, tmp_path):
+    begun = _add_in_a_child(tmp_path / "steps")
+    rest = "; the next writer commits them when it opens the buffer"
+    assert "  pending     3 rows not committed yet" in (alive := cli("info", "steps").out)
+    assert rest not in alive
+    os.kill(begun.pid, signal.SIGKILL)
+    begun.join()
+    assert f"  pending     3 rows not committed yet{rest}" in cli("info", "steps").out
+    with TransitionReplayBuffer.open(tmp_path / "steps", "r+", device=None) as buf:
+        assert len(buf) == 3
+        buf.close()
+    assert "pending" not in cli("info", "steps").out
+
+
+def _add_in_a_child(path):
+    """Add three transitions in a process that holds the buffer open; return the process."""
+    context = multiprocessing.get_context("spawn")
+    told, tell = context.Pipe(False)
+    begun = context.Process(target=_add_and_wait, args=(path, tell), daemon=True)
+    begun.start()
+    assert told.recv()
+    return begun
+
+
+def _add_and_wait(path, tell):
+    with TransitionReplayBuffer(10, (1,), device=None, path=path, sync_every_s=1e9) as buf:
+        for number in range(3):
+            buf.add([number], 0, 0.0, [number + 1], False)
+        tell.send(True)
+        time.sleep(600)
 
 
 def test_settings_and_codecs(cli, tmp_path):

@@ -42,7 +42,6 @@ from ringmap.clips.samplers.uniform import uniform
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
     ClipIndexError,
-    ClosedError,
     InputError,
     NoClipsError,
     ReadOnlyError,
@@ -187,7 +186,7 @@ class Engine(Forkable):
         """
         owned = self.sources[0]
         if self.is_closed:
-            raise ClosedError(f"{_WHERE}: the buffer {owned.folder} is closed; open it again")
+            raise owned.closed(_WHERE)
         if self._pid != os.getpid() and not owned.disk.volatile:
             owned = self._reopen()
         owned.recover_if_stale()

@@ -73,4 +73,4 @@ def collect(
         now = look_at(buffer)
         buffer.close()
         stored = f"{count(now.sum_of('episodes'), 'episode')}, {count(now.sum_of('steps'), 'step')}"
-        show(f"{count(episodes, 'seed')} played, each once; {count(len(now.shards), 'ring')} in {path} hold {stored}.")  # fmt: skip
+        show(f"{count(episodes, 'seed')} {'is' if episodes == 1 else 'are'} played, each once; {count(len(now.shards), 'ring')} in {path} hold {stored}.")  # fmt: skip

@@ -85,7 +85,9 @@ def _show_buffer(described: dict[str, Any], facts: Facts) -> None:
     gone = facts.steps_written - stored
     _fact("written", f"{count(facts.steps_written)} so far, of which {count(gone)} are gone")
     if facts.pending:
-        _fact("pending", f"{count(facts.pending, 'row')} not committed yet")
+        dead = facts.writer.alive is False
+        when = "; the next writer commits them when it opens the buffer" if dead else ""
+        _fact("pending", f"{count(facts.pending, 'row')} not committed yet{when}")
     if episodic and described["lengths"]:
         least, median, most = described["lengths"].values()
         _fact("lengths", f"{least:,} to {most:,}, median {median:,g}")
@@ -102,7 +104,7 @@ def _show_buffer(described: dict[str, Any], facts: Facts) -> None:
     )
     _fact("durability", f"{settings.get('durability')}: {synced}")
     most = described["nbytes_full"]
-    full = "" if most is None else f"; about {nbytes(most)} when full"
+    full = "" if most is None else f"; at most about {nbytes(most)}"
     _fact("on disk", f"{nbytes(described['nbytes'])}{full}")
     _fact("writer", _writer(facts.writer))
     _fact("uuid", facts.uuid)

@@ -652,7 +652,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
                 if (window.base, window.end) == seen:
                     return Drawn(window.positions(ids), weigh=weigh)
                 if not window.count:  # another thread cleared the buffer meanwhile
-                    raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
+                    raise self._too_few(where, size, 0)
                 numbers = ids + seen[0]
                 gone = (numbers < window.base) | (numbers >= window.end)
                 if gone.any():
@@ -662,7 +662,9 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
 
     @staticmethod
     def _too_few(where: str, size: int, count: int) -> InputError:
-        return InputError(f"{where}: batch_size={size}, but {count} transitions are stored")
+        return InputError(
+            f"{where}: batch_size={size}, but {count} transitions are stored; add more first, or draw fewer"
+        )
 
     # -- priorities, roles, state ------------------------------------------------------------
 

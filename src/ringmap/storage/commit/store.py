@@ -394,7 +394,7 @@ class Store(Handle):
     def _ready(self, where: str) -> CommitFiles:
         """Raise unless this handle may write now; recover first if an interrupt left it stale."""
         if self._closed:
-            raise ClosedError(f"{where}: the buffer {self.folder} is closed; open it again")
+            raise self.closed(where)
         if self._child:
             raise ReadOnlyError(
                 f"{where}: this process was forked from the writer and only reads; {self.folder} is "

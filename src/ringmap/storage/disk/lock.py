@@ -115,8 +115,8 @@ class WriterLock:
             lock.acquire()
         except Timeout:
             raise LockedError(
-                f"{self._folder}: is being written by {describe(holder_of(self.path))}; open it with "
-                "ReplayBuffer.open(path, mode='r') to read, or close the other one"
+                f"{self._folder}: is being written by {describe(holder_of(self.path))}; open it with mode='r' "
+                "to read, or close the other one"
             ) from None
         except OSError as error:
             raise EnvironmentFault(error.errno, f"{self.path}: {_why_not(error)}") from error

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ringmap.errors import ClipIndexError, CorruptError, RoleError
+from ringmap.errors import ClipIndexError, ClosedError, CorruptError, RoleError
 from ringmap.storage.columns.changed import Changes
 from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.rows import Rows, sum_of
@@ -115,6 +115,12 @@ class Handle:
     def is_poisoned(self) -> bool:
         """Whether a sync failed, so that this handle no longer writes. Always False for a reader."""
         return False
+
+    def closed(self, where: str) -> ClosedError:
+        """Return the error of a call on a closed buffer."""
+        if self.disk.volatile:
+            return ClosedError(f"{where}: the buffer in RAM was closed, and its rows are gone; make another one, or give it a path")  # fmt: skip
+        return ClosedError(f"{where}: the buffer {self.folder} is closed; open it again")
 
     def refuse_within(self, where: str) -> None:
         """Raise in the middle of another call of the same thread that this one would disturb. A reader has no such calls."""
