@@ -207,9 +207,9 @@ def one_look() -> Iterator[None]:
         return -1
 
     with (
-        mock.patch.object(Handle, "newest_tail", before_all),
-        mock.patch.object(Reader, "newest_tail", before_all),
-        mock.patch.object(Store, "newest_tail", before_all),
+        mock.patch.object(Handle, "shown_tail", before_all),
+        mock.patch.object(Reader, "shown_tail", before_all),
+        mock.patch.object(Store, "shown_tail", before_all),
     ):
         yield
 

@@ -305,30 +305,30 @@ def test_what_is_no_good_is_lost(three):
 def test_a_commit_while_tails_are_read(three, monkeypatch):
     """It is seen at the next look, also by a ring whose tail was read before it."""
     never_due(monkeypatch)
-    rings, real, left = beside(open_all(three)), Reader.newest_tail, [lap]
+    rings, real, left = beside(open_all(three)), Reader.shown_tail, [lap]
 
-    def newest_tail(reader):
+    def shown_tail(reader):
         found = real(reader)
         while left:
             left.pop()(three)
         return found
 
-    monkeypatch.setattr(Reader, "newest_tail", newest_tail)
+    monkeypatch.setattr(Reader, "shown_tail", shown_tail)
     assert rings.lost(EVERY, OLDEST).tolist() == [False, True, True]
     assert rings.lost(EVERY, OLDEST).all()
 
 
 def test_a_ring_that_failed_is_looked_at_again(three, monkeypatch):
     never_due(monkeypatch)
-    rings, real = beside(open_all(three)), Reader.newest_tail
+    rings, real = beside(open_all(three)), Reader.shown_tail
     fails = [rings.sources[1]]
 
-    def newest_tail(reader):
+    def shown_tail(reader):
         if reader in fails:
             raise OSError(5, "Input/output error")
         return real(reader)
 
-    monkeypatch.setattr(Reader, "newest_tail", newest_tail)
+    monkeypatch.setattr(Reader, "shown_tail", shown_tail)
     for _ in range(2):
         assert rings.lost(EVERY, NEWEST).tolist() == [False, True, False]
     fails.clear()
@@ -468,8 +468,8 @@ def test_processors_that_do_not_order_loads(three, monkeypatch):
     assert States([ring.source for ring in buf.engine.members.open]).glance() is None
     prove(buf.sample(100), three.lengths, 3)
     Striking(monkeypatch, AdjacentColumn, lambda: lap(three), 2)
-    looks, real = [], Reader.newest_tail
-    monkeypatch.setattr(Reader, "newest_tail", lambda self: (looks.append(1), real(self))[1])
+    looks, real = [], Reader.shown_tail
+    monkeypatch.setattr(Reader, "shown_tail", lambda self: (looks.append(1), real(self))[1])
     prove(buf.sample(300), three.lengths, 3)
     assert buf.num_redraws > 100
     assert len(looks) >= 3

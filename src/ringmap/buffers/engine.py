@@ -219,7 +219,7 @@ class Engine(Forkable):
     @property
     def episodes(self) -> StoredEpisodes:
         """The stored episodes of the ring, read whole."""
-        self.source  # noqa: B018 - a fork or an interrupt may have made another
+        self.source.pulse.begin()  # of the ring as it is after a fork or an interrupt
         self.settle(_WHERE)
         return self._episodes[0]
 

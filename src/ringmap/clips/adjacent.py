@@ -25,6 +25,7 @@ from ringmap.storage.read.handle import Handle, Pulse
 from ringmap.storage.read.reader import HELD_S
 from ringmap.storage.read.states import States
 from ringmap.storage.ring.extremes import all_true, lowest
+from ringmap.storage.ring.integers import NOWHERE
 
 __all__ = ["RING_FAULTS", "AdjacentRings", "Ends"]
 
@@ -35,8 +36,6 @@ RING_FAULTS = (ReplacedError, ClosedError, DamageError, OSError)
 
 _NOT_SEEN = object()
 """Differs from every state: a ring whose tail is read at each look."""
-
-_GONE = np.iinfo(np.int64).max
 
 
 class _Reads(Protocol):
@@ -111,7 +110,7 @@ class AdjacentRings:
         self._glances = [source.glance for source in self.sources]
         self._states = States(self.sources)
         never = [_NOT_SEEN] * len(held)
-        self._known = _Tails(None, never, np.full(len(held), _GONE), 0.0)
+        self._known = _Tails(None, never, np.full(len(held), NOWHERE), 0.0)
         self._memory = _Memory(None, False, False)
         self._ends: Ends | None = None
 
@@ -214,6 +213,8 @@ class AdjacentRings:
             good: as for `read_live.lost`.
         """
         live: Array = oldest >= self._tails().tails.take(places)
+        if self._pulse.is_broken:
+            live[:] = False
         if good is not None:
             live &= good
         return None if all_true(live) else ~live
@@ -235,9 +236,9 @@ class AdjacentRings:
                 continue
             try:
                 # The state was seen before this: one that comes in between differs from it at the next look.
-                tails[place] = self.sources[place].newest_tail()
+                tails[place] = self.sources[place].shown_tail()
             except RING_FAULTS:
-                tails[place], kept[place], sweep = _GONE, _NOT_SEEN, None
+                tails[place], kept[place], sweep = NOWHERE, _NOT_SEEN, None
         until = now + HELD_S if is_due else known.until
         found = self._known = _Tails(sweep, kept, tails, until)
         return found

@@ -85,7 +85,7 @@ class RingRows:
         self._source, self._rows = source, source.rows
         self.names: Collection[str] = source.rows.by_name
         self.size = source.rows.ring.rows
-        self.key = source if source.rows.changes is None else None
+        self.key = source.history if source.rows.changes is None else None
         self.memory: AbstractContextManager[Any] = source.memory
         self.newest_tail = source.newest_tail
 

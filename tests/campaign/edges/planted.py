@@ -147,7 +147,7 @@ def forgets():
 def one_look():
     """Rows are handed out without a second look at what was evicted meanwhile."""
     for kind in (Handle, Store, Reader):
-        kind.newest_tail = lambda source: 0
+        kind.shown_tail = lambda source: 0
 
 
 def other_label():

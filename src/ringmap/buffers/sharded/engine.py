@@ -237,7 +237,7 @@ class ShardEngine(Engine):
         refuse_if_mine(self.members.lock, f"{_WHERE}.sample")
         self.check_open()
         self.moments.clear()
-        self.members.follow()
+        self._follow()
         if self.retiring is not None:
             self._retire_due(self.retiring)
         self._draw_apart()
@@ -251,10 +251,16 @@ class ShardEngine(Engine):
         refuse_if_mine(self.members.lock, f"{_WHERE}.refresh")
         self.check_open()
         self.moments.clear()
-        changed = self.members.follow(scan=True)
+        changed = self._follow(scan=True)
         if self.retiring is not None:
             self._next_retiring = 0.0
             changed |= self._retire_due(self.retiring)
+        return changed
+
+    def _follow(self, scan: bool = False) -> bool:
+        """Catch up with every ring, holding no positions; see `Members.follow`."""
+        changed = self.members.follow(scan)
+        self.pulse.begin()
         return changed
 
     def _retire_due(self, retiring: Retiring) -> bool:
@@ -440,7 +446,7 @@ class ShardEngine(Engine):
             return len(which)
 
         def redraw() -> None:
-            self.members.follow()
+            self._follow()
             positions[which] = self.starting(positions[which], cut)
 
         if found is None:

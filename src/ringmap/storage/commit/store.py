@@ -1294,7 +1294,7 @@ class Store(Handle):
         for thread in threads:
             thread.join()  # with no lock held: it may be waiting for one
 
-    def newest_tail(self) -> Position:
+    def shown_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now.
 
         Raises:

@@ -41,27 +41,54 @@ from ringmap.storage.records.table import (
     ends_of,
     parts_of,
 )
-from ringmap.storage.ring.integers import ORIGIN, Ordinal, Position
+from ringmap.storage.ring.integers import NOWHERE, ORIGIN, Ordinal, Position
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.mutable import MutableValues
 
-__all__ = ["Handle", "Pulse", "is_mine", "refuse_if_mine", "tail_of"]
+__all__ = ["Handle", "History", "Pulse", "is_mine", "refuse_if_mine", "tail_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Pulse:
-    """When the memory of some handles changed: `last` is another object after each change of any of them."""
+    """When the memory of some handles changed: `last` is another object after each change of any of them.
 
-    __slots__ = ("last",)
+    After a failed sync the next writer may continue from an earlier state: the history breaks, and other episodes come to positions that a
+    thread looked up before. Whatever it reads there is lost, until it begins to look up positions anew.
+    """
+
+    __slots__ = ("_broke", "_known", "last")
 
     def __init__(self) -> None:
         self.last = object()
+        self._broke: object | None = None
+        self._known = threading.local()
 
     def beat(self) -> None:
         """Record a change. Threads need no lock: an object is never made twice, as a number would be."""
         self.last = object()
+
+    def break_history(self) -> None:
+        """Record that the history breaks. Call it before memory changes."""
+        self._broke = object()
+
+    def begin(self) -> None:
+        """Record that this thread holds no positions, and looks them up from now on."""
+        if self._broke is not None:
+            self._known.broke = self._broke
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the history broke since this thread began."""
+        broke = self._broke
+        return broke is not None and getattr(self._known, "broke", None) is not broke
+
+
+class History:
+    """As long as it is that of a handle, the same rows stand at the same positions; see `Pulse`."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Handle:
@@ -79,6 +106,7 @@ class Handle:
         self.memory = threading.RLock()
         self.pulse = Pulse()
         """Beats when a reader's live episodes or rows change. Handles that are read as one share it."""
+        self.history = History()
         self.rows: Rows | None = None
         self.values: MutableValues | None = None
         self._over: Callable[[Handle], Changes] | None = None
@@ -140,9 +168,20 @@ class Handle:
         """Catch up with the writer; tell whether anything changed."""
         return False
 
-    def newest_tail(self) -> Position:
-        """Return the position below which rows may have been overwritten by now."""
+    def shown_tail(self) -> Position:
+        """Return the position below which rows may have been overwritten by now, if the history did not break."""
         return self.tail
+
+    def newest_tail(self) -> Position:
+        """Return the position below which rows that this thread looked up may have been overwritten by now.
+
+        Raises:
+            ClosedError, ReplacedError, CorruptError: it is not known.
+        """
+        tail = self.shown_tail()
+        return (
+            NOWHERE if self.pulse.is_broken else tail
+        )  # in this order: the history breaks before memory changes
 
     @property
     def is_held(self) -> bool:
@@ -376,6 +415,6 @@ def tail_of(handle: Handle) -> Callable[[], int]:
 
     def tail() -> int:
         alive = known()
-        return 0 if alive is None else alive.newest_tail()
+        return 0 if alive is None else alive.shown_tail()
 
     return tail

@@ -25,7 +25,7 @@ from ringmap.storage.directory.opening import hold, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.disk.room import Room
-from ringmap.storage.read.handle import Handle
+from ringmap.storage.read.handle import Handle, History
 from ringmap.storage.read.recovery import (
     Progress,
     RecoveredState,
@@ -200,6 +200,11 @@ class Reader(Handle):
             self.recover_if_stale()
             return False
         self._check_held()
+        changed = self._catch_up()
+        self.pulse.begin()
+        return changed
+
+    def _catch_up(self) -> bool:
         for _ in range(_TRIES):
             shown = self._look()
             if shown.seq == self._shown.seq and shown.era == self._shown.era:
@@ -254,7 +259,7 @@ class Reader(Handle):
             )
         return shown
 
-    def newest_tail(self) -> Position:
+    def shown_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now. Without a system call, if the state is mapped.
 
         Raises:
@@ -367,6 +372,9 @@ class Reader(Handle):
     def _change_to(self, shown: State, take: Callable[[], None]) -> None:
         """Change memory to the shown state."""
         with self.memory:
+            if shown.era != self._shown.era and not self._is_stored_still():
+                self.pulse.break_history()
+                self.history = History()
             self._shown = _BETWEEN
             take()
             self._shown = shown

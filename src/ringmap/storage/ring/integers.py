@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from typing import NewType
 
-__all__ = ["ORIGIN", "ClipId", "ClipNumber", "Ordinal", "Position", "Slot"]
+__all__ = ["NOWHERE", "ORIGIN", "ClipId", "ClipNumber", "Ordinal", "Position", "Slot"]
 
 Position = NewType("Position", int)
 """Of a step, counted from the first one ever stored: for life, in every process."""
 
 ORIGIN = Position(0)
 """Of the first step ever stored."""
+
+NOWHERE = Position((1 << 63) - 1)
+"""Beyond all steps: as a tail, it says that every row is lost."""
 
 Slot = NewType("Slot", int)
 """Of a row in the columns: position % rows."""
