@@ -79,7 +79,7 @@ def _writes(
                 fill(buffer, source(), episodes)
             ways[name] = partial(_write_next, buffer, source()), without
         ways[COPY] = _copies(source(), episodes), contextlib.nullcontext
-        times = _in_turn(ways, place.size(200, 2), burst)
+        times = _in_turn(ways, place.size(400, 2), burst)
         _prove(rings[DEFAULT], folder / "default", len(times[DEFAULT]) + burst, source())
     table.add_all(times)
     for name in (POWER, DEFAULT, NO_SYNCS, NO_CHECKSUMS):
@@ -136,7 +136,7 @@ def _write_next(buffer: ReplayBuffer, episodes: Iterator[dict[str, Array]]) -> N
 
 def _copies(source: Iterator[dict[str, Array]], episodes: int) -> Callable[[], None]:
     first = next(source)
-    rows = {name: np.zeros((episodes, *values.shape), values.dtype) for name, values in first.items()}  # fmt: skip
+    rows = {name: np.stack([values] * episodes) for name, values in first.items()}
     places = cycle(range(episodes))
 
     def copy() -> None:
