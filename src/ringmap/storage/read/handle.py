@@ -147,7 +147,7 @@ class Handle:
     def closed(self, where: str) -> ClosedError:
         """Return the error of a call on a closed buffer."""
         if self.disk.volatile:
-            return ClosedError(f"{where}: the buffer in RAM was closed, and its rows are gone; make another one, or give it a path")  # fmt: skip
+            return ClosedError(f"{where}: the buffer in RAM is closed, and its rows are gone; make another one, or give it a path")  # fmt: skip
         return ClosedError(f"{where}: the buffer {self.folder} is closed; open it again")
 
     def refuse_within(self, where: str) -> None:
