@@ -367,7 +367,11 @@ class _Other:
 def test_a_closed_buffer_raises_a_clear_error(buffer, use):
     buf = buffer(max_steps=20)
     buf.write_episode(episode(0, 3))
-    said = "buffer in RAM is closed, and its rows are gone" if buf.path is None else r"buffer .* is closed; open it again"
+    said = (
+        "buffer in RAM is closed, and its rows are gone"
+        if buf.path is None
+        else r"buffer .* is closed; open it again"
+    )
     buf.close()
     files = buffer.files()
     with pytest.raises(ClosedError, match=said):
