@@ -114,7 +114,7 @@ def _sampled(results: Path) -> list[list[str]]:
             "one thread:.*pixels",
             _clips,
         ),
-        ("the same clips, all cores", "all .*pixels", _clips),
+        ("`sample(256)` of these clips, all cores", "all .*pixels", _clips),
     ):
         times = _Times(results, "sampling", title)
         rows.append([what, told(times.of("ringmap")), times.beside("ringmap")])
