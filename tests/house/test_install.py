@@ -66,7 +66,9 @@ for call in {[call for _, call in CALLS]!r}:
         os._exit(0)
     os.wait()
 """
-    said = run(PYTHON, "-c", program, cwd=tmp_path).splitlines()
+    # From 3.12 on Python warns of a fork beside a thread.
+    quiet = "-W", "ignore::DeprecationWarning"
+    said = run(PYTHON, *quiet, "-c", program, cwd=tmp_path).splitlines()
     for (extra, call), line in zip(CALLS, said, strict=True):
         assert f'pip install "ringmap[{extra}]"' in line, (call, line)
 
