@@ -196,6 +196,8 @@ def interrupted(at):
         code, seen = frame.f_code, (None, None)
         if "ringmap/storage" not in code.co_filename and not code.co_filename.endswith("buffers/replay.py"):  # fmt: skip
             return None
+        if code.co_name == "__del__":  # Python goes on after what it raises
+            return None
         frame.f_trace_opcodes = True
 
         def local(frame, event, _):
