@@ -4,6 +4,7 @@ Random scripts of such calls are part of test_power, by `JoinedSession`.
 """
 
 import errno
+import gc
 import os
 import sys
 
@@ -213,6 +214,7 @@ def interrupted(at):
         return local
 
     before = sys.gettrace()
+    gc.disable()  # what it finalizes is of other tests
     sys.settrace(enter)
     try:
         together(buf)
@@ -220,6 +222,7 @@ def interrupted(at):
         pass
     finally:
         sys.settrace(before)
+        gc.enable()
     known = step_of(look(buf))
     buf.write_episode(episode(10, 2))
     seen = look(buf)
