@@ -54,8 +54,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Pulse:
     """When the memory of some handles changed: `last` is another object after each change of any of them.
 
-    After a failed sync the next writer may continue from an earlier state: the history breaks, and other episodes come to positions that a
-    thread looked up before. Whatever it reads there is lost, until it begins to look up positions anew.
+    After a failed sync the next writer may continue from an earlier state, and store other episodes at the same positions: the history
+    breaks. A thread that looked up positions before that reads them again, from the new state.
     """
 
     __slots__ = ("_broke", "_known", "last")
@@ -179,9 +179,8 @@ class Handle:
             ClosedError, ReplacedError, CorruptError: it is not known.
         """
         tail = self.shown_tail()
-        return (
-            NOWHERE if self.pulse.is_broken else tail
-        )  # in this order: the history breaks before memory changes
+        # After the tail: a history breaks before memory changes.
+        return NOWHERE if self.pulse.is_broken else tail
 
     @property
     def is_held(self) -> bool:

@@ -15,9 +15,9 @@ before it returned.
 
 Obligations: rows are copied, since a view of a map changes later. Positions keep their meaning through a
 refresh, a restart of the writer and a recovery; ordinals and row numbers do not, so each try looks the positions up
-again. A recovery after a failed sync may find an earlier state, and other episodes come to positions that were known: all that a
-thread has looked up by then is lost (`Pulse.break_history`), also if another thread refreshes first. Whether a row is valid in other ways (it lies in a window, it has a next observation) is checked in addition to
-the look, never instead of it.
+again. The exception: a recovery after a failed sync may find an earlier state, and other episodes are stored at known positions. Then all
+that a thread looked up before is lost (`Pulse.break_history`), also if another thread refreshes first. Whether a row is valid in other
+ways (it lies in a window, it has a next observation) is checked in addition to the look, never instead of it.
 
 Invariants: returned rows were live during their copy; a reader gives up after `MOST` consecutive looks without
 progress (fewer rows left to read), never earlier.
