@@ -23,6 +23,7 @@ from ringmap.errors import (
     ReadOnlyError,
     UnknownFormatError,
 )
+from ringmap.storage.read.handle import Handle
 from tests.disks import FaultyDisk, kill
 from tests.tiers import few
 
@@ -478,6 +479,7 @@ def test_without_carrying_forward_labels_are_lost(make, monkeypatch):
     buf.relabel([0], better(1))
     for turn in range(40):
         buf.relabel([1], better(turn % 10))
+    monkeypatch.setattr(Handle, "retry_s", 0)
     with pytest.raises(LappedError):
         stored(buf)
 

@@ -19,6 +19,7 @@ from ringmap.errors import (
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.npy import HEADER_NBYTES
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import RECORD
 from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored
 from tests.crash.recording import Machine
@@ -203,6 +204,7 @@ def test_no_torn_clip_even_when_the_ring_laps_the_reader(writer, reader, monkeyp
 
 
 def test_lapped_ten_times_in_a_row(writer, reader, monkeypatch):
+    monkeypatch.setattr(Handle, "retry_s", 0)
     lap(writer, monkeypatch, 100)
     with pytest.raises(LappedError, match="raise max_steps") as raised:
         reader.sample(30)

@@ -1,6 +1,7 @@
 """`buf.update`: values of stored steps change, for every reader, and for nothing else."""
 
 import contextlib
+import errno
 import os
 import pickle
 import shutil
@@ -588,3 +589,33 @@ def test_values_of_sequences_go_to_their_own_steps(commit_every, tmp_path):
     known = latent.any(1)
     assert known.sum() > 500
     assert (latent[known] == obs[known] + 1).all()
+
+
+def test_a_read_error_in_the_background_keeps_no_flush_waiting(tmp_path):
+    """After an interrupted update a sync first reads which values are the newest."""
+    disk = FaultyDisk()
+    buf = make(tmp_path / "buf", disk=disk, reads="pread")
+    write(buf, 1)
+    ids = np.arange(5)
+    buf.update(ids, {"label": ids})
+    buf.flush()
+    disk.fail(1, KeyboardInterrupt(), only="write")
+    with pytest.raises(KeyboardInterrupt):
+        buf.update(ids, {"label": ids + 10})
+    disk.lift()
+    store, read = buf.engine.owned, disk.system.pread_into
+
+    def broken(fd, room, offset):
+        raise OSError(errno.EIO, "bad sector")
+
+    disk.system.pread_into = broken
+    with pytest.raises(OSError, match="values can't be read"):
+        store.sync_in_background()
+    disk.system.pread_into = read
+    flushed = threading.Thread(target=buf.flush, daemon=True)
+    flushed.start()
+    flushed.join(20)
+    assert not flushed.is_alive(), "it waits for a sync that has ended"
+    buf.close()
+    again = ReplayBuffer.open(tmp_path / "buf")
+    assert set(again.load_episode(0)["label"][:5].tolist()) <= {*range(5), *range(10, 15)}

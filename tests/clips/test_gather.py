@@ -39,6 +39,8 @@ class Stage:
     `step` holds each row's own position, `action` twice that.
     """
 
+    retry_s = 0
+
     def __init__(self, max_steps=20, spare=5, action=()):
         self.ring = Ring(max_steps, spare)
         specs = [

@@ -7,8 +7,12 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
-from ringmap.errors import LappedError
+from ringmap.errors import CorruptError, LappedError
+from ringmap.storage.read import read_live
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import MOST, look_again
+from ringmap.storage.records.state import SLOT_NBYTES, StateFile
+from tests.disks import FaultyDisk
 
 
 def write(buf, number, steps=10):
@@ -114,11 +118,11 @@ def test_an_episode_is_the_one_that_was_asked_for_when_the_writer_was_restarted(
 # -- patience --------------------------------------------------------------------------------------
 
 
-def read(attempt, refresh=lambda: None, **options):
-    look_again(attempt, refresh, "here", "do this", **options)
+def read(attempt, refresh=lambda: None, retry_s=0, **options):
+    look_again(attempt, refresh, "here", "do this", retry_s=retry_s, **options)
 
 
-LAPPED = f"here: the writer overtook this reader {MOST} times in a row; do this"
+LAPPED = f"here: the writer overtook this reader {MOST} times in a row, for 0 s; do this"
 
 
 def test_ten_looks_in_vain_are_too_many():
@@ -137,6 +141,22 @@ def test_an_attempt_of_the_caller_counts():
     with pytest.raises(LappedError, match=LAPPED):
         read(lambda: next(given), left=4)
     read(lambda: pytest.fail("there was nothing left"), left=0)
+
+
+def test_a_reader_without_a_processor_tries_for_seconds_however_often(monkeypatch):
+    """Ten looks pass in milliseconds beside a writer that laps a small ring again and again."""
+    now, lefts = [0.0], iter([5] * 500)
+    monkeypatch.setattr(read_live.time, "monotonic", lambda: now[0])
+
+    def refresh():
+        now[0] += 0.01
+
+    with pytest.raises(LappedError, match="50[0-2] times in a row, for 5 s; do this"):
+        read(lambda: next(lefts, 5), refresh, retry_s=5)
+    lefts = iter([5] * 450)
+    read(lambda: next(lefts, 0), refresh, retry_s=5)
+    lefts = iter([*[5] * 450, *[4] * 450])  # progress: the seconds begin again
+    read(lambda: next(lefts, 0), refresh, retry_s=5)
 
 
 class Losing:
@@ -173,6 +193,93 @@ def test_a_batch_that_gets_no_smaller_is_given_up(monkeypatch):
     buf = ReplayBuffer(100_000, seed=0)
     buf.write_episode({"step": np.arange(100_000)})
     losing = Losing(monkeypatch, buf, [32] * 1000)
+    monkeypatch.setattr(Handle, "retry_s", 0)
     with pytest.raises(LappedError, match="10 times in a row"):
         buf.sample(32)
     assert losing.rounds == MOST
+
+
+# -- beside a writer that is far ahead -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reads", ["map", "pread"])
+def test_records_that_were_overwritten_hide_none_that_is_live(tmp_path, reads):
+    """The reader was not refreshed since: half of the records that it knows are others now, and so are the ones that a search meets first."""
+    writer = ReplayBuffer(200, path=tmp_path / "buf", spare_rows=8, sync_every_s=0)
+    for number in range(200):
+        write(writer, number, 1)
+    reader = ReplayBuffer.open(tmp_path / "buf", reads=reads)
+    for number in range(200, 372):
+        write(writer, number, 1)
+    for number in range(172, 200):
+        assert numbers([reader.load_episode(number)]) == [number]
+        assert reader.get_episode_data(number)["number"] == [number]
+    writer.close()
+
+
+def test_a_search_that_meets_a_record_in_mid_write_misses_none(tmp_path, monkeypatch):
+    writer = restarted(tmp_path / "buf", 0)
+    reader = ReplayBuffer.open(tmp_path / "buf")
+    table = type(reader.engine.source.table)
+    monkeypatch.setattr(table, "_is_before", lambda table, seq, start: seq == 5 or seq < 2)
+    assert [numbers([reader.load_episode(n)]) for n in range(10)] == [[n] for n in range(10)]
+    monkeypatch.setattr(table, "search", lambda *_: None)  # a control
+    with pytest.raises(CorruptError, match="a live record is damaged"):
+        reader.load_episode(0)
+    writer.close()
+
+
+def test_a_look_whose_second_half_is_three_states_later_is_no_old_copy(tmp_path, monkeypatch):
+    """While a reader opens, the writer stores three episodes between the halves of one read of state.bin, and is in the middle of a fourth."""
+    writer = restarted(tmp_path / "buf", 0)
+    table, whole, mixed = type(writer.engine.owned.table), StateFile.data, []
+    find, struck = table.read, []
+
+    def data(file):
+        return mixed.pop() if mixed else whole(file)
+
+    def read(records, seq):
+        if not struck:
+            struck.append(seq)
+            file = writer.engine.owned.files.state_file
+            before = whole(file)
+            for number in range(10, 13):
+                write(writer, number)
+            after = whole(file)
+            newest = writer.engine.owned.files.state.generation % 2 * SLOT_NBYTES
+            torn = after[newest : newest + 40] + before[newest + 40 : newest + SLOT_NBYTES]
+            mixed.append(before[:newest] + torn + before[newest + SLOT_NBYTES :])
+        return find(records, seq)
+
+    monkeypatch.setattr(StateFile, "data", data)
+    monkeypatch.setattr(table, "read", read)
+    reader = ReplayBuffer.open(tmp_path / "buf")
+    assert struck
+    assert not mixed
+    reader.refresh()
+    assert numbers(reader.episodes()) == list(range(3, 13))
+    writer.close()
+
+
+def test_a_full_table_keeps_the_records_that_the_shown_state_names(tmp_path):
+    """Parts and their ends fill the table before steps fill the rows: a writer may be killed before it shows each state."""
+    opened = []
+
+    class Opening(FaultyDisk):
+        def before(self, change, path, *details):
+            if change == "write" and path.endswith("state.bin") and writer:
+                with ReplayBuffer.open(tmp_path / "buf") as reader:
+                    opened.append(reader.num_episodes)
+
+    writer = []
+    writer.append(
+        ReplayBuffer(200, path=tmp_path / "buf", spare_rows=8, sync_every_s=0, disk=Opening())
+    )
+    for number in range(150):
+        streamed = writer[0].begin_episode(commit_every=1)
+        streamed.append({"step": number})
+        streamed.finish(terminated=True)
+    store = writer[0].engine.owned
+    assert store.seq > store.table.slots, "the table is full"
+    assert len(opened) >= 300
+    writer.pop().close()

@@ -24,6 +24,7 @@ from ringmap.storage.columns import zarr
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.zarr import ZarrColumn
+from ringmap.storage.read.handle import Handle
 from tests.tiers import few
 
 RINGS = {
@@ -147,6 +148,7 @@ def test_only_what_was_evicted_is_redrawn(fast, monkeypatch, role, storage):
 def test_a_reader_lapped_time_after_time_says_so(fast, monkeypatch, role, storage):
     writer, who = two_handles(fast / "buf", role, storage)
     Striking(monkeypatch, writer, episodes=60, times=10)
+    monkeypatch.setattr(Handle, "retry_s", 0)
     with pytest.raises(LappedError, match="raise max_steps"):
         who.sample(32)
     assert num_torn(who.sample(32)) == 0

@@ -356,7 +356,7 @@ class Engine(Forkable):
 
         Raises:
             NoClipsError: no clip is left to draw.
-            LappedError: the writer overtook this reader ten times in a row without progress.
+            LappedError: the writer overtook this reader for 5 s without progress.
         """
         reader, threads = self.readers[0], self.threads or _threads_here()
         try:

@@ -299,7 +299,7 @@ class Sampled(InNotebook, Dataset):
             InputError: a size is not positive, or the sampler's result does not have shape `(B,)`.
             ClipIndexError: the sampler returned an id that is out of range.
             NoClipsError: no clip is stored.
-            LappedError: the writer overtook this reader ten times in a row without progress.
+            LappedError: the writer overtook this reader for 5 s without progress.
 
         Cost: O(B log episodes), and one copy of the rows.
         """

@@ -292,7 +292,7 @@ class StepRing:
             refresh: moves to the newest state before the read; None: the ring's own refresh.
 
         Raises:
-            LappedError: the writer overtook this reader ten times in a row.
+            LappedError: the writer overtook this reader for 5 s without progress.
         """
         source = self.engine.source
         return read_whole(source, read, source.folder, "raise the capacity", refresh)
@@ -423,7 +423,9 @@ class StepRing:
                 ) from None
             return 0
 
-        look_again(attempt, lambda: None, source.folder, "raise the capacity")
+        look_again(
+            attempt, lambda: None, source.folder, "raise the capacity", retry_s=source.retry_s
+        )
         return found
 
     # -- whole rings -------------------------------------------------------------------------

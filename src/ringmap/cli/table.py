@@ -40,7 +40,7 @@ def rows_of(dataset: Any) -> list[Row]:
         dataset: a buffer's reader, or a dataset.
 
     Raises:
-        LappedError: the writer overtook this reader ten times in a row.
+        LappedError: the writer overtook this reader for 5 s without progress.
 
     Cost: reads three columns of small values, and the data of every episode.
     """

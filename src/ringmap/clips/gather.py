@@ -125,7 +125,7 @@ class ClipReader(Forkable):
 
         Raises:
             NoClipsError: no clip is left to draw.
-            LappedError: the writer overtook this reader ten times in a row without progress.
+            LappedError: the writer overtook this reader for 5 s without progress.
         """
         source = self.source
         if source.rows is None:  # nothing was ever stored

@@ -95,7 +95,7 @@ class LabelledRows:
             where: the method to name in an error.
 
         Raises:
-            LappedError: the writer overtook this reader ten times in a row without progress.
+            LappedError: the writer overtook this reader for 5 s without progress.
         """
         ids = draw(count)
         columns, held = self.read(ids)

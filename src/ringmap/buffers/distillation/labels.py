@@ -67,10 +67,10 @@ class LabelLog:
         """Index what was committed since the last call. O(new labels).
 
         Raises:
-            LappedError: the writer overtook this reader ten times in a row.
+            LappedError: the writer overtook this reader for 5 s without progress.
         """
         source = self.log.engine.source
-        look_again(self._take_in, source.refresh, source.folder, _ADVICE)
+        look_again(self._take_in, source.refresh, source.folder, _ADVICE, retry_s=source.retry_s)
 
     def _take_in(self) -> int:
         """Index the labels that the log has now; return 1 if they were evicted during the read, else 0.
@@ -150,7 +150,7 @@ class LabelLog:
                 batch["label_round" if name == "round" else name][newer] = values
             return 0
 
-        look_again(attempt, self._catch_up, source.folder, _ADVICE)
+        look_again(attempt, self._catch_up, source.folder, _ADVICE, retry_s=source.retry_s)
 
     # -- writing -----------------------------------------------------------------------------
 

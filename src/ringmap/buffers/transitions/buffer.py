@@ -477,7 +477,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
 
         Raises:
             InputError: B is not positive, or exceeds the number stored.
-            LappedError: the writer overtook this reader ten times in a row without progress.
+            LappedError: the writer overtook this reader for 5 s without progress.
 
         Cost: O(B n_step), and one copy of the rows.
         """

@@ -151,7 +151,7 @@ class TransitionReader(ClipReader):
 
         Raises:
             NoClipsError: no transition is left to draw.
-            LappedError: the writer overtook this reader ten times in a row without progress.
+            LappedError: the writer overtook this reader for 5 s without progress.
         """
         source = self.source
         found = self._transitions(source, positions, out, asked, threads)

@@ -1106,7 +1106,8 @@ class Store(Handle):
         if tail != self.tail or not len(live) or live.start(live.first) >= self.committed_head:
             first = table.first_live(first, seq, tail)
         # After many retirements without an episode, the table's slots run out before the steps do.
-        while seq - first >= table.slots:
+        # A record is never written over one that state.bin names: readers look there until the new state is shown.
+        while seq + 1 - first >= table.slots:
             first = table.first_live(first + 1, seq, tail)
             tail = table.start_of(first) if first < seq else self.head
         return tail, first
@@ -1212,8 +1213,12 @@ class Store(Handle):
             upto, rows = files.state, self.rows
             segments, gone = files.segments.unsynced(), files.finished_streams_gone()
             self._syncing.acquire()  # a recovery waits for us; writes from this thread are refused
-            if values is not None:
-                values.promise()
+            try:
+                if values is not None:
+                    values.promise()
+            except BaseException:  # nothing was synced yet: a read failed, say
+                self._syncing.release()
+                raise
         failed: OSError | None = None
         try:
             if values is not None:

@@ -29,13 +29,11 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.room import Room
-from ringmap.storage.read.read_live import is_live
+from ringmap.storage.read.read_live import RETRY_S, is_live
 from ringmap.storage.read.recovery import RecoveredState, bad_rows
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.table import (
-    DROPPED,
-    EPISODE,
     EpisodeTable,
     Record,
     ends_of,
@@ -95,6 +93,8 @@ class Handle:
     """An open buffer, for reading: the base of `Reader` and of the writer, `Store`."""
 
     writable = False
+    retry_s = RETRY_S
+    """Seconds for which a read is tried again, without progress, while a writer overwrites what it reads."""
 
     def __init__(self, disk: Disk, folder: str, manifest: Manifest, mapped: bool = True) -> None:
         self.disk = disk
@@ -253,21 +253,7 @@ class Handle:
 
     def record_of(self, ordinal: Ordinal) -> Record | None:
         """Return the record of a live episode, or None when it was evicted meanwhile. O(log episodes)."""
-        start = self.live.start(ordinal)
-        low, high = self.first, self.seq
-        while low < high:  # the first record that starts there
-            middle = (low + high) // 2
-            if self.table.start_of(middle) < start:
-                low = middle + 1
-            else:
-                high = middle
-        for number in range(low, self.seq + 1):
-            record = self.table.read(number)
-            if record is None or record.start != start:
-                return None
-            if record.kind == EPISODE and not record.flags & DROPPED:
-                return record
-        return None
+        return self.table.find(self.live.start(ordinal), self.first, self.seq)
 
     def blob_of(self, record: Record) -> bytes | None:
         """Return the blob of a record, or None if it was deleted."""
@@ -347,12 +333,14 @@ class Handle:
         with self.memory:
             if not self.live.first <= ordinal < self.live.last:
                 return None
-            start = self.live.start(ordinal)
-            record = self.record_of(ordinal)
+            start, first, last = self.live.start(ordinal), self.first, self.seq
+            record = self.table.find(start, first, last)
         if record is None and is_live(self, start):
-            raise CorruptError(
-                f"{self.paths.table}: a live record is damaged; run ringmap.check on the buffer"
-            )
+            record = self.table.search(start, first, last)
+            if record is None and is_live(self, start):
+                raise CorruptError(
+                    f"{self.paths.table}: a live record is damaged; run ringmap.check on the buffer"
+                )
         return record
 
     def _data_in(self, blob: bytes | None, record: Record) -> dict[str, Any]:

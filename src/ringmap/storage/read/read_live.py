@@ -19,13 +19,15 @@ again. The exception: a recovery after a failed sync may find an earlier state, 
 that a thread looked up before is lost (`Pulse.break_history`), also if another thread refreshes first. Whether a row is valid in other
 ways (it lies in a window, it has a next observation) is checked in addition to the look, never instead of it.
 
-Invariants: returned rows were live during their copy; a reader gives up after `MOST` consecutive looks without
-progress (fewer rows left to read), never earlier.
+Invariants: returned rows were live during their copy; a reader gives up after `RETRY_S` seconds, and `MOST` looks, without
+progress (fewer rows left to read), never earlier. A reader that gets no processor makes ten looks in milliseconds, so looks alone
+do not count.
 Not here: which positions exist, how rows are copied; a reader that waits for a state (reader.py, snapshot.py).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -35,16 +37,52 @@ from ringmap.errors import LappedError
 from ringmap.storage.ring.extremes import lowest
 from ringmap.storage.ring.integers import Position
 
-__all__ = ["MOST", "Live", "is_live", "look_again", "lost", "read_again", "read_whole"]
+__all__ = [
+    "MOST",
+    "RETRY_S",
+    "Live",
+    "Tries",
+    "is_live",
+    "look_again",
+    "lost",
+    "read_again",
+    "read_whole",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
 
-MOST = 10
+MOST, RETRY_S = 10, 5.0
+
+
+class Tries:
+    """Counts what is tried in vain: at least `MOST` times, and for some seconds.
+
+    Args:
+        retry_s: the seconds.
+    """
+
+    __slots__ = ("_begun", "_count", "_retry_s")
+
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s, self._count, self._begun = retry_s, 0, 0.0
+
+    def again(self) -> bool:
+        """Count another try; tell whether it may be made."""
+        count = self._count = self._count + 1
+        if count == 1:
+            self._begun = time.monotonic()
+        return count < MOST or time.monotonic() - self._begun < self._retry_s
+
+    def __str__(self) -> str:
+        return f"{self._count} times in a row, for {self._retry_s:g} s"
 
 
 class Live(Protocol):
     """A source that changes while it is read: see `Handle`."""
+
+    retry_s: float
+    """Seconds without progress after which a read of it gives up."""
 
     def newest_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now."""
@@ -59,6 +97,7 @@ def look_again(
     where: str,
     advice: str,
     left: int | None = None,
+    retry_s: float = RETRY_S,
 ) -> None:
     """Call `attempt` until it leaves nothing to read: the only retry loop of all readers.
 
@@ -68,19 +107,19 @@ def look_again(
         where: the read to name in the error.
         advice: the remedy for the error.
         left: how much the first attempt left, if the caller made it; None: it was not made.
+        retry_s: seconds without progress after which it gives up.
 
     Raises:
-        LappedError: in ten consecutive attempts none left less than the first of them.
+        LappedError: for `retry_s` seconds, and in `MOST` consecutive attempts, none left less than the first of them.
     """
-    in_vain, before = 0, 0
     left = attempt() if left is None else left
+    tries, before = Tries(retry_s), left
     while left:
-        in_vain = in_vain + 1 if 0 < before <= left else 1
+        if left < before:
+            tries = Tries(retry_s)
         before = left
-        if in_vain == MOST:
-            raise LappedError(
-                f"{where}: the writer overtook this reader {MOST} times in a row; {advice}"
-            )
+        if not tries.again():
+            raise LappedError(f"{where}: the writer overtook this reader {tries}; {advice}")
         refresh()
         left = attempt()
 
@@ -135,7 +174,7 @@ def read_again(
         refresh: moves to the newest state; None: the source's own refresh.
 
     Raises:
-        LappedError: the writer overtook this reader ten times in a row without progress.
+        LappedError: the writer overtook this reader for `source.retry_s` seconds without progress.
     """
     which = np.flatnonzero(bad)
 
@@ -147,7 +186,8 @@ def read_again(
         which = which[:0] if still is None else which[still]
         return len(which)
 
-    look_again(attempt, refresh or source.refresh, where, advice, left=len(which))
+    refresh = refresh or source.refresh
+    look_again(attempt, refresh, where, advice, left=len(which), retry_s=source.retry_s)
 
 
 def read_whole(
@@ -167,7 +207,7 @@ def read_whole(
         refresh: moves to the newest state; None: the source's own refresh.
 
     Raises:
-        LappedError: the writer overtook this reader ten times in a row.
+        LappedError: the writer overtook this reader for `source.retry_s` seconds.
     """
     found: list[T] = []
 
@@ -178,5 +218,5 @@ def read_whole(
         found.append(values)
         return 0
 
-    look_again(attempt, refresh or source.refresh, where, advice)
+    look_again(attempt, refresh or source.refresh, where, advice, retry_s=source.retry_s)
     return found[0]

@@ -26,6 +26,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.disk.room import Room
 from ringmap.storage.read.handle import Handle, History
+from ringmap.storage.read.read_live import Tries
 from ringmap.storage.read.recovery import (
     Progress,
     RecoveredState,
@@ -42,8 +43,6 @@ from ringmap.storage.ring.integers import Position
 __all__ = ["Reader"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_TRIES = 10
 
 HELD_S = 0.1
 """Seconds between two looks at whether the directory is still at its path. Until the next one a reader shows what was there."""
@@ -125,20 +124,21 @@ class Reader(Handle):
         Raises:
             NewerVersionError: its writer began to use a feature that this release does not know.
         """
-        for _ in range(_TRIES):
-            shown = self._state_file.look() or self._state_file.newest()
+        tries = Tries(self.retry_s)
+        while tries.again():
+            shown, data = self._state_file.examine()
+            shown = shown or self._state_file.newest_in(data)
             self._read_manifest_again()  # after the look: a writer replaces it before it begins an era
-            data = self._state_file.data()
             self._lost = None if shown or StateFile.witnesses_commits(data) else data
             boot = self.disk.boot_id()
             if shown is not None and is_clean(shown, boot):
-                self._refuse_old_state(shown, self.manifest.witness)
+                self._refuse_old_state(shown, data)
                 if self._follow(shown, shown.first, anew=True):
                     return
                 continue
             # No sync covers what is on the disk: examine it as a recovery would, and use what is whole.
             found = find(self.table, shown, boot, self.manifest, self.paths.table)
-            if self._changed(shown):
+            if self._changed(data):
                 continue  # a writer is opening it at this moment
             if found.seq and self.rows is None:
                 self._open_rows(found.head)
@@ -146,11 +146,11 @@ class Reader(Handle):
             if self.rows is not None:
                 behind = found.doubtful()
                 bad = bad_episodes(behind, self.rows, self.segments, self._progress)
-            if self._changed(shown):
+            if self._changed(data):
                 continue
             self._change_to(shown or State(), functools.partial(self._take_found, found, bad))
             return
-        self._lapped("opening")
+        raise self._lapped("opening", tries)
 
     def _read_manifest_again(self) -> None:
         manifest = read_manifest(self.disk, self.folder)
@@ -164,17 +164,19 @@ class Reader(Handle):
         self._take(found, bad)
         self._newest = _mark_of(found.records)
 
-    def _refuse_old_state(self, shown: State, witness: int) -> None:
+    def _refuse_old_state(self, shown: State, data: bytes) -> None:
         """Raise if more is stored than the one commit that a killed writer may not have shown."""
-        newer = shown.seq + 2 if self.table.read(shown.seq + 2) is not None else witness
-        if newer > shown.seq and not self._changed(shown):
+        newer = self.manifest.witness
+        if self.table.read(shown.seq + 2) is not None:
+            newer = shown.seq + 2
+        if newer > shown.seq and not self._changed(data):
             raise CorruptError(
                 f"{self.paths.state}: shows record {shown.seq}, but record {newer} is stored: an old copy; "
                 "run ringmap.check on the buffer"
             )
 
-    def _changed(self, shown: State | None) -> bool:
-        return self._state_file.newest() != shown
+    def _changed(self, data: bytes) -> bool:
+        return self._state_file.data() != data
 
     def recover_if_stale(self) -> None:
         """Read the whole state again if an interrupt came while memory changed.
@@ -205,7 +207,8 @@ class Reader(Handle):
         return changed
 
     def _catch_up(self) -> bool:
-        for _ in range(_TRIES):
+        tries: Tries | None = None
+        while True:
             shown = self._look()
             if shown.seq == self._shown.seq and shown.era == self._shown.era:
                 return False
@@ -214,8 +217,9 @@ class Reader(Handle):
                 return True
             if self._follow(shown, max(self.seq + 1, shown.first), anew=False):
                 return True
-        self._lapped("refresh")
-        return False
+            tries = tries or Tries(self.retry_s)
+            if not tries.again():
+                raise self._lapped("refresh", tries)
 
     def glance(self) -> tuple[int, int] | None:
         """Return what changes with each state that is shown, without a system call; None where that can't be told."""
@@ -397,9 +401,9 @@ class Reader(Handle):
         known = self.rows is not None or self.manifest.locked_by_argument
         return self.manifest.schema if known else None
 
-    def _lapped(self, what: str) -> None:
-        raise LappedError(
-            f"{self.folder}: {what}: the writer overtook this reader {_TRIES} times in a row; raise max_steps"
+    def _lapped(self, what: str, tries: Tries) -> LappedError:
+        return LappedError(
+            f"{self.folder}: {what}: the writer overtook this reader {tries}; raise max_steps"
         )
 
     def close(self) -> None:

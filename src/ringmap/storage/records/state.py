@@ -131,18 +131,31 @@ class StateFile:
 
     def newest(self) -> State | None:
         """Return the newest valid slot, or None. For a caller that knows that no process writes."""
-        found = [s for s in self.slots() if s is not None]
+        return self.newest_in(self.data())
+
+    def newest_in(self, data: bytes) -> State | None:
+        """Return the newest valid slot in the bytes of both, or None."""
+        found = [s for s in (self._parse(data, 0), self._parse(data, 1)) if s is not None]
         return max(found, key=lambda s: s.generation, default=None)
 
     def look(self) -> State | None:
         """Return the newest state while a writer may be writing, or None if a slot stays torn."""
+        return self.examine()[0]
+
+    def examine(self) -> tuple[State | None, bytes]:
+        """Return what `look` does, and the bytes that it saw.
+
+        While these are in the file, no later state was shown: generations only rise, and each state goes over the older slot. Only the
+        valid slots do not tell: a writer that is two states further may be in the middle of the third.
+        """
         for attempt in range(_LOOKS):
-            one, other = self.slots()
+            data = self.data()
+            one, other = self._parse(data, 0), self._parse(data, 1)
             if one is not None and other is not None:
-                return one if one.generation > other.generation else other
+                return (one if one.generation > other.generation else other), data
             if attempt > 100:  # a writer killed during a write, or one that is not scheduled
                 time.sleep(0.0005)
-        return None
+        return None, data
 
     def glance(self) -> tuple[int, int] | None:
         """Return the generations in both slots, without a system call; None if the file is not mapped.

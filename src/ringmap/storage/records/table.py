@@ -205,11 +205,11 @@ class EpisodeTable:
         self.slots = slots
         self._file = file
         self._seed = xxhash.xxh3_64_intdigest(uuid)
-        self._walk: tuple[Array, Array, Array] | None = None
+        self._walk: tuple[Array, Array, Array, Array] | None = None
         if mapped:
             # For walks over existing records; the rest of the map is never touched, see `_read`.
             view = file.map()[HEADER_NBYTES : HEADER_NBYTES + slots * RECORD.itemsize].view(RECORD)
-            self._walk = view["start"], view["kind"], view["flags"]
+            self._walk = view["start"], view["kind"], view["flags"], view["seq"]
 
     @staticmethod
     def nbytes(slots: int) -> int:
@@ -282,13 +282,49 @@ class EpisodeTable:
                     return seq
                 seq += 1
             return stop
-        starts, kinds, flags = walk
+        starts, kinds, flags, _ = walk
         while seq < stop:
             slot = seq % self.slots
             if starts[slot] >= tail and kinds[slot] == EPISODE and not flags[slot] & DROPPED:
                 return seq
             seq += 1
         return stop
+
+    def find(self, start: int, first: int, last: int) -> Record | None:
+        """Return the stored episode's record that starts at a position, among records `[first, last]`; None if it is not there. O(log n).
+
+        Records that a writer has overwritten meanwhile count as older than all that are left. While it overwrites one that is looked at, a
+        record that is there may be missed: `search` never misses one.
+        """
+        low, high = first, last
+        while low < high:  # the first record that starts there
+            middle = (low + high) // 2
+            if self._is_before(middle, start):
+                low = middle + 1
+            else:
+                high = middle
+        for number in range(low, last + 1):
+            record = self.read(number)
+            if record is None or record.start != start:
+                return None
+            if record.live:
+                return record
+        return None
+
+    def _is_before(self, seq: int, start: int) -> bool:
+        """Tell whether record `seq` starts before a position, or was overwritten; unchecked."""
+        slot, walk = seq % self.slots, self._walk
+        if walk is None:
+            row = self._read(slot, 1)[0]
+            return bool(row["start"] < start or row["seq"] != seq)
+        return bool(walk[0][slot] < start or walk[3][slot] != seq)
+
+    def search(self, start: int, first: int, last: int) -> Record | None:
+        """Return what `find` does, after a look at every record. O(n), vectorised."""
+        records, valid = self.read_range(first, last)
+        stored = valid & (records["start"] == start) & are_live(records, start)
+        which = np.flatnonzero(stored)
+        return Record.of(records[which[0]]) if len(which) else None
 
     def is_empty(self, slot: int) -> bool:
         """Tell whether a slot was never written, or was cleared."""
