@@ -1,5 +1,7 @@
 """Arguments that make no sense: refused by name, before anything is made or changed."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,9 @@ from ringmap import (
     RolloutBuffer,
     TransitionReplayBuffer,
 )
-from ringmap.data import ExponentialBeta, LinearBeta
+from ringmap.data import ExponentialBeta, LinearBeta, ShardedReplayBuffer
 from ringmap.errors import InputError
-from ringmap.samplers import PrioritizedSampler
+from ringmap.samplers import EpochSampler, MixtureSampler, PrioritizedSampler, RecencySampler
 
 
 def transitions(obs_shape=(2,), **options):
@@ -103,6 +105,89 @@ def test_a_state_that_is_refused_changes_nothing():
     with pytest.raises(InputError):
         buf.load_state_dict(state_of_a_prioritized())
     np.testing.assert_array_equal(buf.sample(8).ids, other.sample(8).ids)
+
+
+def episodes(sampler=None, **options):
+    made = ReplayBuffer(100, sampler=sampler, **options)
+    made.write_episode({"x": np.arange(30)})
+    return made
+
+
+def fleet(seed, folder):
+    if not (folder / "ring").exists():
+        ring = episodes(path=folder / "ring", sync_every_s=0)
+        ring.close()
+    return ShardedReplayBuffer(folder, sampler=PrioritizedSampler(rng=seed))
+
+
+def mixture(seed):
+    parts = EpochSampler(seed), PrioritizedSampler(rng=seed), RecencySampler(window=9, rng=seed)
+    return MixtureSampler([(part, 1.0) for part in parts], rng=seed)
+
+
+STATEFUL = {
+    "uniform": lambda seed, _: episodes(seed=seed),
+    "prioritized": lambda seed, _: episodes(PrioritizedSampler(rng=seed), seed=seed),
+    "mixture": lambda seed, _: episodes(mixture(seed), seed=seed),
+    "transitions": lambda seed, _: transitions(sampler=PrioritizedSampler(rng=seed), seed=seed),
+    "fleet": fleet,
+    "mix": lambda seed, _: OfflineToOnlineReplayBuffer(
+        episodes(PrioritizedSampler(rng=seed)), online_storage=episodes(PrioritizedSampler(rng=seed)), seed=seed
+    ),
+    "students": lambda seed, _: students(seed=seed),
+    "rollout": lambda seed, _: rollout(seed=seed),
+}  # fmt: skip
+
+
+def leaves(state, path=()):
+    """Yield the path of each value of a state, however deep."""
+    if isinstance(state, dict | list):
+        for key in state if isinstance(state, dict) else range(len(state)):
+            yield (*path, key)
+            yield from leaves(state[key], (*path, key))
+
+
+def as_lists(state):
+    if isinstance(state, dict):
+        return {name: as_lists(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [as_lists(value) for value in state]
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_a_state_with_one_wrong_value_changes_nothing(kind, tmp_path):
+    """Each value of a state, however deep, is missing, text or not a number, and the buffer is as it was."""
+    buf, other = (STATEFUL[kind](seed, tmp_path) for seed in (0, 1))
+    for _ in range(3):
+        if hasattr(other, "sample") and kind != "students":
+            batch = other.sample(4)
+            if hasattr(other, "update_priorities") and kind not in ("uniform", "mix"):
+                other.update_priorities(batch.ids, np.arange(4) + 5.0)
+    state, refused = other.state_dict(), 0
+    before = as_lists(buf.state_dict())
+    for path in leaves(state):
+        for wrong in ("missing", "text", float("nan")):
+            garbled = copy.deepcopy(state)
+            inner = garbled
+            for key in path[:-1]:
+                inner = inner[key]
+            if wrong != "missing":
+                inner[path[-1]] = wrong
+            elif isinstance(inner, dict):
+                del inner[path[-1]]
+            else:
+                continue
+            try:
+                buf.load_state_dict(garbled)
+            except InputError:
+                refused += 1
+                assert as_lists(buf.state_dict()) == before, (path, wrong)
+            else:
+                before = as_lists(buf.state_dict())
+    assert refused >= 5
+    for one in (buf, other) if kind == "fleet" else ():
+        one.close()
 
 
 def test_a_batch_without_rows_is_checked_as_any_other():

@@ -398,6 +398,22 @@ class Stingy(Bag):
         self.told = dict(zip(ids.tolist(), values.tolist(), strict=True))
 
 
+def test_a_foreign_buffer_that_is_cleared_between_two_parts():
+    """One that holds less than is asked for is asked several times, but not for ever."""
+
+    class Short(list):
+        def sample(self, count):
+            rows = {"x": np.array(self[:count])}
+            self.clear()  # as another thread may
+            return rows
+
+    offline = ReplayBuffer(9)
+    offline.write_episode({"x": np.arange(9)})
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=Short([1, 2]), batch_size=8)
+    with pytest.raises(NoClipsError, match="Short is empty"):
+        rb.sample()
+
+
 def test_priorities_of_the_online_half():
     offline, online = Bag(), Stingy()
     offline.add([1])

@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from torch.utils.data import DataLoader
 
 import ringmap
 from ringmap import DistillationBuffer, ReplayBuffer, TransitionReplayBuffer
+from ringmap.buffers.steps import StepRing
 from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, NotFoundError, ReplacedError, RingmapError
 from ringmap.samplers import PrioritizedSampler
+from ringmap.storage.commit import store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from ringmap.storage.read import reader as live_reader
@@ -390,3 +393,25 @@ def test_a_closed_handle_gives_its_directory_back(home):
     reader.close()
     buf.close()
     assert open_folders() == 0
+
+
+def test_a_row_that_joins_a_group_is_refused_again_and_again(home, monkeypatch):
+    """A look at the directory that failed is not taken for one that passed."""
+    now = [0.0]
+    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    buf = TransitionReplayBuffer(50, (2,), path=home / "buf", device=None, sync_every_s=0)
+    rows = StepRing(50, path=home / "rows", sync_every_s=0)
+    adds = {
+        "buf": lambda: buf.add(np.zeros(2), 0, 0.0, np.zeros(2), False),
+        "rows": lambda: rows.append({"x": [1]}),
+    }
+    for name, add in adds.items():
+        for _ in range(3):
+            add()
+        shutil.rmtree(home / name)
+        now[0] += 0.15
+        for _ in range(4):
+            with pytest.raises(ReplacedError):
+                add()
+        with pytest.raises(ReplacedError):
+            {"buf": buf, "rows": rows}[name].close()

@@ -27,7 +27,8 @@ from ringmap.errors import InputError, RoleError
 from tests import ROOT
 from tests.programs.test_docs_blocks import FENCE
 
-TensorDict = tensordict.TensorDict
+TensorDict, NonTensorData = tensordict.TensorDict, tensordict.NonTensorData
+NonTensorStack = tensordict.NonTensorStack
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torchrl says is not for us to mend
 
@@ -114,6 +115,41 @@ def test_slices_of_trajectories(ring):
         found = rb.sample().reshape(4, 5)
         assert (torch.diff(found["observation"][..., 0], dim=1) == 1).all()
         assert (found["episode"] == found["episode"][:, :1]).all()
+
+
+def test_no_slice_joins_the_newest_row_to_the_oldest(ring):
+    """A full ring is cut at its cursor, as TorchRL's own storage is: by whoever wrote the newest row."""
+    sampler = SliceSampler(num_slices=8, traj_key="episode", cache_values=True)
+    rb = TensorDictReplayBuffer(storage=torchrl_storage(ring), sampler=sampler, batch_size=40)
+    for start in range(0, 200, 10):
+        frames = ted(start, 10)
+        frames["episode"][:] = 0  # one that never ends: nothing but the cursor cuts it
+        rb.extend(frames)
+        for _ in range(5):
+            found = rb.sample().reshape(8, 5)["observation"][..., 0]
+            assert (torch.diff(found, dim=1) == 1).all(), found
+            assert found.min() >= start + 10 - 60
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (lambda: TensorDict({"x": torch.zeros(2), "task": NonTensorStack("a", "b")}, [2]), "task holds no tensors"),
+        (lambda: TensorDict({"a": {"task": NonTensorData(object(), batch_size=[2])}}, [2]), "a/task holds no tensors"),
+        (lambda: [TensorDict({"x": 0.0}), TensorDict({"x": 0.0, "y": 1.0})], "only some rows have y"),
+        (lambda: [TensorDict({"x": [0.0]}), TensorDict({"x": [0.0, 1.0]})], "x has not one shape"),
+        (lambda: TensorDict({"x": torch.zeros(2, dtype=torch.bfloat16)}, [2]), "x can't be made an array"),
+        (lambda: TensorDict({"x": torch.tensor([0.5, 1e300], dtype=torch.float64)}, [2]), "'x': step 1"),
+        (lambda: TensorDict({"x": torch.zeros(2), "y": torch.zeros(2)}, [2]), r"extra columns \['y'\]"),
+    ],
+)  # fmt: skip
+def test_what_a_column_can_not_hold_is_refused_by_name(rows, words):
+    """Nothing of a row is left out: it is stored whole, or not at all."""
+    rb = ReplayBuffer(storage=torchrl_storage(StepRing(60)))
+    rb.extend(TensorDict({"x": torch.zeros(2)}, [2]))
+    with pytest.raises(InputError, match=words):
+        rb.extend(rows())
+    assert len(rb) == 2
 
 
 def test_prioritized_sampler(ring):

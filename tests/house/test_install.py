@@ -31,6 +31,10 @@ CALLS = [
     ("torch", "next(iter(buf.batches(2, steps=1, to='torch')))"),
     ("torch", "load_dataset('kept.h5').load_episode(0)"),
     ("torch", "ringmap.RolloutBuffer(1, 1, (1,), (1,))"),
+    ("torch", "ringmap.TransitionReplayBuffer(9, (1,), path='never')"),
+    ("torch", "ringmap.TransitionReplayBuffer.open('never')"),
+    ("torch", "steps.sample(1, to='torch')"),
+    ("torch", "next(iter(steps.batches(1, device='cpu')))"),
     ("lance", "buf.dump('kept.lance', format='lance')"),
     ("lance", "convert(buf, 'kept2.lance', dest_format='lance')"),
     ("lance", "os.makedirs('found.lance/_versions'); load_dataset('found.lance')"),
@@ -52,6 +56,8 @@ from ringmap.errors import MissingExtraError
 buf = ReplayBuffer(max_steps=50)
 buf.write_episode({{"pixels": np.zeros((9, 4, 4, 3), np.uint8), "action": np.zeros((9, 1))}})
 buf.dump("kept.h5", format="hdf5")
+steps = ringmap.TransitionReplayBuffer(9, (1,), device=None)
+steps.add(np.zeros(1), 0, 0.0, np.zeros(1), False)
 assert load_dataset("kept.h5", output="numpy").load_episode(0)["pixels"].shape == (9, 3, 4, 4)
 for call in {[call for _, call in CALLS]!r}:
     if not os.fork():
@@ -71,6 +77,7 @@ for call in {[call for _, call in CALLS]!r}:
     said = run(PYTHON, *quiet, "-c", program, cwd=tmp_path).splitlines()
     for (extra, call), line in zip(CALLS, said, strict=True):
         assert f'pip install "ringmap[{extra}]"' in line, (call, line)
+    assert not (tmp_path / "never").exists()
 
 
 def test_the_command_line_names_its_extra():

@@ -1,5 +1,7 @@
 """The rollout buffer: GAE against float64, minibatches, sequences, timeouts, its contract."""
 
+import errno
+import os
 import pickle
 
 import numpy as np
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 
 from ringmap import RolloutBuffer
 from ringmap.buffers.rollout.gae import generalized_advantages
-from ringmap.errors import CorruptError, InputError, NoClipsError
+from ringmap.errors import CorruptError, EnvironmentFault, InputError, NoClipsError
+from ringmap.storage.disk.system import System
 
 
 def reference(rewards, values, dones, last, gamma, lam):
@@ -348,6 +351,29 @@ def test_save_and_load(tmp_path):
     with pytest.raises(CorruptError, match="no file of a RolloutBuffer"):
         other.load(tmp_path / "rollout.pt")
     assert len(other) == 5
+
+
+def test_what_is_saved_is_durable_or_was_not_touched(tmp_path, monkeypatch):
+    """The bytes are synced before the name counts, and the folder after; a disk that fails leaves the old file."""
+    saw = []
+    path = tmp_path / "rollout.pt"
+    with monkeypatch.context() as watched:
+        for name in ("fsync", "fdatasync"):
+            real = getattr(os, name)
+            watched.setattr(
+                os, name, lambda fd, real=real: (saw.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))
+            )  # fmt: skip
+        filled().save(path)
+    assert [os.path.basename(one) for one in saw] == ["rollout.pt.tmp", tmp_path.name]
+    before = path.read_bytes()
+
+    def fails(self, fd, *rest):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(System, "sync", fails)
+    with pytest.raises(EnvironmentFault, match="nothing was changed"):
+        filled(fill=2).save(path)
+    assert path.read_bytes() == before
 
 
 def test_repr():

@@ -78,10 +78,12 @@ def check_device(device: Any, where: str) -> Any:
     """Return the torch device, or None if no device is asked for.
 
     Raises:
+        MissingExtraError: torch is not installed.
         InputError: this machine has no such device.
     """
     if device is None:
         return None
+    require("torch", where, instead="ask for NumPy arrays with device=None")
     import torch
 
     try:

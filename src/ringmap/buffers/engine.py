@@ -31,13 +31,20 @@ import numpy as np
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.loader_state import LoaderState
-from ringmap.buffers.options import check_whole, sendable
+from ringmap.buffers.options import check_whole, count, sendable
 from ringmap.buffers.pins import Pins
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
-from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, generator, ids_of
+from ringmap.clips.samplers.base import (
+    BaseSampler,
+    Sampler,
+    as_sampler,
+    checked_rng,
+    generator,
+    ids_of,
+)
 from ringmap.clips.samplers.uniform import uniform
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
@@ -531,11 +538,13 @@ class Engine(Forkable):
         """
         check_whole("load_state_dict", state, ("rng", "step"))
         self.check_open()  # a fork makes another generator
+        rng = checked_rng(self.rng, state["rng"], _WHERE)
+        step = count("load_state_dict", "step", state["step"])
         if "sampler" in state:
             self.sampler.load_state_dict(state["sampler"])
         self._draw_apart()
-        self.rng.bit_generator.state = state["rng"]
-        self.counter = int(state["step"])
+        self.rng.bit_generator.state = rng
+        self.counter = step
         self._draws += 1
 
     def _state(self, kept: dict[str, Any] | None) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def _has_keys(value: Any) -> bool:
 
 def _into(found: dict[str, Any], batch: Any, prefix: str, where: str) -> bool:
     deep = False
+    _check_holds_columns(batch, prefix, where)
     for name, value in batch.items():
         if prefix or not isinstance(name, str):
             _check_key(name, prefix, where)
@@ -108,6 +109,33 @@ def _into(found: dict[str, Any], batch: Any, prefix: str, where: str) -> bool:
         else:
             found[prefix + name] = value
     return deep
+
+
+def _check_holds_columns(batch: Any, prefix: str, where: str) -> None:
+    """Raise for what a TensorDict holds, and does not show among its items: it would be lost."""
+    module = sys.modules.get("tensordict")
+    if module is None or not is_tensordict(batch):
+        return
+    if module.is_non_tensor(batch):
+        raise InputError(
+            f"{where}: {prefix[:-1] or 'the batch'} holds no tensors, but {batch.tolist()!r:.60}; a column can't store it: leave it out, or give "
+            "numbers"
+        )
+    if not isinstance(batch, module.LazyStackedTensorDict):
+        return
+    shared = set(batch.keys())
+    some = {str(name) for row in batch.tensordicts for name in row.keys()} - shared  # noqa: SIM118
+    for name in sorted(some):
+        raise InputError(
+            f"{where}: only some rows have {prefix}{name}; a column has a value for each row: give all rows the same keys"
+        )
+    for name in shared:
+        try:
+            batch.get(name)
+        except RuntimeError as error:
+            raise InputError(
+                f"{where}: {prefix}{name} has not one shape in all rows; pad it: {str(error).splitlines()[0]}"
+            ) from None
 
 
 def _check_key(name: Any, prefix: str, where: str) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "Options",
     "check_reads",
     "check_whole",
+    "count",
     "fraction",
     "log_progress",
     "must_agree",
@@ -114,6 +115,21 @@ def positive(where: str, name: str, value: Any) -> None:
         good = False
     if not good:
         raise InputError(f"{where}: {name} must be positive (an integer), got {value!r}")
+
+
+def count(where: str, name: str, value: Any) -> int:
+    """Return `value`, if it is an integer that is not negative.
+
+    Raises:
+        InputError: it is something else.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(value, bool):
+        raise InputError(f"{where}: {name} must be an integer that is not negative, got {value!r}")
+    return number
 
 
 def fraction(where: str, name: str, value: Any) -> None:

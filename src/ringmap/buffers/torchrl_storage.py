@@ -100,6 +100,7 @@ def _storage_class() -> Any:
     """Return the class, made when TorchRL is first asked for: importing it takes seconds."""
     require("torchrl", _WHERE)
     import torch
+    from tensordict import lazy_stack
     from torchrl.data import LazyStackStorage, RoundRobinWriter
     from torchrl.data.replay_buffers import Storage
 
@@ -124,6 +125,19 @@ def _storage_class() -> Any:
         def cursor(self) -> int:
             """The index of the next row."""
             return int((self.ring.added - self._base) % self.max_size)
+
+        @property
+        def _last_cursor_index(self) -> int | None:
+            """Return the index of the newest row, behind which SliceSampler cuts a full ring: that of the ring, whoever wrote it."""
+            return (self.cursor - 1) % self.max_size if len(self) else None
+
+        _last_cursor = _last_cursor_index
+        """The same in older versions, and for hindsight."""
+
+        @property
+        def _mutation_revision(self) -> int:
+            """Return a number that grows with each row: what newer versions derived from earlier rows is made again."""
+            return int(self.ring.added + self._base)
 
         def writer(self, **options: Any) -> Any:
             """Return a `RoundRobinWriter` that continues after the stored rows."""
@@ -159,7 +173,7 @@ def _storage_class() -> Any:
             where = f"{_WHERE}.set"
             single, numbers = _numbers(cursor, self.max_size)
             if isinstance(data, list | tuple):
-                data = torch.stack(list(data))
+                data = lazy_stack(list(data))
             if not is_tensordict(data):
                 raise InputError(f"{where}: expected a TensorDict, got {type(data).__name__}")
             if single:
@@ -174,17 +188,10 @@ def _storage_class() -> Any:
             rows, deep = flat(data, where)
             self.ring.add(rows, {"deep": self._deep or deep}, where)
             self._deep = self._deep or deep
-            self._changed()
 
         def _empty(self) -> None:
             self.ring.buffer.clear()
             self._base = self.ring.added
-            self._changed()
-
-        def _changed(self) -> None:
-            bump = getattr(self, "_bump_mutation_revision", None)  # of newer versions
-            if bump is not None:
-                bump()
 
         # -- state
 
@@ -218,7 +225,6 @@ def _storage_class() -> Any:
                 int(ids[0] if count else self.ring.added) - (first - state["base"]) % self.max_size
             )
             self._deep = state["deep"]
-            self._changed()
 
         def dumps(self, path: Any) -> None:
             """Write a snapshot of the ring to the folder `ring` below `path`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.samplers.base import generator
+from ringmap.clips.samplers.base import checked_rng, generator
 from ringmap.datasets.batch import worker
 from ringmap.storage.disk.forks import Forkable
 
@@ -20,7 +20,7 @@ class WorkerGenerator(Forkable):
     """One generator, from a seed; a copy in a worker begins with the seed that PyTorch gave the worker."""
 
     def __init__(self, seed: int | None = None, where: str = "WorkerGenerator") -> None:
-        self._rng = generator(seed, where, "seed")
+        self._rng, self._where = generator(seed, where, "seed"), where
         self._worker: int | None = None
 
     @property
@@ -39,4 +39,4 @@ class WorkerGenerator(Forkable):
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        self.rng.bit_generator.state = state
+        self.rng.bit_generator.state = checked_rng(self.rng, state, self._where)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.options import fraction
+from ringmap.buffers.options import count, fraction
 from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
@@ -58,8 +58,10 @@ class Rounds:
 
     @state.setter
     def state(self, state: Mapping[str, Any]) -> None:
-        self.number, self.version = int(state["round"]), int(state["version"])
+        where = "DistillationBuffer.load_state_dict"
+        number, version = count(where, "round", state["round"]), version_of(state["version"], where)
         self.draws.state = state["rng"]
+        self.number, self.version = number, version
 
 
 def version_of(given: Any, where: str) -> int:

@@ -27,7 +27,7 @@ from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.buffers.view import BufferView
 from ringmap.clips.samplers.base import BaseSampler, as_sampler
 from ringmap.datasets.base import Dataset
-from ringmap.errors import InputError
+from ringmap.errors import InputError, NoClipsError
 
 __all__ = ["BatchSource", "StepsHalf", "half_of", "is_torchrl"]
 
@@ -247,11 +247,16 @@ class SampledHalf(_Base):
     def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
         parts, left = [], count
         while left:  # some refuse to return more than they hold
-            batch = self._sample(min(left, len(self.buffer)))
+            asked = min(left, len(self.buffer))
+            if not asked:
+                raise NoClipsError(
+                    f"{_WHERE}.sample: {type(self.buffer).__name__} is empty: it was cleared meanwhile; add some rows first"
+                )
+            batch = self._sample(asked)
             columns, deep = flat(batch, f"{_WHERE}: sample() of {type(self.buffer).__name__}")
             self.deep, self.tensordict = self.deep or deep, self.tensordict or is_tensordict(batch)
             parts.append(columns)
-            left -= min(left, len(self.buffer))
+            left -= asked
         columns = parts[0] if len(parts) == 1 else _end_to_end(parts)
         if not columns.keys() >= {"ids", "weights"}:
             return Batch(columns)

@@ -345,8 +345,13 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         return {**self._share.state, "rng": self._draws.state}
 
     def _resume(self, state: Mapping[str, Any], whatever_base: bool = False) -> None:
-        self._share.resume(state, whatever_base)
+        rng = self._draws.state
         self._draws.state = state["rng"]
+        try:
+            self._share.resume(state, whatever_base)
+        except BaseException:
+            self._draws.state = rng
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of mixing and sampling, to store with a checkpoint."""
@@ -360,12 +365,20 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         """Continue mixing from the state that `state_dict` returned, over the same data.
 
         Raises:
-            InputError: the state is not valid.
+            InputError: the state is not valid. Nothing was changed.
         """
-        check_whole(f"{_WHERE}.load_state_dict", state, (*self._mix(), "offline", "online"))
-        self._resume(state, whatever_base=True)
+        before = self.state_dict()
+        check_whole(f"{_WHERE}.load_state_dict", state, before)
+        try:
+            self._load(state)
+        except BaseException:
+            self._load(before)
+            raise
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._offline.load_state_dict(state["offline"])
         self._online.load_state_dict(state["online"])
+        self._resume(state, whatever_base=True)
 
     def flush(self) -> None:
         """Force the online rows, and the mixing state, to the disk, if the ring was made here."""

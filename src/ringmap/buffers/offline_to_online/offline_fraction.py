@@ -68,12 +68,25 @@ class Share:
         return {"base": self.base, "fraction": self.fraction, "carry": self._carry}
 
     def resume(self, state: Mapping[str, Any], whatever_base: bool) -> None:
-        """Continue from a `state`; restore the fraction only for the same base, or with `whatever_base`."""
+        """Continue from a `state`; restore the fraction only for the same base, or with `whatever_base`.
+
+        Raises:
+            InputError: the state is not valid. Nothing was changed.
+        """
+        try:
+            base, fraction, carry = (float(state[name]) for name in ("base", "fraction", "carry"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"the state of the mix is none ({error!r}); nothing was changed") from None  # fmt: skip
+        if not _inside(base) or not 0 <= fraction <= base or not math.isfinite(carry):
+            raise InputError(
+                f"the state of the mix has base {base}, fraction {fraction}, carry {carry}: expected 0 <= fraction <= base "
+                "< 1; nothing was changed"
+            )
         if whatever_base:
-            self.base = float(state["base"])
-        if state["base"] == self.base:  # else this call asks for another mix
-            self.fraction = float(state["fraction"])
-        self._carry = float(state["carry"])
+            self.base = base
+        if base == self.base:  # else this call asks for another mix
+            self.fraction = fraction
+        self._carry = carry
 
 
 def _inside(fraction: Any) -> bool:

@@ -10,6 +10,7 @@ Not here: a ring or a directory: the data are lost with the process unless saved
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmap.buffers.emit import check_device
+from ringmap.buffers.engine import DISK
 from ringmap.buffers.nested import Leaves
-from ringmap.buffers.options import check_whole, fraction, positive
+from ringmap.buffers.options import check_whole, count, fraction, positive
 from ringmap.buffers.rollout.gae import generalized_advantages
 from ringmap.buffers.rollout.tensors import StepTensors
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import CorruptError, InputError, NoClipsError
 from ringmap.extras import require
+from ringmap.storage.disk.advice import clear_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -410,24 +413,43 @@ class RolloutBuffer(Unindexed):
         Raises:
             InputError: the state is from a buffer of another size or with other columns. Nothing was changed.
         """
+        import torch
+
         where = f"{type(self).__name__}.load_state_dict"
         check_whole(where, state, ("tensors", "step", "num_steps", "computed", "rng"))
-        tensors, step = state["tensors"], int(state["step"])
+        tensors, step = state["tensors"], count(where, "step", state["step"])
         if state["num_steps"] != self.num_steps:
             raise InputError(
                 f"{where}: expected num_steps={self.num_steps}, got num_steps={state['num_steps']}"
             )
+        if not isinstance(tensors, Mapping) or step > self.num_steps:
+            raise InputError(
+                f"{where}: expected tensors by name, and at most {self.num_steps} steps, got {step} of a "
+                f"{type(tensors).__name__}"
+            )
+        generator = torch.Generator()
+        try:
+            generator.set_state(state["rng"].cpu())
+        except (AttributeError, TypeError, RuntimeError) as error:
+            raise InputError(
+                f"{where}: rng is no state of a torch.Generator ({error}); give what state_dict returned. Nothing was changed"
+            ) from None
         self._tensors.take_over(tensors, step, where)
         self._step, self._computed = step, bool(state["computed"])
-        self._generator.set_state(state["rng"].cpu())
+        self._generator = generator
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `state_dict` to a file, which appears whole or not at all."""
+        """Write `state_dict` to a file, which appears whole or not at all: it is durable when this returns.
+
+        Raises:
+            EnvironmentFault: the disk is full or fails; what was at `path` is still there.
+        """
         import torch
 
-        beside = f"{os.fspath(path)}.tmp"
-        torch.save(self.state_dict(), beside)
-        os.replace(beside, path)
+        data, where = io.BytesIO(), os.path.abspath(path)
+        torch.save(self.state_dict(), data)
+        with clear_errors(f"{type(self).__name__}.save", where, lambda: "nothing was changed"):
+            DISK.replace_file(where, data.getvalue())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load a file that `save` wrote.

@@ -105,7 +105,7 @@ class StepTensors:
             InputError: names, shapes or dtypes differ. Nothing was changed.
         """
         ours = {n: ((steps, *t.shape[1:]), t.dtype) for n, t in self.by_name.items()}
-        theirs = {n: (tuple(t.shape), t.dtype) for n, t in tensors.items()}
+        theirs = {n: (tuple(t.shape), t.dtype) if hasattr(t, "dtype") else t for n, t in tensors.items()}  # fmt: skip
         if ours != theirs:
             raise InputError(f"{where}: expected columns {ours}, got {theirs}")
         for name, tensor in tensors.items():

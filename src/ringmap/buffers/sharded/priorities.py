@@ -201,8 +201,16 @@ class FleetPriorities(BaseSampler):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that `state_dict` returned: clips that are still live get their priorities back."""
         with self._members.lock:
+            self._given.check_state_dict(state)
+            rings = state.get("rings", {})
+            if not isinstance(rings, Mapping):
+                raise InputError(
+                    f"{_WHERE}.load_state_dict: rings must be the states of rings by name, got {rings!r}; nothing was changed"
+                )
+            for kept in rings.values():
+                self._given.check_state_dict(kept)
             self._given.load_small_state(state)
-            self._restored = dict(state.get("rings", {}))
+            self._restored = dict(rings)
             for ring in self._members.open:
                 kept = self._restored.pop(ring.uuid.hex(), None)
                 if kept is not None:

@@ -54,6 +54,7 @@ from ringmap.clips.gather import PINNED
 from ringmap.clips.samplers.base import Sampler, ids_of
 from ringmap.datasets.base import LoaderDataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
+from ringmap.extras import require
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory.opening import examine, read_manifest
@@ -76,6 +77,27 @@ class _LedTo(NamedTuple):
     era: int
     stacks: dict[str, Array]
     earlier: Array
+
+
+class _Reading(NamedTuple):
+    """How this handle returns transitions: nothing of it is stored."""
+
+    n_step: int
+    gamma: float
+    device: Any
+    pin_memory: bool
+
+    @classmethod
+    def parse(cls, n_step: Any, gamma: Any, device: Any, pin_memory: Any, where: str) -> _Reading:
+        """Return the arguments, checked before a directory is made or opened.
+
+        Raises:
+            InputError: one is not valid.
+            MissingExtraError: a device without torch.
+        """
+        positive(where, "n_step", n_step)
+        fraction(where, "gamma", gamma)
+        return cls(int(n_step), float(gamma), check_device(device, where), bool(pin_memory))
 
 
 _NOWHERE = _LedTo(-1, -1, {}, np.empty(0, np.uint8))
@@ -152,6 +174,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
     ) -> None:  # fmt: skip
         where = type(self).__name__
         positive(where, "capacity", capacity)
+        reading = _Reading.parse(n_step, gamma, device, pin_memory, where)
         stack = FrameStack.parse(frame_stack, padding_type, where)
         columns = TransitionColumns.parse(
             obs_shape, obs_dtype, critic_obs_shape, action_shape, action_dtype, where, stack, extra
@@ -164,7 +187,8 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
             storage=storage, durability=durability, seed=seed, sampler=sampler, sync_every_s=sync_every_s,
             disk=disk, older=0 if stack is None else stack.older(int(capacity)),
         )  # fmt: skip
-        self._begin(ring, n_step, gamma, device, pin_memory)
+        self._read_as(reading)
+        self._set_up(ring)
 
     @classmethod
     def open(
@@ -185,6 +209,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
         Raises:
             UnknownFormatError: the path holds something else.
         """
+        reading = _Reading.parse(n_step, gamma, device, pin_memory, f"{cls.__name__}.open")
         ring = StepRing.open(path, mode, **options)
         names = ring.buffer.column_names
         if not TransitionColumns.are(names):
@@ -203,20 +228,12 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
         if stack is not None:
             ring.keep_older(ring.capacity - stack.capacity(ring.capacity))
         buffer = cls.__new__(cls)
-        buffer._begin(ring, n_step, gamma, device, pin_memory)
+        buffer._read_as(reading)
+        buffer._set_up(ring)
         return buffer
 
-    def _begin(self, ring: StepRing, n_step: int, gamma: float, device: Any, pin: bool) -> None:
-        where = type(self).__name__
-        try:
-            positive(where, "n_step", n_step)
-            fraction(where, "gamma", gamma)
-            self.device = check_device(device, where)
-        except InputError:
-            ring.close()
-            raise
-        self.n_step, self.gamma, self.pin_memory = int(n_step), float(gamma), bool(pin)
-        self._set_up(ring)
+    def _read_as(self, reading: _Reading) -> None:
+        self.n_step, self.gamma, self.device, self.pin_memory = reading
 
     def _set_up(self, ring: StepRing) -> None:
         self._ring = ring
@@ -494,6 +511,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
         if weights is not None:
             columns["ids"], columns["weights"] = positions, weights
         if to == "torch" or (to is None and self.device is not None):
+            require("torch", f"{type(self).__name__}.sample", instead="ask for to='numpy'")
             columns = Emit("torch", self.device, self.pin_memory).tensors(columns)
             weights = columns.get("weights")
         return Batch(self._columns.nested(columns), positions, weights)

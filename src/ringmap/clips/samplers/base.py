@@ -260,7 +260,7 @@ class DrawingSampler(Forkable, BaseSampler):
             InputError: the state belongs to another sampler.
         """
         check_state(self, state)
-        self.rng.bit_generator.state = state["rng"]
+        self.rng.bit_generator.state = checked_rng(self.rng, state.get("rng"), type(self).__name__)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, to store with a checkpoint."""
@@ -279,9 +279,26 @@ def generator(seed: Seed, where: str, name: str = "rng") -> np.random.Generator:
         raise InputError(f"{where}: {name} must be a Generator, a seed or None: {error}") from None
 
 
+def checked_rng(rng: np.random.Generator, state: Any, where: str) -> Any:
+    """Return the state of a generator, if this one takes it.
+
+    Raises:
+        InputError: it is not such a state. The generator is as before.
+    """
+    tried = type(rng.bit_generator)(0)
+    try:
+        tried.state = state
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(
+            f"{where}.load_state_dict: rng is no state of {type(tried).__name__} ({error!r}); give what state_dict "
+            "returned. Nothing was changed"
+        ) from None
+    return tried.state
+
+
 def check_state(sampler: Any, state: Mapping[str, Any]) -> None:
     """Raise InputError unless the state belongs to a sampler of this kind."""
-    kind = state.get("kind")
+    kind = state.get("kind") if isinstance(state, Mapping) else state
     if kind != type(sampler).__name__:
         raise InputError(
             f"{type(sampler).__name__}.load_state_dict: the state is that of {kind!r}; load it into such a sampler"

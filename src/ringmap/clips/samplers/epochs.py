@@ -99,8 +99,16 @@ class EpochSampler(BaseSampler):
         """
         check_state(self, state)
         names = "seed", "epoch", "head", "clips", "taken"
-        self.seed, self.epoch, self._head, self._count, self._taken = (int(state[n]) for n in names)
-        self._span = int(state.get("span", 0))
+        try:
+            seed, epoch, head, count, taken = (int(state[n]) for n in names)
+            span = int(state.get("span", 0))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{type(self).__name__}.load_state_dict: expected integers {names}, got {state!r} ({error!r}). Nothing "
+                "was changed"
+            ) from None
+        self.seed, self.epoch, self._head, self._count = seed, epoch, head, count
+        self._taken, self._span = taken, span
         self._order = None
 
     state_dict = small_state

@@ -15,6 +15,7 @@ from ringmap.clips.samplers.base import (
     Seed,
     Weigh,
     as_sampler,
+    check_state,
     ids_of,
 )
 from ringmap.errors import InputError
@@ -110,8 +111,8 @@ class MixtureSampler(DrawingSampler):
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that `small_state` returned."""
-        for part, kept in self._own_and_parts(state, "load_small_state"):
-            part.load_small_state(kept)
+        before = [part.small_state() for part in self._parts]
+        self._load(state, before, "load_small_state")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, to store with a checkpoint."""
@@ -119,18 +120,31 @@ class MixtureSampler(DrawingSampler):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that `state_dict` returned."""
-        for part, kept in self._own_and_parts(state, "load_state_dict"):
-            part.load_state_dict(kept)
+        before = [part.state_dict() for part in self._parts]
+        self._load(state, before, "load_state_dict")
 
-    def _own_and_parts(self, state: Mapping[str, Any], how: str) -> list[tuple[BaseSampler, Any]]:
-        """Load the state of the mixture; return the samplers with a state, and their states."""
-        parts, kept = self._parts, state.get("parts", ())
-        if len(kept) != len(parts):
+    def _load(self, state: Mapping[str, Any], before: list[Any], how: str) -> None:
+        """Load the state of the mixture and of its samplers. `before`: their states, to which they go back after an error."""
+        check_state(self, state)
+        parts, kept, own = self._parts, state.get("parts", ()), super().small_state()
+        if not isinstance(kept, list | tuple) or len(kept) != len(parts):
+            said = len(kept) if isinstance(kept, list | tuple) else repr(kept)
             raise InputError(
-                f"MixtureSampler.{how}: a state of {len(kept)} samplers, expected {len(parts)}"
+                f"MixtureSampler.{how}: a state of {said} samplers, expected {len(parts)}"
             )
         super().load_small_state(state)
-        return [pair for pair in zip(parts, kept, strict=True) if pair[1] is not None]
+
+        def load(states: Sequence[Any]) -> None:
+            for part, one in zip(parts, states, strict=True):
+                if one is not None:
+                    getattr(part, how)(one)
+
+        try:
+            load(kept)
+        except BaseException:
+            load(before)
+            super().load_small_state(own)
+            raise
 
     def kept_priorities(self) -> Leaves | None:
         """Return the priorities of the first sampler that has some, for a copy of the buffer; else None."""

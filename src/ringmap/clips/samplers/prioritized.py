@@ -26,7 +26,16 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.clip_range import ClipRange, HasClipRange
-from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, Weigh, positive, window_of
+from ringmap.clips.samplers.base import (
+    Array,
+    DrawingSampler,
+    Seed,
+    Weigh,
+    check_state,
+    checked_rng,
+    positive,
+    window_of,
+)
 from ringmap.clips.sumtree import SumTree
 from ringmap.errors import InputError
 from ringmap.storage.columns.aligned import aligned
@@ -444,15 +453,41 @@ class PrioritizedSampler(DrawingSampler):
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state that `state_dict` returned: clips that are still live get their priorities back."""
+        """Continue from the state that `state_dict` returned: clips that are still live get their priorities back.
+
+        Raises:
+            InputError: the state is not valid. Nothing was changed.
+        """
+        kept = self.check_state_dict(state)
         self.load_small_state(state)
-        if "values" in state:
+        if kept is not None:
             with self._lock:
-                kept = {name: state[name] for name in ("low", "values", "highest")}
                 if self._source is None:
                     self._restored = kept
                 else:
                     self._take_over(kept)
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the priorities of a state, None if it has none.
+
+        Raises:
+            InputError: `load_state_dict` would refuse the state.
+        """
+        where = f"{type(self).__name__}.load_state_dict"
+        check_state(self, state)
+        checked_rng(self.rng, state.get("rng"), type(self).__name__)
+        if "values" not in state:
+            return None
+        try:
+            low, highest = int(state["low"]), float(state["highest"])
+            count = np.size(state["values"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{where}: low, values and highest don't make sense ({error!r}). Nothing was changed"
+            ) from None
+        _, values = checked_priorities(where, np.arange(low, low + count), state["values"])
+        checked_priorities(where, [low], [highest])
+        return {"low": low, "values": values, "highest": highest}
 
     def kept_priorities(self) -> Leaves | None:
         """Return a copy of all priorities, for a copy of the buffer; None before the first draw. O(rows)."""
@@ -465,11 +500,10 @@ class PrioritizedSampler(DrawingSampler):
         leaves = self._leaves
         assert leaves is not None
         assert self._source is not None
-        values = np.asarray(state["values"], np.float32)
-        tail, head = self._source.tail, self._source.head
-        positions = np.arange(int(state["low"]), int(state["low"]) + len(values))
+        values, tail, head = state["values"], self._source.tail, self._source.head
+        positions = np.arange(state["low"], state["low"] + len(values))
         kept = (positions >= tail) & (positions < head)
-        leaves.highest = float(state["highest"])
+        leaves.highest = state["highest"]
         upto = int(positions[kept][-1]) + 1 if kept.any() else tail
         leaves.put_range(max(tail, min(leaves.upto, upto)), max(upto, leaves.upto), leaves.highest)
         leaves.values[positions[kept] % len(leaves.values)] = values[kept]

@@ -94,6 +94,9 @@ _HELPED_NBYTES = 1 << 20
 JOINED_NBYTES = 1 << 16
 """Up to this size the rows of several episodes are better copied together than written apart. A larger copy is made in new pages."""
 
+_READY_S = 0.1
+"""For so long a call that joins a group relies on the last look at the directory: a look takes as long as all else of the call."""
+
 _NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
 
 
@@ -161,7 +164,7 @@ class Store(Handle):
         self._group: OpenGroup | None = None
         self._spent: GroupFile | None = None
         """The file of a group that is committed, for the next one."""
-        self._held_until = 0.0
+        self._ready_until = 0.0
         self._following = Successors(self.home)
         self._following_of = -1
         """The number of the record for which the files of next observations were last turned."""
@@ -909,12 +912,12 @@ class Store(Handle):
         self._show_group()
 
     def _is_ready(self, group: OpenGroup) -> bool:
-        """Tell whether this handle may write, and the group goes on; without a system call, but for one every 100 ms."""
-        files, now = self.files, time.monotonic()
-        if files is None or self._closed or self._child or self._stale or now > self._held_until:
-            self._held_until = now + 0.1
+        """Tell whether this handle may write, and the group goes on, without a system call: `_ready` said so less than 100 ms ago."""
+        files = self.files
+        if files is None or self._closed or self._child or self._stale:
             return False
-        return files.poison is None and not files.unpublished
+        is_recent = time.monotonic() < self._ready_until
+        return is_recent and files.poison is None and not files.unpublished
 
     def _next_group(
         self, count: int, limit: int, where: str, apart: Apart | None, earlier: Values,
@@ -924,6 +927,7 @@ class Store(Handle):
         self.made_room = False
         with clear_errors(where, self.folder, self._what_became):
             files = self._ready(where)
+            self._ready_until = time.monotonic() + _READY_S
             group = self._group
             if group is None or group.count + count > group.limit or self._is_due(group):
                 if group is not None:
