@@ -68,6 +68,35 @@ def test_draws_are_in_proportion_over_all_rings(three):
     assert buf.engine.sampler.check() == []
 
 
+@pytest.mark.parametrize("how", ["take", "split"])
+def test_draws_of_a_view_are_in_proportion_over_its_clips(three, how):
+    buf = opened(three)
+    buf.sample(1)
+    every = all_ids(buf)
+    values = np.random.default_rng(0).exponential(1, len(every))
+    buf.update_priorities(every, values)
+    view = buf.split(0.6, seed=1)[0] if how == "split" else buf.view().take([1, 2, 6])
+    mine = np.isin(every, view.positions(np.arange(len(view))))
+    for _ in range(2):
+        drawn = view.sample(40_000)
+        assert near(
+            (drawn.ids[:, None] == every).sum(0) / 40_000,
+            np.where(mine, expected(values * 1.0) / expected(values)[mine].sum(), 0),
+        )
+        chance = expected(values[mine])[np.searchsorted(every[mine], drawn.ids)]
+        weights = (mine.sum() * chance) ** -0.4
+        np.testing.assert_allclose(drawn.weights, weights / weights.max(), rtol=1e-5)
+        assert buf.update_priorities(every, values) == len(every), "those of other clips, too"
+        assert near(shares(buf, every), expected(values))
+        assert buf.update_priorities(every, values) == len(every)
+    if how == "take":
+        three.write("a", 190)  # evicts its own first episodes
+        kept = mine & (apart(every)[0] != 0)
+        drawn = view.sample(40_000)
+        assert near((drawn.ids[:, None] == every[kept]).sum(0) / 40_000, expected(values[kept]))
+    assert buf.engine.sampler.check() == []
+
+
 def test_rows_of_one_ring_may_have_all_the_mass(three):
     buf = opened(three, alpha=1.0)
     buf.sample(1)

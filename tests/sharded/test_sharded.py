@@ -282,6 +282,38 @@ def test_samplers(three):
         buf.sample(5)
 
 
+@pytest.mark.parametrize("how", ["view", "split", "windows"])
+def test_a_view_is_drawn_from_through_the_sampler(three, how):
+    """Its sampler counts the clips of the view alone, ring by ring, as they are numbered there, while they are stored."""
+    newest = []
+
+    def last(step, buffer, size, history):
+        newest.append(buffer.num_valid_ends(history))
+        return np.full(size, newest[-1] - 1)
+
+    buf = open_all(three, sampler=last)
+    view = buf.view({"step": Window((0, 1, 2))}) if how == "windows" else buf.view()
+    view = buf.split(0.6, seed=1)[1] if how == "split" else view.take([1, 2, 6, 0])
+    model = three.lengths
+    ids = [number for number in model if number in view[list(range(len(view)))]["episode"]]
+    for _ in range(2):
+        drawn = view.sample(5)
+        of = max(ids) if how == "split" else 6
+        assert (drawn["episode"] == of).all()
+        assert (drawn["step"][:, -1] == model[of] - 1).all()
+        assert newest[-1] == sum(model[number] - 2 for number in ids)
+        three.write("a", 190)  # evicts the first two
+        buf.refresh()
+        ids = [number for number in ids if number not in (0, 1)]
+        assert view.num_valid_ends() == sum(model[number] - 2 for number in ids)
+    buf.sampler = lambda step, buffer, size, history: np.full(size, buffer.num_valid_ends(history))
+    with pytest.raises(ClipIndexError, match="out of range"):
+        view.sample(5)
+    buf.sampler = EpisodeSampler()
+    with pytest.raises(InputError, match="single ring"):
+        view.sample(5)
+
+
 # -- views and passes ------------------------------------------------------------------------------
 
 

@@ -44,6 +44,7 @@ from ringmap.clips.samplers.base import (
     checked_rng,
     generator,
     ids_of,
+    seed_key,
 )
 from ringmap.clips.samplers.uniform import uniform
 from ringmap.datasets.batch import worker
@@ -136,10 +137,13 @@ class Engine(Forkable):
         self.threads: int | None = None
         self.sampler: BaseSampler = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
         self.rng = generator(seed, _WHERE, "seed")
+        self.seed_key = seed_key(seed)
+        """What the draws of workers follow from, beside their own seeds."""
         self.counter = 0
         self.pins = Pins()
         self._draws = self._draws_stored = 0
-        self._draws_as: int | None = None
+        self._draws_as: tuple[int, np.random.SeedSequence] | None = None
+        self._begun: BaseSampler | None = None
         self._make_reader: MakeReader = ClipReader
         self._hold([] if source is None else [source])
         if isinstance(source, Store):
@@ -411,7 +415,7 @@ class Engine(Forkable):
         except OSError:
             self.source  # noqa: B018 - as in `read`
             raise
-        self._draw_apart()
+        self._begin_draw()
         return source
 
     def next_step(self, step: int | None = None) -> int:
@@ -469,17 +473,24 @@ class Engine(Forkable):
                     f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for "
                     f"{clips.count} clips"
                 )
-            with source.memory:
-                numbers = ids + clips.base
-                gone = numbers < clips.index.base
-                drawn = clips.index.drawn(numbers[~gone], cut.before, self.rng, cut.around)
-                if drawn is None:
-                    raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-            if gone.any():
-                positions = np.full(len(ids), -1)
-                positions[~gone] = drawn.positions
-                drawn = Drawn(self.readers[0].starting(positions, cut))
+            drawn = self.placed_among(clips, ids, cut, self.rng)
+            if drawn is None:
+                raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
             return Drawn(drawn.positions, drawn.crossing, sampler.weigh())
+
+    def placed_among(
+        self, clips: ClipRange, ids: Array, cut: Cut, rng: np.random.Generator
+    ) -> Drawn | None:
+        """Return the clips of a view that were drawn by their ids; None if none is left. `clips`: of the view, when they were drawn."""
+        with self.source.memory:
+            numbers = ids + clips.base
+            gone = numbers < clips.index.base
+            drawn = clips.index.drawn(numbers[~gone], cut.before, rng, cut.around)
+        if drawn is None or not gone.any():
+            return drawn
+        positions = np.full(len(ids), -1)
+        positions[~gone] = drawn.positions
+        return Drawn(self.readers[0].starting(positions, cut))
 
     def _ask_positions(
         self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut
@@ -516,13 +527,25 @@ class Engine(Forkable):
             return cut.why_none(source.live.whole_lengths)
 
     def _draw_apart(self) -> None:
-        """Give each worker its own draws: a copy of a buffer in RAM carries the generator of its original."""
+        """Give each worker its own draws: its copy of the buffer has the generator of the original."""
         info = worker()
-        if info is not None and self._draws_as != info.seed:
-            self._draws_as = info.seed
-            self.rng = np.random.default_rng(info.seed)
+        if info is not None and (self._draws_as is None or self._draws_as[0] != info.seed):
+            seeds = np.random.SeedSequence([info.seed, self.seed_key])
+            self._draws_as, self._begun = (info.seed, seeds), None
+            self.rng = np.random.default_rng(seeds)
             for reader in self.readers:
                 reader.rng = self.rng
+
+    def _begin_draw(self) -> None:
+        """Let the generator and the sampler of a worker draw apart from those of others.
+
+        Raises:
+            RoleError: the sampler draws by what only another process knows.
+        """
+        self._draw_apart()
+        if self._draws_as is not None and self._begun is not self.sampler:
+            self.sampler.begin_in_worker(self._draws_as[1].spawn(1)[0])
+            self._begun = self.sampler
 
     # -- state -------------------------------------------------------------------------------
 
@@ -540,9 +563,9 @@ class Engine(Forkable):
         self.check_open()  # a fork makes another generator
         rng = checked_rng(self.rng, state["rng"], _WHERE)
         step = count("load_state_dict", "step", state["step"])
+        self._begin_draw()
         if "sampler" in state:
             self.sampler.load_state_dict(state["sampler"])
-        self._draw_apart()
         self.rng.bit_generator.state = rng
         self.counter = step
         self._draws += 1
@@ -671,7 +694,7 @@ class Engine(Forkable):
         owned = self.owned
         state = {
             "sampler": sendable(_WHERE, "sampler", self.sampler.given), "threads": self.threads,
-            "loader_state": self.pins.loader_state,
+            "loader_state": self.pins.loader_state, "seed_key": self.seed_key,
         }  # fmt: skip
         if not self.is_closed:
             self.settle(_WHERE)  # what this handle shows, the copy shows, too
@@ -712,7 +735,7 @@ class Engine(Forkable):
             if state["sampling"] is not None:
                 engine.load_state_dict(state["sampling"])
             engine.pins.copied = state["seq"]
-        engine.threads = state["threads"]
+        engine.threads, engine.seed_key = state["threads"], state["seed_key"]
         engine.pins.loader_state = state["loader_state"] or engine.pins.loader_state
         return engine
 

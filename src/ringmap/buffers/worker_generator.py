@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.samplers.base import checked_rng, generator
+from ringmap.clips.samplers.base import checked_rng, generator, seed_key
 from ringmap.datasets.batch import worker
 from ringmap.storage.disk.forks import Forkable
 
@@ -17,10 +17,11 @@ __all__ = ["WorkerGenerator"]
 
 
 class WorkerGenerator(Forkable):
-    """One generator, from a seed; a copy in a worker begins with the seed that PyTorch gave the worker."""
+    """One generator, from a seed; a copy in a worker begins with the seed that PyTorch gave the worker, and the given one."""
 
     def __init__(self, seed: int | None = None, where: str = "WorkerGenerator") -> None:
         self._rng, self._where = generator(seed, where, "seed"), where
+        self._seed_key = seed_key(seed)
         self._worker: int | None = None
 
     @property
@@ -29,7 +30,7 @@ class WorkerGenerator(Forkable):
         info = worker()
         if info is not None and self._worker != info.seed:
             self._worker = info.seed
-            self._rng = np.random.default_rng(info.seed)
+            self._rng = np.random.default_rng([info.seed, self._seed_key])
         return self._rng
 
     @property

@@ -40,6 +40,7 @@ from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
+from ringmap.clips.drawing import integers
 from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import PINNED, ClipReader
 from ringmap.clips.items import call_functions
@@ -240,7 +241,7 @@ class ShardEngine(Engine):
         self._follow()
         if self.retiring is not None:
             self._retire_due(self.retiring)
-        self._draw_apart()
+        self._begin_draw()
 
     def refresh(self) -> bool:
         """Catch up with every ring, and look for new ones; tell whether anything changed.
@@ -355,6 +356,40 @@ class ShardEngine(Engine):
                     f"{moment.clips} clips"
                 )
             return Drawn(self._placed(numbers, moment, cut), weigh=sampler.weigh())
+
+    def draw_among(self, view: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
+        """Draw `size` clips of a view, as `draw` does; `view`: its `ranges` are the clips to draw from, ring by ring."""
+        self.look_everywhere()
+        step, sampler = self.next_step(step), self.sampler
+        with self.members.lock:
+            if isinstance(sampler, FleetPriorities):
+                drawn = sampler.draw(size, cut, step, view)
+                if drawn is None:
+                    raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
+                return drawn
+            ranges = view.ranges()
+            ends = np.cumsum([clips.count for _, clips in ranges], dtype=np.int64)
+            count = int(ends[-1]) if len(ends) else 0
+            if not count:
+                raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
+            if sampler.given is None:
+                ids = integers(self.rng, 0, count, size)
+            else:
+                ids = ids_of(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
+            wrong = (ids < 0) | (ids >= count)
+            if wrong.any():
+                raise ClipIndexError(
+                    f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for {count} clips"
+                )
+            found = np.empty(size, np.int64)
+            for which, places in groups(ends.searchsorted(ids, side="right")):
+                ring, clips = ranges[which]
+                local = ids[places] - (int(ends[which]) - clips.count)
+                placed = ring.buffer.engine.placed_among(clips, local, cut, self.rng)
+                if placed is None:
+                    raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
+                found[places] = joined(ring.number, placed.positions)
+            return Drawn(found, weigh=sampler.weigh())
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
         """Return what `read` takes for clips with these ids, as `Engine.anchors` does."""
@@ -771,7 +806,7 @@ class ShardEngine(Engine):
             "paths": rings.paths, "options": rings.options, "on_bad": rings.on_bad, "uuids": list(rings.numbers.uuids),
             "schema": rings.schema, "reward_at": rings.reward_at, "sums": rings.sums, "asked": rings.asked, "weights": self.weights, "threads": self.threads,
             "sampler": sendable(_WHERE, "sampler", self.sampler.given), "loader_state": self.pins.loader_state,
-            "state": None if self.state is None else self.state.path,
+            "state": None if self.state is None else self.state.path, "seed_key": self.seed_key,
         }  # fmt: skip
 
     @classmethod
@@ -786,6 +821,7 @@ class ShardEngine(Engine):
         engine = cls(
             rings, state["weights"], state["sampler"], threads=state["threads"], state=kept
         )
+        engine.seed_key = state["seed_key"]
         if state["loader_state"] is not None:
             engine._begin(state["loader_state"])
         return engine

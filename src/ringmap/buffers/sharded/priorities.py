@@ -72,6 +72,8 @@ class FleetPriorities(BaseSampler):
     def _forget(self) -> None:
         self._rings: tuple[Ring, ...] = ()
         self._cut: Cut | None = None
+        self._view: Any = None
+        self._in_view: Array = np.empty(0, np.bool_)
         self._windows: list[ClipRange] = []
         self._seen = np.empty(0, np.int64)
         self._masses, self._counts = np.empty(0), np.empty(0, np.int64)
@@ -85,6 +87,10 @@ class FleetPriorities(BaseSampler):
         """Raise: the engine draws."""
         raise InputError(f"{_WHERE}: a PrioritizedSampler draws by sample(), not for {buffer!r}")
 
+    def begin_in_worker(self, seeds: np.random.SeedSequence) -> None:
+        """Draw from these seeds from now on; see `PrioritizedSampler.begin_in_worker`."""
+        self._given.begin_in_worker(seeds)
+
     def _tree_of(self, ring: Ring) -> PrioritizedSampler:
         tree = self._trees.get(ring.number)
         if tree is None:
@@ -96,28 +102,41 @@ class FleetPriorities(BaseSampler):
             self._trees[ring.number] = tree
         return tree
 
-    def _follow(self, cut: Cut) -> None:
-        """Bring the trees of rings that changed up to date."""
+    def _follow(self, cut: Cut, view: Any = None) -> None:
+        """Bring the trees of rings that changed up to date: with the clips of all rings, or of a view."""
         rings, changes = self._members.open, self._members.changes
         known = self._cut
-        if rings is not self._rings or known is None or known.anchors != cut.anchors:
+        if (
+            rings is not self._rings
+            or known is None
+            or known.anchors != cut.anchors
+            or self._view is not view
+        ):
             for ring in rings:  # all are loaded before a new clip gets the highest priority
                 tree = self._tree_of(ring)
                 tree.attach(ring.source)
                 self._highest = max(self._highest, tree.highest)
-            self._rings, self._cut = rings, cut
+            self._rings, self._cut, self._view = rings, cut, view
             self._windows = [ring.buffer.engine.window(cut) for ring in rings]
+            self._in_view = np.full(len(rings), view is None)
             self._seen = np.full(len(rings), -1, np.int64)
             self._masses, self._counts = np.zeros(len(rings)), np.zeros(len(rings), np.int64)
-        for place in (self._seen != changes).nonzero()[0].tolist():
+        changed = (self._seen != changes).nonzero()[0].tolist()
+        if view is not None and changed:  # what was evicted since is in none of its ranges any more
+            places = {ring.number: place for place, ring in enumerate(rings)}
+            for ring, clips in view.ranges():
+                place = places[ring.number]
+                self._windows[place], self._in_view[place] = clips, True
+        for place in changed:
             window, tree = self._windows[place], self._trees[rings[place].number]
             self._masses[place] = tree.mass_of(window, self._highest)
             self._counts[place] = window.count
+        self._masses[~self._in_view], self._counts[~self._in_view] = 0.0, 0
         self._seen[:] = changes
 
-    def draw(self, size: int, cut: Cut, step: int) -> Drawn | None:
-        """Return `size` clips, by their ids; None when there are none."""
-        self._follow(cut)
+    def draw(self, size: int, cut: Cut, step: int, view: Any = None) -> Drawn | None:
+        """Return `size` clips of all rings, or of a view, by their ids; None when there are none."""
+        self._follow(cut, view)
         ends = self._masses.cumsum()
         if not len(ends) or not ends[-1] > 0:
             return None

@@ -21,11 +21,12 @@ from ringmap.buffers.sharded.engine import ShardEngine
 from ringmap.buffers.sharded.numbers import joined
 from ringmap.buffers.sharded.rings import Ring
 from ringmap.buffers.view import BufferView
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Drawn
 from ringmap.clips.many import groups
 from ringmap.clips.window import WindowSpec
-from ringmap.errors import ClipIndexError, InputError, NoClipsError
+from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.ring.chains import WholeEpisodes
 
@@ -214,31 +215,37 @@ class ShardedView(PinnedView):
     # -- draws --------------------------------------------------------------------------------
 
     def draw(self, size: int, step: int | None = None) -> Drawn:
-        """Draw clips of episodes that are still stored, each equally likely; return their ids in the engine.
+        """Draw clips of episodes that are still stored, through the sampler of the buffer; return their ids in the engine.
 
         Raises:
             NoClipsError: all were evicted, or their rings are away.
         """
-        engine = self.engine
-        engine.look_everywhere()
-        views = list[tuple[int, BufferView]]()
+        return self.engine.draw_among(self, size, self.cut, step)
+
+    def ranges(self) -> list[tuple[Ring, ClipRange]]:
+        """Return the clips of the view that are still stored, ring by ring: those of each ring follow each other."""
+        found = list[tuple[Ring, ClipRange]]()
         for part in self._parts:
-            ring = engine.members.of(part.number)
+            ring = self.engine.members.of(part.number)
             if ring is not None and len(part.starts):
-                views.append((part.number, self._over(part, ring)))
-        counts = np.array([view.clip_window().count for _, view in views], np.float64)
-        if not counts.sum():
-            raise NoClipsError(
-                "ShardedView.sample: no clip of the view is left: its episodes are too short, were evicted, or their rings are away; "
-                "make a new view"
-            )
-        engine.next_step(step)
-        picks, drawn = engine.rng.multinomial(size, counts / counts.sum()), []
-        for which in picks.nonzero()[0].tolist():
-            number, view = views[which]
-            found = view.engine.draw_among(view, int(picks[which]), self.cut)
-            drawn.append(joined(number, found.positions))
-        return Drawn(np.concatenate(drawn)[engine.rng.permutation(size)])
+                found.append((ring, self._over(part, ring).clip_window()))
+        return found
+
+    def num_valid_ends(self, history_len: int | None = None) -> int:
+        """Return the number of clips that can be drawn: those of episodes that are still stored, on rings that are open."""
+        return sum(clips.count for _, clips in self.ranges())
+
+    def clip_window(self, history_len: int = 1) -> ClipRange:
+        """Raise: a clip range is one of a single ring.
+
+        Raises:
+            InputError: always.
+        """
+        return self.engine.window(self.cut)
+
+    def why_no_clips(self) -> str:
+        """Return, in words, why no clip of the view can be drawn."""
+        return "no clip of the view is left: its episodes are too short, were evicted, or their rings are away; make a new view"
 
     # -- episodes -----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ Not here: which clips are drawn (the other modules of this package).
 
 from __future__ import annotations
 
+import copy
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ __all__ = [
     "generator",
     "ids_of",
     "positive",
+    "seed_key",
     "window_of",
 ]
 
@@ -75,6 +77,7 @@ class BaseSampler(ABC):
     A buffer calls:
 
     - `attach` when it is opened for writing, or receives the sampler; before anything is written;
+    - `begin_in_worker` before it first draws in a DataLoader worker;
     - `__call__` for a batch, then `weigh`, from the same thread and before the next draw; where `is_quick`, both under
       the lock that keeps the writer waiting;
     - `update_priorities` when the user does;
@@ -118,6 +121,16 @@ class BaseSampler(ABC):
 
     def attach(self, source: Handle) -> None:  # noqa: B027 - nothing to do
         """Begin with a buffer that was just opened for writing."""
+
+    def begin_in_worker(self, seeds: np.random.SeedSequence) -> None:  # noqa: B027
+        """Draw from these seeds from now on: this process is a DataLoader worker, and others have copies of this sampler.
+
+        Args:
+            seeds: of this sampler in this worker; they follow from the worker's seed and the buffer's.
+
+        Raises:
+            RoleError: it draws by what only the process knows that made it.
+        """
 
     def follow(self, buffer: Any, history_len: int) -> None:  # noqa: B027
         """Learn of the clips that exist now, as after a draw: `update_priorities` may name any of them."""
@@ -203,7 +216,7 @@ def as_sampler(sampler: Sampler, where: str = "as_sampler") -> BaseSampler:
 
 
 _OPTIONAL = (
-    "attach", "follow", "update_priorities", "kept_priorities", "small_state", "load_small_state", "state_dict",
+    "attach", "begin_in_worker", "follow", "update_priorities", "kept_priorities", "small_state", "load_small_state", "state_dict",
     "load_state_dict", "flush", "close", "check",
 )  # fmt: skip
 
@@ -248,6 +261,11 @@ class DrawingSampler(Forkable, BaseSampler):
 
     def __init__(self, rng: Seed = None) -> None:
         self.rng = generator(rng, type(self).__name__)
+        self._seed_key = seed_key(rng)
+
+    def begin_in_worker(self, seeds: np.random.SeedSequence) -> None:
+        """Draw from these seeds, and that of this sampler, from now on."""
+        self.rng = np.random.default_rng([self._seed_key, *seeds.generate_state(4).tolist()])
 
     def small_state(self) -> dict[str, Any]:
         """Return the state that a buffer stores with its commits: JSON, and small."""
@@ -294,6 +312,18 @@ def checked_rng(rng: np.random.Generator, state: Any, where: str) -> Any:
             "returned. Nothing was changed"
         ) from None
     return tried.state
+
+
+def seed_key(seed: Seed) -> int:
+    """Return a number that follows from a seed, or from the state of a generator; 0 for None.
+
+    Example:
+        >>> seed_key(None), seed_key(3) == seed_key(np.random.default_rng(3)) != seed_key(4)
+        (0, True)
+    """
+    if seed is None:
+        return 0
+    return int(copy.deepcopy(np.random.default_rng(seed)).integers(1 << 62))
 
 
 def check_state(sampler: Any, state: Mapping[str, Any]) -> None:

@@ -22,7 +22,8 @@ class EpochSampler(BaseSampler):
     batch at the end of an epoch is filled up from the next one.
 
     Args:
-        seed: of the orders: the same for the same seed, epoch and number of clips.
+        seed: of the orders: the same for the same seed, epoch and number of clips. A DataLoader worker that draws has epochs of its own, in
+            an order of its own.
 
     Raises:
         InputError: an invalid seed; from a draw, another `history_len` in the middle of an epoch.
@@ -44,9 +45,16 @@ class EpochSampler(BaseSampler):
             )
         self.seed = int(seed)
         self.epoch = -1
+        self._worker: list[int] = []
         self._taken = 0
         self._head = self._count = self._span = 0
         self._order: Array | None = np.empty(0, np.int64)
+
+    def begin_in_worker(self, seeds: np.random.SeedSequence) -> None:
+        """Begin an epoch of this worker's own."""
+        self._worker = seeds.generate_state(4).tolist()
+        self._count = self._taken = 0
+        self._order = None
 
     @property
     def left(self) -> int:
@@ -78,7 +86,8 @@ class EpochSampler(BaseSampler):
     def _take(self, window: ClipRange, count: int) -> Array:
         """Return the ids of the next `count` clips of the epoch, without evicted ones."""
         if self._order is None:
-            self._order = np.random.default_rng([self.seed, self.epoch]).permutation(self._count)
+            seed = [self.seed, self.epoch, *self._worker]
+            self._order = np.random.default_rng(seed).permutation(self._count)
         taken = self._order[self._taken : self._taken + count]
         self._taken += len(taken)
         ids: Array = taken + (window.end_before(Position(self._head)) - self._count - window.base)
@@ -88,7 +97,7 @@ class EpochSampler(BaseSampler):
         """Return the state that a buffer stores with its commits: JSON, and small."""
         return {
             "kind": type(self).__name__, "seed": self.seed, "epoch": self.epoch,
-            "head": self._head, "clips": self._count, "taken": self._taken, "span": self._span,
+            "head": self._head, "clips": self._count, "taken": self._taken, "span": self._span, "worker": self._worker,
         }  # fmt: skip
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
@@ -102,13 +111,14 @@ class EpochSampler(BaseSampler):
         try:
             seed, epoch, head, count, taken = (int(state[n]) for n in names)
             span = int(state.get("span", 0))
+            own = [int(number) for number in state.get("worker", ())]
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"{type(self).__name__}.load_state_dict: expected integers {names}, got {state!r} ({error!r}). Nothing "
                 "was changed"
             ) from None
         self.seed, self.epoch, self._head, self._count = seed, epoch, head, count
-        self._taken, self._span = taken, span
+        self._taken, self._span, self._worker = taken, span, own
         self._order = None
 
     state_dict = small_state

@@ -87,6 +87,14 @@ class MixtureSampler(DrawingSampler):
         ids: Array = np.concatenate(drawn)
         return ids[self.rng.permutation(batch_size)]
 
+    def begin_in_worker(self, seeds: np.random.SeedSequence) -> None:
+        """Let this sampler and its parts draw from these seeds, each from others."""
+        parts = self._parts
+        own, *others = seeds.spawn(1 + len(parts))
+        super().begin_in_worker(own)
+        for part, their in zip(parts, others, strict=True):
+            part.begin_in_worker(their)
+
     def follow(self, buffer: Any, history_len: int) -> None:
         """Let the samplers with priorities learn of the clips, as a draw would."""
         for part in self._parts:

@@ -37,7 +37,7 @@ from ringmap.clips.samplers.base import (
     window_of,
 )
 from ringmap.clips.sumtree import SumTree
-from ringmap.errors import InputError
+from ringmap.errors import InputError, RoleError
 from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.disk.forks import Renew
 from ringmap.storage.read.handle import Handle
@@ -81,7 +81,8 @@ class PrioritizedSampler(DrawingSampler):
 
     Processes and threads: on a buffer with a path, the writing handle stores priorities in its directory,
         and they are loaded when it is opened, as of the last update that returned. A reader starts
-        with the stored priorities and keeps its own in memory; store its `state_dict()` with a checkpoint.
+        with the stored priorities and keeps its own in memory; store its `state_dict()` with a checkpoint. A DataLoader
+        worker that got the buffer from another process does not draw by priority: it would never see that process's updates.
 
     Source: Schaul et al., Prioritized Experience Replay, 2016, equations 1 and 2. Weights are divided by the
         largest one of the batch.
@@ -127,7 +128,21 @@ class PrioritizedSampler(DrawingSampler):
         self._leaves: Leaves | None = None
         self._restored: dict[str, Any] | None = None
         self._kept_by: Callable[[Handle], Opened] | None = None
+        self._made_in = os.getpid()
         self._forget()
+
+    def begin_in_worker(self, seeds: np.random.SeedSequence) -> None:
+        """Draw from these seeds from now on, if this process made the sampler.
+
+        Raises:
+            RoleError: another process did, and its updates do not come here.
+        """
+        if self._made_in != os.getpid():
+            raise RoleError(
+                "PrioritizedSampler: this DataLoader worker would draw by priorities that never change, since update_priorities is called in "
+                "another process; draw there, with sample() or batches(), which gathers ahead in a thread"
+            )
+        super().begin_in_worker(seeds)
 
     def for_ring(self, kept_by: Callable[[Handle], Opened] | None) -> PrioritizedSampler:
         """Return a sampler with the same options and generator for one ring of many.
@@ -541,6 +556,7 @@ class PrioritizedSampler(DrawingSampler):
         with self._lock:
             names = (
                 "rng",
+                "_seed_key",
                 "alpha",
                 "beta",
                 "kind",
@@ -556,7 +572,7 @@ class PrioritizedSampler(DrawingSampler):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._kept_by = None
+        self._kept_by, self._made_in = None, 0
         self._forget()
 
 
