@@ -7,6 +7,7 @@ mistake, so `except ValueError` goes on working:
       InputError           ValueError      fix the call
         UnknownColumnError KeyError        ... of a column's name
         SubscriptError     TypeError       ... in the brackets
+        ArgumentTypeError  TypeError       ... of another kind of value
       ClipIndexError       IndexError      fix the index
       NoClipsError         RuntimeError    collect more first
         LappedError                        ... or raise max_steps
@@ -26,6 +27,7 @@ mistake, so `except ValueError` goes on working:
 from __future__ import annotations
 
 __all__ = [
+    "ArgumentTypeError",
     "ClipIndexError",
     "ClosedError",
     "CorruptError",
@@ -69,6 +71,10 @@ class UnknownColumnError(InputError, KeyError):
 
 class SubscriptError(InputError, TypeError):
     """What stands in the brackets is no clip id, or the buffer has none."""
+
+
+class ArgumentTypeError(InputError, TypeError):
+    """An argument is of a kind that the call does not take; the message says which argument takes it."""
 
 
 class ClipIndexError(RingmapError, IndexError):

@@ -68,6 +68,7 @@ def raised():
     yield error(buf.get_col_data, "pixels")
     yield error(lambda: buf[47])
     yield error(lambda: buf[0:3])
+    yield error(buf.view, anchors=lambda data: True)
     yield error(ReplayBuffer(max_steps=512).sample, 8)
     yield error(ringmap.TransitionReplayBuffer(8, (1,), device=None).sample, 2)
     yield error(buf.sample, 8, history_len=60)

@@ -330,7 +330,7 @@ def test_views_pin_a_moment(three):
     assert set(prove(other[list(range(len(other)))], model, 3)) == before
     same(view.load_episode(4), columns(4, 0, 14))
     assert view.get_episode_data([0, 8])["ring"] == ["a", "c"]
-    chosen = buf.view(anchors=lambda data: data["ring"] == "b")
+    chosen = buf.view(where=lambda data: data["ring"] == "b")
     assert {e for e, _ in prove(chosen.sample(300), model, 3)} == set(three.model["b"])
     taken = view.take([8, 0, 3])
     assert taken.lengths.tolist() == [18, 10, 13]

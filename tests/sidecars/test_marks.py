@@ -443,13 +443,11 @@ def test_convert_writes_what_was_chosen(tmp_path, how):
 
 
 def test_convert_leaves_out_what_is_evicted_meanwhile(tmp_path):
-    from ringmap.datasets.choose import choose
     from ringmap.datasets.stored_episodes import episodes_of
 
     with fill(tmp_path / "b", range(10)) as buf:
-        chosen = choose(buf, "episode < 5", None, "test")
         found = []
-        for episode, data in episodes_of(buf, True, chosen):
+        for episode, data in episodes_of(buf.view(where="episode < 5"), True):
             found.append((int(episode["x"][0]), data["seed"]))
             if len(found) == 1:
                 write(buf, range(20, 23))  # evicts 0, 1 and 2; all numbers fall by three

@@ -354,10 +354,10 @@ def test_episodes_are_chosen_by_their_data(tmp_path):
             writer.write_episode(
                 {"obs": 10 * number + np.arange(3), "_episode_data": {"good": number % 2}}
             )
-    dataset = load_dataset(tmp_path / "a.h5", anchors=lambda data: data["good"])
+    dataset = load_dataset(tmp_path / "a.h5", where=lambda data: data["good"])
     assert [int(item["obs"][0]) for item in dataset] == [10, 11, 12, 30, 31, 32]
     window = {"obs": Window([0, 1])}
-    dataset = load_dataset(tmp_path / "a.h5", anchors=lambda data: data["good"], window=window)
+    dataset = load_dataset(tmp_path / "a.h5", where="good = 1", window=window)
     assert [item["obs"].tolist() for item in dataset] == [[10, 11], [11, 12], [30, 31], [31, 32]]
     goals = GoalDataset(dataset, (0, 0, 0, 1), goal_keys={"obs": "goal"}, seed=0)
     assert [item["goal"].tolist() for item in goals] == [[10], [11], [30], [31]]

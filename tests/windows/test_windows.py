@@ -175,7 +175,7 @@ def test_a_predicate_over_episode_data():
     buf = ReplayBuffer(200, seed=0)
     for number in range(6):
         buf.write_episode({"x": np.full(5, number), "_episode_data": {"good": number % 2}})
-    view = buf.view(window={"x": Window([0, 1])}, anchors=lambda data: data["good"])
+    view = buf.view(window={"x": Window([0, 1])}, where=lambda data: data["good"])
     assert sorted({int(view[i]["x"][0]) for i in range(len(view))}) == [1, 3, 5]
     assert len(view) == 12
 
@@ -316,7 +316,7 @@ def test_what_is_no_window(arguments, message):
         ({"columns": ["flagg"]}, "'flagg' that is not stored, but 'flag' is"),
         ({"columns": "flag"}, "columns must be a list"),
         ({"anchors": slice(-3, None)}, "anchors must be a slice"), ({"anchors": slice(0, 4)}, "anchors must be a slice"),
-        ({"anchors": slice(0, -4, 2)}, "anchors must be a slice"), ({"anchors": lambda d: True}, "anchors must be a slice"),
+        ({"anchors": slice(0, -4, 2)}, "anchors must be a slice"), ({"anchors": lambda d: True}, "which episodes are wanted says where="),
         ({"drop_all_padded": True}, "drop_all_padded is for padded columns"),
         ({"window": {}, "history_len": 3}, "history_len=3 and a window contradict"),
         ({"window": {"bad": lambda b: np.zeros(3)}}, "the function returned shape"),

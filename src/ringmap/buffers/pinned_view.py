@@ -10,7 +10,7 @@ Not here: where the steps of an id stand (view.py, sharded/view.py), the order o
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -27,8 +27,9 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Drawn
 from ringmap.clips.gather import PINNED
 from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Dataset, clip_id, clip_ids
-from ringmap.errors import ClipIndexError, InputError
+from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
+from ringmap.datasets.choose import choose
+from ringmap.errors import InputError
 
 __all__ = ["EpisodeNumbers", "PinnedView", "mixed", "split"]
 
@@ -131,31 +132,14 @@ class PinnedView(Dataset):
         return self.engine.num_redraws
 
     def view(
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
-        drop_all_padded: bool = False,
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
+        drop_all_padded: bool = False, *, where: Where | None = None,
     ) -> Self:  # fmt: skip
-        """Return a view of the same episodes with other items, as `ReplayBuffer.view` does."""
-        chosen = None
-        if callable(anchors):
-            chosen, anchors = self.where(anchors), None
-        made = self.with_cut(self._cut_for(window, columns, anchors, drop_all_padded))
-        return made if chosen is None else made.take(chosen)
-
-    def where(self, wanted: Callable[[dict[str, Any]], Any]) -> Array:
-        """Return the numbers of the episodes whose data, a dict, `wanted` accepts; an episode evicted since is left out.
-
-        Raises:
-            InputError: `wanted` returned something else than a truth value.
-        """
-        numbers = []
-        for ep in range(len(self.lengths)):
-            try:
-                data = self.get_episode_data(ep)
-            except ClipIndexError:
-                continue
-            if bool(wanted({name: values[0] for name, values in data.items()})):
-                numbers.append(ep)
-        return np.array(numbers, np.int64)
+        """Return a view of the same episodes with other items, or of some of them, as `ReplayBuffer.view` does."""
+        if where is not None:
+            wanted = choose(self, where, None, f"{self._where('view')}: where")
+            return self.take(wanted).view(window, columns, anchors, drop_all_padded)
+        return self.with_cut(self._cut_for(window, columns, anchors, drop_all_padded))
 
     def __getitem__(self, idx: Any) -> dict[str, Any]:
         """Return one clip, or with a list of ids the batch, as the buffer does."""

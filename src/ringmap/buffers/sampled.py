@@ -34,9 +34,9 @@ from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.samplers.uniform import uniform
-from ringmap.clips.wanted import Wanted, warn_unreached
+from ringmap.clips.wanted import Wanted, check_anchors, warn_unreached
 from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Dataset, clip_id, clip_ids
+from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.fleet.pace import Pace
 from ringmap.storage.ring.integers import ClipId
@@ -180,34 +180,44 @@ class Sampled(InNotebook, Dataset):
         return BufferView.of(self)
 
     def view(
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
-        drop_all_padded: bool = False,
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
+        drop_all_padded: bool = False, *, where: Where | None = None,
     ) -> BufferView:  # fmt: skip
         """Return a dataset of what is stored now: its ids do not change, in any process that receives it.
 
         Args:
             window: as for `sample`: one item per anchor.
             columns: as for `sample`.
-            anchors: as for `sample`, or a function of an episode's data (a dict), which tells whether the episode is wanted.
+            anchors: as for `sample`. It changes the items and their number alone.
             drop_all_padded: as for `sample`.
+            where: the episodes to keep, numbered from 0 (`source_episodes` has their numbers before): a condition such as
+                `"return > 100 and not flags contains bad"`, or a function of an episode's data (a dict) that tells whether the episode
+                is wanted.
 
         Raises:
             InputError: as for `sample`.
             NoClipsError: a window over a buffer that has no columns yet.
 
-        Cost: 12 bytes for each stored episode; no rows are copied or protected from eviction. A function is called once per
-            episode.
+        Cost: 12 bytes for each stored episode; no rows are copied or protected from eviction. `where` reads the data of every
+            episode, and of `return` and `ended` the columns behind them.
         """
-        if not callable(anchors):
-            wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
-            cut, _ = self._cut_of(wanted, "ReplayBuffer.view")
-            return BufferView.of(self, None if wanted.is_plain else cut)
-        view = self.view(window, columns, None, drop_all_padded)
-        return view.take(view.where(anchors))
+        wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
+        if where is not None:
+            return BufferView.of(self).view(window, columns, anchors, drop_all_padded, where=where)
+        cut, _ = self._cut_of(wanted, "ReplayBuffer.view")
+        return BufferView.of(self, None if wanted.is_plain else cut)
+
+    def take(self, episodes: Sequence[int] | Array) -> BufferView:
+        """Return a view of some of the episodes that are stored now, as `Dataset.take`."""
+        return self.view().take(episodes)
+
+    def _pinned(self) -> BufferView:
+        return self.view()
 
     def split(
         self, train: float = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
-        columns: Iterable[str] | None = None, anchors: Any = None, drop_all_padded: bool = False,
+        columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
+        where: Where | None = None,
     ) -> tuple[BufferView, BufferView]:  # fmt: skip
         """Return two views that share no episode: `train` of the episodes, and the rest.
 
@@ -218,8 +228,9 @@ class Sampled(InNotebook, Dataset):
             columns: as for `view`.
             anchors: as for `view`.
             drop_all_padded: as for `view`.
+            where: as for `view`.
         """
-        made = self.view(window, columns, anchors, drop_all_padded)
+        made = self.view(window, columns, anchors, drop_all_padded, where=where)
         return split(made, train, seed, "ReplayBuffer.split")
 
     def batches(
@@ -336,6 +347,7 @@ class Sampled(InNotebook, Dataset):
         self, history_len: int | None, window: WindowSpec | None, columns: Iterable[str] | None,
         anchors: slice | None, drop_all_padded: bool,
     ) -> Wanted:  # fmt: skip
+        check_anchors(type(self).__name__, anchors)
         history = self.num_steps if history_len is None else history_len
         positive("ReplayBuffer.sample", "history_len", history)
         if window is not None and history_len is not None:

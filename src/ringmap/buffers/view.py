@@ -12,6 +12,7 @@ Not here: rows (the buffer's), the order of a pass (passes.py).
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from ringmap.clips.wanted import tell_no_lanes
 from ringmap.datasets.windows import Runs
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.chains import NONE, Parts, WholeEpisodes
 from ringmap.storage.ring.live import LiveEpisodes
 
@@ -93,15 +95,23 @@ class BufferView(PinnedView):
 
     def with_cut(self, cut: Cut | None) -> BufferView:
         """Return a view of the same episodes with other items."""
-        return BufferView(self._buffer, self.starts, self.lengths, cut, self._stored, self._is_part)
+        made = BufferView(self._buffer, self.starts, self.lengths, cut, self._stored, self._is_part)
+        made._source_episodes = self._source_episodes
+        return made
 
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes, in this order."""
         chosen = self._episode_numbers(episodes)
         stored = self._stored and (self._stored[0], self._stored[1][chosen])
-        return BufferView(
+        made = BufferView(
             self._buffer, self.starts[chosen], self.lengths[chosen], self._cut, stored, True
         )
+        made._source_episodes = self.source_episodes[chosen]
+        return made
+
+    def marked_ring(self) -> tuple[Handle, Array]:
+        """Return the ring, for `Marks`, and the positions of the view's episodes."""
+        return self.engine.source, self.starts
 
     @property
     def head(self) -> int:
@@ -179,6 +189,11 @@ class BufferView(PinnedView):
         return self._load_slice(ep, start, end)
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        return self._read_steps(ep, start, end, None)
+
+    def _read_steps(
+        self, ep: int, start: int, end: int, columns: Sequence[str] | None
+    ) -> dict[str, Any]:
         index, gone = self._index_now(ep), 0
         if self._stored is not None:
             whole, chosen = self._stored
@@ -186,8 +201,33 @@ class BufferView(PinnedView):
             gone = int(now.first_steps[index] - whole.first_steps[chosen[ep]])
             if gone > start:
                 raise self._evicted(ep)
-        steps = self.engine.episodes.steps(index, start - gone, end - gone, "ReplayBuffer")
-        return dict(zip(self.column_names, steps, strict=True))
+        names = self.column_names if columns is None else list(columns)
+        steps = self.engine.episodes.steps(
+            index, start - gone, end - gone, "ReplayBuffer", columns and names
+        )
+        return dict(zip(names, steps, strict=True))
+
+    def load_steps(
+        self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Return steps `[start, end)` of one episode, dense: every column, or those of `columns`, which alone are read.
+
+        Raises:
+            ClipIndexError: there are no such steps, or they were evicted since.
+            UnknownColumnError: there is no such column.
+        """
+        for name in columns or ():
+            self._check_column(name, "load_steps")
+        return self._read_steps(operator.index(episode_idx), start, end, columns)
+
+    def episode_data(self, episode_idx: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} if it has none. Reads its data alone.
+
+        Raises:
+            ClipIndexError: there is no such episode, or it was evicted since.
+        """
+        index = self._index_now(self._episode_number(episode_idx))
+        return self.engine.episodes.data_of(index, "BufferView.episode_data")
 
     @property
     def episode_column_names(self) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.cli.console import plain
-from ringmap.datasets.choose import REWARDS
+from ringmap.clips.outcomes import REWARDS, TERMINATED, TRUNCATED, name_among
 from ringmap.errors import InputError
 from ringmap.storage.read.read_live import look_again
 
@@ -46,9 +46,9 @@ def rows_of(dataset: Any) -> list[Row]:
     """
     names = dataset.column_names
     columns = {
-        "return": next((name for name in REWARDS if name in names), None),
-        "terminated": "terminated" if "terminated" in names else None,
-        "truncated": "truncated" if "truncated" in names else None,
+        "return": name_among(REWARDS, names),
+        "terminated": name_among(TERMINATED, names),
+        "truncated": name_among(TRUNCATED, names),
     }
     rows: list[Row] = []
 

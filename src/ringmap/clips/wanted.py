@@ -16,10 +16,10 @@ import numpy as np
 
 from ringmap.clips.cut import Cut
 from ringmap.clips.window import Window, WindowMaker, WindowSpec, cut_of
-from ringmap.errors import InputError
+from ringmap.errors import ArgumentTypeError, InputError
 from ringmap.storage.columns.schema import Schema
 
-__all__ = ["Wanted", "tell_no_lanes", "warn_unreached"]
+__all__ = ["Wanted", "check_anchors", "tell_no_lanes", "warn_unreached"]
 
 log = logging.getLogger("ringmap")
 
@@ -81,6 +81,15 @@ class Wanted(NamedTuple):
         if self.anchors is None:
             return cut
         return replace(cut, before=checked.before, after=max(cut.after, checked.after))
+
+
+def check_anchors(where: str, anchors: Any) -> None:
+    """Raise ArgumentTypeError if episodes are to be selected by `anchors`, which selects steps."""
+    if callable(anchors) or isinstance(anchors, str):
+        raise ArgumentTypeError(
+            f"{where}: anchors= takes a slice of steps, such as slice(2, -7), got {anchors!r:.80}; which episodes are wanted "
+            "says where=, of view, split and load_dataset"
+        )
 
 
 def tell_no_lanes(where: str) -> None:

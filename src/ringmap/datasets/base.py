@@ -25,9 +25,10 @@ import numpy as np
 
 from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex, ClipPairs
-from ringmap.clips.wanted import Wanted, tell_no_lanes, warn_unreached
+from ringmap.clips.wanted import Wanted, check_anchors, tell_no_lanes, warn_unreached
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.batch import worker
+from ringmap.datasets.choose import choose
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns
 from ringmap.datasets.windows import DatasetRows, Runs, fold, gather, rows_by_slices
@@ -45,7 +46,7 @@ from ringmap.storage.ring.integers import ClipId
 from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = [
-    "Dataset", "LoaderDataset", "Transform", "clip_id", "clip_ids", "cut_of_dataset", "fold_actions", "in_range", "num_rows",
+    "Dataset", "LoaderDataset", "Transform", "Where", "clip_id", "clip_ids", "cut_of_dataset", "fold_actions", "in_range", "num_rows",
 ]  # fmt: skip
 
 log = logging.getLogger("ringmap")
@@ -60,6 +61,8 @@ else:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
+Where = str | Callable[[dict[str, Any]], Any]
+"""Which episodes are wanted: a condition (`ringmap.datasets.where`), or a function of an episode's data, a dict."""
 
 
 class Dataset(LoaderDataset):
@@ -101,7 +104,7 @@ class Dataset(LoaderDataset):
     reward_at: str | None = None
     """Where rewards stand: "next": in the row of the step that their action led to, "same": in the row of the action."""
     _cut: Cut | None = None
-    _chosen: Array | None = None
+    _source_episodes: Array | None = None
     _found_runs: tuple[Array, Runs] | None = None
     _clips: ClipIndex | None = None
     _rows: DatasetRows | None = None
@@ -293,12 +296,52 @@ class Dataset(LoaderDataset):
 
     @property
     def is_view(self) -> bool:
-        """Whether it is a view with items, or episodes, of its own: see `view`."""
-        return self._cut is not None or self._chosen is not None
+        """Whether it is a view with items of its own: see `view`."""
+        return self._cut is not None
+
+    @property
+    def source_episodes(self) -> Array:
+        """The number that each episode has in the dataset that `where=`, or `take`, selected it from, int64."""
+        if self._source_episodes is None:
+            return np.arange(len(self.lengths))
+        return self._source_episodes.copy()
+
+    def take(self, episodes: Sequence[int] | Array) -> Dataset:
+        """Return a dataset of some of the episodes, in this order, numbered from 0.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        from ringmap.datasets.selected import SelectedDataset  # it is a Dataset itself
+
+        return SelectedDataset(self, self._episode_numbers(np.asarray(episodes, np.int64)))
+
+    def _selected(self, where: Where, caller: str, marks: Any = None) -> Dataset:
+        """Return a dataset of the episodes that are wanted; `marks` is the file of their flags and notes."""
+        pinned = self._pinned()
+        return pinned.take(choose(pinned, where, marks, f"{caller}: where"))
+
+    def _stored_steps(
+        self, episode: int, start: int, end: int, names: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Return steps `[start, end)` as they are stored, whatever this dataset loads and makes of them.
+
+        `names`: the columns to return, as far as there are; None: all but pictures.
+        """
+        known = names and [name for name in names if name in self.column_names]
+        if known is not None and not known:
+            return {}
+        steps = stored_layout(self.load_steps(episode, start, end, known))
+        found = {name: np.asarray(values) for name, values in steps.items()}
+        return found if names else {name: v for name, v in found.items() if v.ndim <= 2}
+
+    def _pinned(self) -> Dataset:
+        """Return the episodes that there are now, numbered so that no writer changes it: this dataset, if it does not grow."""
+        return self
 
     def view(
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
-        drop_all_padded: bool = False,
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
+        drop_all_padded: bool = False, *, where: Where | None = None,
     ) -> Dataset:  # fmt: skip
         """Return this dataset with other items: what a window says, around one step each, the anchor.
 
@@ -306,16 +349,19 @@ class Dataset(LoaderDataset):
             window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch, columns as
                 they are stored, that returns a column. In place of `num_steps`: a column without a window comes at t alone.
             columns: names of the columns to read; None: all.
-            anchors: the steps t to leave out at the ends of episodes, `slice(2, -7)` the first 2 and the last 7; or a function of
-                an episode's data (a dict), which tells whether the episode is wanted.
+            anchors: the steps t to leave out at the ends of episodes, `slice(2, -7)` the first 2 and the last 7. It changes the items
+                and their number alone.
             drop_all_padded: whether to leave out steps t at which a padded column would be padding alone.
+            where: the episodes to keep, numbered from 0 (`source_episodes` has their numbers before): a condition such as
+                `"return > 100 and task = 'lift'"`, or a function of an episode's data (a dict) that tells whether the episode is wanted.
 
         Raises:
+            ArgumentTypeError: (TypeError) `anchors` is a function.
             InputError: an unknown column, a name that is taken, a value that a column can't hold, a sum over rewards while it is
-                not known where they stand (`reward_at`).
+                not known where they stand (`reward_at`); a condition that can't be read, or names what no episode has.
             NoClipsError: a window over a dataset without steps, whose columns are not known.
 
-        Cost: no rows are copied. A function is called once per episode.
+        Cost: no rows are copied. `where` reads the data of every episode, and of `return` and `ended` the columns behind them.
 
         Example:
             >>> from ringmap.data import Window, load_dataset, get_format
@@ -327,9 +373,10 @@ class Dataset(LoaderDataset):
             >>> float(item["state"]), item["action"].tolist(), item["action_is_pad"].tolist()
             (0.0, [0, 0, 1], [True, False, False])
         """
+        if where is not None:
+            chosen = self._selected(where, self._where("view"))
+            return chosen.view(window, columns, anchors, drop_all_padded)
         made = copy.copy(self)
-        if callable(anchors):
-            made._chosen, anchors = self._accepted(anchors), None
         made._cut = self._cut_for(window, columns, anchors, drop_all_padded)
         made._told_short, made._found_runs = False, None
         if made.cut.across:
@@ -342,6 +389,7 @@ class Dataset(LoaderDataset):
     ) -> Cut | None:  # fmt: skip
         """Return the cut of a request; as it is now, if nothing else is asked for."""
         where = self._where("view")
+        check_anchors(where, anchors)
         if columns is not None and not isinstance(columns, str):
             columns = tuple(columns)
         wanted = Wanted(
@@ -356,14 +404,6 @@ class Dataset(LoaderDataset):
     def _where(self, method: str) -> str:
         """Return the beginning of a message about a call: which dataset, and which method."""
         return f"{type(self).__name__}.{method}"
-
-    def _accepted(self, wanted: Callable[[dict[str, Any]], Any]) -> Array:
-        """Return for each episode whether `wanted` accepts its data."""
-        data = self.get_episode_data()
-        return np.array(
-            [bool(wanted({n: v[ep] for n, v in data.items()})) for ep in range(len(self.lengths))],
-            np.bool_,
-        )
 
     def _schema(self, where: str) -> Schema:
         """Return the columns, as they are stored.
@@ -504,7 +544,7 @@ class Dataset(LoaderDataset):
             InputError: only some of them have anchors.
         """
         lengths = self.lengths
-        if self._chosen is not None:
+        if self._source_episodes is not None:
             raise InputError(
                 f"{type(self).__name__}: a sequence with across=True runs on into the next episode, which this view may have left out; "
                 "use across=False, or a view of all episodes"
@@ -628,24 +668,12 @@ class Dataset(LoaderDataset):
 
     def _clip_index(self) -> ClipIndex:
         if self._clips is None:
-            self._clips = ClipIndex(LiveEpisodes.from_lengths(self._anchor_lengths()))
+            self._clips = ClipIndex(LiveEpisodes.from_lengths(self.lengths))
         return self._clips
 
     def _anchor_lengths(self) -> Array:
-        """Return the steps of each episode, 0 for one that has no anchors.
-
-        Raises:
-            InputError: there are other episodes than when they were chosen.
-        """
-        lengths: Array = self.lengths
-        if self._chosen is None:
-            return lengths
-        if len(self._chosen) != len(lengths):
-            raise InputError(
-                f"{type(self).__name__}: it has {len(lengths)} episodes, but {len(self._chosen)} when this view chose some of "
-                "them; make another view"
-            )
-        return np.where(self._chosen, lengths, 0)
+        """Return the steps of each episode that clips are cut from."""
+        return self.lengths
 
     def _episode_number(self, idx: int) -> int:
         return int(self._episode_numbers(operator.index(idx))[0])

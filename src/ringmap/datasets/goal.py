@@ -21,12 +21,14 @@ import numpy as np
 from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Dataset, clip_ids, cut_of_dataset
+from ringmap.datasets.base import Dataset, Where, clip_ids, cut_of_dataset
 from ringmap.datasets.batch import worker
 from ringmap.datasets.loader_batches import as_clip
+from ringmap.datasets.selected import SelectedDataset
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import missing
 from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["GoalDataset"]
@@ -216,16 +218,52 @@ class GoalDataset(Forkable, Dataset):
         return self.cut.span
 
     def view(
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
-        drop_all_padded: bool = False,
-    ) -> Dataset:  # fmt: skip
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
+        drop_all_padded: bool = False, *, where: Where | None = None,
+    ) -> GoalDataset:  # fmt: skip
         """Return the goals of a view of the wrapped dataset, as `Dataset.view` makes it; goals come after the anchor.
 
-        `current_goal_offset` then counts from the anchor, which is 1: it is what was given, or 1.
+        `current_goal_offset` then counts from the anchor, which is 1: it is what was given, or 1. With `where`, all goals are of the
+        episodes that it selects.
         """
-        inner = self.dataset.view(window, columns, anchors, drop_all_padded)
+        return self._over(self.dataset.view(window, columns, anchors, drop_all_padded, where=where))
+
+    @property
+    def source_episodes(self) -> Array:
+        """Those of the wrapped dataset."""
+        return (
+            self.dataset.source_episodes
+            if isinstance(self.dataset, Dataset)
+            else super().source_episodes
+        )
+
+    def take(self, episodes: Sequence[int] | Array) -> GoalDataset:
+        """Return the clips of some of the episodes, as `Dataset.take`; all goals are of these."""
+        chosen = self._episode_numbers(np.asarray(episodes, np.int64))
+        inner = self.dataset
+        return self._over(
+            inner.take(chosen) if isinstance(inner, Dataset) else SelectedDataset(inner, chosen)
+        )
+
+    def _pinned(self) -> Dataset:
+        inner = self.dataset._pinned() if isinstance(self.dataset, Dataset) else self.dataset
+        return self if inner is self.dataset else self._over(inner)
+
+    def marked_ring(self) -> tuple[Handle, Array] | None:
+        """Return the ring that the episodes of the wrapped dataset are in."""
+        return self.dataset.marked_ring() if isinstance(self.dataset, Dataset) else None
+
+    def _stored_steps(
+        self, episode: int, start: int, end: int, names: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        if not isinstance(self.dataset, Dataset):
+            return super()._stored_steps(episode, start, end, names)
+        return self.dataset._stored_steps(episode, start, end, names)
+
+    def _over(self, dataset: Any) -> GoalDataset:
+        """Return the same goals over another dataset."""
         return GoalDataset(
-            inner, self.goal_probabilities, self.gamma, self._given_offset, self._goal_keys, self.seed,
+            dataset, self.goal_probabilities, self.gamma, self._given_offset, self._goal_keys, self.seed,
         )  # fmt: skip
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
@@ -298,17 +336,13 @@ class GoalDataset(Forkable, Dataset):
         return self._rng
 
     def _clip_index(self) -> ClipIndex:
-        lengths = self._anchor_lengths()
+        lengths = np.asarray(self.lengths)
         if self._clips is None or not np.array_equal(lengths, self._lengths):
             self._lengths = lengths
             self._clips = ClipIndex(LiveEpisodes.from_lengths(lengths))
             clips = cut_of_dataset(self.dataset).counts(lengths)
             self._first_ids = np.cumsum(clips) - clips
         return self._clips
-
-    def _anchor_lengths(self) -> Array:
-        inner = self.dataset
-        return np.asarray(inner._anchor_lengths() if isinstance(inner, Dataset) else inner.lengths)
 
     def _locate(self, ids: Array) -> tuple[Array, Array]:
         try:

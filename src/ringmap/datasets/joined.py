@@ -10,9 +10,11 @@ Not here: goals (goal.py), datasets merged into a new file (formats/catalog/).
 
 from __future__ import annotations
 
+import copy
+import itertools
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from ringmap.clips.index import ClipIndex
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_ids, cut_of_dataset, num_rows
 from ringmap.datasets.image_axes import EpisodeDict
+from ringmap.datasets.selected import SelectedDataset
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.ring.live import LiveEpisodes
 
@@ -82,17 +85,31 @@ class _Joined(Dataset):
         """Names of the values that are constant within an episode, of all parts, first seen first."""
         return list(dict.fromkeys(n for part in self.datasets for n in part.episode_column_names))
 
+    def _pinned(self) -> Dataset:
+        parts = [p._pinned() if isinstance(p, Dataset) else p for p in self.datasets]
+        return (
+            self
+            if all(a is b for a, b in zip(parts, self.datasets, strict=True))
+            else self._over(parts)
+        )
+
+    def _over(self, parts: list[Any]) -> Self:
+        """Return the same over other parts."""
+        made = copy.copy(self)
+        made.datasets, made._lengths, made._rows, made._clips = (
+            parts,
+            np.empty(0, np.int32),
+            None,
+            None,
+        )
+        return made
+
     def _clip_index(self) -> ClipIndex:
-        lengths = self._anchor_lengths()
+        lengths = np.asarray(self.lengths)
         if self._clips is None or not np.array_equal(lengths, self._lengths):
             self._lengths = lengths
             self._clips = ClipIndex(LiveEpisodes.from_lengths(lengths))
         return self._clips
-
-    def _anchors_in(self, part: Any) -> Array:
-        """Return the steps of each episode of a part, 0 for one without anchors."""
-        own = part._anchor_lengths() if isinstance(part, Dataset) else part.lengths
-        return np.asarray(own, np.int32)
 
     def _homes(self) -> list[tuple[Any, list[str]]]:
         """Return the parts, and the names of the columns that come from each."""
@@ -189,12 +206,12 @@ class MergeDataset(_Joined):
     def __len__(self) -> int:
         return super().__len__() if self.is_view else min(len(part) for part in self.datasets)
 
-    def _anchor_lengths(self) -> Array:
-        return (
-            self._anchors_in(self.datasets[0])
-            if self._chosen is None
-            else super()._anchor_lengths()
-        )
+    def take(self, episodes: Sequence[int] | Array) -> MergeDataset:
+        """Return the same columns of some of the episodes, as `Dataset.take`."""
+        chosen = self._episode_numbers(np.asarray(episodes, np.int64))
+        made = self._over([_take(part, chosen) for part in self.datasets])
+        made._source_episodes = self.source_episodes[chosen]
+        return made
 
     def _rows_at(
         self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
@@ -344,10 +361,18 @@ class ConcatDataset(_Joined):
     def __len__(self) -> int:
         return super().__len__() if self.is_view else sum(len(part) for part in self.datasets)
 
-    def _anchor_lengths(self) -> Array:
-        if self._chosen is not None:
-            return super()._anchor_lengths()
-        return np.concatenate([self._anchors_in(part) for part in self.datasets])
+    def take(self, episodes: Sequence[int] | Array) -> ConcatDataset:
+        """Return some of the episodes, as `Dataset.take`: a part for each run of episodes of one part."""
+        chosen = self._episode_numbers(np.asarray(episodes, np.int64))
+        ends = np.cumsum([len(part.lengths) for part in self.datasets])
+        homes = np.searchsorted(ends, chosen, side="right")
+        firsts = ends - [len(part.lengths) for part in self.datasets]
+        cuts = [0, *(np.flatnonzero(np.diff(homes)) + 1).tolist(), len(chosen)]
+        runs = [(int(homes[a]), chosen[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
+        parts = [_take(self.datasets[home], run - firsts[home]) for home, run in runs]
+        made = self._over(parts or [_take(self.datasets[0], chosen)])
+        made._source_episodes = self.source_episodes[chosen]
+        return made
 
     def _rows_at(
         self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
@@ -471,6 +496,10 @@ class ConcatDataset(_Joined):
         sizes = [len(part.lengths) for part in self.datasets]
         part, _, local = next(iter(self._grouped(np.array([episode]), sizes)))
         return part, int(local[0])
+
+
+def _take(part: Any, episodes: Array) -> Dataset:
+    return part.take(episodes) if isinstance(part, Dataset) else SelectedDataset(part, episodes)
 
 
 def _check_part(part: Any, where: str) -> None:

@@ -24,12 +24,15 @@ from ringmap.storage.sidecars.marks import MARKS, Mark, MarkFile, checked_flags,
 
 __all__ = ["Mark", "Marks"]
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 
 class Marks:
     """The marks of a buffer's or a dataset's episodes.
 
     An episode of a buffer is named by the position of its first step (`ReplayBuffer.episode_spans`), which no eviction changes; one of
-    a dataset by its number.
+    a dataset by its number, in a dataset of some episodes by the number that it had before (`source_episodes`). What a dataset loads,
+    and makes of it, changes no mark.
 
     Args:
         of: a `ReplayBuffer`, writer or reader, or a dataset.
@@ -70,11 +73,17 @@ class Marks:
                 raise InputError(f"Marks: marks are of a ReplayBuffer, or of a dataset with a path, got {type(of).__name__}")  # fmt: skip
             at = os.path.realpath(at)
             self._file = MarkFile(Disk(), given or f"{at}.{MARKS}", os.path.basename(at))
+            self._numbers = {n: i for i, n in enumerate(self._of.source_episodes.tolist())}
 
     @property
     def path(self) -> str:
         """The file."""
         return self._file.path
+
+    def names(self) -> Array:
+        """Return the names of all episodes, int64: their positions, or of a dataset their numbers in the whole of it."""
+        ring = self._of.marked_ring()
+        return self._of.source_episodes if ring is None else np.asarray(ring[1])
 
     def signature(self) -> tuple[int, ...]:
         """Return what differs after each change of the file. One system call."""
@@ -153,19 +162,18 @@ class Marks:
         if self._source is not None:
             return record_key(self._source, at)
         if at not in self._keys:
-            lengths = self._of.lengths
-            self._keys[at] = self._digest(at, int(lengths[at])) if 0 <= at < len(lengths) else None
+            number = self._numbers.get(at)
+            self._keys[at] = None if number is None else self._digest(number)
         return self._keys[at]
 
-    def _digest(self, number: int, length: int) -> str:
-        """Return the checksum of an episode's length and its first and last step, without pictures."""
+    def _digest(self, number: int) -> str:
+        """Return the checksum of an episode's length and its first and last step as they are stored, without pictures."""
+        length = int(self._of.lengths[number])
         digest = xxhash.xxh3_64(str(length).encode())
         for t in sorted({0, length - 1}) if length else ():
-            steps = self._of.load_steps(number, t, t + 1)
-            for name in sorted(steps):
-                values = np.asarray(steps[name])
-                if values.ndim <= 2:
-                    text = values.dtype.kind in "OSUT"
-                    digest.update(f"{name} {values.tolist() if text else values.dtype}".encode("utf-8", "replace"))  # fmt: skip
-                    digest.update(b"" if text else np.ascontiguousarray(values).tobytes())
+            steps = self._of._stored_steps(number, t, t + 1)
+            for name, values in sorted(steps.items()):
+                text = values.dtype.kind in "OSUT"
+                digest.update(f"{name} {values.tolist() if text else values.dtype}".encode("utf-8", "replace"))  # fmt: skip
+                digest.update(b"" if text else np.ascontiguousarray(values).tobytes())
         return digest.hexdigest()

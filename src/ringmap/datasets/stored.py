@@ -12,6 +12,7 @@ Not here: bytes on disk (formats/), the clip arithmetic (base.py, clips/).
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ import numpy as np
 from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
 from ringmap.datasets.image_axes import EpisodeDict, is_image, to_channels_first
 from ringmap.datasets.loader_batches import as_clip
+from ringmap.datasets.selected import SelectedSource
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -214,6 +216,32 @@ class StoredDataset(Dataset):
             )
         found = self._read(list(columns), self.offsets[[ep]] + start, end - start, 1)
         return {name: values[0] for name, values in found.items()}
+
+    def _stored_steps(
+        self, episode: int, start: int, end: int, names: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        specs = self.source.schema.columns
+        wanted = [
+            s.name for s in specs if (len(s.shape) <= 1 if names is None else s.name in names)
+        ]
+        found = self.source.windows(wanted, self.offsets[[episode]] + start, end - start)
+        return {name: values[0] for name, values in found.items()}
+
+    def take(self, episodes: Sequence[int] | Array) -> StoredDataset:
+        """Return a dataset of some of the episodes, in this order, numbered from 0; columns in memory are copied.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        chosen = self._episode_numbers(np.asarray(episodes, np.int64))
+        made = copy.copy(self)
+        made.source = SelectedSource(self.source, self.lengths, self.offsets, chosen)
+        made._lengths, made._offsets = made.source.lengths, made.source.offsets
+        made._source_episodes = self.source_episodes[chosen]
+        made._rows = made._clips = made._found_runs = None
+        rows = made.source.rows_of(np.arange(int(made.lengths.sum(dtype=np.int64))))
+        made._cache = {name: values.take(rows, 0) for name, values in self._cache.items()}
+        return made
 
     def episode_data(self, episode_idx: int) -> dict[str, Any]:
         """Return the values that are constant within one episode; {} if it has none. Reads those of this episode.

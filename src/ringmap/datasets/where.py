@@ -12,6 +12,7 @@ Not here: where the columns come from.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -202,5 +203,12 @@ def select(text: str, columns: Mapping[str, Values], count: int, where: str) -> 
 
 
 def names_in(text: str, where: str) -> list[str]:
-    """Return the words and texts of a condition, names among them."""
-    return [token.text for token in _tokens(text[:MOST], where) if token.kind != "op"]
+    """Return the names in a condition: what stands before an operator."""
+    tokens = list(_tokens(text[:MOST], where))
+    return [
+        token.text
+        for token, after in itertools.pairwise(tokens)
+        if token.kind != "op"
+        and after.kind != "text"
+        and after.text.lower() in (*_NUMBERS, "contains")
+    ]

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.choose import ENDED, OWN, REWARDS, mark_values
+from ringmap.clips.outcomes import REWARDS, TERMINATED, TRUNCATED, name_among
+from ringmap.datasets.choose import ENDED, OWN, mark_values
 from ringmap.datasets.marks import Mark
 from ringmap.datasets.where import Values
 from ringmap.errors import RingmapError
@@ -249,9 +250,11 @@ class EpisodeIndex:
         """Return the returns and the endings of episodes, and what is wrong with which."""
         specs = {c.name: c for c in self.source.columns}
         scalar = {n for n, c in specs.items() if math.prod(c.shape) == 1 and c.dtype.kind in "biuf"}
-        reward = next((name for name in REWARDS if name in scalar), None)
-        ends = [name for name in ENDED[1:] if name in scalar]
-        columns = ([] if reward is None else [reward]) + ends
+        reward = name_among(REWARDS, scalar)
+        ends = {
+            code: name_among(names, scalar) for code, names in ((1, TERMINATED), (2, TRUNCATED))
+        }
+        columns = [name for name in (reward, *ends.values()) if name is not None]
         if not columns:
             return (None, None), {}
         sizes = lengths[first:stop]
@@ -274,10 +277,10 @@ class EpisodeIndex:
             if len(filled):  # the row of a reset has no reward: NaN
                 values = np.nan_to_num(parts[reward].astype(np.float64), nan=0.0)
                 returns[filled] = np.add.reduceat(values, starts[filled])
-        if ends:
+        if any(ends.values()):
             ended = np.zeros(len(sizes), np.int8)
-            for code, name in reversed(list(enumerate(ENDED))):
-                if name in ends and len(filled):
+            for code, name in reversed(ends.items()):
+                if name is not None and len(filled):
                     last = parts[name][starts[filled] + sizes[filled] - 1].astype(np.float64) == 1
                     ended[filled[last]] = code
         return (returns, ended), damaged

@@ -38,7 +38,7 @@ from ringmap.clips.many import RING_FAULTS
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.wanted import Wanted
 from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Transform
+from ringmap.datasets.base import Transform, Where
 from ringmap.datasets.batch import worker
 from ringmap.errors import ClipIndexError, ClosedError, InputError
 from ringmap.fleet.pace import Pace
@@ -591,8 +591,8 @@ class ShardedReplayBuffer(Sampled):
         return ShardedView.of(self)
 
     def view(  # type: ignore[override]
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
-        drop_all_padded: bool = False,
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
+        drop_all_padded: bool = False, *, where: Where | None = None,
     ) -> ShardedView:  # fmt: skip
         """Return a dataset of what is stored now, as `ReplayBuffer.view` does.
 
@@ -600,19 +600,26 @@ class ShardedReplayBuffer(Sampled):
             InputError: as for `sample`; a window with across=True.
             NoClipsError: a window over rings that have no columns yet.
         """
-        if not callable(anchors):
-            wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
-            cut, _ = self._cut_of(wanted, "ShardedReplayBuffer.view")
-            return ShardedView.of(self, None if wanted.is_plain else cut)
-        view = self.view(window, columns, None, drop_all_padded)
-        return view.take(view.where(anchors))
+        wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
+        if where is not None:
+            return ShardedView.of(self).view(window, columns, anchors, drop_all_padded, where=where)
+        cut, _ = self._cut_of(wanted, "ShardedReplayBuffer.view")
+        return ShardedView.of(self, None if wanted.is_plain else cut)
+
+    def take(self, episodes: Sequence[int] | Array) -> ShardedView:  # type: ignore[override]
+        """Return a view of some of the episodes that are stored now, as `Dataset.take`."""
+        return self.view().take(episodes)
+
+    def _pinned(self) -> ShardedView:  # type: ignore[override]
+        return self.view()
 
     def split(  # type: ignore[override]
         self, train: float = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
-        columns: Iterable[str] | None = None, anchors: Any = None, drop_all_padded: bool = False,
+        columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
+        where: Where | None = None,
     ) -> tuple[ShardedView, ShardedView]:  # fmt: skip
         """Return two views that share no episode: `train` of the episodes of all rings, and the rest."""
-        made = self.view(window, columns, anchors, drop_all_padded)
+        made = self.view(window, columns, anchors, drop_all_padded, where=where)
         return split(made, train, seed, "ShardedReplayBuffer.split")
 
     # -- copies -------------------------------------------------------------------------------

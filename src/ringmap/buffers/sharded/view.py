@@ -139,7 +139,9 @@ class ShardedView(PinnedView):
 
     def with_cut(self, cut: Cut | None) -> ShardedView:
         """Return a view of the same episodes with other items."""
-        return ShardedView(self._buffer, self._parts, self._home, self._local, cut)
+        made = ShardedView(self._buffer, self._parts, self._home, self._local, cut)
+        made._source_episodes = self._source_episodes
+        return made
 
     def take(self, episodes: Sequence[int] | Array) -> ShardedView:
         """Return a view of some of the episodes, in this order."""
@@ -150,7 +152,9 @@ class ShardedView(PinnedView):
             mine = (home == which).nonzero()[0]
             parts[which] = parts[which].take(local[mine])
             numbers[mine] = np.arange(len(mine))
-        return ShardedView(self._buffer, parts, home, numbers, self._cut)
+        made = ShardedView(self._buffer, parts, home, numbers, self._cut)
+        made._source_episodes = self.source_episodes[chosen]
+        return made
 
     # -- clips --------------------------------------------------------------------------------
 
@@ -272,6 +276,27 @@ class ShardedView(PinnedView):
         """
         view, local = self._view_of(self._episode_number(episode_idx))
         return view.load_episode(local)
+
+    def load_steps(
+        self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Return steps `[start, end)` of one episode, dense: every column, or those of `columns`, which alone are read.
+
+        Raises:
+            ClipIndexError: there are no such steps, or they were evicted since, or their ring is away.
+            UnknownColumnError: there is no such column.
+        """
+        view, local = self._view_of(self._episode_number(episode_idx))
+        return view.load_steps(local, start, end, columns)
+
+    def episode_data(self, episode_idx: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} if it has none. Reads its data alone.
+
+        Raises:
+            ClipIndexError: there is no such episode, or it was evicted since, or its ring is away.
+        """
+        view, local = self._view_of(self._episode_number(episode_idx))
+        return view.episode_data(local)
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         view, local = self._view_of(ep)

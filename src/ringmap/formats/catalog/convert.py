@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.choose import choose
+from ringmap.datasets.base import Dataset, Where
+from ringmap.datasets.selected import SelectedDataset
 from ringmap.datasets.stored_episodes import episodes_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
@@ -38,7 +39,7 @@ def convert(
     source_format: str | None = None,
     mode: str = "error",
     progress: bool = True,
-    where: str = "",
+    where: Where = "",
     marks: str | os.PathLike[str] | None = None,
     **writer_options: Any,
 ) -> None:
@@ -52,8 +53,9 @@ def convert(
         source_format: name of the format to read; found out by default.
         mode: what to do where something is: "error", "append" or "overwrite".
         progress: show a progress bar.
-        where: write only the episodes that meet this condition, such as `return > 100 and not flags contains bad`: over `episode`
-            (its number), `length`, `return`, `ended`, `flags`, `note` (`Marks`), and the names of episode data.
+        where: write only these episodes, as for `Dataset.view`: a condition, such as `return > 100 and not flags contains bad`, over
+            `episode` (its number), `length`, `return`, `ended`, `flags`, `note` (`Marks`), and the names of episode data; or a function
+            of an episode's data.
         marks: the file of marks, by default the one beside the source.
         writer_options: for the format's writer.
 
@@ -78,10 +80,16 @@ def convert(
     dest, named = place_of(dest)
     chosen = _format_of(dest, dest_format or named, mode, "convert")
     name, part = _opened(source, source_format, "convert")
-    if marks is not None and not where.strip():
+    if marks is not None and where == "":
         raise InputError("convert: marks without where change nothing; give where='not flags contains bad', say")  # fmt: skip
-    only = None if not where.strip() else choose(part, where, marks, "convert: where")
-    _copy([(name, part)], dest, chosen, progress, "convert", {**writer_options, "mode": mode}, only)
+    if callable(where) or where.strip():
+        whole = (
+            part
+            if isinstance(part, Dataset)
+            else SelectedDataset(part, np.arange(len(part.lengths)))
+        )
+        part = whole._selected(where, "convert", marks)
+    _copy([(name, part)], dest, chosen, progress, "convert", {**writer_options, "mode": mode})
 
 
 def merge(
@@ -126,7 +134,6 @@ def _copy(
     progress: bool,
     where: str,
     options: dict[str, Any],
-    only: tuple[Array, Array] | None = None,
 ) -> None:
     for name, part in parts:
         path = getattr(part, "path", None)
@@ -144,8 +151,8 @@ def _copy(
             f"{where}: format {chosen.name!r} holds no episode data; left out: {data_names}",
             stacklevel=3,
         )
-    total = sum(len(part.lengths) for _, part in parts) if only is None else len(only[0])
-    episodes = _with_data(parts, keeps and bool(data_names), widths, only)
+    total = sum(len(part.lengths) for _, part in parts)
+    episodes = _with_data(parts, keeps and bool(data_names), widths)
     if progress:
         from tqdm import tqdm
 
@@ -171,11 +178,9 @@ def _opened(source: Any, source_format: str | None, where: str) -> tuple[str, An
     return repr(source), source
 
 
-def _with_data(
-    parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]], only: tuple[Array, Array] | None
-) -> Any:  # fmt: skip
+def _with_data(parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]]) -> Any:
     for _, part in parts:
-        for episode, data in episodes_of(part, keeps, only):
+        for episode, data in episodes_of(part, keeps):
             wide = {n: np.asarray(episode[n]).astype(d) for n, d in widths.items() if n in episode}
             yield {**episode, **wide, **({EPISODE_DATA_KEY: data} if data else {})}
 

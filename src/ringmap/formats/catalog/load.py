@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmap.clips.window import WindowSpec, check_fps, check_reward_at
-from ringmap.datasets.base import Dataset
+from ringmap.datasets.base import Dataset, Where
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
 from ringmap.formats.catalog.prefixes import load_prefixed
@@ -51,8 +51,9 @@ def load_dataset(
     *,
     window: WindowSpec | None = None,
     columns: Iterable[str] | None = None,
-    anchors: Any = None,
+    anchors: slice | None = None,
     drop_all_padded: bool = False,
+    where: Where | None = None,
     fps: float | None = None,
     reward_at: str | None = None,
     **reader_options: Any,
@@ -65,10 +66,11 @@ def load_dataset(
         cache_dir: the cache folder; `get_cache_dir` says which by default.
         format: the format's name; found out by default.
         window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch that returns a
-            column: see `Dataset.view`, as for the next three.
+            column: see `Dataset.view`, as for the next four.
         columns: names of the columns to read; None: all.
-        anchors: the steps t to leave out at the ends of episodes, such as `slice(2, -7)`; or a function of an episode's data.
+        anchors: the steps t to leave out at the ends of episodes, such as `slice(2, -7)`.
         drop_all_padded: whether to leave out steps t at which a padded column would be padding alone.
+        where: the episodes to keep, numbered from 0: a condition, such as `"return > 100"`, or a function of an episode's data.
         fps: steps per second, for windows in seconds; None: as the dataset says, if it does.
         reward_at: where rewards stand: "next" or "same", as for `ReplayBuffer`; None: as the dataset says, if it does.
         reader_options: for the format's reader: `num_steps`, `frameskip`, `transform`, `layout`,
@@ -101,13 +103,13 @@ def load_dataset(
         dataset.fps = fps
     if reward_at is not None:
         dataset.reward_at = reward_at
-    if window is None and columns is None and anchors is None and not drop_all_padded:
+    if drop_all_padded is False and all(v is None for v in (window, columns, anchors, where)):
         return dataset
     if not isinstance(dataset, Dataset):
         raise InputError(
-            f"load_dataset: {name}: windows and columns= need a ringmap Dataset, and this one is a {type(dataset).__name__}"
+            f"load_dataset: {name}: windows, columns= and where= need a ringmap Dataset, and this one is a {type(dataset).__name__}"
         )
-    return dataset.view(window, columns, anchors, drop_all_padded)
+    return dataset.view(window, columns, anchors, drop_all_padded, where=where)
 
 
 def _opened(
