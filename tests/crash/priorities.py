@@ -11,6 +11,7 @@ import numpy as np
 from ringmap import ReplayBuffer
 from ringmap.errors import NoClipsError
 from ringmap.samplers import PrioritizedSampler
+from ringmap.storage.disk.threads import Begun
 from ringmap.storage.sidecars import priorities
 from tests.crash.cases import STORAGES, Session, draw_step, look
 from tests.disks import Through
@@ -31,10 +32,31 @@ def draw(rng, max_steps, spare):
             return step
 
 
+class Late(Begun):
+    """Work that a helper would do: at once for every other generation, else only when it is waited for."""
+
+    def __init__(self, work):
+        super().__init__(work, None)
+        self.error = None
+        self.is_done = work.args[0] % 2 == 1
+        if self.is_done:
+            try:
+                work()
+            except OSError as error:
+                self.error = error
+
+    def end(self):
+        if self.error is not None:
+            raise self.error
+        return None if self.is_done else super().end()
+
+
 def recover_if_stale(patch):
-    """Make the file small, so that its log is soon full."""
+    """Make the file small, so that its log is soon full, and let the helper work at moments that a script decides."""
     patch.setattr(priorities, "_SLOT", 64)
     patch.setattr(priorities, "_LOG_LEAST", 256)
+    patch.setattr(priorities, "_PIECE", 8)
+    patch.setattr(priorities, "begin", Late)
 
 
 def clips_of(episodes):

@@ -459,7 +459,7 @@ def priorities_by_slot(patch):
 
 
 def unsynced_fold(patch):
-    checkpoint = PriorityFile.checkpoint
+    write_leaves = PriorityFile._write_leaves
 
     class Unsynced:
         def __init__(self, file):
@@ -468,15 +468,15 @@ def unsynced_fold(patch):
         def sync(self):
             pass
 
-    def wrong(self, leaves):
+    def wrong(self, *args):
         file = self._file
         self._file = Unsynced(file)
         try:
-            checkpoint(self, leaves)
+            write_leaves(self, *args)
         finally:
             self._file = file
 
-    patch.setattr(PriorityFile, "checkpoint", wrong)
+    patch.setattr(PriorityFile, "_write_leaves", wrong)
 
 
 def labels_row_by_row(patch):

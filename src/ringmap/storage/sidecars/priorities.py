@@ -1,26 +1,30 @@
 """The file of priorities: one float32 for each row of the ring, and a log of later changes.
 
-    priorities.bin   [header 0][header 1][leaves 0][leaves 1][log: frame, frame, ...]
+    priorities.bin   [header 0][header 1][leaves 0][leaves 1][log 0: frame, frame, ...][log 1]
 
-An update is one frame at the end of the log, so always one `pwrite`. When the log is
-full, all leaves are written to the area that is not valid, and then the header that makes
-it valid: generation g has header and area g % 2, and an empty log. That is synced, since the log of
-the previous generation is overwritten next.
+Generation g has header, leaves and log g % 2. An update is one frame at the end of the newest log, so always one `pwrite`.
+When that log is full, the next generation begins: its log continues the other one, and a helper writes its leaves and then its header,
+beside later updates. Once these are durable, the log before is not needed any more.
 
     frame   check, generation, kind, count, then   POINTS: positions int64, priorities float32
                                                    RANGE:  first and last position + 1, one priority
+                                                   TURN:   the end of the log that this one continues
+
+The helper reads leaves that later updates change. That is no harm: all of these are in the log of its generation, which is applied
+to them, and each frame says what a priority is, not how it changes.
 
 Leaf `position % rows` belongs to the newest position below `upto` in this slot: later positions
 have no priority yet, whatever an earlier lap left there.
 
 Invariants: a header counts with its checksum, which covers the buffer's UUID and the leaves;
-a frame counts with its checksum, its generation and its place, after all frames before it; after a
-power cut each priority is as of the last `sync` or later, and belongs to its own row.
+a frame counts with its checksum, its generation and its place, after all frames before it, those of the log that its own continues
+included; after a power cut each priority is as of the last `sync` or later, and belongs to its own row.
 Not here: the use of a priority (clips/samplers), which positions are live.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,6 +35,7 @@ import numpy as np
 import xxhash
 
 from ringmap.storage.disk.files import File, closed
+from ringmap.storage.disk.threads import Begun, begin
 from ringmap.storage.records.table import Record
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
 
@@ -38,14 +43,21 @@ __all__ = ["Leaves", "PriorityFile"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+log = logging.getLogger("ringmap")
+
 _MAGIC = b"RINGMAPP"
 _HEADER = struct.Struct("<8sQQqdQ")
 _SLOT = 4096
 _FRAME = struct.Struct("<QQII")
 _RANGE = struct.Struct("<qqd")
+_TURN = struct.Struct("<Q")
 _HEAD = 16
 """Bytes of a frame up to the end of its generation; zeros there end the log."""
-_POINTS, _RANGES = 1, 2
+_POINTS, _RANGES, _TURNS = 1, 2, 3
+_FULL = 1 << 62
+"""As the end of a log: no frame fits."""
+_PIECE = 1 << 16
+"""Leaves that the helper writes at once."""
 _LOG_LEAST = 1 << 18
 _MOST = 1 << 48
 _TRIES = 10
@@ -105,15 +117,17 @@ class PriorityFile(Sidecar):
         self._file = file
         self._uuid = uuid
         self._rows = rows
-        self._generation = 0
-        self._end = 0  # of the log
+        self._place = 0, 0
+        """The generation of the newest log, and the end of that log."""
+        self._based = 0
+        """The newest generation whose leaves and header are durable: that of the log, or the one before."""
+        self._helper: Begun[None] | None = None
         self._is_ragged = False
-        self._log, self._stop = _places(rows)
 
     @staticmethod
     def nbytes(rows: int) -> int:
         """Return the size of the file; it is sparse, and takes up about two thirds of this."""
-        return _places(rows)[1]
+        return _logs(rows)[2]
 
     @classmethod
     def create(cls, home: Home, leaves: Leaves) -> None:
@@ -210,10 +224,12 @@ class PriorityFile(Sidecar):
         Cost: reads 4 bytes per row, and the log.
         """
         headers, faults = self._headers()
-        newest = max((generation for generation, *_ in headers), default=0)
-        logged = int.from_bytes(self._file.read(8, self._log + 8), "little")
-        if newest < logged < _MOST:  # its header is damaged: the number must not be reused
-            newest = logged
+        logs = [self._file.read(16, at)[8:] for at in _logs(self._rows)[:2]]
+        numbers = [generation for generation, *_ in headers]
+        numbers += [n for n in (int.from_bytes(head, "little") for head in logs) if n < _MOST]
+        newest = max(
+            numbers, default=0
+        )  # a header may be damaged: its number must not be used again
         found: Leaves | None = None
         for generation, upto, highest, leaves_sum in headers:
             data = self._file.read(self._rows * 4, self._area(generation))
@@ -221,14 +237,20 @@ class PriorityFile(Sidecar):
                 found = Leaves(np.frombuffer(data, np.float32).copy(), upto, highest)
                 break
             faults.append(f"the leaves of generation {generation} are damaged")
-        self._generation = newest
         if found is None:
+            self._place, self._based = (newest, _FULL), newest
             return None, faults or ["neither header is valid: damaged, or of another buffer"]
-        self._generation = generation  # of the log, which a newer generation may not have begun
-        faults += self._replay(found)
-        self._generation = (
-            newest + (newest - generation) % 2
-        )  # the next generation is not written over these leaves
+        end, wrong = self._replay(found, generation, None)
+        self._place, self._based = (generation, end), generation
+        if not wrong and logs[(generation + 1) % 2] == (generation + 1).to_bytes(8, "little"):
+            end, wrong = self._replay(found, generation + 1, end)
+            self._place = generation + 1, end
+        faults += wrong
+        if (
+            faults or self._is_ragged
+        ):  # what is written next is neither over these leaves nor with a number that was used
+            self._based = newest + (newest - generation) % 2
+            self._place = self._based, _FULL
         return found, faults
 
     def _headers(self) -> tuple[list[tuple[int, int, float, int]], list[str]]:
@@ -246,25 +268,39 @@ class PriorityFile(Sidecar):
                 faults.append(f"header {slot} is damaged")
         return sorted(found, reverse=True), faults
 
-    def _replay(self, leaves: Leaves) -> list[str]:
-        """Apply the frames of the log; report a damaged one."""
-        log = self._file.read(self._stop - self._log, self._log)
+    def _replay(self, leaves: Leaves, current: int, before: int | None) -> tuple[int, list[str]]:
+        """Apply the frames of the log of a generation; return its end, and what is wrong with it.
+
+        Args:
+            leaves: changed by the frames.
+            current: the generation.
+            before: the end of the log that this one continues; None: it continues none, or leaves that have it.
+        """
+        start, size = self._log(current)
+        log = self._file.read(size, start)
         at, number = 0, 0
         while at + _FRAME.size <= len(log):
             check, generation, kind, count = _FRAME.unpack_from(log, at)
-            if generation != self._generation:
+            if generation != current:
                 break
-            size = _FRAME.size + (_RANGE.size if kind == _RANGES else count * 12)
+            size = _FRAME.size + _SIZES.get(kind, count * 12)
             body = log[at + 8 : at + size]
             if (
                 len(body) != size - 8
-                or xxhash.xxh3_64_intdigest(body, seed=self._seed(at)) != check
+                or xxhash.xxh3_64_intdigest(body, seed=self._seed(current, at)) != check
             ):
-                self._end, self._is_ragged = at, True
-                return [f"frame {number} of the log is damaged: the updates from there on are lost"]
-            if kind == _RANGES:
-                start, stop, priority = _RANGE.unpack_from(log, at + _FRAME.size)
-                leaves.put_range(start, stop, priority)
+                self._is_ragged = True
+                return at, [
+                    f"frame {number} of log {current % 2} is damaged: the updates from there on are lost"
+                ]
+            if kind == _TURNS:
+                if before not in (None, *_TURN.unpack_from(log, at + _FRAME.size)):
+                    self._is_ragged = True
+                    return at, [
+                        f"log {(current + 1) % 2} has lost its end: the updates from there on are lost"
+                    ]
+            elif kind == _RANGES:
+                leaves.put_range(*_RANGE.unpack_from(log, at + _FRAME.size))
             else:
                 positions = np.frombuffer(log, np.int64, count, at + _FRAME.size)
                 priorities = np.frombuffer(log, np.float32, count, at + _FRAME.size + count * 8)
@@ -272,10 +308,9 @@ class PriorityFile(Sidecar):
                 leaves.values[slots] = priorities
                 leaves.highest = max(leaves.highest, float(leaves.values[slots].max(initial=0)))
             at, number = at + _aligned(size), number + 1
-        self._end = at
         behind = np.frombuffer(log, np.uint64, (len(log) - at) // 8, at)
-        self._is_ragged = bool((behind == self._generation).any())  # a cut took a frame before
-        return []
+        self._is_ragged |= bool((behind == current).any())  # a cut took a frame before
+        return at, []
 
     def append_range(self, start: int, stop: int, priority: float) -> bool:
         """Store one priority for all positions `[start, stop)`; False if the log is full."""
@@ -286,36 +321,84 @@ class PriorityFile(Sidecar):
         return self._append(_POINTS, len(positions), positions.tobytes() + priorities.tobytes())
 
     def _append(self, kind: int, count: int, payload: bytes) -> bool:
-        body = _FRAME.pack(0, self._generation, kind, count)[8:] + payload
-        if self._end + 8 + len(body) > self._stop - self._log:
+        generation, end = self._place
+        after = self._put_frame(generation, end, kind, count, payload)
+        if after is None:
             return False
-        check = xxhash.xxh3_64_intdigest(body, seed=self._seed(self._end))
-        end = self._end + _aligned(8 + len(body))
-        # Data of an earlier generation must not be taken for a frame: its positions are small numbers too.
-        closed = body.ljust(end - self._end - 8 + min(_HEAD, self._stop - self._log - end), b"\0")
-        self._file.write(check.to_bytes(8, "little") + closed, self._log + self._end)
-        self._end = end
+        self._place = generation, after
         return True
+
+    def _put_frame(
+        self, generation: int, at: int, kind: int, count: int, payload: bytes
+    ) -> int | None:
+        """Write a frame into a log; return the end of the log then, None if the frame does not fit."""
+        start, size = self._log(generation)
+        body = _FRAME.pack(0, generation, kind, count)[8:] + payload
+        if at + 8 + len(body) > size:
+            return None
+        check = xxhash.xxh3_64_intdigest(body, seed=self._seed(generation, at))
+        end = at + _aligned(8 + len(body))
+        # Data of an earlier generation must not be taken for a frame: its positions are small numbers too.
+        closed = body.ljust(end - at - 8 + min(_HEAD, size - end), b"\0")
+        self._file.write(check.to_bytes(8, "little") + closed, start + at)
+        return end
+
+    def turn(self, leaves: Leaves) -> None:
+        """Begin the next log, once a frame did not fit. A helper writes `leaves` meanwhile; or they are written now, if it failed before.
+
+        Cost: one write, if the helper of the last turn has ended.
+        """
+        self._wait()
+        generation, end = self._place
+        if end == _FULL or self._based != generation:
+            self.checkpoint(leaves)
+            return
+        number = generation + 1
+        after = self._put_frame(number, 0, _TURNS, 0, _TURN.pack(end))
+        assert after is not None
+        self._place = number, after
+        work = partial(self._write_leaves, number, leaves, leaves.upto, leaves.highest)
+        self._helper = begin(work)
+
+    def _wait(self) -> None:
+        """Return once no helper writes: it has ended, or its work is done here."""
+        if self._helper is not None:
+            try:
+                self._helper.end()
+            except OSError as error:
+                log.warning("%s: the priorities are written again: %s", self.path, error)
+            self._helper = None  # not before: an interrupted wait must not leave one that writes
 
     def checkpoint(self, leaves: Leaves) -> None:
         """Write all leaves, durably, and begin a new log. O(rows): 4 bytes each, and a sync."""
-        generation = self._generation + 1
-        data = leaves.values.tobytes()
-        self._file.write(data, self._area(generation))
-        self._end = self._stop - self._log  # if this fails, no frame fits until it succeeds
-        packed = _HEADER.pack(
-            _MAGIC, generation, self._rows, leaves.upto, leaves.highest, xxhash.xxh3_64_intdigest(data)
-        )  # fmt: skip
+        self._wait()
+        generation, based = self._place[0], self._based
+        number = max(generation, based) + 1
+        number += (number - based + 1) % 2  # not over the leaves that count
+        self._place = generation, _FULL  # if this fails, no frame fits until it succeeds
+        self._write_leaves(number, leaves, leaves.upto, leaves.highest)
+        self._place, self._is_ragged = (number, 0), False
+
+    def _write_leaves(self, generation: int, leaves: Leaves, upto: int, highest: float) -> None:
+        """Write the leaves and the header of a generation, durably."""
+        area, hashed = self._area(generation), xxhash.xxh3_64()
+        for at in range(0, self._rows, _PIECE):
+            data = leaves.values[at : at + _PIECE].tobytes()
+            hashed.update(data)
+            self._file.write(data, area + at * 4)
+        packed = _HEADER.pack(_MAGIC, generation, self._rows, upto, highest, hashed.intdigest())
         self._file.write(packed + self._check(packed), generation % 2 * _SLOT)
         self._file.sync()
-        self._generation, self._end, self._is_ragged = generation, 0, False
+        self._based = generation
 
     def sync(self) -> None:
         """Return once all stored data are durable on the disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Release the file."""
+        """Release the file; what a helper has begun is ended first."""
+        if self._helper is not None:
+            self._helper.drop()
         self._file = closed(self._file)
 
     def _area(self, generation: int) -> int:
@@ -324,14 +407,23 @@ class PriorityFile(Sidecar):
     def _check(self, packed: bytes) -> bytes:
         return xxhash.xxh3_64_intdigest(self._uuid + packed).to_bytes(8, "little")
 
-    def _seed(self, at: int) -> int:
-        return xxhash.xxh3_64_intdigest(self._uuid + struct.pack("<QQ", self._generation, at))
+    def _log(self, generation: int) -> tuple[int, int]:
+        """Return the start of a generation's log, and its size."""
+        logs = _logs(self._rows)
+        return logs[generation % 2], logs[1] - logs[0]
+
+    def _seed(self, generation: int, at: int) -> int:
+        return xxhash.xxh3_64_intdigest(self._uuid + struct.pack("<QQ", generation, at))
 
 
-def _places(rows: int) -> tuple[int, int]:
-    """Return the start of the log, and the end of the file."""
-    log = 2 * _SLOT + 2 * _paged(rows * 4)
-    return log, log + _paged(max(_LOG_LEAST, rows * 4))
+_SIZES = {_RANGES: _RANGE.size, _TURNS: _TURN.size}
+"""Bytes of a frame behind its head, where its kind says it."""
+
+
+def _logs(rows: int) -> tuple[int, int, int]:
+    """Return the starts of both logs, and the end of the file."""
+    first, size = 2 * _SLOT + 2 * _paged(rows * 4), _paged(max(_LOG_LEAST, rows * 4))
+    return first, first + size, first + 2 * size
 
 
 def _paged(nbytes: int) -> int:

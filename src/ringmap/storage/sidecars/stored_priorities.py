@@ -107,7 +107,7 @@ class StoredPriorities:
     def change(
         self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]
     ) -> None:
-        """Change priorities, in the file first: by a frame of its log, or with all others if no frame fits.
+        """Change priorities, in the file first: by a frame of its log.
 
         Raises:
             EnvironmentFault: the disk is full or fails. Nothing was changed.
@@ -121,9 +121,11 @@ class StoredPriorities:
             )
             with clear_errors("PrioritizedSampler", self._path, then=then):
                 if not append(file):
-                    changed = replace(leaves, values=leaves.values.copy())
-                    change(changed)
-                    file.checkpoint(changed)
+                    file.turn(leaves)
+                    if not append(file):  # a frame is longer than a log
+                        changed = replace(leaves, values=leaves.values.copy())
+                        change(changed)
+                        file.checkpoint(changed)
         change(leaves)
 
     def rewrite(self) -> None:
