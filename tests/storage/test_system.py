@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import io
 import os
 import shutil
 import sys
@@ -222,6 +223,7 @@ MOUNTS = """\
 """
 
 
+@pytest.mark.parametrize("name", ["share", "Über réseau", "a\u2028b"])
 @pytest.mark.parametrize(
     ("path", "network"),
     [
@@ -232,12 +234,11 @@ MOUNTS = """\
         ("../other", False),
     ],
 )
-def test_network_file_systems_are_known_by_their_mount(monkeypatch, tmp_path, path, network):
-    import io
-
-    share = tmp_path / "share"
+def test_network_file_systems_are_known_by_their_mount(monkeypatch, tmp_path, path, network, name):
+    share = tmp_path / name
     share.mkdir()
-    monkeypatch.setattr(module, "open", lambda _: io.StringIO(MOUNTS.format(share)), raising=False)
+    mounts = MOUNTS.format(str(share).replace(" ", "\\040")).encode()
+    monkeypatch.setattr(module, "open", lambda *_: io.BytesIO(mounts), raising=False)
     assert System().is_network(str(share / path)) == network
     assert not System(portable=True).is_network(str(share / path))
 

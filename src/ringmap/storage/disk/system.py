@@ -36,6 +36,7 @@ import math
 import mmap
 import os
 import platform
+import re
 import signal
 import stat
 import subprocess
@@ -527,16 +528,20 @@ def _read_boot_id() -> bytes | None:
 def file_system(path: str) -> str:
     """Return the type of the file system that holds `path`; the deepest mount point wins."""
     try:
-        with open("/proc/self/mountinfo") as file:
-            lines = file.read().splitlines()
+        with open("/proc/self/mountinfo", "rb") as file:
+            lines = file.read().split(b"\n")
     except OSError:
         return ""
-    real = os.path.realpath(path)
-    best, kind = -1, ""
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = before.split(" ")[4].encode().decode("unicode_escape")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
+    real = os.fsencode(os.path.realpath(path))
+    best, kind = -1, b""
+    for line in filter(None, lines):
+        before, _, after = line.partition(b" - ")
+        point = _ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), before.split(b" ")[4])
+        inside = real == point or real.startswith(point.rstrip(b"/") + b"/")
         if inside and len(point) >= best:
-            best, kind = len(point), after.split(" ")[0]
-    return kind
+            best, kind = len(point), after.split(b" ")[0]
+    return kind.decode()
+
+
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+"""How the kernel writes a space, and other bytes that would break a line up, in the name of a mount point."""
