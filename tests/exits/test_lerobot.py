@@ -12,6 +12,7 @@ pytest.importorskip("av", reason="PyAV is not installed (extra lerobot)")
 
 from ringmap.data import ReplayBuffer, convert, get_format, load_dataset
 from ringmap.errors import InputError
+from ringmap.formats.common.staged import StagedWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what lerobot says is not for us to mend
 
@@ -113,14 +114,16 @@ def check_theirs(found, numbers):
     assert np.allclose(found.meta.stats["observation.images.mask"]["mean"].squeeze(), pixels.mean((0, 1, 2)))  # fmt: skip
 
 
-def test_a_set_of_ours_loads_there(tmp_path, theirs):
+def test_a_set_of_ours_loads_there(tmp_path, monkeypatch, theirs):
     path = tmp_path / "set"
-    write(path, [0, 1, 2], fps=10)
-    check_ours(path, [0, 1, 2])
-    check_theirs(theirs(path), [0, 1, 2])
-    write(path, [3, 4])  # in new files
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            StagedWriter, "group_nbytes", 1
+        )  # each episode is a group, in files of its own
+        write(path, range(5), fps=10)
+    check_ours(path, range(5))
     check_theirs(theirs(path), range(5))
-    assert len(list(path.glob("data/*/*.parquet"))) == 2
+    assert len(list(path.glob("data/*/*.parquet"))) == 5
 
 
 STEPS = int(os.environ.get("STEPS", "20"))
@@ -189,40 +192,41 @@ def test_episodes_by_number(tmp_path, theirs):
             assert np.array_equal(np.asarray(found[at][name]), np.asarray(view[at][name])[0])
 
 
-def test_killed_and_gone_on(tmp_path):
-    path = tmp_path / "set"
-    write(path, [0], fps=10)
+def killed(path, numbers):
+    """Write in a child that dies in its block; return how it ended."""
     pid = os.fork()
     if not pid:
         try:
-            with get_format("lerobot").open_writer(path) as writer:
-                writer.write_episode({**episode(1, 6), "_episode_data": {"task": WORDS[1]}})
+            with get_format("lerobot").open_writer(path, fps=10) as writer:
+                for n in numbers:
+                    writer.write_episode({**episode(n, 5 + n), "_episode_data": {"task": WORDS[n]}})
                 os._exit(9)
         finally:
             os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
-    check_ours(path, [0, 1])  # with the log
-    write(path, [2])
-    assert check_ours(path, [0, 1, 2]).fps == 10
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("at", range(2, 8))
+def test_killed_and_copied(tmp_path):
+    path = tmp_path / "set"
+    assert killed(path, [0, 1]) == 9
+    check_ours(path, [0, 1])  # out of the log
+    convert(path, tmp_path / "copy", dest_format="lerobot", fps=10, progress=False)
+    assert check_ours(tmp_path / "copy", [0, 1]).fps == 10
+
+
+@pytest.mark.parametrize("at", range(5, 12))
 def test_killed_while_a_group_is_added(tmp_path, monkeypatch, at):
     """Before each rename after that of the log; the episodes file is the last, so nothing counts twice."""
     from ringmap.formats.common import disk
 
-    path = tmp_path / "set"
-    write(path, [0], fps=10)
-    pid = os.fork()
-    if not pid:
-        calls, real = iter(range(1, 100)), disk.replace_file
-        monkeypatch.setattr(disk, "replace_file", lambda *a: os._exit(9) if next(calls) == at else real(*a))  # fmt: skip
-        write(path, [1])
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
-    check_ours(path, [0, 1])
-    write(path, [2])
-    check_ours(path, [0, 1, 2])
+    path, calls, real = tmp_path / "set", iter(range(1, 100)), disk.replace_file
+    monkeypatch.setattr(StagedWriter, "group_nbytes", 1)
+    monkeypatch.setattr(disk, "replace_file", lambda *a: os._exit(8) if next(calls) == at else real(*a))  # fmt: skip
+    assert killed(path, [0, 1]) == 8
+    monkeypatch.undo()
+    check_ours(path, [0])
+    convert(path, tmp_path / "copy", dest_format="lerobot", fps=10, progress=False)
+    check_ours(tmp_path / "copy", [0])
 
 
 def test_by_name_and_back(tmp_path, monkeypatch):
@@ -265,10 +269,10 @@ def test_an_episode_that_is_refused_adds_no_task(tmp_path):
     found.close()
 
 
-def test_a_task_of_a_later_block_may_be_longer(tmp_path):
+def test_a_task_of_a_later_episode_may_be_longer(tmp_path):
     path = tmp_path / "set"
-    for number, task in enumerate(("pick", "place the green cube on the red one")):
-        with get_format("lerobot").open_writer(path) as writer:
+    with get_format("lerobot").open_writer(path) as writer:
+        for number, task in enumerate(("pick", "place the green cube on the red one")):
             writer.write_episode({**episode(number, 5), "_episode_data": {"task": task}})
     found = load_dataset(path, output="numpy")
     assert found.load_episode(1)["task"][0] == "place the green cube on the red one"

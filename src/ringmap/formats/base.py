@@ -51,6 +51,9 @@ class Format:
     lossless: ClassVar[bool] = False
     """Whether all stored values, images too, are read back bit for bit, without any option."""
 
+    appends: ClassVar[bool] = True
+    """Whether a writer can add episodes to a dataset that is there. Where not, a writer's default mode is "error"."""
+
     @classmethod
     def detect(cls, path: str | PathLike[str]) -> bool:
         """Return whether a path looks like this format. Reads little, changes nothing, never raises."""
@@ -114,7 +117,7 @@ class Format:
 
     @classmethod
     def open_writer(cls, path: str | PathLike[str], **options: Any) -> Writer:
-        """Return a writer to `path`; every writer takes the option `mode`, one of `WRITE_MODES`."""
+        """Return a writer to `path`; every writer takes the option `mode`, one of `WRITE_MODES` ("append" if `appends`)."""
         if not cls._has("export"):
             raise NotImplementedError(f"format {cls.name!r} does not support writing (it is read-only)")  # fmt: skip
         from ringmap.formats.common.exported import ExportWriter

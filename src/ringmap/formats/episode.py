@@ -21,7 +21,7 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 
 __all__ = [
-    "EPISODE_DATA_KEY", "WRITE_MODES", "CheckedEpisode", "Writer", "check_episode", "split_episode_data",
+    "EPISODE_DATA_KEY", "INSTEAD", "WRITE_MODES", "CheckedEpisode", "Writer", "check_episode", "no_append", "split_episode_data",
     "validate_write_mode",
 ]  # fmt: skip
 
@@ -31,7 +31,13 @@ EPISODE_DATA_KEY = "_episode_data"
 """The reserved key of an episode: a mapping of values that are constant within it."""
 
 WRITE_MODES = ("append", "overwrite", "error")
-"""What a writer does if a dataset exists: extend it (the default), replace it, or refuse."""
+"""What a writer does if a dataset exists: extend it (the default of a format that can), replace it, or refuse."""
+
+INSTEAD = (
+    "collect into a ring (ReplayBuffer(max_steps, path=...)) and convert that again with mode='overwrite', or merge the datasets "
+    "into a new one (ringmap.data.merge)"
+)
+"""What to do where a format does not append."""
 
 
 @runtime_checkable
@@ -72,6 +78,13 @@ def validate_write_mode(mode: str) -> str:
     if mode not in WRITE_MODES:
         raise InputError(f"write mode must be one of {WRITE_MODES}, got {mode!r}")
     return mode
+
+
+def no_append(where: str, path: Any) -> InputError:
+    """Return the error for appending to a dataset of a format that can't."""
+    return InputError(
+        f"{where}: {path}: nothing is appended to a dataset of this format; {INSTEAD}"
+    )
 
 
 def split_episode_data(ep_data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

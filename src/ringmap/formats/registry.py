@@ -57,7 +57,7 @@ class BuiltIn:
     Args:
         module: registers the format when it is imported; the packages of its extra are imported later.
         extra: the extra of ringmap whose packages the format needs; "" for none.
-        shares: the format whose suffixes it has, too; "" for none.
+        shares: the format whose suffixes it has, too, and ahead of which it is asked whether it knows a path; "" for none.
     """
 
     module: str
@@ -100,7 +100,6 @@ BUILT_IN = {
     "minari": BuiltIn("ringmap.formats.minari", "minari"),
     "rlds": BuiltIn("ringmap.formats.rlds"),
 }
-
 
 SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".lance": "lance"}
 """Suffixes of paths that name a format; any other format is named by its own name as a suffix."""
@@ -180,7 +179,9 @@ class FormatTable(MutableMapping[str, type[Format]]):
 
         A third party's format that fails to load is logged and left out.
         """
-        for name in dict.fromkeys([*self._built_in, *self._entry_points(), *self._loaded]):
+        sharing = [name for name, lazy in self._built_in.items() if lazy.shares]
+        names = [*sharing, *self._built_in, *self._entry_points(), *self._loaded]
+        for name in dict.fromkeys(names):
             lazy = self._built_in.get(name)
             try:
                 found = self._loaded.get(name) or (lazy.format(name) if lazy else self[name])
@@ -221,13 +222,14 @@ def list_formats() -> list[str]:
 class FormatFacts:
     """What a format can do.
 
-    `reads`, `writes`, `lossless`: None if this is unknown without its package; every writer can also append.
+    `reads`, `writes`, `appends`, `lossless`: None if this is unknown without its package.
     `available`: whether it can be used here; `install`: the requirement for pip if not; "" for a third party's.
     """
 
     name: str
     reads: bool | None
     writes: bool | None
+    appends: bool | None
     lossless: bool | None
     available: bool
     install: str
@@ -253,11 +255,12 @@ def describe_formats() -> list[FormatFacts]:
         except Exception as error:
             if not (isinstance(error, KeyError) and name in BUILT_IN):
                 log.warning("format %r can't be used", name, exc_info=True)
-            found.append(FormatFacts(name, None, None, None, False, install))
+            found.append(FormatFacts(name, None, None, None, None, False, install))
             continue
         writes = cls.can_write()
         lossless = cls.lossless if writes else None
-        found.append(FormatFacts(name, cls.can_read(), writes, lossless, True, install))
+        appends = writes and cls.appends
+        found.append(FormatFacts(name, cls.can_read(), writes, appends, lossless, True, install))
     return found
 
 

@@ -26,6 +26,7 @@ import pytest
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, Writer
+from ringmap.formats.catalog.convert import convert
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.registry import detect_format, get_format
 from ringmap.testing.datasets import DatasetTests, Episode, make_episode, make_episodes
@@ -250,14 +251,14 @@ class FormatTests(DatasetTests):
     # -- modes -------------------------------------------------------------------------------
 
     def test_empty(self, tmp_path: Path) -> None:
-        """No episodes make a valid, empty dataset, that can be appended to."""
+        """No episodes make a valid, empty dataset, that can be appended to, or overwritten."""
         path = self.write(self.path(tmp_path), [])
         dataset = self.read(path)
         assert len(dataset) == len(dataset.lengths) == 0
         with pytest.raises(IndexError, match="empty"):
             dataset[0]
         _close(dataset)
-        self.write(path, make_episodes())
+        self.write(path, make_episodes(), **({} if self.format.appends else {"mode": "overwrite"}))
         self.check(path, make_episodes())
 
     def test_empty_episodes(self, tmp_path: Path) -> None:
@@ -267,8 +268,16 @@ class FormatTests(DatasetTests):
         self.check(path, [make_episode(0, 3)])
 
     def test_append(self, tmp_path: Path) -> None:
-        """Appending is the default, in the same block or later."""
+        """Appending is the default, in the same block or later; of a format that can't, the default mode is "error"."""
         path = self.path(tmp_path)
+        if not self.format.appends:
+            self.write(path, make_episodes())
+            with pytest.raises(ValueError, match="merge"):
+                self.write(path, [make_episode(7, 4)], mode="append")
+            with pytest.raises(FileExistsError, match="merge"):
+                self.write(path, [make_episode(7, 4)])
+            self.check(path, make_episodes())
+            return
         for episode in make_episodes():
             self.write(path, [episode])
         self.check(path, make_episodes())
@@ -316,6 +325,8 @@ class FormatTests(DatasetTests):
         """A misfit is a ValueError that names its column; not a byte changes, and writing goes on."""
         path = self.path(tmp_path)
         if later:
+            if not self.format.appends:
+                pytest.skip("the format does not append")
             self.write(path, [make_episode(0, 3)])
         with self.format.open_writer(path, **self.writer_options) as writer:
             if not later:
@@ -350,7 +361,7 @@ class FormatTests(DatasetTests):
     # -- kill -9 -----------------------------------------------------------------------------
 
     def test_killed_at_25_of_30(self, tmp_path: Path) -> None:
-        """A killed writer leaves every episode whose write had returned; an append goes on."""
+        """A killed writer leaves every episode whose write had returned; an append goes on, or a copy has them."""
         path = self.path(tmp_path)
         episodes = make_episodes(tuple(range(3, 33)))
         returned = self.kill_while_writing(path, episodes, after=25)
@@ -358,13 +369,13 @@ class FormatTests(DatasetTests):
         kept = len(self.read(path).lengths)
         assert returned - self.at_risk <= kept <= returned + 1
         self.check(path, episodes[:kept])
-        self.write(path, episodes[kept:])
-        self.check(path, episodes)
-        assert os.listdir(tmp_path) == [path.name]
+        self.go_on(path, episodes, kept)
 
     @pytest.mark.parametrize("kept", [0, 2], ids=["made", "extended"])
     def test_killed_between_system_calls(self, tmp_path: Path, kept: int) -> None:
         """Killed before any system call that changes a file, of a library too, a writer loses nothing."""
+        if kept and not self.format.appends:
+            pytest.skip("the format does not append")
         if reason := reason_why_not():
             pytest.skip(reason)
         assert self.losses(tmp_path, kept, self.kill_places)[1] == []
@@ -409,6 +420,25 @@ class FormatTests(DatasetTests):
                     break
         return whole, lost
 
+    def go_on(self, path: Path, episodes: list[Episode], kept: int) -> None:
+        """Write what a killed writer did not, and assert that all is there; where nothing is appended, a copy has what was."""
+        if self.format.appends:
+            self.write(path, episodes[kept:])
+            self.check(path, episodes)
+            assert not [name for name in os.listdir(path.parent) if name.startswith(".")]
+            return
+        copied = self.path(path.parent / "copied")
+        convert(
+            path,
+            copied,
+            dest_format=self.name,
+            source_format=self.name,
+            progress=False,
+            **self.writer_options,
+        )
+        self.check(copied, episodes[:kept])
+        shutil.rmtree(copied.parent)
+
     def episodes_to_kill(self) -> list[Episode]:
         """Return the episodes that a killed writer writes: a format that wants other columns overrides this, and `check`."""
         episodes = make_episodes((2, 3, 1, 2))
@@ -425,11 +455,12 @@ class FormatTests(DatasetTests):
             self.check(path, episodes[:found])
         if not self.reading_changes:
             assert _bytes_below(path.parent) == before
-        self.write(path, episodes[found:])
-        self.check(path, episodes)
-        if "n" in episodes[0].get(EPISODE_DATA_KEY, {}):
+        if path.exists():
+            self.go_on(path, episodes, found)
+        else:
+            self.write(path, episodes)
+        if self.format.appends and "n" in episodes[0].get(EPISODE_DATA_KEY, {}):
             assert self.read(path).get_episode_data()["n"] == list(range(len(episodes)))
-        assert not [name for name in os.listdir(path.parent) if name.startswith(".")]
 
     def kill_while_writing(self, path: Path, episodes: list[Episode], after: int) -> int:
         """Write in a child; SIGKILL it after `after` episodes; return how many writes returned."""

@@ -26,6 +26,7 @@ from ringmap.errors import InputError, RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import NO_POLICY, POLICY_STEP, Weights
 from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
+from ringmap.formats.episode import no_append
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows
 from ringmap.world.infos import Row
@@ -66,7 +67,7 @@ def collect(
     writer: Any,
     progress: bool,
     resume: bool,
-    mode: str,
+    mode: str | None,
     commit_every: int | None = None,
     weights: Weights | None = None,
     pace: Pace | None = None,
@@ -98,9 +99,7 @@ def collect(
         if commit_every is not None:
             _check_parts(writer, commit_every)
         if path is not None:
-            if resume and mode != "append":
-                raise InputError(f"{WHERE}: resume=True goes on with what is there: it needs mode='append', got {mode!r}")  # fmt: skip
-            sink = _to_path(path, format, identity, validate_write_mode(mode))
+            sink = _to_path(path, format, identity, mode)
         else:
             sink = _to_writer(writer, identity)
         finished = sink.progress
@@ -535,15 +534,22 @@ class _ToPath:
 
 
 def _to_path(
-    path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None, mode: str
+    path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None, mode: str | None
 ) -> _ToPath:
     from ringmap.formats.registry import resolve_format
 
     asked = None if isinstance(name, _Default) else name
-    chosen = resolve_format(path, asked, mode=mode, default=str(DEFAULT_FORMAT), where=WHERE)
+    wanted = validate_write_mode("append" if mode is None else mode)
+    chosen = resolve_format(path, asked, mode=wanted, default=str(DEFAULT_FORMAT), where=WHERE)
     path = os.fspath(path)
+    if not chosen.appends:
+        if identity is not None or mode == "append":
+            raise no_append(WHERE, path)
+        wanted = "error" if mode is None else mode
     if identity is None:
-        return _ToPath(path, chosen, None, mode)
+        return _ToPath(path, chosen, None, wanted)
+    if wanted != "append":
+        raise InputError(f"{WHERE}: resume=True goes on with what is there: it needs mode='append', got {mode!r}")  # fmt: skip
     if not chosen.supports_episode_data:
         raise InputError(
             f"{WHERE}: resume=True needs to store the seed of each episode, and format {chosen.name!r} holds no episode "
@@ -564,4 +570,4 @@ def _to_path(
             if kept["seed"] == identity["seed"]:
                 Progress.resumed({**kept, "watermark": 0, "beyond": []}, identity, WHERE, path)
                 progress.add(operator.index(seed) - int(identity["seed"]))
-    return _ToPath(path, chosen, progress, mode)
+    return _ToPath(path, chosen, progress, wanted)

@@ -254,7 +254,7 @@ class World:
         writer: Any = None,
         progress: bool = True,
         resume: bool = False,
-        mode: str = "append",
+        mode: str | None = None,
         commit_every: int | None = None,
         policy: Any = None,
         weights: Weights | None = None,
@@ -279,7 +279,8 @@ class World:
             progress: show a progress bar once it takes a while.
             resume: continue with a collection that was killed: the seeds that are missing, each once. Its
                 progress is committed with each episode, and stays when the episode is evicted.
-            mode: what to do with a dataset at `path`: "append", "overwrite" or "error".
+            mode: what to do with a dataset at `path`: "append", "overwrite" or "error"; None: "append", or "error" of a format
+                that can't (lerobot, minari, robomimic).
             commit_every: commit this many rows of an open episode at a time, as for `ReplayBuffer.begin_episode`: for long episodes, or a
                 learner that follows. For a `ReplayBuffer`. What a kill left of an episode is dropped by `resume` before its seed is
                 played again; in a buffer with `interrupted="keep"` it stays, and its seed counts as played.

@@ -181,8 +181,14 @@ def _opened(source: Any, source_format: str | None, where: str) -> tuple[str, An
 def _with_data(parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]]) -> Any:
     for _, part in parts:
         for episode, data in episodes_of(part, keeps):
-            wide = {n: np.asarray(episode[n]).astype(d) for n, d in widths.items() if n in episode}
+            wide = {n: _wide(episode[n], d) for n, d in widths.items() if n in episode}
             yield {**episode, **wide, **({EPISODE_DATA_KEY: data} if data else {})}
+
+
+def _wide(texts: Any, dtype: np.dtype[Any]) -> Array:
+    """Return texts in arrays of at least this width; none is cut."""
+    given = np.asarray(texts)
+    return given.astype(np.promote_types(given.dtype, dtype), copy=False)
 
 
 def _aligned(parts: list[tuple[str, Any]], where: str) -> dict[str, np.dtype[Any]]:

@@ -134,7 +134,7 @@ def _opened(
                 f"Ambiguous dataset: {path} holds several: {', '.join(p.name for p in inside[:5])}; pass "
                 "the path of one"
             )
-        if inside and found is None:
+        if inside:
             path = inside[0]
             found = detect_format(path)
     if found is None:

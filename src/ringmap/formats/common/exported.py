@@ -36,6 +36,7 @@ class Exports(Protocol):
 
     name: str
     supports_episode_data: bool
+    appends: bool
 
     def detect(self, path: str | os.PathLike[str]) -> bool:
         """Return whether a dataset of the format exists at the path."""
@@ -67,7 +68,7 @@ class ExportWriter(StagedWriter):
         format: the format.
         extends: whether it defines `extend`.
         path: a file or folder; its parents are created.
-        mode: one of `WRITE_MODES`.
+        mode: one of `WRITE_MODES`; None: "append", or "error" of a format that can't.
         progress: show a progress bar in `write_episodes`.
         options: for `export` and `extend`.
     """
@@ -78,10 +79,13 @@ class ExportWriter(StagedWriter):
         path: str | os.PathLike[str],
         *,
         extends: bool,
-        mode: str = "append",
+        mode: str | None = None,
         progress: bool = False,
         **options: Any,
     ) -> None:
+        self.appends = format.appends
+        if mode is None:
+            mode = "append" if format.appends else "error"
         super().__init__(path, mode, progress)
         self._format, self._options, self.extends = format, options, extends
 

@@ -186,15 +186,13 @@ class _Joined:
         self.lengths = np.concatenate([source.lengths, lengths])
         self.offsets = np.concatenate([source.offsets, self._rows + self._offsets])
         self._use(log)
-        first = log.read(places[0])
-        self.schema = source.schema if source.schema.columns else first.schema
-        if {s.name: s for s in first.schema.columns} != {s.name: s for s in self.schema.columns}:
-            widths = [s.shape for s in self.schema.columns]
-            if [s.shape for s in first.schema.columns] != widths:
-                raise CorruptError(f"{log.path}: is of columns {first.schema.columns}, expected {self.schema.columns}")  # fmt: skip
+        schema = source.schema
         names = dict.fromkeys(source.episode_columns)
         for place in places:
-            names.update(dict.fromkeys(str(name) for name in log.read(place).data))
+            record = log.read(place)
+            schema = _with_texts(schema, record.schema, log.path)
+            names.update(dict.fromkeys(str(name) for name in record.data))
+        self.schema = schema
         self.episode_columns = list(names)
 
     def windows(
@@ -276,6 +274,28 @@ class _Joined:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._log, self._lock = None, threading.Lock()
+
+
+def _with_texts(schema: Schema, other: Schema, path: str) -> Schema:
+    """Return a schema whose columns of text are as wide as those of a record, too.
+
+    Raises:
+        CorruptError: the record has other columns.
+    """
+    if not schema.columns:
+        return other
+    its = {spec.name: spec for spec in other.columns}
+    if {n: s.shape for n, s in its.items()} != {s.name: s.shape for s in schema.columns}:
+        raise CorruptError(f"{path}: is of columns {other.columns}, expected {schema.columns}")
+    return Schema(tuple(_wider(spec, its[spec.name]) for spec in schema.columns))
+
+
+def _wider(ours: ColumnSpec, its: ColumnSpec) -> ColumnSpec:
+    any_width = not ours.dtype.itemsize
+    text = ours.dtype.kind in "SU" and ours.dtype.kind == its.dtype.kind
+    if not text or any_width or its.dtype.itemsize <= ours.dtype.itemsize:
+        return ours
+    return ColumnSpec(ours.name, ours.shape, its.dtype)
 
 
 def decoded(record: Record) -> dict[str, Array]:

@@ -6,12 +6,14 @@
 
 | mode      | no dataset          | a dataset exists                                        |
 | --------- | ------------------- | ------------------------------------------------------- |
-| append    | an empty dataset    | extended                                                |
+| append    | an empty dataset    | extended, or refused (`appends = False`)                |
 | overwrite | an empty dataset    | built beside it, swapped at the end (swap.py)           |
 | error     | an empty dataset    | refused                                                 |
 
 A dataset that can only be written as a whole (`extends = False`, or one file) is exported beside the old one, with all
 its episodes, and swapped.
+A log that a killed writer left is moved into the dataset by the next one that appends; of a format that does not append, it
+stays, and is read.
 Invariants: a new dataset appears whole, as an empty one; an episode whose write has returned is in the log or in the
 dataset; a log is dropped only when the dataset has its episodes.
 Not here: the files of a dataset (each format), the log's bytes (log.py), how a reader reads a log (pending.py).
@@ -46,9 +48,8 @@ from ringmap.formats.common.swap import (
     staging_folder,
 )
 from ringmap.formats.common.writer import EpisodeWriter
-from ringmap.formats.episode import CheckedEpisode
+from ringmap.formats.episode import INSTEAD, CheckedEpisode
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.records.blobs import encode_data
 
 if TYPE_CHECKING:
     from ringmap.datasets.stored import ColumnSource
@@ -91,7 +92,7 @@ class StagedWriter(EpisodeWriter):
         return [os.path.basename(path)]
 
     def _source(self, path: str) -> ColumnSource:
-        """Return what reads a dataset, for `_look` and `_stored`."""
+        """Return what reads a dataset, for `_look`."""
         raise NotImplementedError
 
     def _look(self, path: str) -> tuple[Array, Schema | None]:
@@ -125,22 +126,8 @@ class StagedWriter(EpisodeWriter):
         raise NotImplementedError
 
     def _stored(self, path: str) -> Iterable[Record]:
-        """Return the episodes of a dataset that can't be extended."""
-        notes, source = self._notes_at(path), self._source(path)
-        try:
-            episodes = zip(source.lengths.tolist(), source.offsets.tolist(), strict=True)
-            for number, (length, first) in enumerate(episodes):
-                rows = source.windows(source.schema.names, np.array([first]), length)
-                columns = {name: values[0] for name, values in rows.items()}
-                data = source.episode_data(number)
-                packed = encode_data(data, type(self).__name__) if data else b""
-                yield Record(number, first, length, Schema.of(columns), columns, packed, notes)
-        finally:
-            source.close()
-
-    def _notes_at(self, path: str) -> dict[str, Any]:
-        """Return the notes of the episodes of a dataset that can't be extended."""
-        return {}
+        """Return the episodes of a dataset that is exported again, with more of them."""
+        raise NotImplementedError
 
     def _rewritten(self, path: str) -> int:
         """Return how many existing bytes `_extend` rewrites: the log grows as large."""
@@ -163,7 +150,8 @@ class StagedWriter(EpisodeWriter):
                 self._stage().close()  # the unfinished work of a killed writer
                 self._staging = None
             self._log = Log(log_path(self.path))
-            self._take_over()
+            if not self._replaces(exists):  # else the log goes with the old dataset
+                self._take_over()
             self._target, schema = self.path, None
             lengths = np.empty(0, np.int32)
             if self._replaces(exists):
@@ -198,7 +186,7 @@ class StagedWriter(EpisodeWriter):
             raise _fault(
                 error,
                 f"{type(self).__name__}: {self.path}: {error}; all its episodes are written and can be read, do not "
-                "write them again: the next writer finishes this",
+                f"write them again: {'the next writer finishes this' if self.appends else 'convert it to a new dataset'}",
             ) from error
         finally:
             self._close()
@@ -243,9 +231,9 @@ class StagedWriter(EpisodeWriter):
         if os.path.isdir(path) and not os.listdir(path):
             return False  # an empty folder is removed
         if self.mode == "error":
+            more = "pass mode='append'" if self.appends else INSTEAD
             raise ExistsError(
-                f"{name}: {path} already exists; pass mode='overwrite' to replace it or "
-                "mode='append' to extend it"
+                f"{name}: {path} already exists; pass mode='overwrite' to replace it; to add to it, {more}"
             )
         if not self._is_dataset(path):
             raise UnknownFormatError(
@@ -323,7 +311,10 @@ class StagedWriter(EpisodeWriter):
         else:
             assert self._staging is not None
             path = self._staging.dataset
-            self._export(path, Again(lambda: chain(self._stored(self._target), pending)))
+            old = len(lengths)
+            self._export(
+                path, Again(lambda: chain(self._stored(self._target) if old else (), pending))
+            )
         stored = len(self._look(path)[0])
         if stored != len(lengths) + len(pending.places):
             raise CorruptError(

@@ -56,10 +56,11 @@ def observations_of(
 ) -> dict[str, str]:  # fmt: skip
     """Return the columns that are the observation: name here -> name there, which begins with `top`.
 
-    `chosen` is a column with its parts, or a list of columns; None: the first of `usual` that there is.
+    `chosen` is a column with its parts, or a list of columns; None: the first of `usual` that there is. A part of the usual
+    observation (obs/arm) keeps its own name there.
 
     Raises:
-        InputError: there is no such column.
+        InputError: there is no such column, or two would have one name.
     """
     if chosen is None:
         chosen = next((name for name in usual if below(name, columns)), None)
@@ -70,8 +71,14 @@ def observations_of(
         )
     found: dict[str, str] = {}
     for name in [chosen] if isinstance(chosen, str) else chosen:
-        base = top if isinstance(chosen, str) else f"{top}/{name}"
-        found |= {old: base + old[len(name) :] for old in below(name, columns, where)}
+        head, _, rest = name.partition("/")
+        part = rest if rest and head in usual else name
+        base = top if isinstance(chosen, str) else f"{top}/{part}"
+        for old in below(name, columns, where):
+            new = base + old[len(name) :]
+            if new in found.values():
+                raise InputError(f"{where}: column {old!r} would be {new!r}, and so would another one; leave one out")  # fmt: skip
+            found[old] = new
     return found
 
 

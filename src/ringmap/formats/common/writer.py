@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ringmap.errors import ReadOnlyError, RoleError
-from ringmap.formats.episode import CheckedEpisode, check_episode, validate_write_mode
+from ringmap.formats.episode import CheckedEpisode, check_episode, no_append, validate_write_mode
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import refuse_if_mine
 from ringmap.storage.records.blobs import encode_data
@@ -32,7 +32,8 @@ class EpisodeWriter:
 
     Args:
         path: the dataset, a file or folder; folders above it are made. A link to a dataset stays one.
-        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds, "error" refuses it.
+        mode: "append" extends a dataset (not every format: `Format.appends`), "overwrite" replaces it when the block succeeds,
+            "error" refuses it.
         progress: show a progress bar in `write_episodes`.
 
     Raises:
@@ -45,6 +46,9 @@ class EpisodeWriter:
     middle of a write of the same thread is refused. Killed at any moment, the writer leaves every episode readable whose call had returned; a power cut may cost what was written since the block began.
     """
 
+    appends: bool = True
+    """Whether the format has the mode "append"; see `Format.appends`."""
+
     _schema: Schema | None = None
 
     def __init__(
@@ -52,6 +56,8 @@ class EpisodeWriter:
     ) -> None:
         self.path = os.path.realpath(path)
         self.mode = validate_write_mode(mode)
+        if mode == "append" and not self.appends:
+            raise no_append(type(self).__name__, self.path)
         self.progress = progress
         self._owner: int | None = None
         self._writing = threading.RLock()

@@ -58,6 +58,7 @@ class LeRobot(StoredFormat):
     source = "ringmap.formats.lerobot:LeRobotSource"
     writer = "ringmap.formats.lerobot.writer:LeRobotWriter"
     logs = True
+    appends = False
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:

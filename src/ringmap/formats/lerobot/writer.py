@@ -53,7 +53,7 @@ class LeRobotWriter(StagedWriter):
     -> next.reward, a/b -> a.b. The task of an episode is its column `task`, its data `task`, or the option.
 
     Args:
-        fps: frames per second; an existing dataset keeps its own.
+        fps: frames per second.
         task: of episodes that name none.
         columns: column -> its name in the dataset, where that is to be another.
         videos: whether pictures of even sizes become H.264 videos, which are lossy; False: PNG in the rows.
@@ -66,13 +66,14 @@ class LeRobotWriter(StagedWriter):
         InputError: an option is wrong.
     """
 
+    appends = LeRobot.appends
     texts_grow = True
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        mode: str = "append",
+        mode: str = "error",
         fps: int = 30,
         task: str = "",
         columns: Mapping[str, str] | None = None,
@@ -88,7 +89,6 @@ class LeRobotWriter(StagedWriter):
         self._fps, self._task, self._videos, self._crf = fps, task, videos, crf
         self._names, self._final_row, self._robot = dict(columns or {}), final_row, robot_type
         self._tasks: dict[str, int] = {}
-        self._features: dict[str, Any] = {}
         self._told = False
 
     # -- episodes ----------------------------------------------------------------------------
@@ -141,9 +141,6 @@ class LeRobotWriter(StagedWriter):
                 raise InputError(f"{where}: column {spec.name!r} is {spec.dtype} {spec.shape}, which LeRobot has no feature for")  # fmt: skip
 
     def _is_video(self, spec: ColumnSpec) -> bool:
-        known = self._features.get(spec.name)
-        if known is not None:
-            return bool(known["dtype"] == "video")
         return self._videos and is_image(spec) and not spec.shape[0] % 2 and not spec.shape[1] % 2
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
@@ -167,7 +164,7 @@ class LeRobotWriter(StagedWriter):
         self._tasks |= _tasks_in(episode.columns)
 
     def _notes(self) -> dict[str, Any]:
-        return {"fps": self._fps, "robot_type": self._robot, "stats": self._stats}
+        return {"stats": self._stats}
 
     # -- the dataset -------------------------------------------------------------------------
 
@@ -188,11 +185,7 @@ class LeRobotWriter(StagedWriter):
         return LeRobotSource(path)
 
     def _open(self, path: str) -> None:
-        self._tasks, self._features = {}, {}
-        if path:
-            info = _json(path, "info.json")
-            self._fps, self._features = int(info["fps"]), info["features"]
-            self._tasks = {task: number for number, task in enumerate(_tasks_at(path))}
+        self._tasks = {}
 
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
         disk.make_folder(os.path.join(path, "meta"))
@@ -203,16 +196,14 @@ class LeRobotWriter(StagedWriter):
         import pyarrow as pa
 
         group = len(_episode_files(path))
-        known = _json(path, "info.json")["features"]
+        features = _json(path, "info.json")["features"]
         place = {"chunk_index": group // _CHUNK, "file_index": group % _CHUNK}
         rows: list[dict[str, Any]] = []
         tables: list[Any] = []
         tasks = {task: number for number, task in enumerate(_tasks_at(path))}
-        features, fps, robot = known, self._fps, self._robot
         for record in episodes:
-            fps, robot = record.notes["fps"], record.notes["robot_type"]
             if not features:
-                features = _features_of(record, fps)
+                features = _features_of(record, self._fps)
             row: dict[str, Any] = {
                 "episode_index": record.number,
                 "tasks": [str(t) for t in record.data["tasks"]],
@@ -230,7 +221,7 @@ class LeRobotWriter(StagedWriter):
                     film: Any = record.columns[name]
                     _write(path, f"videos/{name}/{_PLACE.format(**at)}.mp4", film.values[0])
                     row |= {f"videos/{name}/{key}": value for key, value in at.items()}
-                    row |= {f"videos/{name}/from_timestamp": 0.0, f"videos/{name}/to_timestamp": record.length / fps}  # fmt: skip
+                    row |= {f"videos/{name}/from_timestamp": 0.0, f"videos/{name}/to_timestamp": record.length / self._fps}  # fmt: skip
             for name, stats in record.notes["stats"].items():
                 row |= {f"stats/{name}/{key}": value for key, value in stats.items()}
             tasks |= _tasks_in(record.columns)
@@ -243,7 +234,7 @@ class LeRobotWriter(StagedWriter):
         _write_parquet(path, "meta/tasks.parquet", _task_table(ordered))
         every = [*_stats_at(path), *rows]
         _write(path, "meta/stats.json", json.dumps(_total_stats(every), indent=4).encode())
-        _write_info(path, features, fps, robot, rows[-1]["episode_index"] + 1, rows[-1]["dataset_to_index"], len(tasks))  # fmt: skip
+        _write_info(path, features, self._fps, self._robot, rows[-1]["episode_index"] + 1, rows[-1]["dataset_to_index"], len(tasks))  # fmt: skip
         _write_parquet(path, f"meta/episodes/{_PLACE.format(**place)}.parquet", pa.Table.from_pylist(rows))  # fmt: skip
 
 

@@ -38,6 +38,7 @@ class Minari(StoredFormat):
     source = "ringmap.formats.minari:MinariSource"
     writer = "ringmap.formats.minari.writer:MinariWriter"
     logs = True
+    appends = False
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

@@ -10,7 +10,6 @@ Not here: the log (common/staged.py), Minari's files.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -56,22 +55,23 @@ class MinariWriter(StagedWriter):
         reward_at: where rewards and flags stand in an episode of T + 1 rows: "next", with the observation that came with
             them, or "same", with the action.
         observation_space: Gymnasium's space; None: a `Box` without bounds, or a `Dict` or `Tuple` of such.
-        action_space: the same of actions. Both are stored with a new dataset; an existing one keeps its own.
+        action_space: the same of actions.
 
     Raises:
         InputError: an option is wrong, or the folder's name is no Minari id.
 
-    Cost: a dataset that is appended to is written anew at the end of the block.
+    Cost: the files are written at the end of the block, out of a log that takes as much room.
     """
 
     extends = False
+    appends = Minari.appends
     texts_grow = True
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        mode: str = "append",
+        mode: str = "error",
         observation: str | list[str] | None = None,
         action: str = "action",
         reward_at: str = "next",
@@ -159,9 +159,6 @@ class MinariWriter(StagedWriter):
                     f"{where}: column {spec.name!r} is {spec.dtype} {spec.shape}, which Minari has no space for"
                 )
 
-    def _notes(self) -> dict[str, Any]:
-        return dict(self._spaces)
-
     # -- the dataset -------------------------------------------------------------------------
 
     def _is_dataset(self, path: str) -> bool:
@@ -172,11 +169,6 @@ class MinariWriter(StagedWriter):
 
     def _source(self, path: str) -> MinariSource:
         return MinariSource(path)
-
-    def _notes_at(self, path: str) -> dict[str, Any]:
-        with open(os.path.join(path, "data", "metadata.json")) as file:
-            known = json.load(file)
-        return {name: known[name] for name in ("observation_space", "action_space")}
 
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
         import minari
@@ -192,7 +184,7 @@ class MinariWriter(StagedWriter):
         if first is not None:
             widths = _widths(episodes)
             for name in spaces:
-                given = first.notes.get(name)
+                given = self._spaces.get(name)
                 spaces[name] = (
                     deserialize_space(given)
                     if given

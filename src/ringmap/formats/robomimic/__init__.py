@@ -53,19 +53,28 @@ class Robomimic(StoredFormat):
     source = "ringmap.formats.robomimic:RobomimicSource"
     writer = "ringmap.formats.robomimic.writer:RobomimicWriter"
     logs = True
+    appends = False
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
-        """Tell by the group `data` with its attribute `total`, or with demos."""
+        """Tell by the group `data` with its attribute `total`, or with demos; there is no table of episodes beside it."""
+        if not os.path.isfile(path):  # opening a pipe would wait for its other end
+            return False
         import h5py
 
-        if not os.path.isfile(path):
-            return False
         try:
+            if not h5py.is_hdf5(path):
+                return False
             with h5py.File(path, "r") as file:
+                if "ep_len" in file or not isinstance(
+                    file.get("data", getlink=True), h5py.HardLink
+                ):
+                    return False
                 data = file["data"]
-                return "total" in data.attrs or any(name.startswith("demo_") for name in data)
-        except (OSError, KeyError, AttributeError):
+                return isinstance(data, h5py.Group) and (
+                    "total" in data.attrs or any(name.startswith("demo_") for name in data)
+                )
+        except (OSError, KeyError, RuntimeError, ValueError):
             return False
 
 

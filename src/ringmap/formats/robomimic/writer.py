@@ -48,22 +48,23 @@ class RobomimicWriter(StagedWriter):
             observation that came with them, or "same", with the action.
         final_row: whether the last row is an observation alone, as environments are recorded here; ignored where there are
             next observations. False writes all rows as steps, without next observations.
-        env_args: of the environment, as robomimic's tools want them, for a new file.
+        env_args: of the environment, as robomimic's tools want them.
 
     Raises:
         InputError: an option is wrong.
 
-    Cost: a file that is appended to is written anew at the end of the block.
+    Cost: the file is written at the end of the block, out of a log that takes as much room.
     """
 
     extends = False
+    appends = Robomimic.appends
     texts_grow = True
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        mode: str = "append",
+        mode: str = "error",
         observation: str | list[str] | None = None,
         action: str = "action",
         reward_at: str = "next",
@@ -75,7 +76,7 @@ class RobomimicWriter(StagedWriter):
         self._observation, self._action = observation, action
         self._reward_at = check_reward_at(reward_at, "RobomimicWriter")
         self._final_row = final_row
-        self._env_args = json.dumps(dict(env_args)) if env_args is not None else ""
+        self._env_args = json.dumps(dict(env_args or {}))
 
     # -- episodes ----------------------------------------------------------------------------
 
@@ -111,6 +112,11 @@ class RobomimicWriter(StagedWriter):
             stored["done"] = np.logical_or.reduce(ends) if ends else np.arange(steps.length) == steps.length - 1  # fmt: skip
         stored["done"] = stored["done"].astype(np.int64)
         for name in [name for name in columns if name not in taken]:
+            if name in stored:
+                raise InputError(
+                    f"{where}: column {name!r} would stand where an observation does; leave it out, or choose it: "
+                    f"observation=[{name!r}, ...]"
+                )
             stored[name] = steps.now(name)
         if SPLITS in data:  # as it is read
             data[SPLITS] = np.array(sorted(map(str, np.atleast_1d(data[SPLITS]).tolist())))
@@ -132,9 +138,6 @@ class RobomimicWriter(StagedWriter):
                     "numbers, flags, text, or arrays of them"
                 )
 
-    def _notes(self) -> dict[str, Any]:
-        return {"env_args": self._env_args}
-
     # -- the file ----------------------------------------------------------------------------
 
     def _is_dataset(self, path: str) -> bool:
@@ -146,17 +149,11 @@ class RobomimicWriter(StagedWriter):
     def _source(self, path: str) -> RobomimicSource:
         return RobomimicSource(path)
 
-    def _notes_at(self, path: str) -> dict[str, Any]:
-        import h5py
-
-        with h5py.File(path, "r") as file:
-            return {"env_args": str(file["data"].attrs.get("env_args", ""))}
-
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
         import h5py
 
         splits: dict[str, list[str]] = {}
-        total, env_args = 0, ""
+        total = 0
         with h5py.File(path, "x") as file:
             data = file.create_group("data")
             for number, record in enumerate(episodes):
@@ -171,8 +168,7 @@ class RobomimicWriter(StagedWriter):
                 for name, rows in record.columns.items():
                     demo.create_dataset(THEIRS.get(name, name), data=storable(rows))
                 total += record.length
-                env_args = env_args or record.notes.get("env_args", "")
             data.attrs["total"] = total
-            data.attrs["env_args"] = env_args or "{}"
+            data.attrs["env_args"] = self._env_args
             for split, names in splits.items():
                 file.create_dataset(f"mask/{split}", data=np.array(names, "S"))

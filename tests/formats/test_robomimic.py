@@ -1,0 +1,83 @@
+"""Files of robomimic: found by their path, whatever the suffix, and told from our own HDF5 files; names of observations."""
+
+import os
+
+import h5py
+import numpy as np
+import pytest
+
+from ringmap.data import ReplayBuffer, convert, detect_format, get_format, load_dataset
+from ringmap.errors import InputError
+
+
+def demos(path):
+    with h5py.File(path, "w") as file:
+        demo = file.create_group("data/demo_0")
+        demo.attrs["num_samples"] = 3
+        demo["obs/arm"] = np.arange(3.0)
+        demo["actions"] = np.arange(3.0)
+    return path
+
+
+@pytest.mark.parametrize("name", ["set.hdf5", "set.h5", "set"])
+def test_it_is_found_by_its_path(tmp_path, name):
+    path = demos(tmp_path / name)
+    assert detect_format(path).name == "robomimic"
+    for place in (
+        path,
+        *([tmp_path] if "." in name else []),
+    ):  # a folder with one file stands for it
+        found = load_dataset(place, output="numpy")
+        assert found.load_episode(0)["action"].tolist() == [0, 1, 2]
+        found.close()
+    convert(path, tmp_path / "copy.zarr", progress=False)
+    assert load_dataset(tmp_path / "copy.zarr").lengths.tolist() == [3]
+
+
+def test_our_own_files_are_hdf5(tmp_path):
+    """One with columns `data` and `demo_0`, too; what a link leads to is not looked at."""
+    texts = np.array(["demo_0", "demo_1"])
+    for column in ("data", "data/demo_0"):
+        path = tmp_path / "ours.h5"
+        with get_format("hdf5").open_writer(path, mode="overwrite") as writer:
+            writer.write_episode({column: texts})
+        assert detect_format(path).name == "hdf5"
+        assert load_dataset(path, output="numpy").load_episode(0)[column].tolist() == texts.tolist()
+    demos(tmp_path / "there.h5")
+    with h5py.File(tmp_path / "link.h5", "w") as file:
+        file["data"] = h5py.ExternalLink("there.h5", "/data")
+    assert detect_format(tmp_path / "link.h5").name == "hdf5"
+    os.mkfifo(tmp_path / "pipe.h5")
+    assert detect_format(tmp_path / "pipe.h5").name == "hdf5"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "stored"),
+    [
+        (["obs/arm"], "obs/arm"),
+        (["obs/arm", "pixels"], "obs/arm obs/pixels"),
+        (["pixels"], "obs/pixels"),
+        ("obs", "obs/arm"),
+        ("pixels", "obs/flat"),
+        (["obs/arm", "arm"], "'arm' would be 'obs/arm'.*leave one out"),
+        (["arm"], "'obs/arm' would stand where an observation does"),
+    ],
+)
+def test_names_of_observations(tmp_path, chosen, stored):
+    buf, path = ReplayBuffer(10), tmp_path / "set.hdf5"
+    given = {name: np.arange(3.0) for name in ("obs/arm", "pixels", "arm", "action")}
+    buf.write_episode(given)
+
+    def make():
+        convert(buf, path, dest_format="robomimic", observation=chosen, progress=False)
+
+    if " would " in stored:
+        with pytest.raises(InputError, match=stored):
+            make()
+        assert not path.exists()
+        return
+    make()
+    names = set(load_dataset(path).column_names)
+    followed = {n.removeprefix("next_") for n in names if n.startswith("next_obs/")}
+    assert followed == set(stored.split())
+    assert not [n for n in names if n.startswith("obs/obs")]
