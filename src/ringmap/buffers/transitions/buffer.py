@@ -38,6 +38,7 @@ from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.steps import ROW, StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
+from ringmap.buffers.transitions.episodes import TransitionSource
 from ringmap.buffers.transitions.next_observations import (
     NextObservations,
     lane_breaks,
@@ -53,8 +54,12 @@ from ringmap.clips.drawn import Drawn
 from ringmap.clips.gather import PINNED
 from ringmap.clips.samplers.base import Sampler, ids_of
 from ringmap.datasets.base import LoaderDataset, clip_id, clip_ids
-from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
+from ringmap.datasets.stored import StoredDataset
+from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError, ReplacedError
 from ringmap.extras import require
+from ringmap.formats.base import EPISODE_DATA_KEY
+from ringmap.formats.catalog.convert import convert
+from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory.opening import examine, read_manifest
@@ -307,7 +312,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
                 observations, actions, rewards, next_observations, dones, truncated
             )
             is_single = step is not None and type(step[2]) is not np.ndarray
-            count = 1 if is_single else len(observations)
+            count = 1 if is_single or step is None else len(observations)
             if step is not None and count <= self._at_once:
                 if columns.stack is None:
                     if self._add_as_given(store, step, next_observations, count, is_single, where):
@@ -403,7 +408,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
         """Return the stacks that the newest call led to, given the newest frames of these; None if others were lost."""
         led = self._led_to
         if (led.head, led.era) != (store.head, store.live.era):
-            found = self._reader.next_stacks(store, frames)
+            found = self.reader.next_stacks(store, frames)
             led = _NOWHERE if found is None else _LedTo(store.head, store.live.era, *found)
             self._led_to = led
         return led if led.stacks else None
@@ -472,6 +477,92 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
     def engine(self) -> Engine:
         """The engine of the ring of rows."""
         return self._ring.engine
+
+    @property
+    def rows(self) -> StepRing:
+        """The ring of rows, for classes that build on this one."""
+        return self._ring
+
+    @property
+    def reader(self) -> TransitionReader:
+        """What reads transitions from the rows, for classes that build on this one."""
+        reader = self.engine.readers[0]
+        assert isinstance(reader, TransitionReader)
+        return reader
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether it was made with `frame_stack`."""
+        return self._columns.stack is not None
+
+    # -- episodes ----------------------------------------------------------------------------
+
+    def episode_dataset(self, **options: Any) -> StoredDataset:
+        """Return the episodes that the transitions are of, as they are now: of each environment, from one ending to the next.
+
+        An episode of T transitions has T + 1 rows, as recorded episodes have: `obs`, `action` (blank in the last row), `reward`,
+        `terminated`, `truncated` (blank in the first), nested observations as `obs/name`, those of the critic as `critic_obs`,
+        columns of `extra` beside the action. `reward_at` is "next". Rewards are those of single steps, and stacks are whole. One whose first transitions were
+        evicted has `front_evicted` in its data; the newest of each environment may not have ended.
+
+        Args:
+            options: of a dataset: `num_steps`, `frameskip`, `transform`, `keys_to_load`, ...; arrays by default (`output`, `layout`).
+
+        Raises:
+            InputError: an option is wrong. Reads raise `ReplacedError` once transitions of an episode were evicted.
+
+        Cost: O(transitions); reads their flags, and one observation for each episode.
+
+        Example:
+            >>> buf = TransitionReplayBuffer(capacity=100, obs_shape=(), device=None)
+            >>> for t in range(5):
+            ...     buf.add(t, t, 1.0, t + 1, t == 2)
+            >>> dataset = buf.episode_dataset()
+            >>> [dataset.load_episode(i)["obs"].tolist() for i in range(2)]
+            [[0.0, 1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]
+        """
+        dataset = StoredDataset(
+            TransitionSource(self), **{"output": "numpy", "layout": "HWC", **options}
+        )
+        dataset.reward_at = "next"
+        return dataset
+
+    def episodes(self) -> Iterator[dict[str, Any]]:
+        """Yield the episodes of `episode_dataset`, as column -> list of rows, in the order in which they ended.
+
+        The key `_episode_data` is included when the episode has data. An episode that is evicted meanwhile is left out.
+        """
+        for episode in self._whole_episodes():
+            yield {n: v if isinstance(v, dict) else list(v) for n, v in episode.items()}
+
+    def _whole_episodes(self) -> Iterator[dict[str, Any]]:
+        dataset = self.episode_dataset()
+        for number in range(len(dataset.lengths)):
+            with contextlib.suppress(ReplacedError):
+                episode, data = dict(dataset.load_episode(number)), dataset.episode_data(number)
+                yield episode | ({EPISODE_DATA_KEY: data} if data else {})
+
+    def dump(
+        self, path: str | os.PathLike[str], format: str | None = None, mode: str = "overwrite", *, progress: bool = True,
+        **writer_options: Any,
+    ) -> None:  # fmt: skip
+        """Write the episodes of `episode_dataset` as a regular dataset; `convert` does the same.
+
+        Args:
+            path: as for `ReplayBuffer.dump`, and so the others.
+            format: see there.
+            mode: see there.
+            progress: see there.
+            writer_options: see there.
+
+        Raises:
+            InputError, FileExistsError: as `ReplayBuffer.dump`.
+            ReplacedError: transitions were evicted meanwhile.
+        """
+        convert(
+            self.episode_dataset(), path, dest_format=resolve_format(path, format, mode=mode, where=f"{type(self).__name__}.dump").name,
+            mode=mode, progress=progress, **writer_options,
+        )  # fmt: skip
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -574,12 +665,6 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
     def clips(self) -> Clips:
         """What finds and reads transitions: the engine."""
         return self.engine
-
-    @property
-    def _reader(self) -> TransitionReader:
-        reader = self.engine.readers[0]
-        assert isinstance(reader, TransitionReader)
-        return reader
 
     @property
     def transform(self) -> Any:
@@ -770,7 +855,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
             """Return the next observations of the copy's newest rows, where the writer has continued."""
             if copied.newest is None or not source.refresh() | (source.head != copied.head):
                 return None
-            found = self._reader.led_to(copied.newest.head)
+            found = self.reader.led_to(copied.newest.head)
             if found is None:
                 raise LappedError(
                     f"{where}: {source.folder}: the writer overtook this reader; raise capacity, or save in its process"

@@ -263,6 +263,26 @@ class TransitionReader(ClipReader):
         advice = "raise capacity, or ask for smaller batches"
         read_again(source, positions, bad, gather, redraw, source.folder, advice)
 
+    def singly(self, positions: Array) -> tuple[dict[str, Array], Array]:
+        """Return single steps at these positions, flat, and which are whole, bool `(B,)`: the others mean nothing. None is redrawn."""
+        single = self
+        if self.n_step > 1:
+            single = TransitionReader(
+                self.source, self.rng, self.columns, self.following, self.capacity, 1, self.gamma
+            )
+        found = single._transitions(self.source, positions)
+        bad = lost(self.source, found.oldest, found.good)
+        return found.batch, np.ones(len(positions), np.bool_) if bad is None else ~bad
+
+    def has_frames(self, positions: Array) -> Array:
+        """Tell which of these rows have all frames of their stacks; without stacks all have."""
+        stack, rows = self.columns.stack, self.source.rows
+        if stack is None or rows is None or not len(positions):
+            return np.ones(len(positions), np.bool_)
+        at = stack.positions(positions, *self._heads(rows, positions % rows.ring.rows))
+        found: Array = np.logical_and.reduce((at >= self.source.tail) & are_live(self.source, at), 1)
+        return found
+
     def led_to(self, head: int) -> dict[str, Array] | None:
         """Return the next observations of the call that ended at `head`, by leaf, from what was stored since; None if evicted."""
         source = self.source
@@ -273,14 +293,10 @@ class TransitionReader(ClipReader):
         count = abs(int(rows.take("lanes", last)[0]))
         if not 0 < count <= self.capacity or head - count < source.newest_tail():
             return None
-        positions = np.arange(head - count, head)
-        single = TransitionReader(
-            source, self.rng, self.columns, self.following, self.capacity, 1, self.gamma
-        )
-        found = single._transitions(source, positions)
-        if lost(source, found.oldest, found.good) is not None:
+        batch, good = self.singly(np.arange(head - count, head))
+        if not good.all():
             return None
-        led_to = {name: found.batch[f"next_{name}"] for name in self.columns.observed}
+        led_to = {name: batch[f"next_{name}"] for name in self.columns.observed}
         return {n: v[:, -1] if n in self.columns.stacked else v for n, v in led_to.items()}
 
     def next_stacks(

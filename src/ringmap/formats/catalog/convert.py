@@ -171,6 +171,9 @@ def _format_of(
 def _opened(source: Any, source_format: str | None, where: str) -> tuple[str, Any]:
     if isinstance(source, str | os.PathLike):
         return str(source), load_arrays(source, source_format)
+    whole = getattr(source, "episode_dataset", None)
+    if whole is not None:  # of transitions
+        return repr(source), whole()
     if not hasattr(source, "load_episode"):
         raise InputError(
             f"{where}: a source is a path, a name, a dataset or a buffer, got {type(source).__name__}"
