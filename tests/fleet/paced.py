@@ -1,5 +1,7 @@
 """Collectors and learners as processes, which say what they did through a pipe."""
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,8 @@ NUMBERS = {"samples_per_insert": 4, "min_steps": 400, "slack": 0.5}
 COMMIT, BATCH = 20, 64
 
 
-def collect(path, name, commits, pipe=None, **options):
-    """Write so many commits; say what is inserted and drawn after each."""
+def collect(path, name, commits, pipe=None, is_killed=False, **options):
+    """Write so many commits; say what is inserted and drawn after each; be killed in the middle of the last one, if asked for."""
     pace = Pace(path, **{**NUMBERS, **options})
     buf = ReplayBuffer(1000, path=f"{path}/{name}")
     for _ in range(commits):
@@ -20,6 +22,8 @@ def collect(path, name, commits, pipe=None, **options):
             buf.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
             if pipe is not None:  # nobody else commits or draws now
                 pipe.send((pace.inserted, pace.drawn))
+            if is_killed:
+                os.kill(os.getpid(), signal.SIGKILL)
     buf.close()
 
 

@@ -12,8 +12,8 @@ from ringmap.errors import InputError
 
 @pytest.fixture
 def paced(three):
-    # This thread collects and draws, so that it only counts.
-    with Pace(three.folder, samples_per_insert=4, min_steps=20) as pace:
+    # One thread collects and draws: the slack is for all that it draws after its last commit.
+    with Pace(three.folder, samples_per_insert=4, min_steps=20, slack=10) as pace:
         with pace.insert(1):
             pass
         buf = ShardedReplayBuffer(three.folder, history_len=3, pace=pace, wait_s=0, seed=0)

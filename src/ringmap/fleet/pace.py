@@ -2,6 +2,7 @@
 
     collectors  ─► rings      state.bin        how many steps came in     rings.py
                    fleet.json                  which fleet this is
+                   pace/      commit-*-20      20 steps are being committed, while its lock is held
     learners    ─► pace/      learner-0.json   how many steps were drawn  tally.py
                               lock             one looks and acts at a time
                               pace.json        the numbers that all must share
@@ -10,8 +11,12 @@
             -slack ............ 0 ............ +slack
     learners wait below                        collectors wait above     slack * samples_per_insert * min_steps
 
-Invariants: while both sides live, and once `min_steps` came in, `ahead` stays within the slack; nobody waits for the dead, and no
-thread for itself.
+A collector reserves its steps under the lock, commits them outside it, and then removes the reservation. For collectors `inserted` has
+all reservations, and the rows of open groups, so that no two of them find the same room.
+
+Invariants: while both sides live, and once `min_steps` came in, `ahead` stays within the slack, but for a commit that is larger than
+what is left of it: that is let through where `ahead` is 0 or less, else both sides could wait for each other. Nobody waits for the dead,
+and no thread for itself.
 Not here: what is collected, and what is drawn.
 """
 
@@ -49,6 +54,7 @@ log = logging.getLogger("ringmap")
 _FOLDER, _LOCK, _NUMBERS, _FLEET = "pace", "lock", "pace.json", "fleet.json"
 _SHARED = "samples_per_insert", "min_steps", "slack"
 _LEARNER = re.compile(r"learner-(\d+)\.json")
+_COMMIT = re.compile(r"commit-[0-9a-f]{32}-(\d+)")
 _MOST = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
 
@@ -77,10 +83,11 @@ class Pace:
             other numbers, or a file in `pace/` is of another fleet.
         EnvironmentFault: of that call: the directory lies on a network file system, or can't be written to.
 
-    Cost: a call that need not wait: two system calls for each ring, and a small file for each learner; a draw writes one. About
-        0.2 ms. Waits look again after 0.5 to 50 ms.
+    Cost: a call that need not wait: a few system calls for each ring, and a small file for each learner; a draw and a commit write
+        one. About 0.5 ms. Waits look again after 0.5 to 50 ms. No lock is held during a commit.
 
-    Processes and threads: any. A thread that collects and draws through one object only counts: it would wait for itself.
+    Processes and threads: any. A thread that collects and draws in turn, through one object, only counts: it would wait for itself.
+        Once it has drawn more than the slack since its own last commit, it is a learner as any other.
 
     Source: Reverb's rate limiter (Cassirer et al., 2021), `SampleToInsertRatio`; its error buffer, set as in Acme (Hoffman et al.,
         2020): a tolerance times `min_steps`.
@@ -153,7 +160,8 @@ class Pace:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._one_learner = Alone()  # draws at a time
-        self._roles = threading.local()
+        self._turn = _Turn()
+        self._last_to_draw: int | None = None
         self._collecting = Rings(self._disk, self.path)
         self._learning = Rings(self._disk, self.path)
         self._tally: Tally | None = None
@@ -201,7 +209,7 @@ class Pace:
 
     @property
     def ahead(self) -> float:
-        """How far collectors are ahead, in steps drawn; learners, if it is negative. At most `slack_drawn` either way."""
+        """How far collectors are ahead, in steps drawn; learners, if it is negative. Within `slack_drawn` either way, but for a large commit."""
         return self.samples_per_insert * (self.inserted - self.min_steps) - self.drawn
 
     @property
@@ -227,30 +235,57 @@ class Pace:
 
         Args:
             num_steps: of the commit.
-            flush: called before a wait, so that no step of this collector is still invisible.
+            flush: called before a wait, so that learners see all steps of this collector.
 
         Raises:
-            InputError: the slack is less than a batch and this commit: both sides would wait for each other.
-            RoleError: this thread is in the middle of a paced call: the caller is a signal handler or a callback.
+            RoleError: the caller is a signal handler that came in the middle of a look.
             CorruptError, EnvironmentFault: the counts are damaged, or can't be read.
         """
         where = "Pace.insert"
         count = _integer("num_steps", num_steps, 1, where)
         self._join(where)
-        self._roles.inserts = True
-        alone = getattr(self._roles, "draws", False)
         pause = _FIRST_PAUSE_S
         while True:
             with self._locked(where):
-                if alone or self._may_insert(count, where):
-                    yield
-                    return
+                if self._may_insert(count, where):
+                    reserved = self._reserve(count)
+                    break
             if flush is not None:
                 flush()
                 flush = None
                 continue
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+        try:
+            yield
+        finally:
+            self._turn.inserted()
+            try:
+                self._disk.discard(reserved.path)
+            finally:
+                reserved.release()
+
+    def _reserve(self, count: int) -> WriterLock:
+        """Count steps that are being committed, until the file is removed, or the process is gone. Holds the lock."""
+        path = os.path.join(self._folder, f"commit-{uuid4().hex}-{count}")
+        reserved = WriterLock(self._disk, path, self._folder)
+        reserved.acquire()
+        return reserved
+
+    def _reserved(self) -> int:
+        """Return how many steps are being committed; remove what the dead have left. Holds the lock."""
+        found = 0
+        for name in self._disk.names(self._folder):
+            if commit := _COMMIT.fullmatch(name):
+                lock = WriterLock(self._disk, os.path.join(self._folder, name), self._folder)
+                try:
+                    lock.acquire()
+                except LockedError:
+                    found += int(commit[1])
+                else:
+                    self._disk.discard(lock.path)
+                    lock.release()
+        return found
 
     def check_ring(self, path: str | os.PathLike[str] | None, where: str) -> None:
         """Raise unless a buffer is one of the rings whose steps are counted.
@@ -269,15 +304,16 @@ class Pace:
         drawn = sum(tally.drawn for tally in tallies)
         for tally in tallies:
             self._collecting.raise_marks(tally.marks)
-        new = self._collecting.look() + count - self.min_steps
+        reserved = self._reserved()  # first: what is committed meanwhile counts twice, not never
+        new = self._collecting.look(uncommitted=True) + reserved - self.min_steps
+        before = self.samples_per_insert * new - drawn
+        has_room = before <= 0 or before + self.samples_per_insert * count <= self.slack_drawn
         if self.has_learner:
-            batch = max((tally.batch for tally in tallies), default=0)
-            self._check_slack(batch, count, where)
             if self._said == "ahead":
                 self._said = ""
-            return new <= 0 or self.samples_per_insert * new - drawn <= self.slack_drawn
-        ahead = new - drawn / self.samples_per_insert
-        if new <= 0 or self.samples_per_insert * ahead <= self.slack_drawn:
+            return has_room or self._waits_for_itself()
+        ahead = new + count - drawn / self.samples_per_insert
+        if has_room:
             return True
         may = self.max_ahead is None or ahead <= self.max_ahead
         said = "ahead" if may else "waits"
@@ -288,6 +324,13 @@ class Pace:
             log.warning("%s: no learner is alive (%s); this collector %s", where, self._last_learner(), does)  # fmt: skip
         return may
 
+    def _waits_for_itself(self) -> bool:
+        """Tell whether this thread, which is to commit, is the only learner."""
+        if self._last_to_draw != threading.get_ident():
+            return False
+        own, locked = self._learner_path("lock"), self._disk.system.is_locked
+        return not any(lock != own and locked(lock) for lock in self._learner_locks())
+
     # -- learners ------------------------------------------------------------------------------
 
     def draw(self, num_steps: int) -> None:
@@ -297,7 +340,7 @@ class Pace:
             num_steps: of the batch: clips times steps in each.
 
         Raises:
-            InputError: the slack is less than this batch: it could never be drawn.
+            InputError: the slack is less than this batch, which could wait for ever.
             LockedError: another process is the learner of this rank.
             RoleError: this thread is in the middle of a paced call: the caller is a signal handler or a callback.
             NoClipsError: no collector was alive for `timeout_s`; the message names who was seen last.
@@ -306,28 +349,28 @@ class Pace:
         where = "Pace.draw"
         count = _integer("num_steps", num_steps, 1, where)
         self._join(where)
-        self._roles.draws = True
         with self._one_learner(where):
-            tally = self._learner(where)
-            alone = getattr(self._roles, "inserts", False)
-            if not alone:
-                self._check_slack(count, 0, where)
-            if count > tally.batch:
-                tally.batch = count
-                self._publish(tally, where)  # a collector sees it before its next commit
-            pause, dead_since = _FIRST_PAUSE_S, math.inf
+            tally, turn = self._learner(where), self._turn
+            is_own_turn = turn.has(count, self.slack_drawn)
+            if not is_own_turn:
+                self._check_slack(count, where)
+            self._last_to_draw = threading.get_ident()
+            pause, alive_at, came_in = _FIRST_PAUSE_S, time.monotonic(), -1
             while True:
                 with self._locked(where):
-                    if alone or self._may_draw(count):
+                    if is_own_turn or self._may_draw(count):
+                        turn.drew(count)
                         tally.drawn += count
                         tally.marks = dict(self._learning.marks)
                         self._publish(tally, where)
                         return
-                now = time.monotonic()
-                dead_since = math.inf if self._learning.is_written() else min(dead_since, now)
-                if now - dead_since >= self.timeout_s:
+                now, came = time.monotonic(), sum(self._learning.marks.values())
+                # A ring of this process says nothing to a thread that collects: it may be its own.
+                if came != came_in or self._learning.is_written(elsewhere=turn.collects):
+                    alive_at, came_in = now, came
+                if now - alive_at >= self.timeout_s:
                     raise NoClipsError(
-                        f"{where}: waited {self.timeout_s:g} s, and no collector is alive; {sum(self._learning.marks.values())} "
+                        f"{where}: waited {self.timeout_s:g} s, and no {'other ' if turn.collects else ''}collector is alive; {came} "
                         f"steps came in and {tally.drawn} were drawn here; the last was seen: {self._learning.last_writer()}; "
                         "start a collector again"
                     )
@@ -465,14 +508,35 @@ class Pace:
             f"the last was {describe(max(holders, key=lambda holder: holder.get('since') or ''))}"
         )
 
-    def _check_slack(self, batch: int, commit: int, where: str) -> None:
-        needed = batch + commit * self.samples_per_insert
-        if needed > self.slack_drawn:
+    def _check_slack(self, batch: int, where: str) -> None:
+        if batch > self.slack_drawn:
             raise InputError(
-                f"{where}: slack={self.slack} of min_steps={self.min_steps} lets a side be {self.slack_drawn:g} steps drawn ahead; a "
-                f"batch of {batch} and a commit of {commit} steps, {self.samples_per_insert:g} times, need {needed:g}, or both sides "
-                f"wait for each other; raise slack to {needed / (self.samples_per_insert * self.min_steps):.3g}, or min_steps"
+                f"{where}: slack={self.slack} of min_steps={self.min_steps} lets a side be {self.slack_drawn:g} steps drawn ahead, and a "
+                f"batch of {batch} steps is more: it could wait for ever; raise slack to "
+                f"{batch / (self.samples_per_insert * self.min_steps):.3g}, or min_steps"
             )
+
+
+class _Turn(threading.local):
+    """What a thread that collects and draws in turn did last."""
+
+    collects = False
+    """Whether it has ever committed."""
+    _drawn: int | None = None
+    """Steps drawn since its last commit; None: it made none."""
+
+    def inserted(self) -> None:
+        """Note a commit."""
+        self.collects, self._drawn = True, 0
+
+    def has(self, count: int, slack: float) -> bool:
+        """Tell whether a draw would only wait for the next commit of this thread: it is the first since the last one, or within the slack."""
+        return self._drawn is not None and (not self._drawn or self._drawn + count <= slack)
+
+    def drew(self, count: int) -> None:
+        """Note a draw."""
+        if self._drawn is not None:
+            self._drawn += count
 
 
 def _json_at(disk: Disk, path: str, where: str) -> dict[str, Any]:

@@ -21,13 +21,11 @@ class Tally:
 
     Args:
         drawn: steps, ever.
-        batch: the most steps that it drew at once.
         marks: of the rings, as it saw them: uuid -> steps.
         fleet: which it counts for; "": an earlier release wrote none.
     """
 
     drawn: int = 0
-    batch: int = 0
     marks: dict[str, int] = field(default_factory=dict)
     fleet: str = ""
 
@@ -35,10 +33,10 @@ class Tally:
         """Return its file.
 
         Example:
-            >>> Tally.decode(Tally(8, 4, {"a": 2}).encode(), "learner-0.json")
-            Tally(drawn=8, batch=4, marks={'a': 2}, fleet='')
+            >>> Tally.decode(Tally(8, {"a": 2}).encode(), "learner-0.json")
+            Tally(drawn=8, marks={'a': 2}, fleet='')
         """
-        body = {"drawn": self.drawn, "batch": self.batch, "marks": self.marks, "fleet": self.fleet}
+        body = {"drawn": self.drawn, "marks": self.marks, "fleet": self.fleet}
         return json.dumps({**body, "checksum": json_checksum(body)}).encode()
 
     @classmethod
@@ -51,7 +49,7 @@ class Tally:
         try:
             body = json.loads(data)
             checksum = body.pop("checksum")
-            numbers = body["drawn"], body["batch"], *body["marks"].values()
+            numbers = body["drawn"], *body["marks"].values()
             if (
                 checksum != json_checksum(body)
                 or any(type(n) is not int or n < 0 for n in numbers)

@@ -30,7 +30,7 @@ from ringmap.storage.records.blobs import decode_data
 from ringmap.storage.records.table import MOST, PartOf
 from ringmap.storage.ring.chains import NONE
 
-__all__ = ["EARLIER_LIMIT", "FRAME", "Apart", "Stream", "read_stream", "seed_of"]
+__all__ = ["EARLIER_LIMIT", "FRAME", "Apart", "OpenRows", "Stream", "read_stream", "seed_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -161,6 +161,58 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
         steps.append(payload)
         where += FRAME.size + row
     return Stream(begun.schema, steps, at + where, fault, part=begun.part, data=begun.data)
+
+
+class OpenRows:
+    """Counts the rows of a group, while its writer appends them, from the file. A frame is read once.
+
+    Args:
+        disk: through which it is read.
+        path: of the file.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk, self._path = disk, path
+        self._begin = b""
+        self._end, self._number, self._row, self._seed = 0, 1, 0, 0
+        self.after: list[int] | None = None
+        """The record that the group follows, as in `Stream`; None: the file is of an episode, or not begun."""
+        self.count = 0
+        """Rows in whole frames."""
+
+    def follow(self) -> None:
+        """Count what was appended since the last call.
+
+        Raises:
+            OSError: the file is gone.
+            ValueError, TypeError, LookupError: what it holds makes no sense.
+        """
+        with closing(self._disk.open(self._path)) as file:
+            head = file.read(FRAME.size, 0)
+            if head != self._begin:  # another group: the checksum of frame 0 covers its salt
+                self._begin, self.after, self.count = b"", None, 0
+                if len(head) < FRAME.size:
+                    return
+                nbytes, check = FRAME.unpack(head)
+                described = file.read(min(nbytes, _HEAD_LIMIT), FRAME.size)
+                if xxhash.xxh3_64_intdigest(described, seed=0) != check:
+                    return
+                begun = _contents_of(described)
+                self._end, self._number, self._seed = FRAME.size + nbytes, 1, begun.seed
+                if begun.earlier:
+                    self._end, self._number = self._end + FRAME.size + begun.earlier, 2
+                self._row = sum(spec.row_nbytes for spec in begun.specs)
+                self._begin, self.after = head, begun.after
+            while self.after is not None and self._row:
+                header = file.read(FRAME.size, self._end)
+                nbytes = FRAME.unpack(header)[0] if len(header) == FRAME.size else 0
+                if not nbytes or nbytes % self._row or self._end + nbytes > file.size():
+                    return
+                frame = memoryview(header + file.read(nbytes, self._end + FRAME.size))
+                if _frame(frame, 0, self._number, self._seed) is None:
+                    return
+                self.count += nbytes // self._row
+                self._end, self._number = self._end + len(frame), self._number + 1
 
 
 def _group_in(
