@@ -15,8 +15,11 @@ from ringmap.buffers import torchrl_storage as storage_module
 from ringmap.buffers.steps import StepRing
 from ringmap.data import (
     DistillationBuffer,
+    NStep,
     OfflineToOnlineReplayBuffer,
     ReplayBuffer,
+    ShardedReplayBuffer,
+    Window,
     get_format,
     list_formats,
     list_prefixes,
@@ -868,3 +871,111 @@ def test_annealing_by_what_is_no_number(ask, made):
     with pytest.raises(ValueError, match="step must be a number"):
         rb.anneal(*ask)
     assert rb.offline_fraction == before
+
+
+# -- windows, fleets and readers -----------------------------------------------------------------
+
+
+def numbered(first, length):
+    """Return an episode whose observation t is `first + t`, and whose reward for leaving it is that, negative."""
+    steps = np.arange(first, first + length)
+    return {"obs": steps[:, None].astype("f4"), "action": steps, "reward": -steps.astype("f4")}
+
+
+def is_offline_first(batch, offline):
+    """Tell which rows of a batch are of the first 1,000 numbers."""
+    return (np.asarray(batch["action"]).reshape(len(batch["action"]), -1)[:, 0] < 1000) == (
+        np.arange(len(batch["action"])) < offline
+    )
+
+
+@pytest.mark.parametrize("kind", ["view", "file", "file view", "split", "buffer"])
+def test_a_window_over_the_offline_data(kind, tmp_path):
+    """Whatever the items of a dataset or view are, these are drawn, and joined with items of the same shape."""
+    window = {"obs": Window(range(-1, 2), pad="edge")}
+    offline = ReplayBuffer(100, reward_at="same")
+    for first in (0, 20):
+        offline.write_episode(numbered(first, 10))
+    online = ReplayBuffer(100, reward_at="same")
+    online.write_episode(numbered(1000, 30))
+    offline.dump(tmp_path / "data.h5", progress=False)
+    given, items = {
+        "view": lambda: (offline.view(window), {}),
+        "split": lambda: (offline.split(0.5, window=window)[0], {}),
+        "file view": lambda: (load_dataset(tmp_path / "data.h5").view(window), {}),
+        "file": lambda: (load_dataset(tmp_path / "data.h5"), {"window": window}),
+        "buffer": lambda: (offline, {"window": window}),
+    }[kind]()
+    side = online if items else online.view(window)
+    rb = OfflineToOnlineReplayBuffer(given, online_storage=side, seed=0, **items)
+    batch = rb.sample(40)
+    assert batch["obs"].shape == (40, 3, 1)
+    assert batch["obs_is_pad"].shape == (40, 3)
+    assert is_offline_first(batch, 20).all()
+    steps = np.asarray(batch["obs"])[:, :, 0]
+    whole = ~np.asarray(batch["obs_is_pad"]).any(1)
+    assert (np.diff(steps[whole], axis=1) == 1).all()
+    assert (steps[:, 1] == np.asarray(batch["action"]).reshape(-1)).all()
+
+
+def test_transitions_from_a_ring_of_episodes(tmp_path):
+    """(s, a, r, s') of both halves, from episodes that store each observation once; and of rows that a ring of rows takes."""
+    offline, online = (ReplayBuffer(200, reward_at="same", seed=i) for i in range(2))
+    for first in (0, 100):
+        offline.write_episode(numbered(first, 50))
+    window = {"r": NStep(1, next=["obs"])}
+    items = {"window": window, "columns": ["obs", "action", "r"], "anchors": slice(0, -1)}
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=online, seed=0, **items)
+    rb.extend(numbered(1000, 50))
+    batch = rb.sample(64)
+    assert is_offline_first(batch, 32).all()
+    np.testing.assert_array_equal(batch["next_obs"], batch["obs"] + 1)
+    np.testing.assert_array_equal(batch["r"], -batch["obs"][:, 0])
+    view = offline.view(**items)
+    rows = OfflineToOnlineReplayBuffer(view, online_capacity=100, seed=0)
+    rows.extend({name: batch[name] for name in view[[0]]})
+    assert rows.sample(8)["next_obs"].shape == (8, 1)
+    rows.close()
+    with pytest.raises(InputError, match=r"window.* are for datasets and buffers of episodes.*Bag"):
+        OfflineToOnlineReplayBuffer(offline, online_storage=Bag(), **items)
+
+
+def test_the_online_half_sees_what_others_write(tmp_path):
+    """A fleet, a reader of a ring and a reader of transitions: opened while empty, drawn from once a collector wrote."""
+    offline = ReplayBuffer(100)
+    offline.write_episode(numbered(0, 30))
+    ring = ReplayBuffer(100, path=tmp_path / "fleet/a", sync_every_s=0)
+    steps = TransitionReplayBuffer(50, (1,), device=None, path=tmp_path / "steps/a", sync_every_s=0)
+    sides = {
+        "fleet": ShardedReplayBuffer(tmp_path / "fleet", seed=0),
+        "reader": ReplayBuffer.open(tmp_path / "fleet/a"),
+        "transitions": TransitionReplayBuffer.open(tmp_path / "steps/a", device=None),
+        "fleet of transitions": ShardedReplayBuffer(tmp_path / "steps", seed=0),
+    }
+    old = TransitionReplayBuffer(50, (1,), device=None)
+    old.add(np.zeros((5, 1)), np.arange(5), np.zeros(5), np.ones((5, 1)), np.zeros(5))
+    mixes = {
+        name: OfflineToOnlineReplayBuffer(old if "transitions" in name else offline, online_storage=side, seed=0)
+        for name, side in sides.items()
+    }  # fmt: skip
+    key = {name: "actions" if "transitions" in name else "action" for name in mixes}
+    for name, rb in mixes.items():
+        assert rb.split(8) == (8, 0), name
+        assert (np.asarray(rb.sample(8)[key[name]]) < 1000).all()
+    ring.write_episode(numbered(1000, 20))
+    steps.add(np.zeros((9, 1)), np.full(9, 1000), np.zeros(9), np.ones((9, 1)), np.zeros(9))
+    steps.flush()
+    for name, rb in mixes.items():
+        assert rb.split(8) == (4, 4), name
+        assert (np.asarray(rb.sample(8)[key[name]]) >= 1000).tolist() == [False] * 4 + [True] * 4
+        with pytest.raises((InputError, ReadOnlyError), match=r"only reads|opened with mode='r'"):
+            rb.extend(numbered(5, 5) if "transitions" not in name else _a_transition())
+    for one in (*sides.values(), ring, steps):
+        one.close()
+
+
+def _a_transition():
+    zero = np.zeros((1, 1), "f4")
+    return {
+        "observations": zero, "actions": [0], "rewards": [0.0], "next_observations": zero, "dones": [False],
+    }  # fmt: skip

@@ -329,6 +329,11 @@ class Engine(Forkable):
         return self.pin(cut, shared).count
 
     @property
+    def holds_episodes(self) -> bool:
+        """Whether its clips are steps of episodes, not transitions."""
+        return self.readers[0].is_plain
+
+    @property
     def schema(self) -> Schema | None:
         """The columns, once an episode was stored or a schema was given."""
         return self.source.schema

@@ -1,6 +1,7 @@
 """The sources of a mixed batch: one interface over everything that rows can be drawn from.
 
-    ringmap dataset or buffer   rows by number, or clips        NumPy
+    ringmap dataset or view     rows by number, or items        NumPy
+    ringmap buffer or fleet     rows, or items, by its sampler  NumPy
     a ring of steps             rows by position                NumPy
     a TorchRL buffer            rows by its own sampler         torch, nested
 
@@ -21,10 +22,11 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.nested import flat, is_tensordict
+from ringmap.buffers.pinned_view import PinnedView
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
-from ringmap.buffers.view import BufferView
 from ringmap.clips.samplers.base import BaseSampler, as_sampler
 from ringmap.datasets.base import Dataset
 from ringmap.errors import InputError, NoClipsError
@@ -47,7 +49,7 @@ class BatchSource(Protocol):
     tensordict: bool
     """Whether the data that it holds were added as TensorDicts."""
     clip: tuple[int, int] | None
-    """Observations in a clip, and their stride; (1, 1) for rows; None if unknown."""
+    """Observations in a clip, and their stride; (1, 1) for rows; None if unknown, and of the items of a window."""
 
     @property
     def has_priorities(self) -> bool:
@@ -105,11 +107,11 @@ class _Base:
 
 
 class DatasetHalf(_Base):
-    """A ringmap dataset, read-only."""
+    """A ringmap dataset or view, read-only."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        self.clip = dataset.num_steps, dataset.frameskip
+        self.clip = _clip_of(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -120,7 +122,7 @@ class DatasetHalf(_Base):
     def _columns(self, count: int, rng: np.random.Generator) -> Columns:
         dataset = self.dataset
         ids = rng.integers(0, len(dataset), count)
-        if isinstance(dataset, BufferView):
+        if isinstance(dataset, PinnedView):
             batch = dataset[ids]
             return batch if self.clip != (1, 1) else _flat_rows(dataset.engine, batch, count)
         if self.clip == (1, 1) and dataset.transform is None:
@@ -131,11 +133,14 @@ class DatasetHalf(_Base):
 
 
 class ReplayHalf(_Base):
-    """A ringmap replay buffer: drawn by its own sampler, written by the episode."""
+    """A ringmap buffer of clips, or a fleet of them: drawn by its own sampler, written by the episode.
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
-        self.buffer = buffer
-        self.clip = buffer.num_steps, buffer.frameskip
+    `items`: the arguments of `sample` that say what an item holds.
+    """
+
+    def __init__(self, buffer: Sampled, items: Mapping[str, Any]) -> None:
+        self.buffer, self._items = buffer, items
+        self.clip = None if items else _clip_of(buffer)
 
     @property
     def has_priorities(self) -> bool:
@@ -146,13 +151,21 @@ class ReplayHalf(_Base):
         return len(self.buffer)
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
-        batch: Batch[Any] = self.buffer.sample(count)
+        batch: Batch[Any] = self.buffer.sample(count, **self._items)
+        if not self.buffer.engine.holds_episodes:
+            columns, deep = flat(batch, _WHERE)
+            self.deep = self.deep or deep
+            return Batch(_unlisted(columns), batch.ids, batch.weights)
         if self.clip != (1, 1):
             return batch
         return Batch(_flat_rows(self.buffer.engine, batch, count), batch.ids, batch.weights)
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Array:
         buffer = self.buffer
+        if not isinstance(buffer, ReplayBuffer):
+            raise InputError(
+                f"{where}: the online half is a {type(buffer).__name__}, which only reads; its collectors write into their rings"
+            )
         if is_tensordict(data):
             data, _ = flat(data, where)
         episodes = [data] if isinstance(data, Mapping) else data
@@ -275,15 +288,12 @@ class SampledHalf(_Base):
             raise InputError(
                 f"{where}: expected a mapping of what {name} takes, got {type(data).__name__}"
             )
-        ours = isinstance(self.buffer, TransitionReplayBuffer)
-        first = self.buffer.engine.source.head if ours else 0
         try:
-            found = self.buffer.add(**data)
+            return self.buffer.add(**data)
         except TypeError as error:  # argument names that it does not take, or too few of them
             raise InputError(
                 f"{where}: {error}; give what {name} takes, by name, got {list(data)}"
             ) from error
-        return np.arange(first, self.buffer.engine.source.head) if ours else found
 
     def update_priorities(self, ids: Array, values: Array) -> int:
         if hasattr(self.buffer, "update_priorities"):
@@ -294,8 +304,6 @@ class SampledHalf(_Base):
         return _updated(sampler, ids, values)
 
     def _sample(self, count: int) -> Any:
-        if isinstance(self.buffer, DistillationBuffer):  # whose `sample` has two columns only
-            return self.buffer.batch(count)
         return self.buffer.sample(count)
 
     def state_dict(self) -> dict[str, Any]:
@@ -304,6 +312,30 @@ class SampledHalf(_Base):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if hasattr(self.buffer, "load_state_dict"):
             self.buffer.load_state_dict(state)
+
+
+class TransitionHalf(SampledHalf):
+    """A ringmap buffer of transitions."""
+
+    def __len__(self) -> int:
+        self.buffer.refresh()
+        return len(self.buffer)
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Array:
+        first = self.buffer.engine.source.head
+        super().extend(data, notes, where)
+        return np.arange(first, self.buffer.engine.source.head)
+
+
+class StudentHalf(SampledHalf):
+    """A ringmap buffer of a student's rows and a teacher's labels, whose `sample` has two columns only."""
+
+    def __len__(self) -> int:
+        self.buffer.refresh()
+        return len(self.buffer)
+
+    def _sample(self, count: int) -> Any:
+        return self.buffer.batch(count)
 
 
 class TorchRLHalf(SampledHalf):
@@ -347,14 +379,31 @@ def _updated(given: Any, ids: Array, values: Array) -> int:
     return len(ids) if found is None else int(found)
 
 
-def half_of(given: Any, what: str) -> BatchSource:
+def half_of(given: Any, what: str, items: Mapping[str, Any] | None = None) -> BatchSource:
     """Return the source for a dataset or buffer.
 
+    Args:
+        given: the dataset or buffer.
+        what: the argument to name in an error.
+        items: `window`, `columns`, `anchors`: what an item holds; none for what the data are cut into.
+
     Raises:
-        InputError: rows can't be drawn from it.
+        InputError: rows can't be drawn from it, or not by a window.
     """
-    if isinstance(given, ReplayBuffer):
-        return ReplayHalf(given)
+    items = items or {}
+    if isinstance(given, Sampled):
+        return ReplayHalf(given, items)
+    if isinstance(given, Dataset):
+        return DatasetHalf(given.view(**items) if items else given)
+    if items:
+        raise InputError(
+            f"{_WHERE}: {sorted(items)} are for datasets and buffers of episodes, and {what} is a {type(given).__name__}; leave them "
+            "out, and give both halves the same columns"
+        )
+    if isinstance(given, TransitionReplayBuffer):
+        return TransitionHalf(given)
+    if isinstance(given, DistillationBuffer):
+        return StudentHalf(given)
     if isinstance(given, StepRing):
         return StepsHalf(given)
     if is_torchrl(given, "Storage"):
@@ -363,8 +412,6 @@ def half_of(given: Any, what: str) -> BatchSource:
         return TorchRLHalf(torchrl.data.ReplayBuffer(storage=given))
     if is_torchrl(given, "ReplayBuffer"):
         return TorchRLHalf(given)
-    if isinstance(given, Dataset):
-        return DatasetHalf(given)
     if hasattr(given, "sample") and hasattr(given, "__len__"):
         return SampledHalf(given)
     raise InputError(
@@ -399,9 +446,19 @@ def _stacked(values: list[Any]) -> Any:
     return np.stack([np.asarray(value) for value in values])
 
 
+def _clip_of(dataset: Dataset) -> tuple[int, int] | None:
+    """Return what a dataset or buffer is cut into, None for the items of a window."""
+    return (dataset.num_steps, dataset.frameskip) if dataset.cut.history else None
+
+
+def _unlisted(columns: Columns) -> Columns:
+    """Return columns without the ids and weights of a batch, which it has as attributes too."""
+    return {name: values for name, values in columns.items() if name not in ("ids", "weights")}
+
+
 def _flat_rows(engine: Engine, batch: Mapping[str, Any], count: int) -> Columns:
     """Return clips of one step without their time axis, each column in its stored shape."""
-    schema = engine.source.schema
+    schema = engine.schema
     assert schema is not None
     shapes = {spec.name: spec.shape for spec in schema.columns}
     return {

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.buffers.worker_generator import WorkerGenerator
+from ringmap.clips.window import WindowSpec
 from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
 from ringmap.storage.disk.files import Disk
 
@@ -68,6 +69,10 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         seed: of the generator that draws. Used when the buffer is made, not when a path is opened again.
         durability: of the ring at `path`, as for `ReplayBuffer`.
         disk: of the ring, as for `ReplayBuffer`.
+        window: what an item of both halves holds, as for `ReplayBuffer.sample`: from episodes, `{"sum": NStep(1, next=["obs"])}` with
+            `columns=["obs", "action", "sum"]`, `anchors=slice(0, -1)` gives s, a, r and s', and no observation is stored twice.
+        columns: names of the columns of both halves to read; None: all.
+        anchors: the steps to leave out at the ends of episodes, as for `ReplayBuffer.sample`.
         dataset_kwargs: for the loader of an id or a path.
 
     Raises:
@@ -107,6 +112,9 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         seed: int | None = None,
         durability: str = "process",
         disk: Disk | None = None,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
         **dataset_kwargs: Any,
     ) -> None:
         if (online_storage is None) == (online_capacity is None):
@@ -132,7 +140,9 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         self._out = Emit(to, device, bool(pin_memory))
         self._out.check(_WHERE)
         offline = self._opened(offline_dataset, batch_size, dataset_kwargs)
-        self._offline: BatchSource = half_of(offline, "offline_dataset")
+        given = {"window": window, "columns": None if columns is None else tuple(columns), "anchors": anchors}  # fmt: skip
+        items = {name: value for name, value in given.items() if value is not None}
+        self._offline: BatchSource = half_of(offline, "offline_dataset", items)
         self._online: BatchSource
         self._ring: StepRing | None = None
         if online_capacity is not None:
@@ -146,7 +156,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             )
             self._online = StepsHalf(self._ring)
         else:
-            self._online = half_of(online_storage, "online_storage")
+            self._online = half_of(online_storage, "online_storage", items)
             clips = self._offline.clip, self._online.clip
             if None not in clips and clips[0] != clips[1]:
                 raise InputError(

@@ -661,6 +661,11 @@ class ShardEngine(Engine):
         yield from self.members.open
 
     @property
+    def holds_episodes(self) -> bool:
+        """Whether the clips are steps of episodes, not transitions, as far as it is known."""
+        return self.transitions is None
+
+    @property
     def schema(self) -> Schema | None:
         """The columns of all rings; None before the first episode of any."""
         self.check_open()

@@ -280,7 +280,9 @@ class TransitionReader(ClipReader):
         if stack is None or rows is None or not len(positions):
             return np.ones(len(positions), np.bool_)
         at = stack.positions(positions, *self._heads(rows, positions % rows.ring.rows))
-        found: Array = np.logical_and.reduce((at >= self.source.tail) & are_live(self.source, at), 1)
+        found: Array = np.logical_and.reduce(
+            (at >= self.source.tail) & are_live(self.source, at), 1
+        )
         return found
 
     def led_to(self, head: int) -> dict[str, Array] | None:
