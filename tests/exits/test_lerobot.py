@@ -231,7 +231,7 @@ def test_killed_while_a_group_is_added(tmp_path, monkeypatch, at):
 
 def test_by_name_and_back(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path / "home"))
-    buf = ReplayBuffer(100)
+    buf = ReplayBuffer(100, reward_at="next")
     buf.write_episodes([episode(0, 5), episode(1, 6)])
     convert(buf, "lerobot:us/set", fps=10, task="go", progress=False, columns={"mask": "observation.images.seg"})  # fmt: skip
     found = load_dataset("lerobot:us/set", output="numpy")

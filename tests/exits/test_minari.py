@@ -60,7 +60,7 @@ def same(got, given):
 
 def test_every_value_comes_back(tmp_path):
     given = [episode(n, 4 - n) for n in range(3)]  # the buffer locks the width of texts
-    buf = ReplayBuffer(100, path=tmp_path / "ring")
+    buf = ReplayBuffer(100, path=tmp_path / "ring", reward_at="next")
     buf.write_episodes(
         [{**e, "_episode_data": {"seed": n, "who": "me"}} for n, e in enumerate(given)]
     )
@@ -191,7 +191,7 @@ def test_rewards_of_the_same_row(home):
         "action": [0, 1, -1],
         "reward": [5.0, 6.0, 0.0],
     }
-    with get_format("minari").open_writer(home / "s-v0", observation=["pixels", "state"], reward_at="same") as writer:  # fmt: skip
+    with get_format("minari").open_writer(home / "s-v0", observation=["pixels", "state"], reward_at="same", final_row=True) as writer:  # fmt: skip
         writer.write_episode(rows)
     found = minari.load_dataset("s-v0")[0]
     assert found.rewards.tolist() == [5.0, 6.0] and found.actions.tolist() == [0, 1]

@@ -86,7 +86,7 @@ def test_killed_and_copied(tmp_path):
     check(tmp_path / "copy.h5")
     with h5py.File(tmp_path / "copy.h5") as file:
         assert json.loads(file["data"].attrs["env_args"]) == {"env_name": "Lift"}
-    buf = ReplayBuffer(100)
+    buf = ReplayBuffer(100, reward_at="next")
     buf.write_episodes([{k: v for k, v in episode(0, 3).items() if k != "task"}] * 2)
     merge([buf, buf], tmp_path / "merged.hdf5", dest_format="robomimic", progress=False)
     merged = load_dataset(tmp_path / "merged.hdf5", format="robomimic")

@@ -37,6 +37,7 @@ from ringmap.buffers.options import (
 )
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.updates import updated
+from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import ClosedError, InputError, RingmapError
@@ -359,6 +360,21 @@ class ReplayBuffer(Sampled):
                 "record into another buffer"
             )
 
+    def _expect_those_of(self, dataset: Any, where: str) -> None:
+        """Store where the rewards of a dataset stand, before its episodes are written."""
+        placed = getattr(dataset, "reward_at", None)
+        if placed is not None:
+            self.expect_reward_at(placed, where)
+        elif (
+            self.reward_at is not None
+            and len(dataset.lengths)
+            and name_among(REWARDS, dataset.column_names)
+        ):
+            raise InputError(
+                f"{where}: the buffer has reward_at={self.reward_at!r}, and it is not known where the rewards of the "
+                f"{type(dataset).__name__} stand: say it by load_dataset(..., reward_at=)"
+            )
+
     # -- writing -----------------------------------------------------------------------------
 
     def write_episode(
@@ -563,7 +579,11 @@ class ReplayBuffer(Sampled):
 
         Args:
             dataset: anything with `lengths` and `load_episode(i)`.
+
+        Raises:
+            InputError: its rewards stand elsewhere than those of this buffer (`reward_at`), or it is not known where. Nothing was stored.
         """
+        self._expect_those_of(dataset, "ReplayBuffer.extend_from")
         if isinstance(dataset, ReplayBuffer):
             self.write_episodes(_bar(dataset.episodes(), dataset.num_episodes, "extend_from"))
             return
@@ -907,7 +927,8 @@ class ReplayBuffer(Sampled):
             episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
         if dropped:
             episodes = (_without_data(episode) for episode in episodes)
-        fill(chosen.open_writer(path, mode=mode, **writer_options), path, episodes)
+        writer = chosen.open_writer(path, mode=mode, **writer_options)
+        fill(writer, path, episodes, self.reward_at, "ReplayBuffer.dump")
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
         """Copy the buffer in its present state to a new buffer, while its writer continues.

@@ -14,12 +14,13 @@ import copy
 import itertools
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex
+from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_ids, cut_of_dataset, num_rows
 from ringmap.datasets.image_axes import EpisodeDict
@@ -32,11 +33,15 @@ __all__ = ["ConcatDataset", "MergeDataset"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+T = TypeVar("T")
+
 _A_DATASET_HAS = ("num_steps", "frameskip", "lengths", "column_names")
 
 
 class _Joined(Dataset):
     """The shared base class: parts, with the same clip settings."""
+
+    _told_reward_at: str | None = None
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         name = type(self).__name__
@@ -64,9 +69,18 @@ class _Joined(Dataset):
                     "datasets first and make a view of all"
                 )
         self.fps = _agreed([part.fps for part in self.datasets if isinstance(part, Dataset)])
-        self.reward_at = _agreed(
-            [part.reward_at for part in self.datasets if isinstance(part, Dataset)]
-        )
+
+    @property
+    def reward_at(self) -> str | None:
+        """Where rewards stand: as the parts say that have them. May be assigned."""
+        return self._told_reward_at or self._reward_at_of_parts()
+
+    @reward_at.setter
+    def reward_at(self, reward_at: str | None) -> None:
+        self._told_reward_at = reward_at
+
+    def _reward_at_of_parts(self) -> str | None:
+        raise NotImplementedError
 
     @property
     def cut(self) -> Cut:
@@ -185,6 +199,11 @@ class MergeDataset(_Joined):
             found.append([name for name in part.column_names if name not in taken])
             taken.update(found[-1])
         return found
+
+    def _reward_at_of_parts(self) -> str | None:
+        homes = zip(self.datasets, self.keys_from_dataset, strict=True)
+        rewarding = [part for part, keys in homes if name_among(REWARDS, keys)]
+        return _agreed(_placed(rewarding[:1] or self.datasets))
 
     @property
     def column_names(self) -> list[str]:
@@ -336,6 +355,25 @@ class ConcatDataset(_Joined):
         >>> [int(both[i]["x"][0]) for i in range(len(both))]
         [0, 1, 2, 10, 11]
     """
+
+    def __init__(self, datasets: Sequence[Any]) -> None:
+        super().__init__(datasets)
+        first: tuple[int, str] | None = None
+        for number, placed in enumerate(_placed(self.datasets)):
+            if placed is not None and first is not None and placed != first[1]:
+                raise InputError(
+                    f"ConcatDataset: dataset {number} has its rewards at {placed!r}, dataset {first[0]} at {first[1]!r}; convert one of "
+                    "them first, to rows of one kind"
+                )
+            first = first or (None if placed is None else (number, placed))
+
+    def _reward_at_of_parts(self) -> str | None:
+        said = {
+            placed
+            for part, placed in zip(self.datasets, _placed(self.datasets), strict=True)
+            if placed is not None or (len(part.lengths) and name_among(REWARDS, part.column_names))
+        }
+        return said.pop() if len(said) == 1 else None
 
     @property
     def column_names(self) -> list[str]:
@@ -535,7 +573,12 @@ def _clips_of(part: Any, ids: list[int]) -> list[Any]:
     return [part[i] for i in ids]
 
 
-def _agreed(values: list[Any]) -> Any:
+def _placed(parts: Sequence[Any]) -> list[str | None]:
+    """Return where the rewards of each part stand, as far as it knows."""
+    return [part.reward_at if isinstance(part, Dataset) else None for part in parts]
+
+
+def _agreed(values: Sequence[T | None]) -> T | None:
     """Return the value that all parts which know one share; None if there is none."""
     known = {value for value in values if value is not None}
     return known.pop() if len(known) == 1 else None

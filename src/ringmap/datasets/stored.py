@@ -45,7 +45,7 @@ class ColumnSource(Protocol):
     Obligations: `windows` returns fresh, writable arrays in native byte order, and may be called
     from any thread; the object pickles without data or handles and opens again by itself in
     whatever process it wakes up in (fork and spawn), where it refuses a path that now holds
-    something else.
+    something else. It may have `reward_at`, "next" or "same": where rewards stand.
     """
 
     path: str
@@ -137,6 +137,7 @@ class StoredDataset(Dataset):
             raise InputError(f"{source.path}: output must be one of {OUTPUTS}, got {output!r}")
         super().__init__(source.lengths, source.offsets, frameskip, num_steps, transform)
         self.source = source
+        self.reward_at = getattr(source, "reward_at", None)  # a third party's may not say
         self.layout = layout
         self.output = output
         stored = {spec.name: spec for spec in source.schema.columns}

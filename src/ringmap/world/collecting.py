@@ -26,6 +26,7 @@ from ringmap.errors import InputError, RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import NO_POLICY, POLICY_STEP, Weights
 from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
+from ringmap.formats.common.writer import tell_reward_at
 from ringmap.formats.episode import no_append
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows
@@ -427,8 +428,7 @@ def _to_writer(writer: Any, identity: dict[str, Any] | None) -> _Sink:
         )
     from ringmap.buffers.replay import ReplayBuffer
 
-    if isinstance(writer, ReplayBuffer):
-        writer.expect_reward_at("next", WHERE)
+    tell_reward_at(writer, "next", WHERE)
     if identity is None:
         return _ToWriter(writer, None)
     if not isinstance(writer, ReplayBuffer):
@@ -516,7 +516,9 @@ class _ToPath:
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        with self.format.open_writer(self.path, mode=self.mode) as self._writer:
+        writer = self.format.open_writer(self.path, mode=self.mode)
+        tell_reward_at(writer, "next", WHERE)
+        with writer as self._writer:
             yield
 
     def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None:

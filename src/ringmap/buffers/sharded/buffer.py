@@ -562,7 +562,8 @@ class ShardedReplayBuffer(Sampled):
         """
         self.episodes_only("dump")
         chosen = resolve_format(path, format, mode=mode, where="ShardedReplayBuffer.dump")
-        fill(chosen.open_writer(path, mode=mode, **writer_options), path, self.episodes())
+        writer = chosen.open_writer(path, mode=mode, **writer_options)
+        fill(writer, path, self.episodes(), self.reward_at, "ShardedReplayBuffer.dump")
 
     # -- draws --------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.outcomes import REWARDS, name_among
+from ringmap.clips.window import check_reward_at
 from ringmap.datasets.base import Dataset, Where
 from ringmap.datasets.selected import SelectedDataset
 from ringmap.datasets.stored_episodes import episodes_of, schema_of
@@ -41,6 +43,7 @@ def convert(
     progress: bool = True,
     where: Where = "",
     marks: str | os.PathLike[str] | None = None,
+    reward_at: str | None = None,
     **writer_options: Any,
 ) -> None:
     """Write a dataset in another format, episode data included.
@@ -57,11 +60,14 @@ def convert(
             `episode` (its number), `length`, `return`, `ended`, `flags`, `note` (`Marks`), and the names of episode data; or a function
             of an episode's data.
         marks: the file of marks, by default the one beside the source.
+        reward_at: where rewards stand, "next" or "same", as for `ReplayBuffer`; None: as the source says, if it does. A format that
+            has a row for each step, and its reward in that row (LeRobot, Minari, robomimic), has to know it.
         writer_options: for the format's writer.
 
     Raises:
         NotFoundError, UnknownFormatError, InputError: the source can't be read, an option is wrong,
-            both are the same, or the suffix of `dest` names another format than `dest_format`.
+            both are the same, or the suffix of `dest` names another format than `dest_format`; rewards stand elsewhere than in what
+            is appended to, or it is not known where.
         ExistsError: mode="error" and something is at `dest`.
         ValueError: the writer refuses an episode.
 
@@ -89,7 +95,8 @@ def convert(
             else SelectedDataset(part, np.arange(len(part.lengths)))
         )
         part = whole._selected(where, "convert", marks)
-    _copy([(name, part)], dest, chosen, progress, "convert", {**writer_options, "mode": mode})
+    options = {**writer_options, "mode": mode}
+    _copy([(name, part)], dest, chosen, progress, "convert", options, reward_at)
 
 
 def merge(
@@ -99,6 +106,7 @@ def merge(
     dest_format: str | None = None,
     mode: str = "error",
     progress: bool = True,
+    reward_at: str | None = None,
     **writer_options: Any,
 ) -> None:
     """Write the episodes of several datasets into one, one dataset after the other.
@@ -110,11 +118,12 @@ def merge(
             (.h5, .hdf5, .zarr, .lance), that of what is there, or "lance".
         mode: what to do where something is: "error", "append" or "overwrite".
         progress: show a progress bar.
+        reward_at: where rewards stand in all of them, "next" or "same"; None: as they say.
         writer_options: for the format's writer.
 
     Raises:
         InputError: (ValueError) there are no sources; one has other columns, which it names; the suffix of
-            `dest` names another format. The destination was not touched.
+            `dest` names another format; their rewards stand in different places. The destination was not touched.
         NotFoundError, UnknownFormatError: a source can't be read.
 
     Cost: reads and writes everything; holds one episode.
@@ -124,7 +133,7 @@ def merge(
     dest, named = place_of(dest)
     chosen = _format_of(dest, dest_format or named, mode, "merge")
     parts = [_opened(source, None, "merge") for source in sources]
-    _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode})
+    _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode}, reward_at)
 
 
 def _copy(
@@ -134,6 +143,7 @@ def _copy(
     progress: bool,
     where: str,
     options: dict[str, Any],
+    reward_at: str | None,
 ) -> None:
     for name, part in parts:
         path = getattr(part, "path", None)
@@ -144,6 +154,7 @@ def _copy(
         ):
             raise InputError(f"{where}: {name} is both source and destination; choose another dest")
     widths = _aligned(parts, where)
+    placed = check_reward_at(where, reward_at) or _reward_at(parts, where)
     data_names = list(dict.fromkeys(n for _, p in parts for n in p.episode_column_names))
     keeps = chosen.supports_episode_data
     if data_names and not keeps:
@@ -157,7 +168,31 @@ def _copy(
         from tqdm import tqdm
 
         episodes = tqdm(episodes, desc=f"{where} to {chosen.name}", total=total, unit="episode")
-    fill(chosen.open_writer(dest, **options), dest, episodes)
+    fill(chosen.open_writer(dest, **options), dest, episodes, placed, where)
+
+
+def _reward_at(parts: list[tuple[str, Any]], where: str) -> str | None:
+    """Return where the rewards of the sources stand, None if that is not known of any, or refuse to mix them."""
+    known: dict[str, str] = {}
+    unknown = None
+    for name, part in parts:
+        placed = getattr(part, "reward_at", None)
+        if placed is not None:
+            known.setdefault(placed, name)
+        elif len(part.lengths) and name_among(REWARDS, part.column_names):
+            unknown = name
+    (placed, name), *others = [*known.items(), (None, "")][: 2 if len(known) > 1 else 1]
+    if others:
+        raise InputError(
+            f"{where}: the rewards of {name} stand at {placed!r}, those of {others[0][1]} stand at {others[0][0]!r}; convert one of them "
+            "first, to rows of one kind"
+        )
+    if placed is not None and unknown is not None:
+        raise InputError(
+            f"{where}: the rewards of {name} stand at {placed!r}, and it is not known where those of {unknown} do: say it by "
+            "load_dataset(..., reward_at=), or reward_at= if all stand alike"
+        )
+    return placed
 
 
 def _format_of(

@@ -49,6 +49,8 @@ class D4RLDataset(Dataset):
     Source: Fu et al., "D4RL: Datasets for Deep Data-Driven Reinforcement Learning", 2020.
     """
 
+    reward_at = "same"
+
     def __init__(
         self,
         path: str | os.PathLike[str],

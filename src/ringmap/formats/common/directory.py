@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.window import REWARD_AT
 from ringmap.errors import (
     CorruptError,
     NotFoundError,
@@ -28,7 +29,14 @@ from ringmap.errors import (
 from ringmap.formats.media.films import Decoders
 from ringmap.storage.columns.schema import Schema
 
-__all__ = ["DecodingSource", "DirectorySource", "damage_named", "offsets_of", "steps_of"]
+__all__ = [
+    "DecodingSource",
+    "DirectorySource",
+    "damage_named",
+    "offsets_of",
+    "stated_reward_at",
+    "steps_of",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -60,6 +68,8 @@ class DirectorySource:
     lengths: Array
     offsets: Array
     episode_columns: list[str]
+    reward_at: str | None = None
+    """Where rewards stand, "next" or "same", if the format or the dataset says so."""
     _found: Any = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -186,6 +196,11 @@ def damage_named(what: str) -> Iterator[None]:
         ):  # the exception of a Rust library that panicked
             raise
         raise CorruptError(f"{what} can't be read: {error}") from error
+
+
+def stated_reward_at(value: Any) -> str | None:
+    """Return where rewards stand, as a dataset states it; None if it states nothing that has a meaning here."""
+    return value if isinstance(value, str) and value in REWARD_AT else None
 
 
 def steps_of(starts: Array, length: int, stride: int) -> Array:

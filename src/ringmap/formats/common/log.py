@@ -82,7 +82,7 @@ class Record:
         schema: of all columns.
         columns: column -> array (length, ...), or `Encoded`.
         packed: encoded episode data.
-        notes: the format's notes.
+        notes: the format's notes, and `reward_at`.
     """
 
     __slots__ = ("columns", "length", "notes", "number", "packed", "row", "schema")

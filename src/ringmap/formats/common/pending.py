@@ -19,7 +19,12 @@ import xxhash
 
 from ringmap.datasets.base import num_rows
 from ringmap.errors import CorruptError, ReplacedError
-from ringmap.formats.common.directory import damage_named, offsets_of, steps_of
+from ringmap.formats.common.directory import (
+    damage_named,
+    offsets_of,
+    stated_reward_at,
+    steps_of,
+)
 from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.log import FILE, FILM, Encoded, Log, Place, Record
 from ringmap.formats.common.swap import LOG, staging_folder
@@ -146,6 +151,7 @@ class _Nothing:
     """A source without columns or episodes."""
 
     schema = Schema(())
+    reward_at = None
     lengths = np.empty(0, np.int32)
     offsets = np.empty(0, np.int64)
     episode_columns: ClassVar[list[str]] = []
@@ -187,6 +193,9 @@ class _Joined:
         self.offsets = np.concatenate([source.offsets, self._rows + self._offsets])
         self._use(log)
         schema = source.schema
+        stored = getattr(source, "reward_at", None)
+        logged = stated_reward_at(log.read(places[0]).notes.get("reward_at"))
+        self.reward_at = stored if self._rows or stored else logged
         names = dict.fromkeys(source.episode_columns)
         for place in places:
             record = log.read(place)

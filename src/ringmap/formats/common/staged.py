@@ -114,6 +114,10 @@ class StagedWriter(EpisodeWriter):
         """Return the options of this writer that `_extend` needs."""
         return {}
 
+    def _stored_reward_at(self, path: str) -> str | None:
+        """Return where the rewards of a dataset stand, if it says so and episodes are added as they are."""
+        return None
+
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
         """Write a new dataset at a path that does not exist."""
         raise NotImplementedError
@@ -160,6 +164,7 @@ class StagedWriter(EpisodeWriter):
                 self._log = Log(os.path.join(self._staging.folder, "unfinished"))
             else:
                 lengths, schema = self._look(self.path)
+                self._agree(self._stored_reward_at(self.path) if len(lengths) else None)
             self._open(self.path if schema is not None else "")
             self._schema = self._widened(schema)
             self._episodes, self._rows = len(lengths), int(lengths.sum(dtype=np.int64))
@@ -206,7 +211,7 @@ class StagedWriter(EpisodeWriter):
             try:
                 log.append(Record(
                     self._episodes, self._rows, episode.length, episode.schema, self._encode(episode), packed,
-                    self._notes(),
+                    {**self._notes(), "reward_at": self._reward_at},
                 ))  # fmt: skip
                 self._schema = self._widened(episode.schema)
                 self._episodes += 1

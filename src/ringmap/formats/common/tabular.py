@@ -31,7 +31,12 @@ from ringmap.datasets.base import num_rows
 from ringmap.datasets.image_axes import is_image
 from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
-from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
+from ringmap.formats.common.directory import (
+    DirectorySource,
+    damage_named,
+    stated_reward_at,
+    steps_of,
+)
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.names import file_name
 from ringmap.formats.common.npz import NpzWriter, open_members, open_npz, save_npz
@@ -191,6 +196,9 @@ class TabularWriter(StagedWriter):
         self._columns = self.format.columns(path) if path else ()
         self._told = False
 
+    def _stored_reward_at(self, path: str) -> str | None:
+        return _reward_at(path)
+
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         made: dict[str, Array | Encoded] = dict(episode.columns)
         for column in self._columns or plan_columns(episode.schema, self._how()):
@@ -218,10 +226,12 @@ class TabularWriter(StagedWriter):
     def _extend(self, path: str, episodes: Iterable[Record]) -> None:
         lengths, offsets = _episodes(path)
         columns, new, packed = self.format.columns(path), list[int](), list[bytes]()
+        reward_at = None
         start = num_rows(lengths, offsets)
         names: dict[str, None] = {}
         for record in episodes:
             columns = columns if columns or new else _columns_of(path, record)
+            reward_at = record.notes.get("reward_at") if not new else reward_at
             new.append(record.length)
             packed.append(record.packed)
             names.update(dict.fromkeys(str(name) for name in record.data))
@@ -251,7 +261,7 @@ class TabularWriter(StagedWriter):
         if any(packed) or os.path.exists(os.path.join(path, DATA)):
             _add_data(path, len(lengths), packed, list(names))
         if not len(lengths):
-            _save_table(path, self.format.name, columns)  # what it names is there
+            _save_table(path, self.format.name, columns, reward_at)  # what it names is there
         fresh = start + np.cumsum(new, dtype=np.int64) - new
         save_npz(os.path.join(path, f"{OFFSETS}.npz"), np.concatenate([offsets, fresh]))
         made = np.concatenate([lengths, np.array(new, np.int32)])
@@ -272,6 +282,7 @@ class TabularSource(DirectorySource):
             self.lengths, self.offsets = _episodes(self.path)
             self.columns = {c.spec.name: c for c in format.columns(self.path)}
             self.episode_columns = _data_names(self.path)
+            self.reward_at = _reward_at(self.path)
             self._handle()
             self._refuse_vast()
         self.schema = Schema(tuple(c.spec for c in self.columns.values()))
@@ -407,9 +418,15 @@ def _folders(path: str) -> list[str]:
     )
 
 
-def _save_table(path: str, name: str, columns: list[Column]) -> None:
+def _reward_at(path: str) -> str | None:
+    table = os.path.join(path, TABLE)
+    return stated_reward_at(read_json(table).get("reward_at")) if os.path.isfile(table) else None
+
+
+def _save_table(path: str, name: str, columns: list[Column], reward_at: str | None = None) -> None:
     table = [[c.spec.name, c.file, c.how, c.spec.dtype.str, list(c.spec.shape)] for c in columns]
-    data = json.dumps({"format": name, "columns": table}, indent=1).encode()
+    facts = {"format": name, "columns": table, "reward_at": reward_at}
+    data = json.dumps(facts, indent=1).encode()
     disk.replace_file(os.path.join(path, TABLE), data)
 
 

@@ -16,11 +16,13 @@ import numpy as np
 
 from ringmap.errors import InputError
 
-__all__ = ["Steps", "below", "check_reward_at", "next_of", "observations_of", "storable"]
+__all__ = ["OUTCOMES", "Steps", "below", "next_of", "observations_of", "storable"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _FLAGS = ("terminated", "truncated", "done")
+OUTCOMES = ("reward", *_FLAGS)
+"""The columns that say what came of a step."""
 
 
 def below(name: str, columns: Iterable[str], where: str = "") -> list[str]:
@@ -38,17 +40,6 @@ def below(name: str, columns: Iterable[str], where: str = "") -> list[str]:
 def next_of(name: str) -> str:
     """Return the name of the column with the observation that followed."""
     return f"next_{name}"
-
-
-def check_reward_at(reward_at: str, where: str) -> str:
-    """Return where rewards of T + 1 rows stand, "next" or "same".
-
-    Raises:
-        InputError: it is neither.
-    """
-    if reward_at not in ("next", "same"):
-        raise InputError(f"{where}: reward_at must be 'next' or 'same', got {reward_at!r}")
-    return reward_at
 
 
 def observations_of(
@@ -96,21 +87,22 @@ class Steps:
     Args:
         columns: name -> array, all of one length.
         observations: their names.
-        reward_at: where rewards and flags of T + 1 rows stand: "next", with the observation that came with them, or
-            "same", with the action.
-        final_row: whether the last row is an observation alone, if no column says what followed.
+        reward_at: where rewards and flags stand, if no column says what followed: "next", with the observation that came
+            with them, or "same", with the action; None: not known.
+        final_row: whether the last row is then an observation alone; None: if rewards stand at the "next" one.
         where: the method to name in an error.
 
     Raises:
-        InputError: it has no step; some observations have a next one and others not, or not that of the next row.
+        InputError: it has no step; some observations have a next one and others not, or not that of the next row; there
+            are rewards or flags, and it is not known where.
     """
 
     def __init__(
         self,
         columns: Mapping[str, Array],
         observations: list[str],
-        reward_at: str,
-        final_row: bool,
+        reward_at: str | None,
+        final_row: bool | None,
         where: str,
     ) -> None:
         self.columns = columns
@@ -124,6 +116,13 @@ class Steps:
                     f"{where}: {next_of(name)!r} is not {name!r} one step later, and each observation is stored once; "
                     "split the episode where they part"
                 )
+        outcomes = [name for name in OUTCOMES if name in columns]
+        if reward_at is None and outcomes and not given:
+            raise InputError(
+                f"{where}: it is not known whether {outcomes[0]!r} stands in the row of the step that its action led to, or in that of "
+                "the action: pass reward_at='next' or 'same', or load_dataset(..., reward_at=)"
+            )
+        final_row = reward_at != "same" if final_row is None else final_row
         self.follows = bool(given)
         """Whether the columns say what followed."""
         self.cut = not given and final_row

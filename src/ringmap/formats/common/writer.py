@@ -16,13 +16,14 @@ from itertools import chain, islice
 from types import TracebackType
 from typing import Any, Self
 
-from ringmap.errors import ReadOnlyError, RoleError
+from ringmap.clips.window import check_reward_at
+from ringmap.errors import InputError, ReadOnlyError, RoleError
 from ringmap.formats.episode import CheckedEpisode, check_episode, no_append, validate_write_mode
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import refuse_if_mine
 from ringmap.storage.records.blobs import encode_data
 
-__all__ = ["EpisodeWriter", "fill"]
+__all__ = ["EpisodeWriter", "fill", "tell_reward_at"]
 
 
 class EpisodeWriter:
@@ -50,6 +51,10 @@ class EpisodeWriter:
     """Whether the format has the mode "append"; see `Format.appends`."""
 
     _schema: Schema | None = None
+    _reward_at: str | None = None
+    """Where the rewards of the episodes stand, as far as anybody said."""
+    _is_told = False
+    """Whether the episodes come from something that knows where its rewards stand, or that it does not."""
 
     def __init__(
         self, path: str | os.PathLike[str], mode: str = "append", progress: bool = False
@@ -82,6 +87,42 @@ class EpisodeWriter:
 
     def _check(self, episode: CheckedEpisode, where: str) -> None:
         """Raise InputError if this format can't hold an episode that fits its schema. Also called outside of a block."""
+
+    # -- where rewards stand -----------------------------------------------------------------
+
+    def expect_reward_at(self, reward_at: str | None, where: str) -> None:
+        """Note where the rewards of the episodes stand that are about to be written. Call it before the block.
+
+        Args:
+            reward_at: "next" or "same"; None: their source does not know.
+            where: what writes them, to name in an error.
+
+        Raises:
+            InputError: neither. On entering the block, that a dataset which is appended to has its rewards elsewhere.
+        """
+        self._reward_at, self._is_told = check_reward_at(where, reward_at), True
+
+    def _placed(self, option: str | None) -> str | None:
+        """Return where rewards stand: as the writer's option says, else their source; "next" where nothing else was said."""
+        if option is not None:
+            return option
+        return self._reward_at if self._is_told else "next"
+
+    def _agree(self, stored: str | None) -> None:
+        """Raise unless episodes may follow others whose rewards stand so; what is stored stays, where something is."""
+        if stored is None:
+            return
+        if self._is_told and self._reward_at != stored:
+            given = (
+                f"reward_at={self._reward_at!r}"
+                if self._reward_at
+                else "it is not known where theirs stand"
+            )
+            raise InputError(
+                f"{type(self).__name__}: {self.path} has its rewards at reward_at={stored!r}, and of the episodes that are to follow "
+                f"{given}: say it (load_dataset(..., reward_at=)), or choose another path"
+            )
+        self._reward_at = stored
 
     # -- the block ---------------------------------------------------------------------------
 
@@ -158,14 +199,34 @@ class EpisodeWriter:
             self.write_episode(episode)
 
 
-def fill(writer: Any, path: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]]) -> None:
+def tell_reward_at(writer: Any, reward_at: str | None, where: str) -> None:
+    """Say where the rewards of the episodes stand to a writer that can be told: ours, a buffer, or one with the same method.
+
+    Raises:
+        InputError: it has rewards elsewhere.
+    """
+    tell = getattr(writer, "expect_reward_at", None)
+    if tell is not None:
+        tell(reward_at, where)
+
+
+def fill(
+    writer: Any,
+    path: str | os.PathLike[str],
+    episodes: Iterable[Mapping[str, Any]],
+    reward_at: str | None,
+    where: str,
+) -> None:
     """Write episodes through a format's writer. If nothing is at the path, and the first one can't be stored, nothing is created.
 
     Args:
         writer: not in its block yet.
         path: its target.
         episodes: to write.
+        reward_at: where their rewards stand, "next" or "same"; None: not known.
+        where: the call to name in an error.
     """
+    tell_reward_at(writer, reward_at, where)
     if isinstance(writer, EpisodeWriter) and not os.path.lexists(path):
         left = iter(episodes)
         some = list(islice(left, 1))

@@ -23,7 +23,7 @@ from ringmap.errors import (
     ReplacedError,
     UnknownFormatError,
 )
-from ringmap.formats.common.directory import DirectorySource, damage_named
+from ringmap.formats.common.directory import DirectorySource, damage_named, stated_reward_at
 from ringmap.formats.common.untrusted import kind_at, refuse_sparse
 from ringmap.formats.hdf5.columns import (
     EPISODE_LENGTHS,
@@ -37,6 +37,7 @@ from ringmap.storage.records.blobs import decode_data
 
 __all__ = [
     "NAMES_ATTRIBUTE",
+    "REWARD_ATTRIBUTE",
     "HDF5Source",
     "episode_attribute",
     "open_for_reading",
@@ -47,6 +48,7 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NAMES_ATTRIBUTE = "ringmap_episode_columns"
+REWARD_ATTRIBUTE = "ringmap_reward_at"
 """Attribute of `ep_len`: JSON list of the names of all episode data, first seen first."""
 
 
@@ -74,6 +76,7 @@ class HDF5Source(DirectorySource):
         self.lengths, self.offsets = file.lengths, file.offsets
         with damage_named(self.path):
             self.episode_columns = _names(file.table)
+            self.reward_at = stated_reward_at(file.table.attrs.get(REWARD_ATTRIBUTE))
         self.schema = Schema(tuple(column.spec for column in file.columns.values()))
         self._is_loaded = True
 

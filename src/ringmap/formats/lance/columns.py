@@ -27,6 +27,7 @@ import numpy as np
 
 from ringmap.datasets.image_axes import is_image
 from ringmap.errors import CorruptError, RoleError
+from ringmap.formats.common.directory import stated_reward_at
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
 from ringmap.formats.common.untrusted import LARGEST_PICTURE, check_name, check_row, refuse_links
@@ -36,6 +37,7 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 __all__ = [
     "EPISODE",
     "METADATA",
+    "REWARD_AT",
     "STEP",
     "Field",
     "arrow_schema",
@@ -46,6 +48,7 @@ __all__ = [
     "lance",
     "opened",
     "plan_fields",
+    "reward_at_of",
     "sized_fields",
     "table_of",
     "to_arrow",
@@ -56,6 +59,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 EPISODE = "episode_idx"
 STEP = "step_idx"
 METADATA = b"ringmap"
+REWARD_AT = b"ringmap_reward_at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +177,8 @@ def _field_name(column: str) -> str:
     return "".join(f"%{ord(c):02X}" if c in ".`\"'" else c for c in name)
 
 
-def arrow_schema(fields: list[Field], compat: bool = False) -> Any:
-    """Return the Arrow schema of a dataset; `compat` leaves our table of columns out."""
+def arrow_schema(fields: list[Field], compat: bool = False, reward_at: str | None = None) -> Any:
+    """Return the Arrow schema of a dataset; `compat` leaves our table of columns out, and where rewards stand."""
     import pyarrow as pa
 
     found = [pa.field(EPISODE, pa.int32()), pa.field(STEP, pa.int32())]
@@ -184,7 +188,15 @@ def arrow_schema(fields: list[Field], compat: bool = False) -> Any:
     if compat:
         return pa.schema(found)
     table = [[f.spec.name, f.name, f.how, f.spec.dtype.str, list(f.spec.shape)] for f in fields]
-    return pa.schema(found, metadata={METADATA: json.dumps(table).encode()})
+    metadata = {METADATA: json.dumps(table).encode()}
+    if reward_at is not None:
+        metadata[REWARD_AT] = reward_at.encode()
+    return pa.schema(found, metadata=metadata)
+
+
+def reward_at_of(schema: Any) -> str | None:
+    """Return where rewards stand, as a dataset's schema states it."""
+    return stated_reward_at((schema.metadata or {}).get(REWARD_AT, b"").decode("utf-8", "replace"))
 
 
 def _arrow_type(field: Field) -> Any:

@@ -24,6 +24,7 @@ from ringmap.formats.lance.columns import (
     episodes_path,
     from_arrow,
     opened,
+    reward_at_of,
     sized_fields,
     table_of,
 )
@@ -63,6 +64,7 @@ class LanceSource(DirectorySource):
             dataset = self._handle()
             self._fields = {f.spec.name: f for f in sized_fields(dataset, self.path)}
             self.lengths, self.offsets = table_of(dataset, self.path)
+            self.reward_at = reward_at_of(dataset.schema)
         self.schema = Schema(tuple(f.spec for f in self._fields.values()))
         self._data: list[dict[str, Any]] | None = None
         with damage_named(episodes_path(self.path)):

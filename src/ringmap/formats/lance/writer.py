@@ -36,6 +36,7 @@ from ringmap.formats.lance.columns import (
     lance,
     opened,
     plan_fields,
+    reward_at_of,
     sized_fields,
     table_of,
     to_arrow,
@@ -120,6 +121,9 @@ class LanceWriter(StagedWriter):
             self._fields = sized_fields(dataset, path)
             self._compat = METADATA not in (dataset.schema.metadata or {})
 
+    def _stored_reward_at(self, path: str) -> str | None:
+        return reward_at_of(opened(path).schema)
+
     def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
         return _flattened(ep_data) if self._compat else ep_data
 
@@ -179,7 +183,8 @@ def _extend(path: str, episodes: Iterable[Record]) -> None:
             _add_data(episodes_path(path), group)
         if not rows:
             fields = plan_fields(group[0].schema, group[0].notes["images"])
-            schema = arrow_schema(fields, group[0].notes["compat"])
+            notes = group[0].notes
+            schema = arrow_schema(fields, notes["compat"], notes.get("reward_at"))
         elif not fields:
             fields = fields_of(schema, path)
             last = dataset.take([rows - 1], columns=[EPISODE]).column(0)[0].as_py()

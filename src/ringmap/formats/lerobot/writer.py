@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.window import check_reward_at
 from ringmap.datasets.image_axes import is_image, stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, FILM, Encoded, Record
 from ringmap.formats.common.staged import StagedWriter
-from ringmap.formats.common.transitions import Steps
+from ringmap.formats.common.transitions import OUTCOMES, Steps
 from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
 from ringmap.formats.lerobot import LeRobot, LeRobotSource
 from ringmap.formats.media.films import Encoding, encode_video
@@ -42,7 +43,6 @@ _CHUNK = 1000
 _PLACE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _COUNTS = ("frame_index", "episode_index", "index", "task_index")
 _OWN = ("timestamp", *_COUNTS, "task")
-_OUTCOMES = ("reward", "terminated", "truncated", "done")
 
 
 class LeRobotWriter(StagedWriter):
@@ -58,8 +58,11 @@ class LeRobotWriter(StagedWriter):
         columns: column -> its name in the dataset, where that is to be another.
         videos: whether pictures of even sizes become H.264 videos, which are lossy; False: PNG in the rows.
         crf: quality of videos, 0 to 51: less is better, and larger.
-        final_row: whether the last row of an episode is an observation alone, which is left out; None: unless there are
-            next observations or a column `frame_index`.
+        reward_at: where rewards and flags stand: "next", with the observation that came with them, or "same", with the action;
+            None: as the source of the episodes says, "next" if nothing is said. Ignored where there are next observations, or a
+            column `frame_index`: then each row is a frame.
+        final_row: whether the last row of an episode is an observation alone, which is left out; None: if rewards stand at the
+            "next" row.
         robot_type: as LeRobot stores it.
 
     Raises:
@@ -79,6 +82,7 @@ class LeRobotWriter(StagedWriter):
         columns: Mapping[str, str] | None = None,
         videos: bool = True,
         crf: int = 18,
+        reward_at: str | None = None,
         final_row: bool | None = None,
         robot_type: str | None = None,
         progress: bool = False,
@@ -88,6 +92,7 @@ class LeRobotWriter(StagedWriter):
             raise InputError(f"LeRobotWriter: fps must be positive and crf 0 to 51, got {fps} and {crf}")  # fmt: skip
         self._fps, self._task, self._videos, self._crf = fps, task, videos, crf
         self._names, self._final_row, self._robot = dict(columns or {}), final_row, robot_type
+        self._rewards = check_reward_at("LeRobotWriter", reward_at)
         self._tasks: dict[str, int] = {}
         self._told = False
 
@@ -102,8 +107,8 @@ class LeRobotWriter(StagedWriter):
         if not columns or not len(next(iter(columns.values()))):
             return {}
         following = [n for n in columns if n.startswith("next_") and n[5:] in columns]
-        final = self._final_row if self._final_row is not None else not following and "frame_index" not in columns  # fmt: skip
-        steps = Steps(columns, [n[5:] for n in following], "next", final, where)
+        placed = "same" if "frame_index" in columns else self._placed(self._rewards)
+        steps = Steps(columns, [n[5:] for n in following], placed, self._final_row, where)
         stored: dict[str, Array] = {}
         source: dict[str, str] = {}
         for name in columns:
@@ -116,7 +121,7 @@ class LeRobotWriter(StagedWriter):
                     "choose one: columns={...}"
                 )
             source[new] = name
-            rows = steps.outcome(name) if name in _OUTCOMES else steps.now(name)
+            rows = steps.outcome(name) if name in OUTCOMES else steps.now(name)
             stored[new] = rows.reshape(len(rows)) if rows.shape[1:] == (1,) else rows
         count = steps.length
         tasks = columns["task"][:count] if "task" in columns else [str(_task_of(data) or self._task)] * count  # fmt: skip
@@ -239,7 +244,7 @@ class LeRobotWriter(StagedWriter):
 
 
 def _name_of(name: str, rows: Array) -> str:
-    if name in _OUTCOMES:
+    if name in OUTCOMES:
         return f"next.{name}"
     if rows.dtype == np.uint8 and rows.ndim == 4 and rows.shape[-1] in (1, 3):
         return name if name.startswith("observation.") else f"observation.images.{name.split('/')[-1]}"  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.window import check_reward_at
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
@@ -25,7 +26,6 @@ from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import (
     Steps,
     below,
-    check_reward_at,
     next_of,
     observations_of,
     storable,
@@ -52,8 +52,10 @@ class MinariWriter(StagedWriter):
         observation: the column that is the observation, with its parts (obs/camera, ...), or a list of columns, which
             become a `Dict`; None: "observation" or "obs".
         action: the column that is the action, with its parts.
-        reward_at: where rewards and flags stand in an episode of T + 1 rows: "next", with the observation that came with
-            them, or "same", with the action.
+        reward_at: where rewards and flags stand: "next", with the observation that came with them, or "same", with the action;
+            None: as the source of the episodes says, "next" if nothing is said. Ignored where there are next observations.
+        final_row: whether the last row is an observation alone; None: if rewards stand at the "next" row. Minari needs the
+            last observation, so without it, and without next observations, an episode is refused.
         observation_space: Gymnasium's space; None: a `Box` without bounds, or a `Dict` or `Tuple` of such.
         action_space: the same of actions.
 
@@ -74,7 +76,8 @@ class MinariWriter(StagedWriter):
         mode: str = "error",
         observation: str | list[str] | None = None,
         action: str = "action",
-        reward_at: str = "next",
+        reward_at: str | None = None,
+        final_row: bool | None = None,
         observation_space: Any = None,
         action_space: Any = None,
         progress: bool = False,
@@ -92,7 +95,8 @@ class MinariWriter(StagedWriter):
                 "as in minari:kitchen/mixed-v0"
             ) from None
         self._observation, self._action = observation, action
-        self._reward_at = check_reward_at(reward_at, "MinariWriter")
+        self._rewards = check_reward_at("MinariWriter", reward_at)
+        self._final_row = final_row
         given = {"observation_space": observation_space, "action_space": action_space}
         self._spaces = {name: serialize_space(s) for name, s in given.items() if s is not None}
 
@@ -108,7 +112,12 @@ class MinariWriter(StagedWriter):
         if not columns or not len(next(iter(columns.values()))):
             return {}
         observations = [old for new, old in found.items() if new.split("/")[0] == "observation"]
-        steps = Steps(columns, observations, self._reward_at, True, where)
+        steps = Steps(columns, observations, self._placed(self._rewards), self._final_row, where)
+        if not (steps.follows or steps.cut):
+            raise InputError(
+                f"{where}: each of the {steps.length} rows is a step (reward_at='same'), and Minari needs the observation that followed "
+                f"the last: add a column {next_of(observations[0])!r}, or pass final_row=True if the last row is an observation alone"
+            )
         stored: dict[str, Array] = {}
         taken = {*found.values(), *(next_of(old) for old in observations if steps.follows)}
         for new, old in found.items():

@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
-from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of
+from ringmap.formats.common.directory import (
+    DirectorySource,
+    damage_named,
+    offsets_of,
+    stated_reward_at,
+)
 from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.untrusted import check_row, refuse_elsewhere, refuse_vast
 from ringmap.formats.parquet import Parquet
@@ -65,10 +70,12 @@ class ParquetSource(DirectorySource):
         self.schema = Schema(())
         lengths: list[int] = []
         rows: list[int] = []
+        self._stated: set[str | None] = set()
         with damage_named(self.path):
             for file in files_of(self.path):
                 self._add(file, lengths, rows)
             self.lengths = np.array(lengths, np.int32)
+            self.reward_at = self._stated.pop() if len(self._stated) == 1 else None
             names = (name for one in range(len(lengths)) for name in self.episode_data(one))
             self.episode_columns = list(dict.fromkeys(names))
         self.offsets = offsets_of(self.lengths)
@@ -93,6 +100,7 @@ class ParquetSource(DirectorySource):
         if self.schema.columns and tuple(specs) != self.schema.columns:
             raise CorruptError(f"{file}: is of columns {specs}, expected {self.schema.columns}")
         self.schema = Schema(tuple(specs))
+        self._stated.add(stated_reward_at(facts.get("reward_at")))
         here = [int(length) for length in facts["lengths"]]
         if min(here, default=0) < 0 or sum(here) != footer.num_rows or len(facts["data"]) != len(here):  # fmt: skip
             raise CorruptError(f"{file}: has {footer.num_rows} rows, expected {sum(here)}")

@@ -75,6 +75,9 @@ class ParquetWriter(StagedWriter):
     def _source(self, path: str) -> ParquetSource:
         return ParquetSource(path)
 
+    def _stored_reward_at(self, path: str) -> str | None:
+        return ParquetSource(path).reward_at
+
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         columns: dict[str, Array | Encoded] = dict(episode.columns)
         for spec in episode.schema.columns:
@@ -115,6 +118,9 @@ class ParquetWriter(StagedWriter):
                     held = []
             if held:
                 writer.write_table(pa.concat_tables(held), row_group_size=1 << 40)
-            facts = {"version": 1, "columns": episode_shapes(schema), "lengths": lengths, "data": packed}  # fmt: skip
+            facts = {
+                "version": 1, "columns": episode_shapes(schema), "lengths": lengths, "data": packed,
+                "reward_at": first.notes.get("reward_at"),
+            }  # fmt: skip
             writer.add_key_value_metadata({FOOTER: json.dumps(facts)})
         disk.replace(beside, target)

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import CorruptError, UnknownFormatError
 from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of
 from ringmap.formats.common.episode_cache import EpisodeCache
@@ -57,13 +56,6 @@ class Rlds(StoredFormat):
     source = "ringmap.formats.rlds:RldsSource"
 
     @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the dataset at a path, which knows where its rewards stand."""
-        dataset = super().open_reader(path, **options)
-        dataset.reward_at = "same"
-        return dataset
-
-    @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
         """Tell by `dataset_info.json`, and `features.json` with steps."""
         folder = os.fspath(path)
@@ -91,6 +83,9 @@ class RldsSource(DirectorySource):
     Cost: opening counts the steps of each record: of TFRecord files it reads the names of features, texts, and one column of
     numbers, of ArrayRecord files all. A read loads whole episodes, which are kept, pictures only if they are asked for.
     """
+
+    reward_at = "same"
+    """A row is a step: an observation, its action, and the reward of that."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)

@@ -91,6 +91,9 @@ class RobomimicSource(DirectorySource):
     Cost: a read loads whole episodes, which are kept.
     """
 
+    reward_at = "same"
+    """A row is a step: an observation, its action, and the reward of that."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         with damage_named(self.path):

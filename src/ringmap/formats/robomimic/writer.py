@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.window import check_reward_at
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.common.log import Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import (
+    OUTCOMES,
     Steps,
-    check_reward_at,
     next_of,
     observations_of,
     storable,
@@ -31,8 +32,6 @@ __all__ = ["RobomimicWriter"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_OUTCOMES = ("reward", "terminated", "truncated", "done")
-
 
 class RobomimicWriter(StagedWriter):
     """Writes episodes to a file of robomimic. Use it in a `with` block.
@@ -44,10 +43,10 @@ class RobomimicWriter(StagedWriter):
         observation: the column that is the observation, with its parts (obs/camera, ...), or a list of columns; None:
             "obs" or "observation". One without parts has the key "flat".
         action: the column of actions, an array.
-        reward_at: where rewards and flags stand in an episode whose last row is an observation alone: "next", with the
-            observation that came with them, or "same", with the action.
-        final_row: whether the last row is an observation alone, as environments are recorded here; ignored where there are
-            next observations. False writes all rows as steps, without next observations.
+        reward_at: where rewards and flags stand: "next", with the observation that came with them, or "same", with the action;
+            None: as the source of the episodes says, "next" if nothing is said. Ignored where there are next observations.
+        final_row: whether the last row is an observation alone, as environments are recorded here; None: if rewards stand at
+            the "next" row. Ignored where there are next observations. False writes all rows as steps, without next observations.
         env_args: of the environment, as robomimic's tools want them.
 
     Raises:
@@ -67,14 +66,14 @@ class RobomimicWriter(StagedWriter):
         mode: str = "error",
         observation: str | list[str] | None = None,
         action: str = "action",
-        reward_at: str = "next",
-        final_row: bool = True,
+        reward_at: str | None = None,
+        final_row: bool | None = None,
         env_args: Mapping[str, Any] | None = None,
         progress: bool = False,
     ) -> None:
         super().__init__(path, mode, progress)
         self._observation, self._action = observation, action
-        self._reward_at = check_reward_at(reward_at, "RobomimicWriter")
+        self._rewards = check_reward_at("RobomimicWriter", reward_at)
         self._final_row = final_row
         self._env_args = json.dumps(dict(env_args or {}))
 
@@ -93,7 +92,9 @@ class RobomimicWriter(StagedWriter):
             raise InputError(
                 f"{where}: no column {self._action!r} of actions; there are {list(columns)}"
             )
-        steps = Steps(columns, list(observations), self._reward_at, self._final_row, where)
+        steps = Steps(
+            columns, list(observations), self._placed(self._rewards), self._final_row, where
+        )
         stored, taken = {}, {self._action}
         for old, new in observations.items():
             stored[new] = steps.now(old)
@@ -103,7 +104,7 @@ class RobomimicWriter(StagedWriter):
                 taken.add(next_of(old))
             taken.add(old)
         stored["action"] = steps.now(self._action)
-        for name in _OUTCOMES:
+        for name in OUTCOMES:
             if name in columns:
                 stored[name] = steps.outcome(name)
                 taken.add(name)

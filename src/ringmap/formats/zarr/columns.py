@@ -33,6 +33,7 @@ __all__ = [
     "DATA_BYTES",
     "DATA_ENDS",
     "NAMES",
+    "REWARD_AT",
     "Column",
     "columns_of",
     "create",
@@ -44,6 +45,7 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DATA_BYTES, DATA_ENDS, NAMES = "ringmap_data", "ringmap_data_ends", "ringmap_names"
+REWARD_AT = "ringmap_reward_at"
 
 CHUNK_NBYTES = 1 << 20
 MAX_CHUNK_ROWS = 16384
@@ -219,6 +221,7 @@ def _create_columns(group: Any, schema: Schema, notes: dict[str, Any]) -> list[C
         table.append([spec.name, name, spec.dtype.str, list(spec.shape)])
         columns.append(Column(spec, array, name))
     data.attrs["ringmap"] = table
+    group["meta"].attrs[REWARD_AT] = notes.get("reward_at")
     return columns
 
 

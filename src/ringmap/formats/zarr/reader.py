@@ -16,13 +16,19 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
-from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
+from ringmap.formats.common.directory import (
+    DirectorySource,
+    damage_named,
+    stated_reward_at,
+    steps_of,
+)
 from ringmap.formats.media.images import in_threads
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.columns import (
     DATA_BYTES,
     DATA_ENDS,
     NAMES,
+    REWARD_AT,
     Column,
     columns_of,
     episode_ends,
@@ -69,6 +75,7 @@ class ZarrSource(DirectorySource):
                         f"episodes need {ends[-1]}"
                     )
             meta = handle.group["meta"]
+            self.reward_at = stated_reward_at(meta.attrs.get(REWARD_AT))
             self.episode_columns = [str(n) for n in json.loads(meta.attrs.get(NAMES, "[]"))]
         self.schema = Schema(tuple(c.spec for c in handle.columns.values()))
 

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError
+from ringmap.formats.common.directory import stated_reward_at
 from ringmap.formats.common.log import FILE, Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.columns import (
     CHUNK_NBYTES,
+    REWARD_AT,
     columns_of,
     create,
     episode_ends,
@@ -80,6 +82,9 @@ class ZarrWriter(StagedWriter):
         columns = columns_of(group, path, ends)
         schema = Schema(tuple(c.spec for c in columns)) if columns and len(ends) else None
         return np.diff(ends, prepend=0), schema
+
+    def _stored_reward_at(self, path: str) -> str | None:
+        return stated_reward_at(open_group(path)["meta"].attrs.get(REWARD_AT))
 
     def _notes(self) -> dict[str, Any]:
         return self._options
