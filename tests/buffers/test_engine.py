@@ -92,7 +92,7 @@ def test_it_writes_draws_and_reads(folder):
     )
     cut = Cut.clip(4)
     assert engine.reader.starts(np.array([6, 7, 10]), cut).tolist() == [True, False, True]
-    found = engine.starting(np.array([6, 7, 10]), cut)
+    found = engine.replaced(engine.anchors_at(np.array([6, 7, 10]), cut), cut)
     assert found[[0, 2]].tolist() == [6, 10]
     assert engine.num_redraws == 1
     assert engine.reader.starts(found, cut).all()

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from ringmap import ReplayBuffer
+from ringmap.buffers.batch import Batch
 from ringmap.datasets import slot_maps
 from ringmap.datasets import worker_slots as glue
 from ringmap.errors import RoleError
@@ -328,7 +329,8 @@ def test_a_batch_that_a_collate_fn_changed_arrives_as_it_is(disk, change):
     )
     plain = DataLoader(disk, 8)
     for got, expected in zip(loader, plain, strict=True):
-        assert type(got) is dict
+        assert type(got) is Batch
+        np.testing.assert_array_equal(got.ids, expected.ids)
         expected = change(expected)
         for name, values in expected.items():
             assert got[name].dtype == values.dtype
@@ -628,6 +630,7 @@ def test_after_a_worker_is_killed(wide):
 import gc, os, signal
 from torch.utils.data import DataLoader
 from ringmap import ReplayBuffer
+from ringmap.buffers.batch import Batch
 from ringmap.datasets import slot_maps
 buf = ReplayBuffer.open({str(wide.path)!r})
 passing = iter(DataLoader(buf, 16, num_workers=2))

@@ -1,6 +1,7 @@
 """What a batch of a window carries: ids, numbers of episodes, computed columns in memory of the caller's or of the loader's."""
 
 import copy
+import itertools
 import pickle
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
 from ringmap.data import Hindsight, Index, ReturnToGo, TimeToEnd, Window
-from ringmap.errors import InputError
+from ringmap.errors import InputError, NoClipsError
 from ringmap.samplers import PrioritizedSampler
 from tests.windows import model
 
@@ -72,7 +73,7 @@ def test_batches_of_a_mapping_keep_their_ids_in_a_loader(home, context):
 
 
 def test_the_index_of_a_view_counts_its_own_episodes():
-    """Whatever is written or evicted; an item redrawn from another episode has none."""
+    """Whatever is written or evicted; one that came in place of another has the number of what came."""
     buf = filled()
     chosen = [7, 2, 5]
     view = buf.view(window={"at": Index()}).take(chosen)
@@ -80,15 +81,19 @@ def test_the_index_of_a_view_counts_its_own_episodes():
     batch = view[every]
     assert list(zip(batch["at_episode"], batch["at_step"], strict=True)) == list(view.clip_indices)
     np.testing.assert_array_equal(batch["where"][:, 0], np.array(chosen)[batch["at_episode"]])
-    for number in range(50, 110):
+    left, redrawn = set(chosen), 0
+    for number in itertools.count(50):
         buf.write_episode(model.episode(number, 9))
+        left &= set(buf.get_col_data("where")[:, 0].tolist())
+        if not left:
+            break
         batch = view[every]
-        known = batch["at_episode"] >= 0
-        np.testing.assert_array_equal(
-            batch["where"][known, 0], np.array(chosen)[batch["at_episode"][known]]
-        )
-        assert not np.isin(batch["where"][~known, 0], chosen).any()
-    assert not known.any()
+        assert set(batch["where"][:, 0].tolist()) <= left
+        np.testing.assert_array_equal(batch["where"][:, 0], np.array(chosen)[batch["at_episode"]])
+        redrawn += batch.redrawn.sum()
+    assert redrawn
+    with pytest.raises(NoClipsError):
+        view[every]
     copied = pickle.loads(pickle.dumps(buf.view(window={"at": Index()})))
     assert copied[[0]]["at_episode"].tolist() == [0]
 

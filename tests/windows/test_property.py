@@ -151,7 +151,7 @@ def test_a_live_reader_under_a_writer(home, storage):
                 NoClipsError
             ):  # the writer evicts all of the view, sooner or later
                 prove(view.sample(8), offsets)
-            prove(view[[0, len(view) - 1]], offsets)
+                prove(view[[0, len(view) - 1]], offsets)
     finally:
         stop.set()
         thread.join()

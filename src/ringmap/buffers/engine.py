@@ -36,7 +36,7 @@ from ringmap.buffers.pins import Pins
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.drawn import Crossing, Drawn
-from ringmap.clips.gather import PINNED, ClipReader, Pinned
+from ringmap.clips.gather import GONE, PINNED, ClipReader, Pinned, Redraw
 from ringmap.clips.samplers.base import (
     BaseSampler,
     Sampler,
@@ -70,6 +70,7 @@ from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.table import PartOf
 from ringmap.storage.ring.chains import NONE
+from ringmap.storage.ring.extremes import lowest
 from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars.priorities import PriorityFile
 
@@ -301,12 +302,10 @@ class Engine(Forkable):
         return self.readers[0].window(cut)
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
-        """Return the anchors of the clips with these ids, as `pin` counts them, or PINNED + position; an evicted clip is replaced by a
-        new draw. A read of them changes those that it redraws.
+        """Return the anchors of the clips with these ids, as `pin` counts them, or PINNED + position; GONE for an evicted one.
 
         Raises:
             StaleCopyError: a persistent worker has an old copy of a ring in RAM.
-            NoClipsError, LappedError: as `read`.
         """
         source, reader = self.source, self.readers[0]
         if cut.computed:  # it may draw
@@ -315,7 +314,7 @@ class Engine(Forkable):
             self.pins.check_copy(source.seq)
         highest = max(0, int(ids.max())) if len(ids) else 0
         if highest >= PINNED:
-            return self.starting(ids - PINNED, cut)
+            return self.anchors_at(ids - PINNED, cut)
         pinned = self.pins.of(reader, cut)
         ids = np.where(ids < 0, ids + pinned.count, ids)
         if highest >= pinned.count:
@@ -343,23 +342,31 @@ class Engine(Forkable):
         schema = self.source.schema
         return {} if schema is None else self.reader.layout(cut, schema, size)
 
-    def starting(self, positions: Array, cut: Cut) -> Array:
-        """Return the positions; one that is no anchor of the cut now is replaced by a new draw.
+    def anchors_at(self, positions: Array, cut: Cut) -> Array:
+        """Return the positions; GONE for one that is no anchor of the cut now.
 
         Such a position is beyond what is stored, or comes from a pass of shorter clips: the steps around it would reach into
         another episode.
-
-        Raises:
-            NoClipsError: no clip is left to draw.
         """
         source = self.source
         if source.rows is None or (len(positions) and positions.max() + cut.after >= source.head):
             self.refresh()
-        return self.readers[0].starting(positions, cut)
+        return self.readers[0].anchors_at(positions, cut)
+
+    def replaced(self, positions: Array, cut: Cut, redraw: Redraw | None = None) -> Array:
+        """Return the positions, with another clip in place of each that is GONE; see `ClipReader.replaced`.
+
+        Raises:
+            NoClipsError: no clip is left to draw.
+        """
+        if len(positions) and lowest(positions) == GONE:
+            self._draw_apart()
+            self.source.refresh()  # they are drawn from the newest state
+        return self.readers[0].replaced(positions, cut, redraw)
 
     def read(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
-        crossing: Crossing | None = None,
+        crossing: Crossing | None = None, redraw: Redraw | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these anchors, column -> `(B, ...)`; `positions` shows which were redrawn.
 
@@ -369,6 +376,7 @@ class Engine(Forkable):
             out: column -> array to fill.
             asked: whether the disk was already asked for them.
             crossing: as `draw` returned it with these positions, for this cut; None: it is looked up.
+            redraw: draws in place of evicted clips; None: uniformly from all that are stored.
 
         Raises:
             NoClipsError: no clip is left to draw.
@@ -376,7 +384,7 @@ class Engine(Forkable):
         """
         reader, threads = self.readers[0], self.threads or _threads_here()
         try:
-            batch = reader.at(positions, cut, out, threads, asked, crossing)
+            batch = reader.at(positions, cut, out, threads, asked, crossing, redraw)
         except (OSError, ValueError):
             self.source  # noqa: B018 - if another thread closed it meanwhile, this says so
             with clear_reads(_WHERE, reader.source.folder):
@@ -459,7 +467,7 @@ class Engine(Forkable):
             return Drawn(positions, None, sampler.weigh())
 
     def draw_among(self, view: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
-        """Draw `size` clips of a view, as `draw` does; one that was evicted during the draw is replaced by a new draw of the buffer.
+        """Draw `size` clips of a view, as `draw` does; one that was evicted during the draw is replaced by another of the view.
 
         `view`: its `clip_window` returns the clips to draw from.
         """
@@ -481,21 +489,25 @@ class Engine(Forkable):
             drawn = self.placed_among(clips, ids, cut, self.rng)
             if drawn is None:
                 raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-            return Drawn(drawn.positions, drawn.crossing, sampler.weigh())
+            positions = self.replaced(drawn.positions, cut, view.redraw)
+            return Drawn(positions, drawn.crossing, sampler.weigh())
 
     def placed_among(
         self, clips: ClipRange, ids: Array, cut: Cut, rng: np.random.Generator
     ) -> Drawn | None:
-        """Return the clips of a view that were drawn by their ids; None if none is left. `clips`: of the view, when they were drawn."""
+        """Return the clips of a view that were drawn by their ids, GONE for one that was evicted since; None if none is left.
+
+        `clips`: of the view, when they were drawn.
+        """
         with self.source.memory:
             numbers = ids + clips.base
             gone = numbers < clips.index.base
             drawn = clips.index.drawn(numbers[~gone], cut.before, rng, cut.around)
         if drawn is None or not gone.any():
             return drawn
-        positions = np.full(len(ids), -1)
+        positions = np.full(len(ids), GONE)
         positions[~gone] = drawn.positions
-        return Drawn(self.readers[0].starting(positions, cut))
+        return Drawn(positions)
 
     def _ask_positions(
         self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut
@@ -520,7 +532,7 @@ class Engine(Forkable):
                 f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
                 f"out of range for {newest.end - pinned.base} clips"
             )
-        return reader.place(numbers, pinned, cut)
+        return self.replaced(reader.place(numbers, pinned, cut), cut)
 
     def _no_clips(self, cut: Cut) -> NoClipsError:
         return NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")

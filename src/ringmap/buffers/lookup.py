@@ -22,11 +22,11 @@ from ringmap.buffers.nested import flat
 from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Crossing
 from ringmap.datasets.batch import ClipBatch, Layout, worker
-from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_columns
+from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_clips, of_columns
 from ringmap.errors import InputError
 from ringmap.storage.columns.aligned import aligned
 
-__all__ = ["ClipBuffer", "Clips", "fitting", "mapping", "one", "several"]
+__all__ = ["ClipBuffer", "Clips", "fitting", "mapping", "one", "read", "several"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,7 +35,15 @@ class Clips(Protocol):
     """What finds and reads clips: an engine, for one."""
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
-        """Return the anchors of the clips with these ids; an evicted one is redrawn."""
+        """Return the anchors of the clips with these ids; GONE for an evicted one."""
+        ...
+
+    def replaced(self, positions: Array, cut: Cut) -> Array:
+        """Return the anchors, with another clip in place of each that is GONE.
+
+        Raises:
+            NoClipsError: no clip is left.
+        """
         ...
 
     def read(
@@ -97,7 +105,7 @@ class ClipBuffer(Protocol):
 
 def one(buffer: ClipBuffer, number: int) -> dict[str, Any]:
     """Return one clip."""
-    block = _read(buffer, np.array([number]))
+    block = read(buffer, np.array([number]))
     clip, change = {name: values[0] for name, values in block.items()}, _changing(buffer)
     return clip if change is None else change(clip)
 
@@ -105,26 +113,27 @@ def one(buffer: ClipBuffer, number: int) -> dict[str, Any]:
 def several(buffer: ClipBuffer, ids: Array) -> list[Any]:
     """Return a list of clips over one block, which is shared memory in a worker."""
     change = _changing(buffer)
-    if change is not None:
-        batch = ClipBatch(_read(buffer, ids), len(ids))
-        return [as_clip(change(dict(clip))) for clip in batch]
-    return of_columns(_read(buffer, ids, _room(buffer, len(ids))), len(ids))
+    if change is None:
+        block = read(buffer, ids, _room(buffer, len(ids)))
+        return of_columns(dict(block), len(ids), block.like)
+    block = read(buffer, ids)
+    made = [as_clip(change(dict(clip))) for clip in ClipBatch(dict(block), len(ids))]
+    return of_clips(made, block.like)
 
 
 def mapping(buffer: ClipBuffer, ids: Array) -> Batch[Any]:
     """Return clips as one batch, with its ids."""
     # Not in a shared slot: a dataset around this one may keep it, and the loop writes into what it gets.
-    positions = buffer.clips.anchors(ids, buffer.cut)
-    batch = Batch(buffer.clips.read(positions, buffer.cut), positions)
+    batch = read(buffer, ids)
     if worker() is not None:
         ForkingPickler.register(Batch, _send)
     if buffer.transform is None:
         nest = buffer.engine.nest
-        return batch if nest is None else Batch(nest(batch), batch.ids)
+        return batch if nest is None else batch.like(nest(batch))
     change = _changing(buffer)
     assert change is not None
     clips = [change(dict(clip)) for clip in ClipBatch(batch, len(ids))]
-    return Batch(_stacked(clips) if clips else {}, batch.ids)
+    return batch.like(_stacked(clips) if clips else {})
 
 
 def _changing(buffer: ClipBuffer) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
@@ -145,14 +154,17 @@ def _stacked(clips: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _read(buffer: ClipBuffer, ids: Array, out: dict[str, Array] | None = None) -> dict[str, Array]:
+def read(buffer: ClipBuffer, ids: Array, out: dict[str, Array] | None = None) -> Batch[Array]:
+    """Return the clips with these ids as flat columns, with the ids of what came."""
     clips, cut = buffer.clips, buffer.cut
-    return clips.read(clips.anchors(ids, cut), cut, out)
+    asked = clips.anchors(ids, cut)
+    positions = clips.replaced(asked.copy(), cut)
+    return Batch(clips.read(positions, cut, out), positions, None, asked)
 
 
 def _send(batch: Batch[Any]) -> Any:
     """Reduce a batch on its way out of a worker: its columns travel in a shared slot."""
-    return Batch, (as_mapping(dict(batch)), batch.ids, batch.weights)
+    return batch.like, (as_mapping(dict(batch)),)
 
 
 def _room(buffer: ClipBuffer, size: int) -> dict[str, Array] | None:

@@ -24,10 +24,11 @@ from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.options import positive, sendable
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.clips.cut import Cut
-from ringmap.clips.drawn import Drawn
+from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import PINNED
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
+from ringmap.datasets.batch import Layout
 from ringmap.datasets.choose import choose
 from ringmap.errors import InputError
 
@@ -81,11 +82,6 @@ class PinnedView(Dataset):
     def engine(self) -> Engine:
         """The engine of the buffer."""
 
-    @property
-    @abstractmethod
-    def clips(self) -> Clips:
-        """What finds and reads the clips."""
-
     @abstractmethod
     def positions(self, ids: Array) -> Array:
         """Return the anchors of the clips with these ids, as `clips` reads them."""
@@ -93,6 +89,14 @@ class PinnedView(Dataset):
     @abstractmethod
     def draw(self, size: int, step: int | None = None) -> Drawn:
         """Draw clips of episodes that are still stored."""
+
+    @abstractmethod
+    def redraw(self, count: int) -> Array:
+        """Return the anchors of `count` clips, as `engine` reads them, drawn uniformly from those that are still stored.
+
+        Raises:
+            NoClipsError: none is.
+        """
 
     @abstractmethod
     def take(self, episodes: Sequence[int] | Array) -> Self:
@@ -103,6 +107,11 @@ class PinnedView(Dataset):
         """Return a view of the same episodes with other items."""
 
     # -- items -------------------------------------------------------------------------------
+
+    @property
+    def clips(self) -> Clips:
+        """What finds and reads the clips."""
+        return _ViewClips(self)
 
     @property
     def cut(self) -> Cut:
@@ -142,18 +151,21 @@ class PinnedView(Dataset):
         return self.with_cut(self._cut_for(window, columns, anchors, drop_all_padded))
 
     def __getitem__(self, idx: Any) -> dict[str, Any]:
-        """Return one clip, or with a list of ids the batch, as the buffer does."""
+        """Return one clip, or with a list of ids the batch, as the buffer does.
+
+        In place of one whose episode was evicted comes another one of the view, drawn uniformly from those that are left. The batch
+        has the `ids` of what came, and `redrawn`, bool `(B,)`, marks it.
+
+        Raises:
+            NoClipsError: none is left.
+        """
         if np.ndim(idx):
-            return lookup.mapping(self, self._places(idx))
-        number = clip_id(idx, type(self).__name__, has_batches=True)
-        return lookup.one(self, int(self._places([number])[0]))
+            return lookup.mapping(self, clip_ids(idx, type(self).__name__))
+        return lookup.one(self, clip_id(idx, type(self).__name__, has_batches=True))
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return several clips at once. PyTorch's DataLoader calls this method."""
-        return lookup.several(self, self._places(indices))
-
-    def _places(self, indices: Any) -> Array:
-        return PINNED + self.positions(clip_ids(indices, type(self).__name__))
+        """Return several clips at once, as with a list of ids. PyTorch's DataLoader calls this method."""
+        return lookup.several(self, clip_ids(indices, type(self).__name__))
 
     def _why_no_clips(self) -> str:
         return self.cut.why_none(self.lengths)
@@ -176,8 +188,9 @@ class PinnedView(Dataset):
         positive(f"{type(self).__name__}.sample", "batch_size", batch_size)
         into = None if out is None else fitting(out, self.engine, batch_size, self.cut)
         positions, crossing, weigh = self.draw(batch_size, step)
-        columns = self.engine.read(positions, self.cut, into, crossing=crossing)
-        return self.engine.shown(Batch(columns, positions, weigh and weigh(positions)))
+        asked = positions.copy()
+        columns = self.clips.read(positions, self.cut, into, crossing=crossing)
+        return self.engine.shown(Batch(columns, positions, weigh and weigh(positions), asked))
 
     def batches(
         self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",
@@ -195,6 +208,32 @@ class PinnedView(Dataset):
         for name, function in self.cut.functions:
             sendable(type(self).__name__, f"window[{name!r}]", function)
         return super().__getstate__()
+
+
+class _ViewClips:
+    """Finds and reads the clips of a view: `Clips`, with ids of the view, or PINNED + position. Redraws come from the view."""
+
+    def __init__(self, view: PinnedView) -> None:
+        self._view, self._engine = view, view.engine
+
+    def anchors(self, ids: Array, cut: Cut) -> Array:
+        is_pinned = len(ids) > 0 and int(ids.max()) >= PINNED
+        return self._engine.anchors(ids if is_pinned else PINNED + self._view.positions(ids), cut)
+
+    def replaced(self, positions: Array, cut: Cut) -> Array:
+        return self._engine.replaced(positions, cut, self._view.redraw)
+
+    def read(
+        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
+        crossing: Crossing | None = None,
+    ) -> dict[str, Array]:  # fmt: skip
+        return self._engine.read(positions, cut, out, asked, crossing, self._view.redraw)
+
+    def layout(self, cut: Cut, size: int) -> Layout:
+        return self._engine.layout(cut, size)
+
+    def want(self, positions: Array, cut: Cut) -> None:
+        self._engine.want(positions, cut)
 
 
 def split(view: V, train: float, seed: int, where: str) -> tuple[V, V]:

@@ -55,8 +55,9 @@ def drawn_ahead(
                 clips.want(following.positions, cut)
         except BaseException as error:  # it is the next one's, not this one's
             failed = error
+        drawn = positions.copy()
         columns = clips.read(positions, cut, asked=True, crossing=crossing)
-        yield Batch(columns, positions, weigh and weigh(positions))
+        yield Batch(columns, positions, weigh and weigh(positions), drawn)
         if failed is not None:
             raise failed
         positions, crossing, weigh = following

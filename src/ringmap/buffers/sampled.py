@@ -155,7 +155,7 @@ class Sampled(InNotebook, Dataset):
         """Return several clips, transformed. PyTorch's DataLoader calls this method.
 
         A clip that was evicted since its id was drawn is redrawn and counted, so that a pass continues
-        while the buffer is written. Returns a list of clips over one block of rows, which
+        while the buffer is written; the collated batch has the `ids` of what came, and `redrawn` marks it. Returns a list of clips over one block of rows, which
         `default_collate` accepts; in a worker the block is shared memory that is reused.
         """
         return lookup.several(self, clip_ids(indices, "ReplayBuffer"))
@@ -166,8 +166,8 @@ class Sampled(InNotebook, Dataset):
         """Return a sampler for a DataLoader over this buffer that pins one state per pass.
 
         `DataLoader(buf, sampler=buf.pass_sampler(), batch_size=64, num_workers=2)` yields each clip that existed
-        at the start of the pass exactly once, whatever is written meanwhile (a clip that is evicted before it is
-        read is redrawn). The plain `shuffle=True` asks for `len(buf)` again at the end of a pass.
+        at the start of the pass exactly once, whatever is written meanwhile, unless it was evicted before it was read: then another
+        one comes in its place, which `batch.redrawn` marks. The plain `shuffle=True` asks for `len(buf)` again at the end of a pass.
 
         Args:
             shuffle: a new order for each pass; False: oldest first.
@@ -304,7 +304,8 @@ class Sampled(InNotebook, Dataset):
         Returns:
             column -> `(B, H, ...)` array; `action` `(B, H, -1)`; with a window of n offsets `(B, n, ...)`, without one `(B, ...)`.
             `transform` is not applied. The attribute `ids`, int64 `(B,)`, is for `update_priorities`; `weights`, float32 `(B,)`,
-            is for losses, or None if the sampler has no weights.
+            is for losses, or None if the sampler has no weights; `redrawn`, bool `(B,)`, marks clips that came in place of others,
+            evicted before they were read.
 
         Raises:
             InputError: a size is not positive, or the sampler's result does not have shape `(B,)`.
@@ -390,8 +391,9 @@ class Sampled(InNotebook, Dataset):
     ) -> Batch[Array]:  # fmt: skip
         into = None if out is None else fitting(out, self.engine, size, cut)
         positions, crossing, weigh = self.engine.draw(clips, size, cut, step)
+        asked = positions.copy()
         columns = self.engine.read(positions, cut, into, crossing=crossing)
-        return self.engine.shown(Batch(columns, positions, weigh and weigh(positions)))
+        return self.engine.shown(Batch(columns, positions, weigh and weigh(positions), asked))
 
     def update_priorities(self, ids: Any, values: Any) -> int:
         """Set the priorities of clips: `sampler.update_priorities`, for a sampler with priorities.

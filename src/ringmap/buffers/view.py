@@ -5,8 +5,8 @@
 
 An item is a clip, or holds what a window says, around one step, its anchor.
 
-Invariants: ids, length, and the steps of a clip never change; a clip whose episode was evicted is redrawn from the
-present content of the buffer, and counted.
+Invariants: ids, length, and the steps of a clip never change; in place of a clip whose episode was evicted comes another one of
+the view, drawn uniformly from those that are left, and counted.
 Not here: rows (the buffer's), the order of a pass (passes.py).
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.lookup import ClipBuffer, Clips
+from ringmap.buffers.lookup import ClipBuffer
 from ringmap.buffers.pinned_view import PinnedView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
@@ -28,7 +28,7 @@ from ringmap.clips.drawn import Drawn
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.wanted import tell_no_lanes
 from ringmap.datasets.windows import Runs
-from ringmap.errors import ClipIndexError, InputError
+from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.chains import NONE, Parts, WholeEpisodes
@@ -76,7 +76,7 @@ class BufferView(PinnedView):
             )
         super().__init__(buffer, np.array(starts, np.int64), np.asarray(lengths, np.int64), cut)
         self._is_part, self._stored = is_part, stored
-        self._live: tuple[int, ClipIndex] | None = None
+        self._left: tuple[tuple[int, int], ClipIndex] | None = None
 
     @classmethod
     def of(cls, buffer: ClipBuffer, cut: Cut | None = None) -> BufferView:
@@ -158,12 +158,6 @@ class BufferView(PinnedView):
         """The engine of the buffer."""
         engine: Engine = self._buffer.engine
         return engine
-
-    @property
-    def clips(self) -> Clips:
-        """Those of the buffer."""
-        clips: Clips = self._buffer.clips
-        return clips
 
     @property
     def column_names(self) -> list[str]:
@@ -274,28 +268,48 @@ class BufferView(PinnedView):
         """Return the clips of the view whose episodes are still stored, for samplers."""
         source, cut = self.engine.source, self.cut
         with source.memory:
-            if self._live is None or self._live[0] != os.getpid():
-                if self._stored is None:
-                    order = np.argsort(self.starts, kind="stable")
-                    live = LiveEpisodes(self.starts[order], self.lengths[order])
-                else:
-                    starts, lengths, parts = self._stored[0].parts_in(self._stored[1])
-                    live = LiveEpisodes(starts, lengths, parts=parts)
-                    whole = self._stored[0]
-                    for name in whole.names[~whole.is_open].tolist():
-                        live.end(name, 0)
-                self._live = os.getpid(), ClipIndex(live)
-            index = self._live[1]
+            made = os.getpid(), source.live.era
+            if self._left is None or self._left[0] != made:
+                self._left = made, ClipIndex(self._among(source.live))
+            index = self._left[1]
             index.live.evict_before(source.tail)
             found = index.of(cut.span, cut.least, cut.across)
             return ClipRange(source, found, before=cut.before)
+
+    def _among(self, live: LiveEpisodes) -> LiveEpisodes:
+        """Return the episodes of the view that are among the live ones, parts apart. O(episodes)."""
+        if self._stored is None:
+            order = np.argsort(self.starts, kind="stable")
+            starts, lengths = self.starts[order], self.lengths[order]
+            kept = live.has(starts)
+            return LiveEpisodes(starts[kept], lengths[kept])
+        whole = self._stored[0]
+        starts, lengths, parts = whole.parts_in(self._stored[1])
+        kept = live.has(starts)
+        left = LiveEpisodes(starts[kept], lengths[kept], parts=Parts(*(v[kept] for v in parts)))
+        for name in whole.names[~whole.is_open].tolist():
+            left.end(name, 0)
+        return left
+
+    def redraw(self, count: int) -> Array:
+        """Return the anchors of `count` clips drawn uniformly from those that are still stored.
+
+        Raises:
+            NoClipsError: none is.
+        """
+        engine = self.engine
+        with engine.source.memory:
+            drawn = self.clip_window().draw(count, engine.rng)
+        if drawn is None:
+            raise NoClipsError(f"BufferView: {self.why_no_clips()}")
+        return drawn
 
     def draw(self, size: int, step: int | None = None) -> Drawn:
         """Draw clips of episodes that are still stored, through the sampler of the buffer."""
         return self.engine.draw_among(self, size, self.cut, step)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_live": None}
+        return {**super().__getstate__(), "_left": None}
 
     def _index_now(self, ep: int) -> int:
         """Return the present number of this episode in the buffer."""

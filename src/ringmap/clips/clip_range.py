@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.clips.drawing import integers
 from ringmap.clips.index import SpanIndex, counts
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.integers import ClipNumber, Position
@@ -113,6 +114,13 @@ class ClipRange:
     def end_before(self, head: Position) -> ClipNumber:
         """Return one past the number of the last clip whose episode starts before position `head`."""
         return self.index.end_before(head)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Array | None:
+        """Return the positions of the anchors of `count` clips drawn uniformly, None if there are none."""
+        if not self.count:
+            return None
+        drawn = self.index.drawn(integers(rng, self.base, self.end, count), self.before, rng)
+        return None if drawn is None else drawn.positions
 
     def positions(self, ids: Array) -> Array:
         """Return the positions of the anchors of these clips, -1 for one that lost its first steps. O(B log episodes)."""

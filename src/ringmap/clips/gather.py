@@ -37,14 +37,21 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
+from ringmap.storage.ring.extremes import lowest
 from ringmap.storage.ring.integers import ClipNumber, Position
 
-__all__ = ["PINNED", "ClipReader", "Pinned", "Plan", "Together"]
+__all__ = ["GONE", "PINNED", "ClipReader", "Pinned", "Plan", "Redraw", "Together"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PINNED = 1 << 62
 """An id of PINNED + p means the clip whose anchor is position p of the ring, in every process and at any time."""
+
+GONE = -1
+"""Stands for the anchor of a clip that was evicted: another clip is drawn in its place."""
+
+Redraw = Callable[[int], Array]
+"""Returns the anchors of so many clips, drawn in place of evicted ones."""
 
 _MOST_PLANS = 32
 
@@ -111,7 +118,7 @@ class ClipReader(Forkable):
 
     def at(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False, crossing: Crossing | None = None,
+        asked: bool = False, crossing: Crossing | None = None, redraw: Redraw | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these anchors, column -> `(B, ...)` as the cut has it.
 
@@ -122,25 +129,33 @@ class ClipReader(Forkable):
             threads: maximum number of threads for the copy.
             asked: whether `want` was already called for them.
             crossing: as `draw` returned it with these positions, for this cut; None: it is looked up.
+            redraw: draws in place of evicted clips; None: uniformly from all that are stored.
 
         Raises:
             NoClipsError: no clip is left to draw.
             LappedError: the writer overtook this reader for 5 s without progress.
         """
-        source = self.source
-        if source.rows is None:  # nothing was ever stored
-            if len(positions):
-                self._redraw(len(positions), cut)
+        if self.source.rows is None:  # nothing was ever stored
+            self.replaced(np.full(len(positions), GONE), cut, redraw)
             return {}
-        batch, good = self._gather(positions, cut, out, threads, asked, crossing)
-        bad = lost(source, positions, good)
+        batch, bad = self.once(positions, cut, out, threads, asked, crossing)
         if bad is not None:
-            self._read_again(batch, positions, bad, cut)
+            self._read_again(batch, positions, bad, cut, redraw)
         if cut.functions:
             call_functions(batch, cut, len(positions))
         if cut.added:
-            self.plan_of(cut, source.rows).settle(batch, out)
+            self.plan_of(cut, self.source.rows).settle(batch, out)
         return batch
+
+    def once(
+        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
+        asked: bool = False, crossing: Crossing | None = None,
+    ) -> tuple[dict[str, Array], Array | None]:  # fmt: skip
+        """Do what `at` does, without redraws and functions; return the columns, and which clips are not whole, None for none."""
+        if self.source.rows is None:  # nothing was ever stored
+            return {}, np.ones(len(positions), np.bool_)
+        batch, good = self._gather(positions, cut, out, threads, asked, crossing)
+        return batch, lost(self.source, positions, good)
 
     def read_adjacent(
         self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int
@@ -182,7 +197,7 @@ class ClipReader(Forkable):
         return {**found, **{n: ((size, *shape), dtype) for n, (shape, dtype) in computed.items()}}
 
     def _read_again(
-        self, batch: dict[str, Array], positions: Array, bad: Array, cut: Cut
+        self, batch: dict[str, Array], positions: Array, bad: Array, cut: Cut, redraw: Redraw | None
     ) -> None:  # fmt: skip
         """Redraw the bad clips of a batch, and read them."""
 
@@ -195,11 +210,11 @@ class ClipReader(Forkable):
                     batch[name] = values
             return good
 
-        def redraw(which: Array) -> Array:
-            return self.starting(positions[which], cut)
+        def others(which: Array) -> Array:
+            return self.replaced(self.anchors_at(positions[which], cut), cut, redraw)
 
         advice = "raise max_steps, or ask for smaller batches"
-        read_again(self.source, positions, bad, gather, redraw, self.source.folder, advice)
+        read_again(self.source, positions, bad, gather, others, self.source.folder, advice)
 
     def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Drawn | None:
         """Return `count` clips drawn uniformly, or None when there are none."""
@@ -225,10 +240,10 @@ class ClipReader(Forkable):
         found: Array = (steps >= cut.before) & (steps + cut.after < sizes)
         return found & (sizes >= cut.least) if cut.least else found
 
-    def starting(self, positions: Array, cut: Cut) -> Array:
-        """Return the positions; one that is no anchor now is redrawn. O(B log episodes)."""
+    def anchors_at(self, positions: Array, cut: Cut) -> Array:
+        """Return the positions; GONE for one that is no anchor now. O(B log episodes)."""
         good = self.starts(positions, cut)
-        return positions if good.all() else self._replaced(positions, ~good, cut)
+        return positions if good.all() else np.where(good, positions, GONE)
 
     def bounds_of(self, positions: Array) -> tuple[Array, Array, Array]:
         """Return start and length of the episode of each position, and whether it lies in one; where not, 1 step at the position."""
@@ -253,34 +268,41 @@ class ClipReader(Forkable):
             return Pinned(ClipNumber(end - count), end, index.numbering, head)
 
     def place(self, numbers: Array, pinned: Pinned, cut: Cut) -> Array:
-        """Return the anchors of the clips with these numbers; an evicted one is redrawn."""
-        source = self.source
-        with source.memory:
+        """Return the anchors of the clips with these numbers; GONE for an evicted one."""
+        with self.source.memory:
             index = self.index.of(cut.span, cut.least, cut.across)
             if index.numbering is not pinned.numbering:  # other numbers, the same positions
                 numbers = numbers + (index.end_before(pinned.head) - pinned.end)
             gone = (numbers < index.base) | (numbers >= index.end)
             if not gone.any():
-                positions = index.positions(numbers, cut.before)
-                if not index.is_joined or not (gone := positions < 0).any():
-                    return positions
-            else:
-                kept = numbers[~gone]
-                positions = np.full(len(numbers), -1)
-                if len(kept):
-                    positions[~gone] = index.positions(kept, cut.before)
-                gone = positions < 0
-        source.refresh()  # they are drawn from the newest state
-        return self._replaced(positions, gone, cut)
+                return index.positions(numbers, cut.before)
+            positions, kept = np.full(len(numbers), GONE), numbers[~gone]
+            if len(kept):
+                positions[~gone] = index.positions(kept, cut.before)
+            return positions
 
-    def _replaced(self, positions: Array, gone: Array, cut: Cut) -> Array:
-        """Return the positions with those that are gone redrawn."""
+    def replaced(self, positions: Array, cut: Cut, redraw: Redraw | None = None) -> Array:
+        """Return the positions, with another clip in place of each that is GONE: drawn from what is stored, and counted.
+
+        Args:
+            positions: of anchors, int64 `(B,)`.
+            cut: of the clips.
+            redraw: draws; None: uniformly from all clips that are stored.
+
+        Raises:
+            NoClipsError: no clip is left to draw.
+        """
+        if not len(positions) or lowest(positions) != GONE:
+            return positions
+        gone = positions == GONE
+        count = int(gone.sum())
         positions = positions.copy()
-        positions[gone] = self._redraw(int(gone.sum()), cut)
+        positions[gone] = self._redraw(count, cut) if redraw is None else redraw(count)
+        self.num_redraws += count
         return positions
 
     def _redraw(self, count: int, cut: Cut) -> Array:
-        """Return the anchors of `count` clips drawn uniformly from the newest state."""
+        """Return the anchors of `count` clips drawn uniformly from all that are stored."""
         drawn = self.draw(count, cut, self.rng)
         if drawn is None:
             with self.source.memory:
@@ -291,7 +313,6 @@ class ClipReader(Forkable):
                     else cut.why_none(lengths)
                 )
             raise NoClipsError(f"{self.source.folder}: {why}")
-        self.num_redraws += count
         return drawn.positions
 
     def _gather(

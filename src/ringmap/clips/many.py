@@ -23,7 +23,6 @@ from ringmap.clips.adjacent import RING_FAULTS
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import ClipReader
 from ringmap.clips.threads import SPLIT_NBYTES, take, together
-from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.read.read_live import is_live, lost
@@ -43,8 +42,8 @@ the same order: small clips are copied piece after piece, and all put into their
 class Piece(NamedTuple):
     """The clips of a batch that one ring holds.
 
-    `number`: of the ring; `places`: in the batch, rising; `anchors`: positions on its ring, to which redrawn ones are written;
-    `cut`: what they hold, as this ring computes it.
+    `number`: of the ring; `places`: in the batch, rising; `anchors`: positions on its ring; `cut`: what they hold, as this ring
+    computes it.
     """
 
     number: int
@@ -98,16 +97,13 @@ def gather_many(
         is_whole = len(piece.places) == size  # and needs no second copy
         try:
             out = batch if batch and is_whole else None
-            found = piece.reader.at(piece.anchors, piece.cut, out, threads)
-        except LappedError:
-            raise
+            found, gone = piece.reader.once(piece.anchors, piece.cut, out, threads)
         except RING_FAULTS as error:
             fail(piece, error)
             bad.append(piece.places)
             continue
-        except NoClipsError:  # it was cleared
-            bad.append(piece.places)
-            continue
+        if gone is not None:
+            bad.append(piece.places[gone])
         for name, values in found.items():
             into = batch.get(name)
             if into is values:
@@ -122,7 +118,7 @@ def gather_many(
 
 
 def are_plain(pieces: Sequence[Piece], cut: Cut) -> bool:
-    """Tell whether the rows of all clips follow from their anchors alone; if not, a ring redraws its bad clips by itself."""
+    """Tell whether the rows of all clips follow from their anchors alone."""
     if cut.needs_bounds or not all(piece.reader.is_plain for piece in pieces):
         return False
     sources = [piece.reader.source for piece in pieces]

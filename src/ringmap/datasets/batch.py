@@ -34,15 +34,27 @@ class ClipBatch(list[Clip]):
     Args:
         columns: column -> `(B, H, ...)`.
         size: B.
+        like: what makes the collated batch of its columns, if that has more than these; it can be pickled.
     """
 
-    def __init__(self, columns: dict[str, Array], size: int) -> None:
+    def __init__(
+        self, columns: dict[str, Array], size: int, like: Callable[..., Any] | None = None
+    ) -> None:
         super().__init__()
         self.columns = columns
+        self.like = like
         self._size = size
         self._first: Clip | None = None
         self._first_values: list[Any] = []
         self._made = False
+
+    @classmethod
+    def of(cls, clips: list[Any], like: Callable[..., Any] | None) -> ClipBatch:
+        """Return a batch of clips that were made one by one."""
+        batch = cls({}, len(clips), like)
+        batch._made = True
+        list.extend(batch, clips)
+        return batch
 
     @property
     def whole(self) -> bool:

@@ -1,7 +1,7 @@
 """Batches for a DataLoader: in a form that it uses without a copy, if there is one.
 
     allocate(layout)            arrays to gather into, in a worker
-    of_columns, as_clip     what `__getitems__` returns
+    of_columns, of_clips, as_clip     what `__getitems__` returns
     as_mapping              a batch that was asked for as a whole
 
 PyTorch is used only if it is already imported: without it there is no DataLoader.
@@ -11,13 +11,14 @@ Not here: the list of clips (batch.py), tensors and shared memory (worker_slots.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
 
-__all__ = ["allocate", "as_clip", "as_mapping", "collates_whole", "of_columns"]
+__all__ = ["allocate", "as_clip", "as_mapping", "collates_whole", "of_clips", "of_columns"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,10 +34,17 @@ def allocate(layout: Layout) -> dict[str, Array] | None:
     return worker_slots().allocate(layout)
 
 
-def of_columns(columns: dict[str, Array], size: int) -> ClipBatch:
-    """Return a batch as `__getitems__` does."""
+def of_columns(
+    columns: dict[str, Array], size: int, like: Callable[..., Any] | None = None
+) -> ClipBatch:
+    """Return a batch as `__getitems__` does. `like` makes what it is collated to; None: a dict."""
     _register()
-    return ClipBatch(columns, size)
+    return ClipBatch(columns, size, like)
+
+
+def of_clips(clips: list[Any], like: Callable[..., Any]) -> ClipBatch:
+    """Return a batch of transformed clips as `__getitems__` does."""
+    return ClipBatch.of(clips, like)
 
 
 def as_clip(clip: Any) -> Any:

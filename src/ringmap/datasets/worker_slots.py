@@ -61,11 +61,14 @@ def register() -> None:
 
 
 def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    like = batch.like if isinstance(batch, ClipBatch) else None
     if isinstance(batch, ClipBatch) and batch.whole:
         tensors = {name: as_tensor(values) for name, values in batch.columns.items()}
     else:
         tensors = _stack(batch, collate_fn_map)
-    return tensors if worker() is None else SlotBatch(tensors)
+    if worker() is not None:
+        return SlotBatch(tensors, like)
+    return tensors if like is None else like(tensors)
 
 
 def _stack(clips: Any, collate_fn_map: Any) -> dict[str, Any]:
@@ -259,19 +262,33 @@ def worker_slots() -> Slots:
 
 
 class SlotBatch(dict[str, Any]):
-    """A collated batch on its way out of a worker; what arrives is a plain dict of tensors.
+    """A collated batch on its way out of a worker; what arrives is what `like` makes of its tensors, else a plain dict.
 
-    Only the pickler of `multiprocessing` sends the slot. To a plain one, and to a deep copy, this is a dict.
+    Only the pickler of `multiprocessing` sends the slot. To a plain one, and to a deep copy, this is what arrives.
     """
 
+    def __init__(self, tensors: Any, like: Callable[..., Any] | None = None) -> None:
+        super().__init__(tensors)
+        self.like: Callable[..., Any] = like or dict
+
     def __copy__(self) -> SlotBatch:
-        return SlotBatch(self)
+        return SlotBatch(self, self.like)
 
     def __reduce__(self) -> Any:
-        return dict, (dict(self),)
+        return self.like, (dict(self),)
 
 
 def _send(batch: SlotBatch) -> Any:
+    unpack, args = _parts_of(batch)
+    return (unpack, args) if batch.like is dict else (_arrived, (batch.like, unpack, args))
+
+
+def _arrived(like: Callable[..., Any], unpack: Callable[..., dict[str, Any]], args: Any) -> Any:
+    return like(unpack(*args))
+
+
+def _parts_of(batch: SlotBatch) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
+    """Return what makes the dict of tensors in the loader's process, and its arguments."""
     items, slots, used = dict[str, Any](batch), worker_slots(), None
     arrays = {name: a for name, value in batch.items() if (a := _whole_array(value)) is not None}
     places = slots.places(arrays)

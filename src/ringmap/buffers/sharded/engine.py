@@ -42,9 +42,9 @@ from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.drawing import integers
 from ringmap.clips.drawn import Crossing, Drawn
-from ringmap.clips.gather import PINNED, ClipReader
+from ringmap.clips.gather import GONE, PINNED, ClipReader, Redraw
 from ringmap.clips.items import call_functions
-from ringmap.clips.many import RING_FAULTS, Piece, are_plain, gather_many, groups
+from ringmap.clips.many import RING_FAULTS, Piece, gather_many, groups
 from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, ids_of
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.datasets.batch import worker
@@ -63,6 +63,7 @@ from ringmap.storage.commit.store import Store
 from ringmap.storage.inspect.copying import Kept
 from ringmap.storage.read.handle import Pulse, refuse_if_mine
 from ringmap.storage.read.read_live import look_again
+from ringmap.storage.ring.extremes import lowest
 
 __all__ = ["ShardEngine", "Weights"]
 
@@ -204,7 +205,7 @@ class ShardEngine(Engine):
             return batch
         if batch.weights is not None:
             batch["ids"], batch["weights"] = batch.ids, batch.weights
-        return Batch(columns.nested(batch), batch.ids, batch.weights)
+        return batch.like(columns.nested(batch))
 
     def _refuse_clips(self, cut: Cut) -> None:
         """Raise if clips of several steps are asked for, and there are only transitions."""
@@ -355,7 +356,8 @@ class ShardEngine(Engine):
                     f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0])}, which is out of range for "
                     f"{moment.clips} clips"
                 )
-            return Drawn(self._placed(numbers, moment, cut), weigh=sampler.weigh())
+            found = self.replaced(self._placed(numbers, moment, cut), cut)
+            return Drawn(found, weigh=sampler.weigh())
 
     def draw_among(self, view: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
         """Draw `size` clips of a view, as `draw` does; `view`: its `ranges` are the clips to draw from, ring by ring."""
@@ -388,8 +390,9 @@ class ShardEngine(Engine):
                 placed = ring.buffer.engine.placed_among(clips, local, cut, self.rng)
                 if placed is None:
                     raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-                found[places] = joined(ring.number, placed.positions)
-            return Drawn(found, weigh=sampler.weigh())
+                known = placed.positions
+                found[places] = np.where(known == GONE, GONE, joined(ring.number, known))
+            return Drawn(self.replaced(found, cut, view.redraw), weigh=sampler.weigh())
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
         """Return what `read` takes for clips with these ids, as `Engine.anchors` does."""
@@ -397,7 +400,7 @@ class ShardEngine(Engine):
         self._draw_apart()
         highest = max(0, int(ids.max())) if len(ids) else 0
         if highest >= PINNED:
-            return self.starting(ids - PINNED, cut)
+            return self.anchors_at(ids - PINNED, cut)
         moment = self._moment(cut)
         ids = np.where(ids < 0, ids + moment.clips, ids)
         if highest >= moment.clips:  # drawn in a process that knows more
@@ -406,63 +409,59 @@ class ShardEngine(Engine):
         return self._placed(ids, moment, cut)
 
     def _placed(self, ids: Array, moment: Moment, cut: Cut) -> Array:
-        found, lost = np.zeros(len(ids), np.int64), []
+        found = np.full(len(ids), GONE)
         for which, places in groups(moment.ends.searchsorted(ids, side="right")):
             ring = pinned = None
             if which < len(moment.numbers):
                 ring, pinned = self.members.of(moment.numbers[which]), moment.pinned[which]
             if ring is None or pinned is None:
-                lost.append(places)
                 continue
             first = int(moment.ends[which]) - pinned.count
             try:
                 local = ring.reader.place(ids[places] - first + pinned.base, pinned, cut)
             except RING_FAULTS as error:
                 self.members.drop(ring, error)
-                lost.append(places)
-            except NoClipsError:
-                lost.append(places)
             else:
-                found[places] = joined(ring.number, local)
-        return self._elsewhere(found, lost, cut)
+                found[places] = np.where(local == GONE, GONE, joined(ring.number, local))
+        return found
 
-    def starting(self, positions: Array, cut: Cut) -> Array:
-        """Return the ids; one that is no anchor of the cut now, or whose ring is gone, is replaced by a new draw."""
-        numbers, local = apart(positions)
-        found, lost = positions.copy(), []
+    def anchors_at(self, positions: Array, cut: Cut) -> Array:
+        """Return the ids; GONE for one that is no anchor of the cut now, or whose ring is gone."""
+        found, (numbers, local) = np.full(len(positions), GONE), apart(positions)
         for number, places in groups(numbers):
             ring = self.members.of(number)
             if ring is None:
-                lost.append(places)
                 continue
             try:
                 wanted = local[places]
                 if ring.source.rows is None or wanted.max() + cut.after >= ring.source.head:
                     ring.source.refresh()
-                found[places] = joined(number, ring.reader.starting(wanted, cut))
+                known = ring.reader.anchors_at(wanted, cut)
+                found[places] = np.where(known == GONE, GONE, joined(number, known))
             except RING_FAULTS as error:
                 self.members.drop(ring, error)
-                lost.append(places)
-            except NoClipsError:
-                lost.append(places)
-        return self._elsewhere(found, lost, cut)
+        return found
 
-    def _elsewhere(self, ids: Array, lost: list[Array], cut: Cut) -> Array:
-        """Return the ids with lost ones replaced by clips of any ring."""
-        if lost:
-            places = np.concatenate(lost)
-            drawn = self.draw_positions(len(places), cut)
-            if drawn is None:
-                raise NoClipsError(f"{_WHERE}: {self.why_no_clips(cut)}")
-            ids[places] = drawn
-            self._redraws += len(places)
-        return ids
+    def replaced(self, positions: Array, cut: Cut, redraw: Redraw | None = None) -> Array:
+        """Return the ids with clips of any ring in place of those that are GONE, as `Engine.replaced` does."""
+        if not len(positions) or lowest(positions) != GONE:
+            return positions
+        gone, positions = positions == GONE, positions.copy()
+        count = int(gone.sum())
+        self._draw_apart()
+        self._follow()
+        drawn = self.draw_positions(count, cut) if redraw is None else redraw(count)
+        if drawn is None:
+            raise NoClipsError(f"{_WHERE}: {self.why_no_clips(cut)}")
+        positions[gone] = drawn
+        self._redraws += count
+        return positions
 
     # -- reads --------------------------------------------------------------------------------
 
     def read(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
-        crossing: Crossing | None = None,
+        crossing: Crossing | None = None, redraw: Redraw | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these ids, as `Engine.read` does; `positions` shows which were redrawn."""
         self.check_open()
@@ -473,6 +472,7 @@ class ShardEngine(Engine):
         else:
             found, batch = positions, batch or self._read_none(positions, cut)
         which, left = (np.arange(size), size) if found is None else (found, len(found))
+        read_twice = np.full(size, GONE)
 
         def attempt() -> int:
             nonlocal which
@@ -480,15 +480,18 @@ class ShardEngine(Engine):
             which = np.concatenate(bad) if bad else which[:0]
             return len(which)
 
-        def redraw() -> None:
+        def again() -> None:
             self._follow()
-            positions[which] = self.starting(positions[which], cut)
+            now = positions[which]
+            # A transition after which rows are missing is an anchor, and is never whole.
+            wanted = np.where(now == read_twice[which], GONE, self.anchors_at(now, cut))
+            positions[which] = read_twice[which] = self.replaced(wanted, cut, redraw)
 
         if found is None:
             left = attempt()
         if left:
-            redraw()
-            look_again(attempt, redraw, self.rings.where, _ADVICE)
+            again()
+            look_again(attempt, again, self.rings.where, _ADVICE)
         if cut.functions:
             call_functions(batch, cut, size)
         if cut.added and batch:
@@ -571,11 +574,7 @@ class ShardEngine(Engine):
         def fail(piece: Piece, error: Exception) -> None:
             self._drop(piece.reader, error)
 
-        is_plain = are_plain(pieces, cut)
-        bad += gather_many(pieces, cut, size, batch, self.num_threads, fail)
-        for piece in () if is_plain else pieces:
-            positions[piece.places] = joined(piece.number, piece.anchors)
-        return bad
+        return bad + gather_many(pieces, cut, size, batch, self.num_threads, fail)
 
     def _cut_in(self, ring: Ring, cut: Cut) -> Cut:
         """Return the cut as one ring computes it: episodes are numbered over all rings, functions see the whole batch."""

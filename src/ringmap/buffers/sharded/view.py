@@ -26,7 +26,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Drawn
 from ringmap.clips.many import groups
 from ringmap.clips.window import WindowSpec
-from ringmap.errors import ClipIndexError, InputError
+from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.ring.chains import WholeEpisodes
 
@@ -119,12 +119,6 @@ class ShardedView(PinnedView):
     @property
     def engine(self) -> ShardEngine:
         """The engine of the buffer."""
-        engine: ShardEngine = self._buffer.engine
-        return engine
-
-    @property
-    def clips(self) -> ShardEngine:
-        """What finds and reads clips: the engine."""
         engine: ShardEngine = self._buffer.engine
         return engine
 
@@ -225,6 +219,25 @@ class ShardedView(PinnedView):
             NoClipsError: all were evicted, or their rings are away.
         """
         return self.engine.draw_among(self, size, self.cut, step)
+
+    def redraw(self, count: int) -> Array:
+        """Return the ids in the engine of `count` clips drawn uniformly from those that are still stored.
+
+        Raises:
+            NoClipsError: all were evicted, or their rings are away.
+        """
+        engine = self.engine
+        with engine.members.lock:
+            ranges = self.ranges()
+            counts = np.array([clips.count for _, clips in ranges], np.float64)
+            total, drawn = max(1.0, float(counts.sum())), list[Array]()
+            shares = engine.rng.multinomial(count, [*(counts / total), 0.0]).tolist()
+            for (ring, clips), share in zip(ranges, shares[:-1], strict=True):
+                if share and (found := clips.draw(share, engine.rng)) is not None:
+                    drawn.append(joined(ring.number, found))
+        if sum(map(len, drawn)) < count:
+            raise NoClipsError(f"ShardedView: {self.why_no_clips()}")
+        return np.concatenate(drawn)[engine.rng.permutation(count)]
 
     def ranges(self) -> list[tuple[Ring, ClipRange]]:
         """Return the clips of the view that are still stored, ring by ring: those of each ring follow each other."""

@@ -597,6 +597,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
                 f"{type(self).__name__}.sample: to must be 'numpy' or 'torch', got {to!r}"
             )
         positions, _, weigh = self._draw(batch_size, step, "sample")
+        asked = positions.copy()
         columns: dict[str, Any] = self.engine.read(positions, ROW)
         weights: Any = weigh and weigh(positions)
         if weights is not None:
@@ -605,7 +606,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
             require("torch", f"{type(self).__name__}.sample", instead="ask for to='numpy'")
             columns = Emit("torch", self.device, self.pin_memory).tensors(columns)
             weights = columns.get("weights")
-        return Batch(self._columns.nested(columns), positions, weights)
+        return Batch(self._columns.nested(columns), positions, weights, asked)
 
     def batches(
         self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str | None = None,
@@ -654,7 +655,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
         """Return a flat batch in its public form."""
         if batch.weights is not None:
             batch["ids"], batch["weights"] = batch.ids, batch.weights
-        return Batch(self._columns.nested(batch), batch.ids, batch.weights)
+        return batch.like(self._columns.nested(batch))
 
     # -- by id, for a DataLoader -------------------------------------------------------------
 
@@ -683,8 +684,8 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
             ids = clip_ids(idx, where)
             if self.transform is None:
                 return lookup.mapping(self, self._checked(ids))
-            positions = self.engine.anchors(self._checked(ids), ROW)
-            return Batch(self._columns.nested(self.engine.read(positions, ROW)), positions)
+            batch = lookup.read(self, self._checked(ids))
+            return batch.like(self._columns.nested(batch))
         number = clip_id(idx, where, has_batches=True)
         return lookup.one(self, int(self._checked(np.array([number]))[0]))
 

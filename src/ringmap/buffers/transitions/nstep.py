@@ -30,9 +30,9 @@ from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.drawn import Crossing, Drawn
-from ringmap.clips.gather import ClipReader, Pinned, Together
+from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw, Together
 from ringmap.clips.many import RING_FAULTS, Piece
-from ringmap.errors import LappedError, NoClipsError
+from ringmap.errors import NoClipsError
 from ringmap.storage.columns.aligned import aligned, pair
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -117,27 +117,26 @@ class TransitionReader(ClipReader):
             return super().starts(positions, cut) & (positions >= self.window().low)
 
     def place(self, numbers: Array, pinned: Pinned, cut: Cut) -> Array:
-        """Return the positions of the transitions with these numbers; one that counts no more is redrawn."""
+        """Return the positions of the transitions with these numbers; GONE for one that counts no more."""
         positions = super().place(numbers, pinned, cut)
         with self.source.memory:
             old = positions < self.window().low
-        return self._replaced(positions, old, cut) if old.any() else positions
+        return np.where(old, GONE, positions) if old.any() else positions
 
     def _redraw(self, count: int, cut: Cut) -> Array:
-        """Return the positions of `count` transitions drawn uniformly in place of others, and count them."""
+        """Return the positions of `count` transitions drawn uniformly from all that count."""
         drawn = self.draw(count, cut, self.rng)
         if drawn is None:
             raise NoClipsError(
                 f"{self.source.folder}: no rows are left to draw from; add some first"
             )
-        self.num_redraws += count
         return drawn.positions
 
     # -- reading -----------------------------------------------------------------------------
 
     def at(
         self, positions: Array, cut: Cut = ROW, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False, crossing: Crossing | None = None,
+        asked: bool = False, crossing: Crossing | None = None, redraw: Redraw | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the transitions at these positions, flat; an evicted one is redrawn, and `positions` shows it.
 
@@ -148,6 +147,7 @@ class TransitionReader(ClipReader):
             threads: maximum number of threads for the copy of stacks.
             asked: whether `want` was called for them.
             crossing: always None.
+            redraw: as for `ClipReader.at`.
 
         Raises:
             NoClipsError: no transition is left to draw.
@@ -157,8 +157,16 @@ class TransitionReader(ClipReader):
         found = self._transitions(source, positions, out, asked, threads)
         bad = lost(source, found.oldest, found.good)
         if bad is not None:
-            self._read_transitions_again(source, found, positions, bad)
+            self._read_transitions_again(source, found, positions, bad, redraw)
         return self._put_into(found.batch, out)
+
+    def once(
+        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
+        asked: bool = False, crossing: Crossing | None = None,
+    ) -> tuple[dict[str, Array], Array | None]:  # fmt: skip
+        """Do what `at` does, without redraws; return the columns, and which transitions are not whole, None for none."""
+        found = self._transitions(self.source, positions, out, asked, threads)
+        return self._put_into(found.batch, out), lost(self.source, found.oldest, found.good)
 
     def _put_into(
         self, batch: dict[str, Array], out: dict[str, Array] | None
@@ -237,7 +245,7 @@ class TransitionReader(ClipReader):
         return lanes, rows.by_name[self.columns.stack.column.name].take(slots)
 
     def _read_transitions_again(
-        self, source: Handle, found: _Found, positions: Array, bad: Array
+        self, source: Handle, found: _Found, positions: Array, bad: Array, instead: Redraw | None
     ) -> None:
         """Redraw the bad ones of a batch, and read them."""
         newest, head = found.newest, found.head
@@ -255,10 +263,7 @@ class TransitionReader(ClipReader):
             at = positions[which]
             # A step of the newest call, read while another call came, has a following row now.
             stays = newest[which] & (at >= source.tail) & (source.head != head)
-            gone = np.flatnonzero(~stays)
-            if len(gone):
-                at[gone] = self._redraw(len(gone), ROW)
-            return at
+            return self.replaced(np.where(stays, at, GONE), ROW, instead)
 
         advice = "raise capacity, or ask for smaller batches"
         read_again(source, positions, bad, gather, redraw, source.folder, advice)
@@ -438,7 +443,7 @@ class TransitionReader(ClipReader):
         self, pieces: Sequence[Piece], size: int, batch: dict[str, Array], threads: int,
         fail: Callable[[Piece, Exception], None],
     ) -> list[Array] | None:  # fmt: skip
-        """Copy the transitions of this ring and others into a batch, as `gather_many` does. A bad one is read again by its own ring."""
+        """Copy the transitions of this ring and others into a batch, as `gather_many` does."""
         readers = [piece.reader for piece in pieces]
         sources = [
             (r.source, r.following)
@@ -478,17 +483,9 @@ class TransitionReader(ClipReader):
                     continue
                 gone = lost(piece.reader.source, found.oldest[start:stop], good)
                 if gone is not None:
-                    which = np.flatnonzero(gone)
-                    again = piece.anchors[which]
-                    for name, values in piece.reader.at(again, piece.cut).items():
-                        batch[name][piece.places[which]] = values
-                    piece.anchors[which] = again
-            except LappedError:
-                raise
+                    bad.append(piece.places[gone])
             except RING_FAULTS as error:
                 fail(piece, error)
-                bad.append(piece.places)
-            except NoClipsError:  # it was cleared
                 bad.append(piece.places)
         return bad
 
