@@ -110,7 +110,7 @@ class StaleCopyError(RoleError):
 
 
 class ReplacedError(RoleError):
-    """What is at the path of a buffer or dataset is no longer what was opened."""
+    """The directory at the buffer's path is no longer the one that was opened."""
 
 
 class NotFoundError(RingmapError, FileNotFoundError):

@@ -25,7 +25,7 @@ from ringmap.buffers.options import positive, sendable
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Crossing, Drawn
-from ringmap.clips.gather import PINNED
+from ringmap.clips.gather import GONE, PINNED
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.datasets.batch import Layout
@@ -105,6 +105,17 @@ class PinnedView(Dataset):
     @abstractmethod
     def with_cut(self, cut: Cut | None) -> Self:
         """Return a view of the same episodes with other items."""
+
+    @abstractmethod
+    def positions_of(self, episodes: Array, steps: Array) -> Array:
+        """Return where steps of episodes stand, as the engine reads them."""
+
+    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
+        """Tell which steps are still stored, bool `(B,)`."""
+        self.engine.refresh()
+        anchors = self.engine.anchors_at(self.positions_of(episodes, steps), Cut.clip(1))
+        found: Array = anchors != GONE
+        return found
 
     # -- items -------------------------------------------------------------------------------
 

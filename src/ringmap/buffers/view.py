@@ -167,11 +167,14 @@ class BufferView(PinnedView):
 
     def positions(self, ids: Array) -> Array:
         """Return the positions on the ring of the anchors of the clips with these ids: of their first steps, without a window."""
-        episodes, starts = self._locate(ids)
+        return self.positions_of(*self._locate(ids))
+
+    def positions_of(self, episodes: Array, steps: Array) -> Array:
+        """Return the positions on the ring of steps of episodes."""
         if self._stored is not None:
             whole, chosen = self._stored
-            return whole.positions(whole.places[chosen[episodes]] + starts)
-        found: Array = self.starts[episodes] + starts
+            return whole.positions(whole.places[chosen[episodes]] + steps)
+        found: Array = self.starts[episodes] + steps
         return found
 
     def steps(self, ep: int, start: int, end: int) -> dict[str, Any]:

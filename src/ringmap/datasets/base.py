@@ -654,6 +654,10 @@ class Dataset(LoaderDataset):
             for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)
         ]
 
+    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
+        """Tell which steps are still stored, bool `(B,)`; None for all: only a view of a buffer loses any, the oldest first."""
+        return None
+
     def _why_no_clips(self) -> str:
         return self.cut.why_none(self.lengths, "num_steps")
 
@@ -721,6 +725,11 @@ def cut_of_dataset(dataset: Any) -> Cut:
     if isinstance(dataset, Dataset):
         return dataset.cut
     return Cut.clip(dataset.num_steps, dataset.frameskip)
+
+
+def stored_steps(dataset: Any, episodes: Array, steps: Array) -> Array | None:
+    """Tell which steps of a dataset, or of an object like one, are still stored; None for all."""
+    return dataset.are_stored(episodes, steps) if isinstance(dataset, Dataset) else None
 
 
 def num_rows(lengths: Array, offsets: Array) -> int:

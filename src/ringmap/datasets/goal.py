@@ -21,11 +21,12 @@ import numpy as np
 from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Dataset, Where, clip_ids, cut_of_dataset
+from ringmap.datasets.base import Dataset, Where, clip_ids, cut_of_dataset, stored_steps
 from ringmap.datasets.batch import worker
+from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.selected import SelectedDataset
-from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.errors import ClipIndexError, InputError, NoClipsError, UnknownColumnError
 from ringmap.extras import missing
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
@@ -268,9 +269,15 @@ class GoalDataset(Forkable, Dataset):
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips with their goals; goals are drawn again at each call."""
-        episodes, starts = self._locate(clip_ids(indices, "GoalDataset"))
-        if not len(episodes):
-            return []
+        ids = clip_ids(indices, "GoalDataset")
+        return read_stored(self, ids, self._clips_at, "GoalDataset") if len(ids) else []
+
+    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
+        """Tell which steps are still stored in the wrapped dataset."""
+        return stored_steps(self.dataset, episodes, steps)
+
+    def _clips_at(self, numbers: Array) -> list[dict[str, Any]]:
+        episodes, starts = self._locate(numbers)
         ids = (self._first_ids[episodes] + starts - cut_of_dataset(self.dataset).before).tolist()
         if hasattr(self.dataset, "__getitems__"):
             clips = self.dataset.__getitems__(ids)
@@ -317,7 +324,23 @@ class GoalDataset(Forkable, Dataset):
             homes = np.searchsorted(ends, steps, side="right")
             goal_episodes[at_random] = homes
             goal_steps[at_random] = steps - (ends - lengths)[homes]
+            self._replace_evicted(goal_episodes, goal_steps, rng)
         return goal_episodes, goal_steps
+
+    def _replace_evicted(self, episodes: Array, steps: Array, rng: np.random.Generator) -> None:
+        """Put steps that are stored, drawn uniformly, in place of those that are not."""
+        stored = self.are_stored(episodes, steps)
+        if stored is None or stored.all():
+            return
+        everywhere = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        places = np.arange(len(everywhere)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)  # fmt: skip
+        known = self.are_stored(everywhere, places)
+        assert known is not None
+        left = np.flatnonzero(known)
+        if not len(left):
+            raise NoClipsError("GoalDataset: all steps of the view were evicted since it was made; make a new view")  # fmt: skip
+        chosen = left[rng.integers(len(left), size=int((~stored).sum()))]
+        episodes[~stored], steps[~stored] = everywhere[chosen], places[chosen]
 
     def _generator(self) -> np.random.Generator:
         told = worker()

@@ -22,7 +22,8 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Dataset, clip_ids, cut_of_dataset, num_rows
+from ringmap.datasets.base import Dataset, clip_ids, cut_of_dataset, num_rows, stored_steps
+from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.image_axes import EpisodeDict
 from ringmap.datasets.selected import SelectedDataset
 from ringmap.errors import ClipIndexError, InputError
@@ -245,11 +246,24 @@ class MergeDataset(_Joined):
     def _homes(self) -> list[tuple[Any, list[str]]]:
         return list(zip(self.datasets, self.keys_from_dataset, strict=True))
 
+    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
+        """Tell which steps are still stored in every part."""
+        found: Array | None = None
+        for part in self.datasets:
+            stored = stored_steps(part, episodes, steps)
+            if stored is not None:
+                found = stored if found is None else found & stored
+        return found
+
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return several clips at once; each part is asked once."""
+        """Return several clips at once; each part is asked once. In place of one that a part has lost comes another one of all parts."""
+        ids = _in_range(indices, len(self), "MergeDataset")
+        return read_stored(self, ids, self._clips_at, "MergeDataset")
+
+    def _clips_at(self, numbers: Array) -> list[dict[str, Any]]:
+        ids = numbers.tolist()
         if self.is_view:
-            return super().__getitems__(indices)
-        ids = _in_range(indices, len(self), "MergeDataset").tolist()
+            return super().__getitems__(ids)
         parts = [_clips_of(part, ids) for part in self.datasets]
         keys = [
             self._held(part, keys, clips[0]) if clips else keys
@@ -423,6 +437,15 @@ class ConcatDataset(_Joined):
                 parts[name].append(values)
         back = np.argsort(np.concatenate(order))
         return {name: np.concatenate(values)[back] for name, values in parts.items()}
+
+    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
+        """Tell which steps are still stored in their parts."""
+        found = np.ones(len(episodes), np.bool_)
+        for part, where, local in self._grouped(episodes, [len(p.lengths) for p in self.datasets]):
+            stored = stored_steps(part, local, steps[where])
+            if stored is not None:
+                found[where] = stored
+        return found
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once, grouped by part: each is asked once."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.datasets.base import Dataset
+from ringmap.datasets.base import Dataset, stored_steps
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
 
@@ -57,6 +57,10 @@ class SelectedDataset(Dataset):
     def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
         found: list[Any] = self.dataset._load_steps(self._episodes[episodes], steps, names)
         return found
+
+    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
+        """Tell which steps are still stored in the whole dataset."""
+        return stored_steps(self.dataset, self._episodes[episodes], steps)
 
     def _rows_at(
         self, names: Sequence[str], episodes: Array, steps: Array, run: range | None

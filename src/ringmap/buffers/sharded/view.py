@@ -154,10 +154,10 @@ class ShardedView(PinnedView):
 
     def positions(self, ids: Array) -> Array:
         """Return the ids in the engine (see numbers.py) of the anchors of the clips with these ids."""
-        episodes, steps = self._locate(ids)
-        return self._at(episodes, steps)
+        return self.positions_of(*self._locate(ids))
 
-    def _at(self, episodes: Array, steps: Array) -> Array:
+    def positions_of(self, episodes: Array, steps: Array) -> Array:
+        """Return the ids in the engine of steps of episodes."""
         found = np.zeros(len(episodes), np.int64)
         for which, places in groups(self._home[episodes]):
             part = self._parts[which]

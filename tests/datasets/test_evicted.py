@@ -1,0 +1,66 @@
+"""Items that were evicted from a view, in datasets that join several reads to one item: all of an item is of one step."""
+
+import numpy as np
+import pytest
+
+from ringmap.data import GoalDataset, MergeDataset, ReplayBuffer, ShardedReplayBuffer
+from ringmap.errors import NoClipsError
+
+
+def written(path, first, count):
+    buf = ReplayBuffer(60, 2, path=path, spare_rows=20, seed=0)
+    more(buf, first, count)
+    return buf
+
+
+def more(buf, first, count):
+    for number in range(first, first + count):
+        step = 100 * number + np.arange(10)
+        buf.write_episode({"x": step, "y": step, "goal_of": step})
+
+
+@pytest.fixture(params=["ring", "rings"])
+def view(request, tmp_path):
+    """A view of some episodes, of which a third is evicted by `view.evict(3)`."""
+    bufs = [
+        written(tmp_path / f"{n}", 20 * n, 6) for n in range(1 if request.param == "ring" else 2)
+    ]
+    whole = (
+        bufs[0]
+        if request.param == "ring"
+        else ShardedReplayBuffer(sorted(tmp_path.iterdir()), seed=0)
+    )
+    made = whole.view()
+    made.evict = lambda count: [more(buf, 20 * n + 6, count) for n, buf in enumerate(bufs)]
+    yield made
+    whole.close()
+    for buf in bufs:
+        buf.close()
+
+
+def test_columns_of_two_views_are_of_one_clip(view):
+    made = MergeDataset([view, view.take(np.arange(len(view.lengths)))], [["x"], ["y"]])
+    before = made.__getitems__(range(len(made)))
+    view.evict(3)
+    for item, then in zip(made.__getitems__(range(len(made))), before, strict=True):
+        np.testing.assert_array_equal(item["x"], item["y"])
+        number = int(item["x"][0]) // 100 % 20
+        assert 3 <= number < 6
+        if int(then["x"][0]) // 100 % 20 >= 3:
+            np.testing.assert_array_equal(item["x"], then["x"])
+    view.evict(6)
+    with pytest.raises(NoClipsError, match="all episodes of the view were evicted"):
+        made.__getitems__([0])
+
+
+def test_a_goal_is_of_the_episode_of_what_came_or_of_one_that_is_stored(view):
+    ahead = GoalDataset(view, (0, 0.5, 0.5, 0), goal_keys={"goal_of": "goal"}, seed=0)
+    anywhere = GoalDataset(view, (1, 0, 0, 0), goal_keys={"goal_of": "goal"}, seed=0)
+    view.evict(3)
+    for item in ahead.__getitems__(range(len(ahead))):
+        assert item["x"][-1] < item["goal"][0] <= item["x"][0] // 100 * 100 + 9
+    goals = [int(item["goal"][0]) for item in anywhere.__getitems__(range(len(anywhere)))]
+    assert {goal // 100 % 20 for goal in goals} == {3, 4, 5}
+    view.evict(6)
+    with pytest.raises(NoClipsError):
+        anywhere.__getitems__([0])
