@@ -13,7 +13,6 @@ from ringmap.storage.columns.backends import Zarr
 from ringmap.storage.columns.schema import Column
 from ringmap.storage.inspect.check import check
 from ringmap.storage.inspect.repair import repair
-from ringmap.storage.inspect.upgrade import upgrade
 from ringmap.world.world import World
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "repair",
     "samplers",
     "sb3",
-    "upgrade",
     "world",
 ]
 

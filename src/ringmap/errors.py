@@ -19,7 +19,7 @@ mistake, so `except ValueError` goes on working:
       EnvironmentFault     OSError         mend the machine, then go on
         SyncFailedError                    ... and open the buffer again
       DamageError          ValueError      the bytes are wrong: check, repair
-        CorruptError, NewerVersionError, UnknownFormatError
+        CorruptError, NewerVersionError, UnreleasedVersionError, UnknownFormatError
       MissingExtraError    ImportError     install an extra
         MissingFormatError ValueError      ... that reads and writes a format
 """
@@ -52,6 +52,7 @@ __all__ = [
     "SyncFailedError",
     "UnknownColumnError",
     "UnknownFormatError",
+    "UnreleasedVersionError",
 ]
 
 
@@ -143,6 +144,10 @@ class CorruptError(DamageError):
 
 class NewerVersionError(DamageError):
     """The format is from a newer ringmap."""
+
+
+class UnreleasedVersionError(DamageError):
+    """The format is from a version of ringmap that was never released: record again."""
 
 
 class UnknownFormatError(DamageError):

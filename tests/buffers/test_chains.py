@@ -36,10 +36,9 @@ from ringmap.clips.samplers.episodes import EpisodeSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.clips.window import Window
 from ringmap.data import load_dataset
-from ringmap.errors import CorruptError, InputError, NewerVersionError, NoClipsError, RoleError
+from ringmap.errors import CorruptError, InputError, NoClipsError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.records import manifest as manifest_module
 from ringmap.storage.records.stream_file import FRAME
 from ringmap.storage.records.table import EpisodeTable
 from tests.buffers.processes import Child
@@ -607,25 +606,6 @@ def test_a_chain_longer_than_the_ring_is_no_error(tmp_path):
     assert buf.check() == []
 
 
-def test_the_first_part_makes_it_version_2(tmp_path, monkeypatch):
-    buf = make(path=tmp_path / "buf")
-    buf.write_episode({name: np.array([row(0, s)[name] for s in range(5)]) for name in SCHEMA})
-    reader = ReplayBuffer.open(tmp_path / "buf")
-    manifest = tmp_path / "buf" / "manifest.json"
-    assert json.loads(manifest.read_text())["version"] == 1
-    episode = recorded(buf, 1, 20)
-    assert json.loads(manifest.read_text())["features"] == ["chains"]
-    reader.refresh()
-    assert reader.lengths.tolist() == [5, 20]
-    assert len(reader) == len(buf) == 25
-    older = ReplayBuffer.open(tmp_path / "buf")
-    monkeypatch.setattr(manifest_module, "FEATURES", frozenset({"groups"}))
-    for mode in ("r", "r+"):
-        with pytest.raises(NewerVersionError, match=r"uses \['chains'\]"):
-            ReplayBuffer.open(tmp_path / "buf", mode)
-    del older, episode
-
-
 @pytest.mark.parametrize("keep", [False, True])
 def test_an_episode_that_was_killed_ends_where_it_was(tmp_path, keep):
     def record_and_die(_):
@@ -671,7 +651,7 @@ def test_a_damaged_part_is_named_and_taken_out(tmp_path):
         prove(buf.sample(200, history_len=4))
 
 
-def test_a_manifest_that_says_nothing_of_parts_is_named_and_mended(tmp_path):
+def test_a_manifest_that_is_lost_is_made_again(tmp_path):
     path = tmp_path / "buf"
     with make(path=path) as buf:
         recorded(buf, 1, 13).finish(terminated=True, episode_data={"seed": 4})
@@ -680,32 +660,24 @@ def test_a_manifest_that_says_nothing_of_parts_is_named_and_mended(tmp_path):
             for e in buf.episodes()
         ]
         buf.close()
-    whole = manifest_module.Manifest.decode((path / "manifest.json").read_bytes(), "here")
-    assert whole.features == ("chains",)
-    for left in ((), ("groups",), None):
-        if left is None:
-            (path / "manifest.json").unlink()
-        else:
-            (path / "manifest.json").write_bytes(replace(whole, features=left).encode())
-        (finding, *others) = ringmap.check(path)
-        assert finding.file == "manifest.json"
-        assert not others
-        assert (
-            left is None
-            or "lacks the feature 'chains', but episodes are stored in parts" in finding.what
-        )
-        assert [action.file for action in ringmap.repair(path)] == ["manifest.json", "state.bin"]
-        ringmap.repair(path, dry_run=False)
-        assert ringmap.check(path) == []
-        assert "chains" in json.loads((path / "manifest.json").read_text())["features"]
-        with ReplayBuffer.open(path, "r+") as buf:
-            found = [
-                {n: np.stack(v).tolist() for n, v in e.items() if n != "_episode_data"}
-                for e in buf.episodes()
-            ]
-            assert found == expected
-            assert buf.get_episode_data() == {"seed": [4]}
-            buf.close()
+    before = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").unlink()
+    (finding, *others) = ringmap.check(path)
+    assert finding.file == "manifest.json"
+    assert not others
+    assert [action.file for action in ringmap.repair(path)] == ["manifest.json", "state.bin"]
+    ringmap.repair(path, dry_run=False)
+    assert ringmap.check(path) == []
+    after = json.loads((path / "manifest.json").read_text())
+    assert {n: after[n] for n in ("kind", "lineage")} == {n: before[n] for n in ("kind", "lineage")}
+    with ReplayBuffer.open(path, "r+") as buf:
+        found = [
+            {n: np.stack(v).tolist() for n, v in e.items() if n != "_episode_data"}
+            for e in buf.episodes()
+        ]
+        assert found == expected
+        assert buf.get_episode_data() == {"seed": [4]}
+        buf.close()
 
 
 @pytest.mark.parametrize("number", range(1, 5))

@@ -274,9 +274,13 @@ def test_a_directory_that_is_no_ring(tmp_path):
     with ReplayBuffer(max_steps=10, path=tmp_path / "plain") as buf:
         buf.write_episode({"x": [1]})
     buf.close()
-    with pytest.raises(InputError, match="not one that takes steps"):
+    with pytest.raises(
+        InputError, match="holds episodes, expected rows; open it with ReplayBuffer"
+    ):
         OfflineToOnlineReplayBuffer.open(tmp_path / "plain", offline_buffer())
-    with pytest.raises(InputError, match="not one that takes steps"):
+    with pytest.raises(
+        InputError, match="holds episodes, expected rows; open it with ReplayBuffer"
+    ):
         OfflineToOnlineReplayBuffer(offline_buffer(), online_capacity=5, path=tmp_path / "plain")
 
 

@@ -21,13 +21,11 @@ from ringmap.errors import (
     ClosedError,
     CorruptError,
     InputError,
-    NewerVersionError,
     ReadOnlyError,
     RoleError,
     UnknownColumnError,
 )
 from ringmap.storage.disk.memory import MemoryFile
-from ringmap.storage.records.manifest import Manifest
 from tests.buffers.steps import MUTABLE
 from tests.disks import FaultyDisk
 from tests.tiers import few
@@ -244,17 +242,6 @@ def test_a_column_that_makes_no_sense_is_refused(wrong):
 
 
 # -- the directory ---------------------------------------------------------------------------------
-
-
-def test_the_directory_is_of_version_2_and_an_older_release_refuses_it(tmp_path, monkeypatch):
-    make(tmp_path / "buf").close()
-    manifest = Manifest.decode((tmp_path / "buf/manifest.json").read_bytes(), "")
-    assert (manifest.version, manifest.features) == (2, ("mutable",))
-    assert [spec.name for spec in manifest.schema.mutable.columns] == ["latent", "label"]
-    monkeypatch.setattr("ringmap.storage.records.manifest.FEATURES", frozenset({"groups"}))
-    for mode in ("r", "r+"):
-        with pytest.raises(NewerVersionError, match="mutable"):
-            ReplayBuffer.open(tmp_path / "buf", mode)
 
 
 def test_whether_a_column_is_mutable_is_fixed(tmp_path):

@@ -260,14 +260,6 @@ PARTS = {
         _controls("planted in looks at many rings", "tests/sharded/test_interrupts.py", "-k", "control"),
         _controls("planted in what guards the edges", "-m", "campaign", "tests/concurrency/test_edges.py", "-k", "control"),
     ],
-    "versions": [
-        Command(
-            "an older version beside this one",
-            [sys.executable, "-m", "tests.versions.pairs", "--minutes", "{minutes}", "--seed", "{seed}"],
-            count=_json(["calls"], ["reads"]),
-        ),
-        _controls("a wrong answer", "tests/versions/test_pairs.py", "-k", "control"),
-    ],
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def test_a_buffer(cli, replay):
     done = cli("info", replay)
     assert done.code == 0
     lines = done.out.splitlines()
-    assert lines[0] == "replay: buffer of episodes, format version 1"
+    assert lines[0] == "replay: buffer of episodes, format version 3"
     assert "  fill        45 of 50 steps, 90.0 %; 4 episodes" in lines
     assert "  written     66 so far, of which 21 are gone" in lines
     assert "  lengths     10 to 12, median 11.5" in lines

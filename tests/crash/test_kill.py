@@ -183,7 +183,6 @@ def try_strace():
 # -- controls ------------------------------------------------------------------------------------
 
 CAUGHT = {
-    "feature named after its first part": ("changes", "chains: first part"),
     "record before rows": ("changes", "commit that evicts"),
     "record before blob": ("changes", "commit that evicts"),
     "state.bin before record": ("changes", "commit that evicts"),

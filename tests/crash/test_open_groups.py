@@ -1,6 +1,5 @@
-"""A group that is open: its file damaged, its directory read, copied, upgraded and mended, its writer interrupted or full."""
+"""A group that is open: its file damaged, its directory read, copied and mended, its writer interrupted or full."""
 
-import contextlib
 import errno
 import logging
 import os
@@ -16,16 +15,14 @@ import pytest
 
 import ringmap
 from ringmap import TransitionReplayBuffer
-from ringmap.errors import EnvironmentFault, LockedError, NewerVersionError, RingmapError
-from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.errors import EnvironmentFault, LockedError, RingmapError
 from ringmap.storage.commit.store import Store
 from ringmap.storage.inspect.describe import facts_of, pending_at
-from ringmap.storage.inspect.upgrade import upgrade_folder
 from ringmap.storage.records import stream_file
 from tests import ROOT
 from tests.crash.kill import blows
 from tests.crash.kill.blows import AtLine
-from tests.disks import Cut, FaultyDisk, ram_folder
+from tests.disks import FaultyDisk, ram_folder
 
 CALLS = 7
 
@@ -144,7 +141,6 @@ def test_a_snapshot_has_the_rows_that_its_handle_shows(tmp_path, killed):
         assert ringmap.check(tmp_path / name) == []
         with make(tmp_path / name) as copy:
             assert numbers(copy) == [*range(count)]
-            assert copy.engine.owned.manifest.features == ("groups",)
         copy.close()
 
 
@@ -436,76 +432,3 @@ def test_a_full_disk_before_and_after_the_room_is_reserved(tmp_path):
     with make(tmp_path / "buf") as again:
         assert numbers(again) == [0, 1, 2, 3]
     again.close()
-
-
-# -- upgrades ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def plain(tmp_path):
-    """A directory of version 1."""
-    with ringmap.ReplayBuffer(60, path=tmp_path / "plain", sync_every_s=0) as buf:
-        for number in range(3):
-            buf.write_episode({"obs": np.full((5, 2), number)})
-    buf.close()
-    return tmp_path / "plain"
-
-
-def features_of(path):
-    return facts_of(path).version, ringmap.ReplayBuffer.open(path).engine.owned.manifest.features
-
-
-@pytest.mark.slow
-def test_whichever_change_of_an_upgrade_fails_it_can_be_done_again(plain):
-    for at in range(1, 60):
-        copy, disk = plain.with_name(f"copy-{at}"), FaultyDisk()
-        shutil.copytree(plain, copy)
-        what = OSError(errno.EROFS, "Read-only file system") if at % 2 else Cut()
-        disk.fail(at, what, sticky=True)
-        with contextlib.suppress(EnvironmentFault, Cut):
-            upgrade_folder(disk, str(copy))
-        struck = disk.struck
-        disk.lift()
-        assert ringmap.check(copy) == []
-        assert features_of(copy) in [(1, ()), (2, ("chains", "groups", "mutable"))]
-        ringmap.upgrade(copy)
-        assert (features_of(copy), ringmap.upgrade(copy)) == (
-            (2, ("chains", "groups", "mutable")),
-            [],
-        )
-        with ringmap.ReplayBuffer.open(copy, "r+") as buf:
-            assert [int(e["obs"][0][0]) for e in buf.episodes()] == [0, 1, 2]
-        buf.close()
-        if not struck:
-            break
-    assert 5 < at < 59
-
-
-def test_an_upgrade_of_a_directory_that_another_handle_writes_is_refused(plain):
-    with ringmap.ReplayBuffer.open(plain, "r+") as buf:
-        with pytest.raises(LockedError, match="is being written by"):
-            ringmap.upgrade(plain)
-        assert features_of(plain) == (1, ())
-    buf.close()
-
-
-def test_an_open_reader_refuses_a_feature_that_it_does_not_know(plain):
-    """A writer of a later release begins to use one: the reader sees a new era, and reads the manifest again."""
-    writer = ringmap.ReplayBuffer.open(plain, "r+")
-    reader = ringmap.ReplayBuffer.open(plain)
-    store = writer.engine.owned
-    store.use(["groups"], "a test")
-    assert reader.refresh() is True  # one that it knows
-    assert reader.engine.owned.manifest.features == ("groups",)
-    store.use(["telepathy"], "a test")
-    for _ in range(2):
-        with pytest.raises(NewerVersionError, match="telepathy"):
-            reader.refresh()
-    reader.close()
-    store.abandon()
-
-
-def test_control_without_an_era_the_reader_goes_on(plain, monkeypatch):
-    monkeypatch.setattr(CommitFiles, "begin_era", lambda self: None)
-    with pytest.raises(AssertionError):
-        test_an_open_reader_refuses_a_feature_that_it_does_not_know(plain)

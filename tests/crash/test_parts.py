@@ -672,9 +672,24 @@ def test_steps_of_a_part_that_was_dropped_may_be_stored_again():
 
     def table(flags):
         parts = [
-            Record(1, 0, 3, 0, 1, part=PART, chain=0, step=0),
-            Record(2, 3, 3, 0, 1, flags=flags, part=PART, chain=0, step=3, number=1),
-            Record(3, 6, 3, 0, 1, part=PART, chain=0, step=3, number=1),
+            Record(1, 0, 0, 1, length=3, part=PART, chain=0, behind=1),
+            Record(
+                2,
+                3,
+                0,
+                1,
+                length=3,
+                flags=flags,
+                part=PART,
+                chain=0,
+                step=3,
+                number=1,
+                previous=0,
+                behind=1,
+            ),
+            Record(
+                3, 6, 0, 1, length=3, part=PART, chain=0, step=3, number=1, previous=0, behind=1
+            ),
         ]
         made = np.zeros(len(parts), RECORD)
         for row, part in zip(made, parts, strict=True):

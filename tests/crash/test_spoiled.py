@@ -12,6 +12,7 @@ from ringmap.errors import NotFoundError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.describe import pending_at
+from ringmap.storage.records.manifest import Kind
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.priorities import PriorityFile
 from tests.crash.recording import Machine
@@ -192,7 +193,7 @@ def test_repair_drops_a_call_and_makes_successors_agree(calls):
 
 
 def test_a_birth_without_columns_is_not_found(tmp_path):
-    ReplayBuffer(20, path=tmp_path / "buf").close()
+    ReplayBuffer(20, path=tmp_path / "buf", kind=Kind("transitions")).close()
     with pytest.raises(NotFoundError, match="no columns yet"):
         TransitionReplayBuffer.open(tmp_path / "buf")
 

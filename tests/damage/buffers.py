@@ -20,7 +20,7 @@ from ringmap.buffers import engine
 from ringmap.storage.disk import system
 from ringmap.storage.disk.files import Disk
 
-RECORD_NBYTES, HEADER_NBYTES, STATE_NBYTES, FLAGS = 128, 4096, 88, 81
+RECORD_NBYTES, HEADER_NBYTES, STATE_NBYTES, FLAGS = 128, 4096, 88, 113
 
 
 def rows_of(number, length, twins=False):

@@ -39,9 +39,11 @@ SECONDS = 10  # of the processor: how busy the machine is says nothing
 MORE_NBYTES = 1 << 30
 MOST_NBYTES = 128 << 20
 
-RECORD = struct.Struct("<QqqqQQQQQQBB38sQ")
-RECORD_FIELDS = ("seq", "start", "length", "tail", "first", "rows_sum", "blob_segment", "blob_offset", "blob_size",
-                 "blob_sum", "kind", "flags", "reserved")  # fmt: skip
+RECORD = struct.Struct("<QqqQQQIIIIQqqqqIIBBBBIQ")
+RECORD_FIELDS = ("seq", "start", "tail", "first", "rows_sum", "blob_sum", "length", "blob_segment", "blob_offset", "blob_size",
+                 "ordinal", "time", "chain", "step", "previous", "number", "lane", "kind", "flags", "part", "reserved",
+                 "behind")  # fmt: skip
+FLAGS = 113
 STATE = struct.Struct("<8sQQQqqQQ16s")
 STATE_FIELDS = ("magic", "generation", "seq", "first", "tail", "head", "mark", "era", "boot")
 
@@ -112,11 +114,11 @@ class Forger:
     def record(self, slot):
         with open(self.folder / "episodes.npy", "rb") as file:
             file.seek(4096 + slot * 128)
-            return list(RECORD.unpack(file.read(128)))
+            return dict(zip(RECORD_FIELDS, RECORD.unpack(file.read(128)), strict=False))
 
     def write_record(self, slot, fields):
-        packed = RECORD.pack(*fields)
-        summed = packed[:81] + bytes([packed[81] & 0x07]) + packed[82:120]
+        packed = RECORD.pack(*fields.values(), 0)
+        summed = packed[:FLAGS] + bytes([packed[FLAGS] & 0x07]) + packed[FLAGS + 1 : 120]
         check = xxhash.xxh3_64_intdigest(summed, xxhash.xxh3_64_intdigest(self.uuid))
         with open(self.folder / "episodes.npy", "r+b") as file:
             file.seek(4096 + slot * 128)
@@ -130,52 +132,48 @@ class Forger:
         newest = self.newest()
         if not newest:
             return []
-        while self.record((newest + 1) % self.slots)[0] == newest + 1:
+        while self.record((newest + 1) % self.slots)["seq"] == newest + 1:
             newest += 1
-        return list(range(self.record(newest % self.slots)[4], newest + 1))
+        return list(range(self.record(newest % self.slots)["first"], newest + 1))
 
     def forge_record(self, seq):
         slot = seq % self.slots
         fields = self.record(slot)
-        at = int(self.rng.integers(len(RECORD_FIELDS)))
-        name, old = RECORD_FIELDS[at], fields[at]
-        if name == "reserved":
-            fields[at] = bytes(37) + b"\1"
-        elif name in ("kind", "flags"):
-            fields[at] = (
-                int(self.rng.integers(256))
-                if name == "flags"
-                else self.pick([0, 1, 2, 3, 4, 5, 9, 255])
-            )
+        name = self.pick(RECORD_FIELDS)
+        kind, old = RECORD.format[1 + RECORD_FIELDS.index(name)], fields[name]
+        if name == "kind":
+            fields[name] = self.pick([0, 1, 2, 3, 4, 5, 9, 255])
+        elif kind == "B":
+            fields[name] = int(self.rng.integers(256))
         else:
             value = number_near(self.rng, old, self.slots)
-            fields[at] = (
-                value - (1 << 64) if RECORD.format[1 + at] == "q" and value >> 63 else value
-            )
+            fields[name] = value - (1 << 64) if kind == "q" and value >> 63 else value
+            if kind == "I":
+                fields[name] %= 1 << 32
         self.write_record(slot, fields)
         if self.rng.random() < 0.4 and seq == self.newest() and name in STATE_FIELDS:
             for slot in (0, 1):
                 shown = self.state(slot)
                 if shown[2] == seq:
-                    shown[STATE_FIELDS.index(name)] = fields[at]
+                    shown[STATE_FIELDS.index(name)] = fields[name]
                     self.write_state(slot, shown)
             name += " and what state.bin shows of it"
         elif self.rng.random() < 0.3 and name in ("start", "tail") and seq == self.newest():
-            head = fields[1] + fields[2]
+            head = fields["start"] + fields["length"]
             for slot in (0, 1):
                 shown = self.state(slot)
                 if shown[2] == seq and abs(head) < 1 << 63:
-                    shown[4:6] = fields[3], head
+                    shown[4:6] = fields["tail"], head
                     self.write_state(slot, shown)
             name += " and what state.bin shows of it"
-        return name, repr(fields[at])
+        return name, repr(fields[name.partition(" ")[0]])
 
     def add_record(self):
         """Add a record after the newest one, as a newer ringmap might."""
         newest = self.numbers()[-1]
         fields = self.record(newest % self.slots)
-        fields[0], fields[1], fields[2] = newest + 1, fields[1] + fields[2], 0
-        fields[10] = kind = self.pick([0, 1, 2, 3, 4, 200])
+        fields.update(seq=newest + 1, start=fields["start"] + fields["length"], length=0)
+        fields["kind"] = kind = self.pick([0, 1, 2, 3, 4, 200])
         self.write_record((newest + 1) % self.slots, fields)
         return "a record after the newest", f"of kind {kind}, without rows"
 
@@ -265,12 +263,14 @@ class Forger:
 
     def forge_blob(self, seq):
         fields = self.record(seq % self.slots)
-        segment = self.folder / f"data/{fields[6]:012d}.bin"
+        segment = self.folder / f"data/{fields['blob_segment']:012d}.bin"
         data = segment.read_bytes()
-        blob = data[fields[7] : fields[7] + fields[8]]
+        blob = data[fields["blob_offset"] : fields["blob_offset"] + fields["blob_size"]]
         name, value, new = self.forged(blob)
         segment.write_bytes(data + new)
-        fields[7:10] = len(data), len(new), xxhash.xxh3_64_intdigest(new)
+        fields.update(
+            blob_offset=len(data), blob_size=len(new), blob_sum=xxhash.xxh3_64_intdigest(new)
+        )
         self.write_record(seq % self.slots, fields)
         return name, value
 
@@ -329,7 +329,8 @@ class Forger:
         if not others:
             return "blob", "as it was"
         other = self.pick(others)
-        fields[6:10] = self.record(other % self.slots)[6:10]
+        theirs = self.record(other % self.slots)
+        fields.update({name: v for name, v in theirs.items() if name.startswith("blob_")})
         self.write_record(seq % self.slots, fields)
         return "blob", f"that of record {other}"
 

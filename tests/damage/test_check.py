@@ -355,7 +355,10 @@ VANDALS = {
         lambda v: v.edit("manifest.json", 0, (v.folder / "manifest.json").read_bytes().replace(b'"max_steps": 60', b'"max_steps": 61')),
         "manifest.json", "edited or damaged"),
     "manifest's version edited": (
-        lambda v: v.edit("manifest.json", 0, (v.folder / "manifest.json").read_bytes().replace(b'"version": 1', b'"version": 7')),
+        lambda v: v.edit("manifest.json", 0, (v.folder / "manifest.json").read_bytes().replace(b'"version": 3', b'"version": 7')),
+        "manifest.json", "version is not the one"),
+    "manifest's version made an old one": (
+        lambda v: v.edit("manifest.json", 0, (v.folder / "manifest.json").read_bytes().replace(b'"version": 3', b'"version": 2')),
         "manifest.json", "version is not the one"),
     "manifest says another size": (
         lambda v: v.write_manifest(sizes=(*v.manifest.sizes[:1], 5, *v.manifest.sizes[2:])), "manifest.json", "has 5 bytes, expected"),
@@ -370,7 +373,7 @@ VANDALS = {
     "table grown": (lambda v: v.edit("episodes.npy", os.path.getsize(v.paths.table), bytes(99999)), "episodes.npy", "expected"),
     "table's header": (lambda v: v.flip("episodes.npy", 20), "episodes.npy", "header"),
     "a record": (lambda v: v.flip("episodes.npy", 4096 + 128 * a_live(v)), "episodes.npy", "record 10 is damaged"),
-    "a flag": (lambda v: v.flip("episodes.npy", 4096 + 128 * 10 + 81, 64), "episodes.npy", "record 10 has a damaged flag"),
+    "a flag": (lambda v: v.flip("episodes.npy", 4096 + 128 * 10 + 113, 64), "episodes.npy", "record 10 has a damaged flag"),
     "two records": (lambda v: v.edit("episodes.npy", 4096 + 128 * a_live(v), bytes(256)), "episodes.npy", "records 10 to 11"),
     "the newest record": (
         lambda v: v.flip("episodes.npy", 4096 + 128 * v.seq + 70), "episodes.npy", "record 14 is damaged or missing; state.bin knows"),
@@ -379,7 +382,10 @@ VANDALS = {
                            "episodes.npy", "starts before the head"),
     "a tail that goes back": (lambda v: v.write_record(a_live(v), tail=v.records[a_live(v) + 1].tail + 1), "episodes.npy", "smaller tail"),
     "a tail beyond the head": (lambda v: v.write_record(a_live(v), tail=9999), "episodes.npy", "tail beyond its head"),
-    "a negative length": (lambda v: v.write_record(a_live(v), length=-3), "episodes.npy", "negative length"),
+    "an earlier time": (lambda v: v.write_record(a_live(v), time=3), "episodes.npy", "earlier time"),
+    "an ordinal given before": (lambda v: v.write_record(a_live(v), ordinal=1), "episodes.npy", "given before"),
+    "a wrong count of ordinals": (lambda v: v.write_record(a_live(v), behind=3), "episodes.npy", "counts the ordinals"),
+    "a chain of no part": (lambda v: v.write_record(a_live(v), chain=3), "episodes.npy", "but names one"),
     "a first that is too new": (
         lambda v: (v.write_record(v.seq, first=9), v.write_states({"first": 9}), v.write_states({"first": 9, "generation": newest_state(v).generation + 1})),
         "episodes.npy", "calls record 9 the oldest live one, and 8 is"),

@@ -202,7 +202,7 @@ def test_a_segment_number_that_is_forged_costs_its_episode_and_no_later_one(benc
         shutil.rmtree(forger.folder)
         shutil.copytree(bench.folder / "wrapped", forger.folder)
         fields = forger.record(seq)
-        fields[6] = 1 << 62
+        fields["blob_segment"] = (1 << 32) - 1
         forger.write_record(seq, fields)
         result = judged(bench, plan or seq, newest=plan is None)
         assert result["wrong"] == []
@@ -215,9 +215,10 @@ def test_a_newest_record_that_calls_a_later_one_the_oldest_is_refused(bench, for
     before, fields = forger.record(newest - 1), forger.record(newest)
     for slot in (0, 1):  # which is not shown yet
         shown = forger.state(slot)
-        shown[2:7] = newest - 1, before[4], before[3], before[1] + before[2], newest - 1
+        head = before["start"] + before["length"]
+        shown[2:7] = newest - 1, before["first"], before["tail"], head, newest - 1
         forger.write_state(slot, shown)
-    fields[4] = 1 << 31
+    fields["first"] = 1 << 31
     forger.write_record(newest, fields)
     forger.body.update(table={}, carried={})
     sign(forger)
@@ -231,8 +232,8 @@ def test_a_forged_tail_costs_no_episode(bench, forger, at):
     """The records after it were dropped, until their tails were as large."""
     numbers = forger.numbers()
     fields = forger.record(numbers[at])
-    fields[3] = forger.record(numbers[-1])[3]
-    forger.write_record(fields[0], fields)
+    fields["tail"] = forger.record(numbers[-1])["tail"]
+    forger.write_record(fields["seq"], fields)
     result = judged(bench)  # of which every episode must be there
     assert result["wrong"] == []
     assert "has a smaller tail than the record before it" in result["findings"][0]
@@ -270,7 +271,7 @@ def test_options_that_make_no_sense_are_left_out(bench, forger):
 def test_a_record_of_unknown_kind_is_from_the_future(bench, forger, at):
     number = forger.numbers()[at]
     fields = forger.record(number)
-    fields[10] = 9
+    fields["kind"] = 9
     forger.write_record(number, fields)
     before = {
         p: p.read_bytes() for p in forger.folder.rglob("*") if p.is_file() and p.name != "lock"
@@ -294,7 +295,7 @@ def test_a_live_reader_refuses_a_record_of_unknown_kind(place):
         buf.write_episode({"x": np.arange(5)})
         forger = Forger(place / "a", np.random.default_rng(0))
         fields = forger.record(2)
-        fields[10] = 4
+        fields["kind"] = 4
         forger.write_record(2, fields)
         with pytest.raises(NewerVersionError, match="record 2 is of kind 4"):
             reader.refresh()
@@ -314,8 +315,8 @@ def test_control_data_that_check_does_not_decode(bench, forger, monkeypatch):
 def test_control_kinds_that_nobody_looks_at(bench, forger, monkeypatch):
     monkeypatch.setattr(recovery, "refuse_unknown", lambda records, path: None)
     fields = forger.record(forger.numbers()[2])
-    fields[10], fields[2] = 9, 0
-    forger.write_record(fields[0], fields)
+    fields.update(kind=9, length=0)
+    forger.write_record(fields["seq"], fields)
     assert not any("kind" in finding for finding in judged(bench)["findings"])
 
 

@@ -48,5 +48,5 @@ def test_one_loop_reads_again():
     ]
     assert found == [
         "buffers/steps.py", "buffers/transitions/buffer.py", "storage/inspect/snapshot.py", "storage/read/read_live.py",
-        "storage/read/reader.py", "storage/sidecars/mutable.py",
+        "storage/sidecars/mutable.py",
     ]  # fmt: skip

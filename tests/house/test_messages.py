@@ -10,7 +10,12 @@ import pytest
 from torch.utils.data import DataLoader
 
 import ringmap
-from ringmap import ReplayBuffer, ReplayBufferCollectionWrapper, errors
+from ringmap import (
+    ReplayBuffer,
+    ReplayBufferCollectionWrapper,
+    TransitionReplayBuffer,
+    errors,
+)
 from ringmap.data import load_dataset
 from ringmap.storage.disk.files import Disk
 from tests import ROOT
@@ -155,9 +160,15 @@ def of_damage(error):
         yield error(reader.load_episode, -1)
     os.truncate("runs/demo/columns/001-reward.npy", 6000)
     yield error(ReplayBuffer.open, "runs/demo")
+    TransitionReplayBuffer(9, (2,), path="runs/single").close()
+    yield error(ReplayBuffer.open, "runs/single")
     with open("runs/other/manifest.json") as file:
         text = file.read()
-    for old, new in (('"max_steps": 512', '"max_steps": 9999'), ('"version": 1', '"version": 3')):
+    for old, new in (
+        ('"max_steps": 512', '"max_steps": 9999'),
+        ('"version": 3', '"version": 4'),
+        ('"version": 3', '"version": 2'),
+    ):
         with open("runs/other/manifest.json", "w") as file:
             file.write(text.replace(old, new))
         yield error(ReplayBuffer.open, "runs/other")

@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
+from ringmap.errors import (
+    CorruptError,
+    NewerVersionError,
+    UnknownFormatError,
+    UnreleasedVersionError,
+)
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.records import manifest as module
-from ringmap.storage.records.manifest import VERSION, Manifest, column_file
+from ringmap.storage.records.manifest import VERSION, Kind, Manifest, column_file, lineage_of
 
 PATH = "/somewhere/manifest.json"
 SCHEMA = Schema.parse({"obs/é": ((3, 2), "f4"), "..": ((), "U5"), "t": ((), "M8[ns]")})
@@ -86,7 +91,7 @@ def test_it_is_readable_json_that_says_what_it_is():
     body = json.loads(text)
     assert text.endswith("}\n")
     assert text.count("\n") > 20, "for people: one item per line"
-    assert (body["format"], body["version"], body["byte_order"]) == ("ringmap", 1, "little")
+    assert (body["format"], body["version"], body["byte_order"]) == ("ringmap", 3, "little")
     assert (body["max_steps"], body["spare"], body["rows"]) == (100, 50, 150)
     assert body["columns"][0] == {
         "name": "obs/é", "file": "columns/000-obs-e.npy", "backend": "memmap", "dtype": "<f4",
@@ -173,6 +178,9 @@ def column(**change):
         column(dtype="|O"), column(dtype=">f4"), column(dtype="<f16"), column(dtype="V8"), column(dtype="<f4,<f4"),
         column(file="columns/000-a.zarr"), column(options={"chunk_steps": 8, "codecs": []}),
         column(dtype=3), column(shape=3), column(shape=["a"]), column(nbytes="many"),
+        {"kind": 3}, {"capacity": 0}, {"capacity": 101}, {"capacity": 90, "older": 11}, {"older": None}, {"stack": 4},
+        {"stack": [4]}, {"stack": [0, "zero"]}, {"lineage": "ab"}, {"lineage": None}, {"fps": 30}, {"fps": "30"}, {"fps": "0/1"},
+        {"fps": "1/0"}, {"fps": "9" * 400 + "/1"},
     ],
     ids=str,
 )  # fmt: skip
@@ -189,7 +197,12 @@ def test_every_flipped_byte_is_refused_or_says_the_same():
             flipped[at] ^= bit
             try:
                 found = Manifest.decode(bytes(flipped), PATH)
-            except (CorruptError, NewerVersionError, UnknownFormatError) as error:
+            except (
+                CorruptError,
+                NewerVersionError,
+                UnreleasedVersionError,
+                UnknownFormatError,
+            ) as error:
                 refused = str(error).startswith(PATH)
             else:
                 refused = found == made
@@ -244,21 +257,49 @@ def test_control_a_checksum_that_forgets_a_part_is_caught(monkeypatch):
     assert Manifest.decode(json.dumps(body).encode(), PATH).settings == {}, "an edit goes unnoticed"
 
 
-def test_features_make_it_version_2_and_are_refused_by_name():
-    plain, used = make(), make(features=("groups",))
-    assert json.loads(plain.encode())["version"] == 1
-    assert "features" not in json.loads(plain.encode())
-    assert json.loads(used.encode())["version"] == 2
-    assert Manifest.decode(used.encode(), PATH) == used
-    with pytest.raises(
-        NewerVersionError,
-        match=r"uses \['telepathy'\], this ringmap knows \['chains', 'groups', 'mutable'\]",
-    ):
-        Manifest.decode(make(features=("groups", "telepathy")).encode(), PATH)
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"version": 1}, "format version 1"),
+        ({"version": 2, "features": ["chains"]}, "format version 2"),
+        ({"layout": "0" * 16}, "another layout of format version 3"),
+    ],
+)
+def test_what_was_never_released_is_refused_by_name(change, what):
+    with pytest.raises(UnreleasedVersionError, match=f"^{PATH}: {what} was made by an unreleased"):
+        Manifest.decode(signed(**change), PATH)
 
 
-def test_a_release_of_version_1_refuses_version_2(monkeypatch):
-    data = make(features=("groups",)).encode()
-    monkeypatch.setattr(module, "VERSION", 1)
-    with pytest.raises(NewerVersionError, match="format version 2, this ringmap reads up to 1"):
-        Manifest.decode(data, PATH)
+def test_what_a_ring_is_born_with_stands_in_each_label_too():
+    born = Kind("transitions", capacity=80, older=12, stack=(4, "zero"))
+    made = make(born=born, lineage=bytes(range(16)))
+    assert Manifest.decode(made.encode(), PATH) == made
+    assert (made.kind, made.capacity, made.older, made.stack) == (
+        "transitions",
+        80,
+        12,
+        (4, "zero"),
+    )
+    said = {"kind": "transitions", "capacity": 80, "older": 12, "stack": [4, "zero"]}
+    assert made.label(2)["born"] == {**said, "lineage": bytes(range(16)).hex()}
+    assert said.items() <= json.loads(made.encode()).items()
+    assert (make().kind, make().capacity) == ("episodes", 100)
+
+
+@pytest.mark.parametrize("rate", [30, 29.97, 30000 / 1001, 1 / 3, 1e-5, 5e-324, 1.7e308, None])
+def test_the_rate_is_a_ratio_that_is_exactly_the_number(rate):
+    made = make(settings={"fps": rate, "reward_at": "next"})
+    body = json.loads(made.encode())
+    assert body["reward_at"] == "next"
+    assert body["settings"] == {}
+    found = Manifest.decode(made.encode(), PATH)
+    assert found.settings.get("fps") == rate
+    assert (found.fps, found.reward_at) == (body["fps"], "next")
+    if rate == 29.97:
+        assert body["fps"] == "2997/100"
+
+
+def test_a_repeated_run_has_the_same_lineage():
+    assert lineage_of(7, "run") == lineage_of(7, "run")
+    assert len({lineage_of(7, "run"), lineage_of(8, "run"), lineage_of(7, "ran"), lineage_of(None, "run"), lineage_of(None, "run")}) == 5  # fmt: skip
+    assert len(lineage_of(0, "\udcff")) == 16

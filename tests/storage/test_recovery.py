@@ -11,10 +11,23 @@ from hypothesis import strategies as st
 from ringmap.errors import RingmapError
 from ringmap.storage.read import recovery
 from ringmap.storage.read.recovery import refuse_impossible
-from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, Record
+from ringmap.storage.records.table import (
+    COPIED,
+    DROPPED,
+    END,
+    EPISODE,
+    MOST,
+    PART,
+    RECORD,
+    RETIRE,
+    Record,
+)
+from ringmap.storage.ring.chains import NONE
 
-MAX_STEPS, SLOTS, TAIL, HEAD = 20, 30, 100, 115
-PLAIN = Record(50, HEAD, 3, 103, 41, blob_segment=1, blob_offset=700, blob_size=90)
+MAX_STEPS, SLOTS, TAIL, HEAD, ORDINAL, TIME = 20, 30, 100, 115, 44, 99
+PLAIN = Record(
+    50, HEAD, 103, 41, length=3, blob_segment=1, blob_offset=700, blob_size=90, ordinal=ORDINAL, time=TIME, behind=1
+)  # fmt: skip
 """The record of a plain episode after one that ended at `HEAD`."""
 
 edges = st.sampled_from([-(2**63), -1, 0, 1, 2, 19, 20, 21, 41, 50, 99, 100, 114, 115, 116, MOST - 1, MOST, 2**63 - 1])  # fmt: skip
@@ -22,8 +35,9 @@ numbers = edges | st.integers(90, 140)
 changes = st.fixed_dictionaries(
     {},
     optional={
-        **dict.fromkeys(("start", "length", "tail", "step", "chain"), numbers),
-        **{name: numbers.filter(lambda n: n >= 0) for name in ("seq", "first", "blob_segment", "blob_offset", "blob_size")},
+        **dict.fromkeys(("start", "tail", "step", "chain", "previous", "time"), numbers),
+        **dict.fromkeys(("seq", "first", "ordinal"), numbers.filter(lambda n: n >= 0)),
+        **dict.fromkeys(("length", "blob_segment", "blob_offset", "blob_size", "behind"), numbers.filter(lambda n: 0 <= n < 2**32)),
         **{name: st.integers(0, 255) for name in ("kind", "flags", "part")},
     },
 )  # fmt: skip
@@ -49,7 +63,7 @@ def passes(record):
 
 
 def is_plain(record):
-    return recovery.is_next(record, TAIL, HEAD, MAX_STEPS, SLOTS)
+    return recovery.is_next(record, TAIL, HEAD, ORDINAL, TIME, MAX_STEPS, SLOTS)
 
 
 def test_a_plain_episode_is_taken_at_once():
@@ -69,16 +83,16 @@ def test_what_is_taken_at_once_passes_the_whole_examination(changed):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"kind": 9}, {"length": -1}, {"length": 0}, {"length": 21, "tail": 120}, {"tail": 119}, {"tail": 90}, {"first": 0},
-     {"first": 51}, {"first": 20}, {"blob_segment": MOST + 1}, {"blob_offset": 1 << 40}, {"start": 118}, {"part": 1},
-     {"flags": DROPPED}],
+    [{"kind": 9}, {"length": 0}, {"length": 21, "tail": 120}, {"tail": 119}, {"tail": 90}, {"first": 0},
+     {"first": 51}, {"first": 20}, {"blob_offset": 1 << 31}, {"start": 118}, {"part": PART}, {"part": COPIED | 8},
+     {"flags": DROPPED}, {"time": TIME - 1}, {"ordinal": ORDINAL - 1}, {"behind": 0}, {"chain": 3}, {"previous": 3}],
 )  # fmt: skip
 def test_others_take_the_whole_examination(changed):
     assert not is_plain(dataclasses.replace(PLAIN, **changed))
 
 
 def test_control_one_that_looks_at_less(monkeypatch):
-    def lax(record, tail, head, max_steps, slots):
+    def lax(record, tail, head, *rest):
         return record.start == head and record.length > 0
 
     monkeypatch.setattr(recovery, "is_next", lax)
@@ -88,7 +102,8 @@ def test_control_one_that_looks_at_less(monkeypatch):
 
 BREAKS = {
     "starts before the head": ("start", -1), "smaller tail": ("tail", -9), "tail beyond its head": ("tail", 10**6),
-    "damaged flag": ("flags", DROPPED & -DROPPED),
+    "damaged flag": ("flags", DROPPED & -DROPPED), "earlier time": ("time", -9), "counts the ordinals": ("behind", 1),
+    "given before": ("ordinal", -1), "but names one": ("chain", 1),
 }  # fmt: skip
 
 
@@ -101,10 +116,48 @@ def test_order_is_examined_across_blocks(monkeypatch, block, what):
     records["seq"], records["kind"], records["length"] = np.arange(1, 10), EPISODE, 5
     records["start"] = np.arange(9) * 5 + 100
     records["tail"] = np.arange(9) + 90
+    records["chain"] = records["previous"] = NONE
+    records["ordinal"], records["time"], records["behind"] = np.arange(9) + 3, np.arange(9) + 10, 1
     assert recovery.broken_order(records) == []
     name, change = BREAKS[what]
     for at in range(1, 9):
         wrong = records.copy()
-        wrong[name][at] += change
+        wrong[name][at] = int(wrong[name][at]) + change
         faults = recovery.broken_order(wrong)
         assert any(f.startswith(f"record {at + 1} ") and what in f for f in faults), faults
+
+
+def chain_of_parts():
+    """Return the records of a chain of three parts, with another episode and the record that ends it."""
+    made = [
+        Record(1, 0, 0, 1, length=3, part=PART, chain=0, behind=1, time=5),
+        Record(2, 3, 0, 1, length=2, ordinal=1, behind=1, time=5),
+        Record(3, 5, 0, 1, length=4, part=PART, chain=0, step=3, previous=0, number=1, behind=2, time=6),
+        Record(4, 9, 0, 1, length=1, part=PART | COPIED, chain=0, step=7, previous=5, number=2, behind=2, time=9),
+        Record(5, 10, 0, 1, ordinal=2, part=PART | END, chain=0, step=8, previous=9, number=3, kind=RETIRE, time=9),
+    ]  # fmt: skip
+    return np.concatenate([array_of(record) for record in made])
+
+
+@pytest.mark.parametrize(
+    ("at", "name", "value", "what"),
+    [
+        (2, "previous", 3, "does not follow the part before it"),
+        (3, "previous", 0, "does not follow the part before it"),
+        (4, "previous", 5, "does not follow the part before it"),
+        (2, "previous", NONE, "names an impossible part before it"),
+        (0, "previous", 0, "names an impossible part before it"),
+        (2, "previous", 5, "names an impossible part before it"),
+        (3, "ordinal", 1, "does not follow the part before it"),
+        (3, "part", PART | 8, "is part of a chain in an unknown way"),
+        (1, "previous", 0, "is no part of a chain, but names one"),
+        (4, "behind", 1, "counts the ordinals that were given wrongly"),
+        (1, "ordinal", 0, "gives an ordinal that was given before"),
+    ],
+)
+def test_parts_agree(at, name, value, what):
+    """A part names the part before it, and has the ordinal of its episode."""
+    records = chain_of_parts()
+    assert recovery.broken_order(records) == []
+    records[name][at] = value
+    assert f"record {at + 1} {what}" in recovery.broken_order(records)

@@ -608,7 +608,10 @@ def test_disagreeing_with_the_disk(tmp_path):
     with pytest.raises(InputError, match="schema"):
         make(50, (4,), path=tmp_path / "buf")
     ringmap.ReplayBuffer(10, path=tmp_path / "other", schema={"obs": ((2,), "f4")}).close()
-    with pytest.raises(InputError, match="holds no transitions"):
+    with pytest.raises(
+        InputError,
+        match=r"TransitionReplayBuffer.open: .* holds episodes, expected transitions; open it with ReplayBuffer",
+    ):
         TransitionReplayBuffer.open(tmp_path / "other")
 
 

@@ -68,7 +68,7 @@ from ringmap.storage.inspect.snapshot import snapshot
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.table import PartOf
+from ringmap.storage.records.table import PART, PartOf, Record
 from ringmap.storage.ring.chains import NONE
 from ringmap.storage.ring.extremes import lowest
 from ringmap.storage.ring.integers import Ordinal
@@ -719,7 +719,7 @@ class Engine(Forkable):
             uuid = owned.manifest.uuid
             return {**state, "path": owned.folder, "mapped": owned.mapped, "uuid": uuid}
         self.source  # noqa: B018 - a closed one says so
-        seq, episodes = owned.seq, list[Any]()
+        seq, newest, episodes = owned.seq, (owned.next_ordinal, owned.time), list[Any]()
         for ordinal in map(Ordinal, range(owned.live.first, owned.live.last)):
             found = owned.read_episode(ordinal)
             if found is None:  # another thread evicted it, and all before it too
@@ -732,10 +732,14 @@ class Engine(Forkable):
             "spare": owned.manifest.spare if owned.rows is None else owned.rows.ring.spare,
             "settings": owned.settings,
             "schema": owned.schema,
+            "born": owned.manifest.born,
+            "lineage": owned.manifest.lineage,
+            "newest": newest,
             "seq": seq,
             "begin": episodes[0][2].start if episodes else owned.head,
             "episodes": [
-                (steps, data, record.flags, PartOf.of(record)) for steps, data, record in episodes
+                (steps, data, record.flags, PartOf.of(record), _counted(record))
+                for steps, data, record in episodes
             ],
             "ends": _ends_of(owned),
             "sampling": self.state_dict() if self.sampler.given is None else None,
@@ -762,16 +766,33 @@ class Engine(Forkable):
 
 def _stored_in_ram(state: Mapping[str, Any]) -> Store:
     steps, spare, schema = state["max_steps"], state["spare"], state["schema"]
-    store = Store.create(MemoryDisk(), "RAM", steps, spare, state["settings"], schema)
+    store = Store.create(
+        MemoryDisk(),
+        "RAM",
+        steps,
+        spare,
+        state["settings"],
+        schema,
+        state["born"],
+        state["lineage"],
+    )
     store.begin_at(state["begin"])  # positions have the same meaning in every copy
-    for columns, data, flags, part in state["episodes"]:
+    for columns, data, flags, part, counted in state["episodes"]:
+        store.count_from(*counted)
         store.commit(schema, columns, encode_data(data, _WHERE), flags, part=part)
     for part, flags, data in state["ends"]:
         end = functools.partial(
             store.end_chain, part=part, flags=flags, data=encode_data(data, _WHERE)
         )
         store.exclusively(_WHERE, end)
+    store.count_from(*state["newest"])
     return store
+
+
+def _counted(record: Record) -> tuple[int, int]:
+    """Return the next ordinal before an episode was stored, and the time when it was."""
+    is_later = record.part & PART and record.chain != record.start
+    return record.next_ordinal if is_later else record.ordinal, record.time
 
 
 def _ends_of(store: Store) -> list[tuple[PartOf, int, dict[str, Any]]]:

@@ -20,7 +20,7 @@ from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.joined import FIRST_STEP, joined_data, read_joined, read_pieces
 from ringmap.storage.read.read_live import is_live, read_whole
-from ringmap.storage.records.blobs import decode_blob, decode_data
+from ringmap.storage.records.blobs import decode_blob, decode_data, is_shown
 from ringmap.storage.records.table import DROPPED, END, EPISODE, INTERRUPTED, PART, Record, are_live
 from ringmap.storage.ring.integers import Ordinal, Position
 
@@ -223,7 +223,7 @@ class StoredEpisodes:
         return read_whole(source, read, source.folder, "raise max_steps")
 
     def data_names(self) -> list[str]:
-        """Return the names of the episode data of all episodes. Reads each blob once: O(episodes written since)."""
+        """Return the names of the episode data of all episodes that users see. Reads each blob once: O(episodes written since)."""
         live, names = self._source.live, self._names
         if names.era != live.era or live.last < names.last:
             names = self._names = _Names(live.era)
@@ -231,7 +231,9 @@ class StoredEpisodes:
         for ordinal in map(Ordinal, range(max(names.last, live.first), live.last)):
             names.add(ordinal, tuple(self._source.read_data(ordinal) or ()))
         found = names.since(live.first)
-        return found if live.chains is None else self._with_ends(found, live.chains.ended)
+        if live.chains is not None:
+            found = self._with_ends(found, live.chains.ended)
+        return [name for name in found if is_shown(name)]
 
     def _with_ends(self, names: list[str], ended: dict[int, int]) -> list[str]:
         """Return the names with those in records that ended a chain later, and that of the steps that were evicted."""
@@ -291,17 +293,18 @@ class StoredEpisodes:
         return found
 
     def data_of(self, index: int, where: str) -> dict[str, Any]:
-        """Return the data of episode `index`, which may be {}."""
+        """Return the data of episode `index` that users see, which may be {}."""
         source = self._source
         with source.memory:
             number = source.number(index, where)
             first, is_joined = source.live.first, source.live.chains is not None
         if is_joined:
-            return self._data_of(number)
-        found = source.read_data(Ordinal(first + number))
-        if found is None:
+            found = self._data_of(number)
+        elif (read := source.read_data(Ordinal(first + number))) is None:
             raise _evicted(where, index)
-        return found
+        else:
+            found = read
+        return {name: value for name, value in found.items() if is_shown(name)}
 
     def data(self, numbers: Array) -> dict[str, list[Any]]:
         """Return name -> one value per episode number, None where the episode has no value."""

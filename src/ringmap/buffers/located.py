@@ -1,6 +1,6 @@
 """Find out what a path holds: a kind of buffer, or a dataset of a format.
 
-    DIR/manifest.json                         a buffer: of episodes, or of transitions
+    DIR/manifest.json                         a buffer: of episodes, of transitions, of rows; the manifest says which
     DIR/rows/manifest.json, DIR/labels/...    a buffer of a student's rows and a teacher's labels
     anything else                             a dataset of a registered format
 
@@ -14,11 +14,11 @@ import os
 from dataclasses import dataclass
 
 from ringmap.errors import DamageError, InputError, NotFoundError, UnknownFormatError
+from ringmap.storage.records.kinds import DISTILLATION, EPISODES, LABELS, ROWS, TRANSITIONS
 
-__all__ = ["BUFFERS", "DATASET", "DISTILLATION", "EPISODES", "TRANSITIONS", "Located", "buffer_at", "folders_of", "holds_rings", "is_dataset", "look"]  # fmt: skip
+__all__ = ["BUFFERS", "DATASET", "DISTILLATION", "EPISODES", "ROWS", "TRANSITIONS", "Located", "buffer_at", "folders_of", "holds_rings", "is_dataset", "look"]  # fmt: skip
 
-EPISODES, TRANSITIONS, DISTILLATION = "episodes", "transitions", "distillation"
-BUFFERS = (EPISODES, TRANSITIONS, DISTILLATION)
+BUFFERS = (EPISODES, TRANSITIONS, ROWS, DISTILLATION, LABELS)
 DATASET = "dataset"
 
 
@@ -73,7 +73,6 @@ def buffer_at(path: str) -> Located | None:
 
     Cost: reads the manifest.
     """
-    from ringmap.buffers.transitions.columns import TransitionColumns
     from ringmap.storage.directory.entries import Paths
     from ringmap.storage.directory.opening import read_manifest
     from ringmap.storage.disk.files import Disk
@@ -85,13 +84,12 @@ def buffer_at(path: str) -> Located | None:
     if not os.path.exists(Paths(main).manifest):
         return None
     try:
-        schema = read_manifest(Disk(), os.path.abspath(main)).schema
+        kind = read_manifest(Disk(), os.path.abspath(main)).kind
     except UnknownFormatError:  # another program's manifest
         return None
     if len(folders) > 1 or "" not in folders:
         return Located(path, DISTILLATION, folders)
-    is_single = schema is not None and TransitionColumns.are(schema.names)
-    return Located(path, TRANSITIONS if is_single else EPISODES, folders)
+    return Located(path, kind, folders)
 
 
 def holds_rings(path: str) -> bool:

@@ -59,7 +59,8 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.joined import FIRST_STEP
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.kinds import EPISODES, must_be
+from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.table import SPARE_SLOTS, TERMINATED, TRUNCATED
 
 __all__ = ["ReplayBuffer"]
@@ -110,9 +111,10 @@ class ReplayBuffer(Sampled):
             reward, the last no action), as `World` and the recording wrapper write them; "same": in the row of the action. None:
             not known. Stored; windows and sums over rewards follow it.
         fps: steps per second, for windows in seconds. Stored.
+        kind: what the rows are, for other buffers that keep theirs in this one; None: episodes. Stored.
 
     Raises:
-        InputError: an argument is wrong, or contradicts a value fixed on disk.
+        InputError: an argument is wrong, or contradicts a value fixed on disk; another class opens what is there.
         UnknownFormatError: the path is a file or holds something else.
         CorruptError, NewerVersionError: the buffer at the path is damaged, or from a newer version.
         LockedError: another handle is writing to it.
@@ -159,8 +161,10 @@ class ReplayBuffer(Sampled):
         disk: Disk | None = None,
         reward_at: str | None = None,
         fps: float | None = None,
+        kind: Kind | None = None,
     ) -> None:
         where = "ReplayBuffer"
+        kind = kind or Kind()
         positive(where, "max_steps", max_steps)
         options = Options(
             history_len, frameskip, durability, casting, interrupted, sync_every_s, reward_at, fps
@@ -178,28 +182,40 @@ class ReplayBuffer(Sampled):
         with _closed_on_error(opened):
             if examine(through, folder) == "buffer":
                 fixed = read_manifest(through, folder)
+                must_be(fixed, kind.name, folder, where)
                 must_agree(fixed, steps, parsed, storage, spare_rows, where)
                 options = options.with_kept(Options.remembered(fixed.settings, folder), where)
                 settings = settings_of(options, storage, settings.mapped)
                 opened.append(Store.open(through, folder, settings, parsed))
             else:
                 spare = spare_of(steps, spare_rows, where)
-                opened.append(Store.create(through, folder, steps, spare, settings, parsed))
+                lineage = lineage_of(seed, "" if path is None else os.path.basename(folder))
+                opened.append(
+                    Store.create(through, folder, steps, spare, settings, parsed, kind, lineage)
+                )
             self._start(opened[0], options, sampler, transform, key_filter, seed, disk)
         self.engine.threads = threads
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], mode: str = "r", **overrides: Any) -> ReplayBuffer:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        mode: str = "r",
+        *,
+        kind: str = EPISODES,
+        **overrides: Any,
+    ) -> ReplayBuffer:
         """Open the buffer at `path` with its stored settings.
 
         Args:
             path: its directory.
             mode: "r" for a live reader, of which there may be any number; "r+" for the writer.
+            kind: what the rows are, for other buffers that keep theirs in this one.
             overrides: history_len, frameskip, sampler, transform, key_filter, durability, casting,
                 interrupted, sync_every_s, reward_at, fps, threads, reads, disk, seed (of a reader's generator).
 
         Raises:
-            InputError: an unknown mode or override.
+            InputError: an unknown mode or override; another class opens what is there.
             UnknownFormatError, CorruptError, NewerVersionError, LockedError, EnvironmentFault: as
                 for the constructor.
 
@@ -225,6 +241,7 @@ class ReplayBuffer(Sampled):
         folder, disk = os.path.abspath(path), door(calls["disk"])
 
         def options_of(manifest: Manifest) -> Options:
+            must_be(manifest, kind, folder, where)
             options = replace(Options.remembered(manifest.settings, folder), **overrides)
             options.check(where)
             return options

@@ -5,7 +5,7 @@
 
 Rows come in groups of at most `group`, each one commit (an "episode" to the buffer). The buffer evicts
 whole groups, and has room for one group more than the window, so all rows in the window are stored.
-The capacity comes from the directory: max_steps minus the spare rows.
+The manifest says the capacity, and what the rows are.
 
 Invariants: len == min(rows ever added, capacity), except for damaged rows; a row keeps its id, its position
 on the ring, for life; one commit of `add` is at most as long as the spare rows. With `older` rows, as many rows before the window
@@ -37,6 +37,8 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import look_again, lost, read_whole
 from ringmap.storage.records.blobs import decode_small_state
+from ringmap.storage.records.kinds import ROWS, must_be
+from ringmap.storage.records.manifest import Kind
 from ringmap.storage.ring.arithmetic import spare_rows
 
 __all__ = ["ROW", "StepRing", "numpy_rows", "whole"]
@@ -62,8 +64,9 @@ class StepRing:
         where: the class to name in an error.
         disk: as for `ReplayBuffer`.
         older: rows before the newest `capacity` that stay stored.
-        options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads. With a schema the ring is
-            distinguished from other buffers by its columns, else by its capacity, which is noted with the first rows.
+        kind: what the rows are, as the manifest says it.
+        stack: of the observations in them: the number of frames and the padding; None for none.
+        options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads.
 
     Raises:
         InputError: an argument is wrong, or contradicts a value on disk.
@@ -78,9 +81,6 @@ class StepRing:
         (4, [2, 3, 4, 5])
     """
 
-    _noted = True
-    """Whether the capacity is noted with the first rows: a caller's own buffer may also be filled by other means."""
-
     def __init__(
         self,
         capacity: int,
@@ -90,14 +90,15 @@ class StepRing:
         where: str = "StepRing",
         disk: Disk | None = None,
         older: int = 0,
+        kind: str = ROWS,
+        stack: tuple[int, str] | None = None,
         **options: Any,
     ) -> None:
         positive(where, "capacity", capacity)
         self.capacity = int(capacity)
         self.group = spare_rows(self.capacity) if group is None else group
-        self._noted = options.get("schema") is None
         if path is not None and examine(door(disk), os.path.abspath(path)) == "buffer":
-            found = self.capacity_at(path, where, disk) - older
+            found = self.capacity_at(path, where, disk, kind)
             if found != self.capacity:
                 raise InputError(
                     f"{where}: capacity={capacity}, but the buffer on disk has capacity={found}; there is no resize: "
@@ -108,19 +109,20 @@ class StepRing:
             path=path,
             spare_rows=self.group,
             disk=disk,
+            kind=Kind(kind, self.capacity, older, stack),
             **options,
         )
-        if self._noted and self.engine.source.head and "capacity" not in self.buffer.notes:
-            self.buffer.close()
-            raise _no_ring(where, path)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], mode: str = "r", **options: Any) -> StepRing:
+    def open(
+        cls, path: str | os.PathLike[str], mode: str = "r", kind: str = ROWS, where: str = "StepRing.open", **options: Any
+    ) -> StepRing:  # fmt: skip
         """Return the ring at a path, of any capacity: "r" for a live reader, "r+" for the writer."""
+        cls.capacity_at(path, where, options.get("disk"), kind)
         ring = cls.__new__(cls)
-        ring.buffer = ReplayBuffer.open(path, mode, **options)
+        ring.buffer = ReplayBuffer.open(path, mode, kind=kind, **options)
         manifest = ring.engine.owned.manifest
-        ring.capacity, ring.group = manifest.max_steps - manifest.spare, manifest.spare
+        ring.capacity, ring.group = manifest.capacity, manifest.spare
         return ring
 
     @classmethod
@@ -132,16 +134,11 @@ class StepRing:
         """
         ring = cls.__new__(cls)
         ring.buffer = buffer
-        ring._noted = False
         ring.group = max(1, buffer.max_steps // 16)
         ring.capacity = buffer.max_steps - ring.group
         if not ring.capacity:
             raise InputError(f"{where}: a ring of rows needs max_steps of at least 2")
         return ring
-
-    def keep_older(self, count: int) -> None:
-        """Count `count` rows less, which stay stored: for a ring that was opened, and made with `older`."""
-        self.capacity -= count
 
     @property
     def engine(self) -> Engine:
@@ -335,13 +332,10 @@ class StepRing:
             schema = Schema.of(arrays) if store.schema is None else store.schema
             arrays = schema.fit(arrays, buffer.options.casting, where)
         first = self.added
-        if not store.seq and self._noted:
-            # Durably: a power cut may lose the first rows, and the notes that came with them.
-            buffer.flush(notes={"capacity": self.capacity})
         for at in range(0, count, self.group):
             part = {name: values[at : at + self.group] for name, values in arrays.items()}
             last = at + self.group >= count
-            buffer.write_episode(part, notes=notes if last or not store.seq else None)
+            buffer.write_episode(part, notes=notes if last else None)
         return np.arange(first, first + count)
 
     def append(
@@ -364,7 +358,7 @@ class StepRing:
         store.refuse_within(where)
         store.recover_if_stale()
         schema = store.schema
-        if schema is None or (self._noted and not store.head):  # the first rows carry notes
+        if schema is None:
             return self.add(rows, notes, where)
         arrays: Mapping[str, Array] = as_columns(numpy_rows(rows, where), where)
         count = len(next(iter(arrays.values()))) if arrays else 0
@@ -450,36 +444,33 @@ class StepRing:
         Raises:
             ExistsError: the directory exists.
         """
-        noted = {"capacity": self.capacity} if self._noted else {}
+        kind = self.engine.owned.manifest.kind
         with whole(self.engine.disk, os.path.abspath(path), "StepRing.copy_to") as folder:
             self.buffer.snapshot(folder)
-            copy = ReplayBuffer.open(folder, mode="r+", disk=self.engine.disk)
+            copy = ReplayBuffer.open(folder, mode="r+", disk=self.engine.disk, kind=kind)
             try:
-                copy.flush(notes={**noted, **notes})
+                copy.flush(notes=notes)
             finally:
                 copy.close()
 
     @staticmethod
-    def capacity_at(path: str | os.PathLike[str], where: str, disk: Disk | None = None) -> int:
+    def capacity_at(
+        path: str | os.PathLike[str], where: str, disk: Disk | None = None, kind: str = ROWS
+    ) -> int:
         """Return the capacity of the ring at a path.
 
         Raises:
-            NotFoundError, UnknownFormatError, CorruptError: there is no ring at the path.
+            NotFoundError, UnknownFormatError, CorruptError: there is no buffer at the path.
+            InputError: its rows are of another kind.
         """
-        fixed = read_manifest(door(disk), os.path.abspath(path))
-        if fixed.spare >= fixed.max_steps:
-            raise _no_ring(where, path)
-        return fixed.max_steps - fixed.spare
+        folder = os.path.abspath(path)
+        fixed = read_manifest(door(disk), folder)
+        must_be(fixed, kind, folder, where)
+        return fixed.capacity
 
     def __repr__(self) -> str:
         place = "" if self.buffer.path is None else f", path={str(self.buffer.path)!r}"
         return f"StepRing({len(self)}/{self.capacity} rows{place})"
-
-
-def _no_ring(where: str, path: Any) -> InputError:
-    return InputError(
-        f"{where}: {os.fspath(path)} holds a buffer, but not one that takes steps; open it with ReplayBuffer.open"
-    )
 
 
 @contextlib.contextmanager

@@ -234,7 +234,7 @@ def _storage_class() -> Any:
         def loads(self, path: Any) -> None:
             """Load the rows of a snapshot into an empty ring."""
             where = os.path.join(path, "ring")
-            copied = ReplayBuffer.open(where, mode="r+")
+            copied = ReplayBuffer.open(where, mode="r+", kind=self.ring.engine.owned.manifest.kind)
             try:
                 notes, rows = copied.notes, StepRing.over(copied, _WHERE)
                 rows.capacity = min(self.max_size, copied.max_steps)

@@ -49,7 +49,6 @@ COMMANDS = {
     "preview": "Show pictures of episodes: a contact sheet, or a video.",
     "check": "Find what is wrong with a buffer or a dataset, file by file.",
     "repair": "Mend a buffer: whole episodes stay, the others are dropped.",
-    "upgrade": "Upgrade a buffer to the newest version of the format.",
     "snapshot": "Copy a buffer as it is now, while its writer goes on.",
     "dump": "Write the episodes of a buffer as a dataset.",
     "convert": "Write a dataset or a buffer in another format.",

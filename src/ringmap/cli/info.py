@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmap.cli.console import count, nbytes, percent, show, show_json, show_table
 from ringmap.cli.options import AsJson, Place
-from ringmap.cli.resolve import EPISODES, Located, holds_rings, look
+from ringmap.cli.resolve import EPISODES, holds_rings, look
 
 if TYPE_CHECKING:
     from ringmap.storage.inspect.describe import Facts, WriterFacts
@@ -33,7 +33,7 @@ def info(path: Place, as_json: AsJson = False) -> None:
         full += taken - facts.nbytes  # of a buffer of several folders: the labels
     described: dict[str, Any] = {
         "path": path, "kind": found.kind, "format": "ringmap", "format_version": facts.version, "uuid": facts.uuid,
-        "capacity": _capacity(found, facts), "max_steps": facts.max_steps,
+        "capacity": facts.capacity, "max_steps": facts.max_steps,
         "steps": facts.steps, "steps_written": facts.steps_written, "pending": facts.pending,
         "episodes": len(facts.lengths) if episodic else None, "commits": facts.commits,
         "lengths": _spread(facts.lengths) if episodic else None,
@@ -58,11 +58,6 @@ def _show_rings(path: str, as_json: bool) -> None:
         show_json(facts)
         return
     show_table(HEADER, cells(facts), NUMBERS)
-
-
-def _capacity(found: Located, facts: Facts) -> int:
-    """Return the rows that are drawn from when it is full: what the user gave as the size."""
-    return facts.max_steps - (0 if found.kind == EPISODES else facts.spare)
 
 
 def _spread(lengths: Any) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
+from ringmap.storage.records.blobs import is_shown
 
 __all__ = ["ColumnSource", "StoredDataset"]
 
@@ -262,7 +263,7 @@ class StoredDataset(Dataset):
     @property
     def episode_column_names(self) -> list[str]:
         """Names of the values that are constant within an episode, first seen first."""
-        return list(self.source.episode_columns)
+        return [name for name in self.source.episode_columns if is_shown(name)]
 
     def get_episode_data(
         self, idx: int | Sequence[int] | Array | None = None
@@ -279,7 +280,7 @@ class StoredDataset(Dataset):
             ClipIndexError: there is no such episode.
         """
         records = [self.source.episode_data(ep) for ep in self._episode_numbers(idx).tolist()]
-        return {name: [r.get(name) for r in records] for name in self.source.episode_columns}
+        return {name: [r.get(name) for r in records] for name in self.episode_column_names}
 
     # -- clips -------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.joined import joined_data
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader
+from ringmap.storage.records.kinds import EPISODES, must_be
 from ringmap.storage.records.names import MANIFEST, TABLE
 
 __all__ = ["BufferSource", "Ringmap"]
@@ -94,6 +95,11 @@ class BufferSource(DirectorySource):
     def _open(self) -> Reader:
         reader = Reader(Disk(), self.path, uuid=self._uuid)
         self._uuid = reader.manifest.uuid
+        try:
+            must_be(reader.manifest, EPISODES, self.path, "load_dataset")
+        except InputError:
+            reader.close()
+            raise
         return reader
 
     def _release(self, handle: Reader) -> None:

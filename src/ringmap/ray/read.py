@@ -187,7 +187,7 @@ def _rows(item: dict[str, Any], what: _What) -> Iterator[dict[str, Any]]:
 
     node = ray.get_runtime_context().get_node_id()
     ring, positions = item["part"]["ring"], item["part"]["positions"]
-    sizes = {"history_len": what.history_len or 1, "frameskip": what.frameskip}
+    sizes: dict[str, Any] = {"history_len": what.history_len or 1, "frameskip": what.frameskip}
     with ReplayBuffer.open(ring, mode="r", **sizes) as buffer:
         for position in positions:
             try:

@@ -17,7 +17,7 @@ from ringmap.storage.disk import lock
 from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.open_episodes.open_episode import OpenEpisode
 from ringmap.storage.records import blobs
-from ringmap.storage.records.table import EPISODE, RETIRE, EpisodeTable
+from ringmap.storage.records.table import EPISODE, RECORD, RETIRE, EpisodeTable
 from ringmap.storage.ring import live
 from ringmap.storage.sidecars import mutable, priorities
 from ringmap.storage.sidecars.priorities import PriorityFile
@@ -25,7 +25,7 @@ from ringmap.storage.sidecars.successors import Successors
 from tests.crash.kill import victim
 from tests.crash.kill.blows import CrashDisk
 
-_KIND_AT = 80
+_KIND_AT = RECORD.fields["kind"][1]
 _KINDS = {0: "wipe", EPISODE: "record", RETIRE: "retire"}
 
 
@@ -288,20 +288,7 @@ def values_in_place():
     FileHandle.write_each = write_each
 
 
-def feature_after_its_part():
-    use, commit = store.Store.use_within, store.Store.commit_within
-
-    def commit_first(self, files, *args, **words):
-        commit(self, files, *args, **words)
-        if words.get("part") is not None:
-            use(self, files, ["chains"])
-
-    store.Store.use_within = lambda self, files, features: None
-    store.Store.commit_within = commit_first
-
-
 PLANTS = {
-    "feature named after its first part": feature_after_its_part,
     "record before rows": hold("rows", until="record"),
     "record before blob": hold("blob write", until="record"),
     "state.bin before record": hold("record", until="state"),

@@ -32,6 +32,7 @@ from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, NoClipsError, ReadOnlyError
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.records.kinds import DISTILLATION
 
 __all__ = ["DistillationBuffer"]
 
@@ -107,7 +108,9 @@ class DistillationBuffer(Unindexed):
         options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
         folder = None if path is None else os.path.abspath(path)
         rows = None if folder is None else rows_path(folder, _WHERE, door(disk))
-        self._ring = StepRing(capacity, path=rows, where=_WHERE, disk=disk, **options)
+        self._ring = StepRing(
+            capacity, path=rows, where=_WHERE, disk=disk, kind=DISTILLATION, **options
+        )
         try:
             saved = self._ring.buffer.notes.get("distillation")
             if saved is not None:
@@ -143,7 +146,11 @@ class DistillationBuffer(Unindexed):
         disk = door(options.get("disk"))
         rows = rows_path(path, f"{_WHERE}.open", disk)
         if mode == "r+":
-            buffer = cls(StepRing.capacity_at(rows, f"{_WHERE}.open", disk), path=path, **options)
+            buffer = cls(
+                StepRing.capacity_at(rows, f"{_WHERE}.open", disk, DISTILLATION),
+                path=path,
+                **options,
+            )
             buffer._keep_as_noted(options)
             return buffer
         if mode != "r":
@@ -158,7 +165,7 @@ class DistillationBuffer(Unindexed):
         if options:
             raise InputError(f"{_WHERE}.open: unknown options {sorted(options)} for a reader")
         buffer._choose(**asked, out=out)
-        buffer._ring = StepRing.open(rows, disk=disk)
+        buffer._ring = StepRing.open(rows, disk=disk, kind=DISTILLATION, where=f"{_WHERE}.open")
         buffer._rows = LabelledRows(buffer._ring, os.path.abspath(path), {})
         buffer._keep_as_noted(named)
         return buffer

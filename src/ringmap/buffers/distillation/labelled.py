@@ -24,6 +24,8 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.directory.opening import examine
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import read_again
+from ringmap.storage.records.kinds import LABELS as LABELS_KIND
+from ringmap.storage.records.manifest import Kind
 
 __all__ = ["LABELS", "LabelledRows", "rows_path"]
 
@@ -137,7 +139,12 @@ class LabelledRows:
         self.ring.engine.source.disk.check_held("DistillationBuffer")  # the log is made by path
         size, schema = LABELS_PER_ROW * self.ring.capacity, LabelLog.schema(specs)
         log = ReplayBuffer(
-            size, path=self._log_path, schema=schema, disk=self._disk, **self._options
+            size,
+            path=self._log_path,
+            schema=schema,
+            disk=self._disk,
+            kind=Kind(LABELS_KIND),
+            **self._options,
         )
         return LabelLog(self.ring, log)
 
@@ -152,7 +159,7 @@ class LabelledRows:
         if path is None or not disk.exists(path) or examine(disk, path) != "buffer":
             return
         how: Mapping[str, Any] = {"mode": "r+", **self._options} if self.writes else {}
-        self.log = LabelLog(self.ring, ReplayBuffer.open(path, disk=disk, **how))
+        self.log = LabelLog(self.ring, ReplayBuffer.open(path, disk=disk, kind=LABELS_KIND, **how))
 
     # -- both together -----------------------------------------------------------------------
 

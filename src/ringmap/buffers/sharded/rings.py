@@ -37,6 +37,8 @@ from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Handle
+from ringmap.storage.records.kinds import TRANSITIONS
+from ringmap.storage.records.manifest import Manifest
 
 __all__ = ["Problem", "Ring", "Rings"]
 
@@ -119,20 +121,12 @@ class Rings:
         """By folder."""
         self.schema: Schema | None = None
         self.reward_at: str | None = None
-        self._columns: tuple[Schema | None, TransitionColumns | None] = None, None
+        self.columns: TransitionColumns | None = None
+        """The columns of transitions; None for rings of episodes, and while no columns are known."""
         self._is_settled = False
         self._wrong_call: Exception | None = None
         self._told: set[tuple[str, str]] = set()
         self._delays: dict[str, tuple[float, float]] = {}  # by folder: seconds, and when
-
-    @property
-    def columns(self) -> TransitionColumns | None:
-        """The columns of transitions; None for rings of episodes, and while no columns are known."""
-        schema, known = self.schema, self._columns
-        if known[0] is not schema:
-            found = _of_transitions(schema)
-            known = self._columns = schema, found
-        return known[1]
 
     @property
     def n_step(self) -> int:
@@ -212,7 +206,7 @@ class Rings:
                     )
             if only_known and uuid not in self.numbers:
                 return
-            buffer = self._opened(folder, manifest.schema)
+            buffer = self._opened(folder, manifest)
             try:
                 ring = Ring(self.numbers.of(uuid), name, folder, uuid, buffer)
                 if not self.compare(ring):  # its columns came meanwhile
@@ -230,11 +224,13 @@ class Rings:
         self.open = tuple(sorted((*self.open, ring), key=lambda ring: ring.number))
 
     def _opened(
-        self, folder: str, schema: Schema | None
+        self, folder: str, manifest: Manifest
     ) -> ReplayBuffer | TransitionReplayBuffer:  # fmt: skip
-        """Open a ring, given its columns."""
-        if _of_transitions(schema) is None:
+        """Open a ring, given what it says of itself: rows of transitions alone while it has no columns."""
+        if manifest.kind != TRANSITIONS:
             return ReplayBuffer.open(folder, **self.options)
+        if manifest.schema is None:
+            return ReplayBuffer.open(folder, kind=TRANSITIONS, **self.options)
         return TransitionReplayBuffer.open(folder, device=None, **self.options, **self.sums)
 
     def _wrong(self, message: str) -> InputError:
@@ -259,7 +255,7 @@ class Rings:
         """Compare the columns of a ring with those of the others, once it has some.
 
         Returns:
-            False for a ring that was opened before it was known to hold transitions: it must be opened again.
+            False for a ring of transitions that was opened before it had columns: it must be opened again.
 
         Raises:
             InputError: they differ, or are not those that the caller asked for.
@@ -267,12 +263,13 @@ class Rings:
         schema = ring.source.schema
         if ring.is_checked or schema is None:
             return True
-        is_transitions, known = _of_transitions(schema) is not None, self.schema
+        is_transitions, known = ring.source.manifest.kind == TRANSITIONS, self.schema
         if is_transitions and isinstance(ring.buffer, ReplayBuffer):
             return False
         if known is None:
             self._check_call(is_transitions, ring.folder)
             self.schema = schema
+            self.columns = TransitionColumns(schema) if is_transitions else None
         elif is_transitions != (self.columns is not None):
             kinds = ("transitions", "episodes")
             here, there = kinds if is_transitions else kinds[::-1]
@@ -352,13 +349,6 @@ class Rings:
         rings, self.open = self.open, ()
         for ring in rings:
             ring.buffer.close()
-
-
-def _of_transitions(schema: Schema | None) -> TransitionColumns | None:
-    """Return the columns of transitions; None if they are others, or not known."""
-    if schema is None or not TransitionColumns.are(schema.names):
-        return None
-    return TransitionColumns(schema)
 
 
 def as_paths(paths: Any) -> str | tuple[str, ...]:

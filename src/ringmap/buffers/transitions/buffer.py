@@ -65,6 +65,7 @@ from ringmap.storage.commit.store import Store
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.records.kinds import TRANSITIONS, must_be
 from ringmap.storage.records.stream_file import EARLIER_LIMIT
 from ringmap.storage.ring.extremes import highest
 from ringmap.storage.sidecars import Copied
@@ -190,7 +191,8 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
         ring = StepRing(
             int(capacity), path=path, group=room, where=where, schema=columns.schema,
             storage=storage, durability=durability, seed=seed, sampler=sampler, sync_every_s=sync_every_s,
-            disk=disk, older=0 if stack is None else stack.older(int(capacity)),
+            disk=disk, older=0 if stack is None else stack.older(int(capacity)), kind=TRANSITIONS,
+            stack=None if stack is None else (stack.size, stack.padding_type),
         )  # fmt: skip
         self._read_as(reading)
         self._set_up(ring)
@@ -215,23 +217,13 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
             UnknownFormatError: the path holds something else.
         """
         reading = _Reading.parse(n_step, gamma, device, pin_memory, f"{cls.__name__}.open")
-        ring = StepRing.open(path, mode, **options)
-        names = ring.buffer.column_names
-        if not TransitionColumns.are(names):
+        ring = StepRing.open(path, mode, kind=TRANSITIONS, where=f"{cls.__name__}.open", **options)
+        if ring.schema is None:
             ring.close()
-            if not names:
-                raise NotFoundError(
-                    f"{cls.__name__}.open: {os.fspath(path)} has no columns yet: its birth was cut off, or is under way; "
-                    "open it with the constructor, which makes them"
-                )
-            raise InputError(
-                f"{cls.__name__}.open: {os.fspath(path)} holds no transitions, but columns {names}; open it with ReplayBuffer"
+            raise NotFoundError(
+                f"{cls.__name__}.open: {os.fspath(path)} has no columns yet: its birth was cut off, or is under way; "
+                "open it with the constructor, which makes them"
             )
-        schema = ring.schema
-        assert schema is not None
-        stack = TransitionColumns(schema).stack
-        if stack is not None:
-            ring.keep_older(ring.capacity - stack.capacity(ring.capacity))
         buffer = cls.__new__(cls)
         buffer._read_as(reading)
         buffer._set_up(ring)
@@ -370,7 +362,6 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
                     [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
                 )  # fmt: skip
             else:
-                store.use(["groups"], where)
                 given = [
                     np.ascontiguousarray(np.broadcast_to(values, (count, *spec.shape)), spec.dtype)
                     for spec, values in zip(columns.schema.columns, arrays, strict=True)
@@ -927,16 +918,14 @@ def _check_stored(
     if examine(door(disk), folder) != "buffer":
         return
     fixed = read_manifest(door(disk), folder)
-    if fixed.schema is None or not TransitionColumns.are(fixed.schema.names):
-        return
-    found = TransitionColumns(fixed.schema).stack
+    must_be(fixed, TRANSITIONS, folder, where)
+    found = None if fixed.stack is None else FrameStack(*fixed.stack)
     asked, stored = (
         "no frame_stack" if s is None else f"frame_stack={s.size}, padding_type={s.padding_type!r}"
         for s in (stack, found)
     )  # fmt: skip
     if found is not None and found == stack:
-        kept = found.capacity(fixed.max_steps - fixed.spare)
-        asked, stored = f"capacity={capacity}", f"capacity={kept}"
+        asked, stored = f"capacity={capacity}", f"capacity={fixed.capacity}"
     if asked != stored:
         raise InputError(
             f"{where}: {asked}, but the buffer on disk has {stored}; open it with {where}.open, or make a new one"

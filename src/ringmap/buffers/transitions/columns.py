@@ -83,12 +83,6 @@ class TransitionColumns:
         beside = (*_extras(extra, where), *(() if stack is None else (stack.column,)))
         return cls(Schema((*leaves, *_SCALARS, _LANES, *beside)))
 
-    @staticmethod
-    def are(names: list[str]) -> bool:
-        """Tell whether columns of these names belong to transitions."""
-        at = names.index(_TAIL[0]) if _TAIL[0] in names else 0
-        return names[at : at + len(_TAIL)] == _TAIL
-
     @cached_property
     def stack(self) -> FrameStack | None:
         """How the observations are stacked, None if they are stored as they are."""

@@ -107,10 +107,6 @@ class FrameStack:
         """Return how many rows before the newest `capacity` stay stored: the frames of the oldest of these."""
         return (self.size - 1) * min(capacity, LANES)
 
-    def capacity(self, stored: int) -> int:
-        """Return the capacity of a ring that stores `stored` rows, older ones included."""
-        return max(stored - (self.size - 1) * LANES, stored // self.size)
-
     def most_lanes(self, capacity: int) -> int:
         """Return how many lanes a call may have: nearly all transitions have their frames then."""
         return min(capacity, max(LANES, capacity // (16 * self.size)))

@@ -32,7 +32,7 @@ from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.ring.integers import Position
 
-__all__ = ["CommitFiles"]
+__all__ = ["BlobPlace", "CommitFiles"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -115,7 +115,7 @@ class CommitFiles:
             if self.blob_of(record) is not None:
                 self.segments.rewrite(record.blob_segment, record.blob_offset, record.blob_size)
             elif record.kind != EPISODE:  # the manifest will have the small state that is left
-                record = replace(record, blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0)
+                record = record.without_blob()
             self.table.write(record)
         with self.poisoning():
             if rows is not None:
@@ -288,13 +288,6 @@ class CommitFiles:
             state = replace(self.state, generation=self.state.generation + 1)
             self.state_file.write(state)
             self.state, self.unpublished = state, False
-
-    def begin_era(self) -> None:
-        """Let readers read everything again, the manifest too. Raises OSError: nothing has changed for them."""
-        old = self.state
-        state = replace(old, generation=old.generation + 1, era=old.era + 1)
-        self.state_file.write(state)
-        self.state = state
 
     # -- syncs -------------------------------------------------------------------------------
 

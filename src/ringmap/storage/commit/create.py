@@ -120,7 +120,7 @@ def make_columns(
     disk.rename(paths.new_columns, paths.columns)
     sync_folder(paths.folder)
     manifest = manifest.with_sizes()
-    if "mutable" in manifest.features:
+    if manifest.schema is not None and manifest.schema.mutable.columns:
         MutableValues.create(
             Home(disk, paths.folder, manifest.uuid, manifest.rows, manifest.schema), sync_folder
         )

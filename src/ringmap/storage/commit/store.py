@@ -28,7 +28,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,7 +50,7 @@ from ringmap.storage.columns.backends import Storage, choose
 from ringmap.storage.columns.rows import Rows, combine, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.background_sync import BackgroundSync
-from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.commit_files import BlobPlace, CommitFiles
 from ringmap.storage.commit.create import make_columns, make_folder, make_home, warn_of_space
 from ringmap.storage.commit.group import GroupFile, OpenGroup, Values, follows, kept_apart
 from ringmap.storage.directory.entries import Paths
@@ -61,23 +61,25 @@ from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.threads import begin
 from ringmap.storage.read.handle import Handle, is_mine
 from ringmap.storage.read.recovery import Progress, bad_episodes
-from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.blobs import encode_data, names_origin
+from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import Apart, Stream, read_stream
 from ringmap.storage.records.table import (
     CLEAR,
+    COPIED,
     DROPPED,
     END,
     EPISODE,
+    MOST_U4,
     PART,
     RETIRE,
     SPARE_SLOTS,
-    WHOLE,
     PartOf,
     Record,
     are_live,
 )
+from ringmap.storage.ring.chains import NONE
 from ringmap.storage.ring.integers import Ordinal, Position
 from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.sidecars.successors import Successors
@@ -96,6 +98,12 @@ JOINED_NBYTES = 1 << 16
 
 _READY_S = 0.1
 """For so long a call that joins a group relies on the last look at the directory: a look takes as long as all else of the call."""
+
+_MOST_STEPS, _MOST_DATA = (1 << 31) - 1, 3 << 30
+"""Of an episode. Memory counts its steps in 32 bits; a blob of up to 4 GiB also has the small state."""
+
+_NO_PART = (NONE, 0, NONE, 0, 0)
+"""The fields `chain` to `lane` of a record of an episode that is whole."""
 
 _NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
 
@@ -189,8 +197,12 @@ class Store(Handle):
         spare: int,
         settings: Settings,
         schema: Schema | None,
+        kind: Kind | None = None,
+        lineage: bytes | None = None,
     ) -> Store:
         """Make a buffer at `folder`, or continue an unfinished creation.
+
+        `kind`: of its rows, None for episodes; `lineage`: None for a new one.
 
         Raises:
             UnknownFormatError, CorruptError: see `create.examine`.
@@ -207,6 +219,7 @@ class Store(Handle):
                     uuid.uuid4().bytes, max_steps, spare, max_steps + spare + SPARE_SLOTS,
                     settings=dict(settings.remembered or {}),
                     table={"count": 0, "first": 1, "tail": 0, "head": 0, "seq": 0},
+                    born=kind or Kind(), lineage=lineage or lineage_of(None, ""),
                 )  # fmt: skip
                 make_home(disk, paths, manifest)
 
@@ -273,8 +286,7 @@ class Store(Handle):
                 if not self.disk.is_folder(folder) or not self.disk.is_file(path):
                     continue
                 stream = read_stream(self.disk, path, self.ring.spare)
-                may_be_one = stream.schema is None and "groups" in self.manifest.features
-                if stream.fault and (stream.after is not None or may_be_one):
+                if stream.fault and (stream.after is not None or stream.schema is None):
                     log.warning(
                         "%s: %s; the %d rows before it count", path, stream.fault, len(stream.steps)
                     )
@@ -530,6 +542,10 @@ class Store(Handle):
             raise RoleError(f"Store.begin_at: {self.folder} has commits already")
         self.head = self.tail = position
 
+    def count_from(self, ordinal: int, time: int) -> None:
+        """Give the next episode that begins this ordinal, and the next commit this time or a later one, for the copy of another ring."""
+        self.next_ordinal, self.time = ordinal, time
+
     # -- commits -----------------------------------------------------------------------------
 
     def commit(
@@ -586,8 +602,7 @@ class Store(Handle):
     ) -> None:  # fmt: skip
         """Do the work of `commit`, inside `exclusively`. `group`: the open group, if its rows are committed."""
         length = len(arrays[0])
-        if part is not None:
-            self.use_within(files, ["chains"])
+        self._refuse_large(length, data, part, where)
         rows = self._rows_for(files, schema, where)
         start = self.head if group is None else group.start
         need = self.ring.overwritten(start + length)
@@ -605,10 +620,8 @@ class Store(Handle):
         files.carry(small)
         if finished is not None:
             files.carry_finished(finished)
-        record = Record(
-            seq, start, length, tail, first, combine(sums), *files.write_blob(seq, sums, data), EPISODE, flags,
-            *(WHOLE if part is None else part.fields(start)),
-        )  # fmt: skip
+        place = files.write_blob(seq, sums, data)
+        record = self._episode(seq, start, length, tail, first, combine(sums), place, flags, data, part)  # fmt: skip
         if following is not None:
             self._write_following(files, record, following)
         durable = self.power and sync
@@ -620,6 +633,46 @@ class Store(Handle):
             self._following.turn()
             self._following_of = record.seq
         self._committed(files, durable)
+
+    def _refuse_large(self, length: int, data: bytes, part: PartOf | None, where: str) -> None:
+        """Raise InputError if a record can't say how large an episode is. Nothing was changed."""
+        if part is None and length <= _MOST_STEPS and len(data) <= _MOST_DATA:
+            return
+        sizes = [("steps", length, _MOST_STEPS), ("bytes of episode data", len(data), _MOST_DATA)]
+        if part is not None:
+            sizes += [("parts", part.number, MOST_U4), ("as its lane", part.lane, MOST_U4)]
+            if part.chain != NONE:
+                behind = self.next_ordinal - part.ordinal
+                sizes += [("episodes that began since its first part", behind, MOST_U4)]
+        for what, size, most in sizes:
+            if size > most:
+                raise InputError(
+                    f"{where}: an episode with {size} {what}, expected at most {most}; end it, and begin another"
+                )
+
+    def _episode(
+        self, seq: int, start: Position, length: int, tail: Position, first: int, rows_sum: int, place: BlobPlace,
+        flags: int, data: bytes, part: PartOf | None = None,
+    ) -> Record:  # fmt: skip
+        """Return the record of an episode, or of a part of one."""
+        segment, offset, size, blob_sum = place
+        ordinal, behind, bits = self.next_ordinal, 1, 0
+        chain, step, previous, number, lane = _NO_PART
+        if part is not None:
+            chain, step, previous, number, lane = part.place(start)
+            bits = part.bits
+            if part.chain != NONE:
+                ordinal, behind = part.ordinal, self.next_ordinal - part.ordinal
+        if data and names_origin(data):
+            bits |= COPIED
+        return Record(
+            seq, start, tail, first, rows_sum, blob_sum, length, segment, offset, size, ordinal, self._now(),
+            chain, step, previous, number, lane, EPISODE, flags, bits, behind,
+        )  # fmt: skip
+
+    def _now(self) -> int:
+        """Return the time of a commit, in ns. It never falls, whatever the clock does."""
+        return max(time.time_ns(), self.time)
 
     def _committed(self, files: CommitFiles, durable: bool) -> None:
         """End a commit: all its records count."""
@@ -696,9 +749,7 @@ class Store(Handle):
             seq, length = self.seq + 1, one.length
             tail, first = self._after(seq, self.head + length, self.tail)
             files.protect(0, seq, files.state)
-            record = Record(
-                seq, self.head, length, tail, first, combine(sums), *place, EPISODE, one.flags, *WHOLE
-            )  # fmt: skip
+            record = self._episode(seq, self.head, length, tail, first, combine(sums), place, one.flags, one.data)  # fmt: skip
             files.append(record, durable and number == last)
             self._remember(record)
             stored.append(one)
@@ -946,7 +997,6 @@ class Store(Handle):
     ) -> OpenGroup:
         rows, start = self.rows, self.head
         assert rows is not None
-        self.use_within(files, ["groups"])
         rows.reserve(start, limit)
         after = follows(self._newest_record())
         in_place = None
@@ -974,31 +1024,6 @@ class Store(Handle):
             self._grouping.committed()
         return group
 
-    def use(self, features: Iterable[str], where: str) -> None:
-        """Note in the manifest, durably, that the directory has features that older releases don't know.
-
-        Raises:
-            EnvironmentFault: the manifest can't be written. The directory is sound, with or without the features.
-        """
-        if not self._uses(features):
-            self.exclusively(where, lambda files: self.use_within(files, features))
-
-    def _uses(self, features: Iterable[str]) -> bool:
-        return self.disk.volatile or not set(features) - set(self.manifest.features)
-
-    def use_within(self, files: CommitFiles, features: Iterable[str]) -> None:
-        """Do the work of `use`, inside `exclusively`."""
-        if self._uses(features):
-            return
-        known = self.manifest.features
-        added = [feature for feature in features if feature not in known]
-        manifest = replace(self.manifest, features=(*known, *added))
-        self._stale = True
-        self.disk.replace_file(self.paths.manifest, manifest.encode())
-        files.begin_era()  # readers that are open read the manifest again
-        self.manifest = manifest
-        self._stale = False
-
     def _show_group(self) -> None:
         """Let memory show the rows of the open group."""
         group = self._group
@@ -1009,7 +1034,7 @@ class Store(Handle):
             if self.head > group.start:  # it is shown already
                 self.live.grow(group.count)
             else:
-                self.live.append(group.start, group.count)
+                self.live.append(group.start, group.count, origin=self.next_ordinal)
             self.head = Position(group.start + group.count)
             self._torn_memory = False
 
@@ -1071,9 +1096,12 @@ class Store(Handle):
         seq = self.seq + 1
         tail, first = self._after(seq, self.head, tail)
         files.protect(0, seq, files.state)
+        segment, offset, size, blob_sum = files.write_blob(seq, [], data)
+        bits = (0 if part is None else part.bits) | (COPIED if data and names_origin(data) else 0)
+        place = _NO_PART if part is None else part.place(self.head)
         record = Record(
-            seq, self.head, 0, tail, first, combine([]), *files.write_blob(seq, [], data), kind, flags,
-            *(WHOLE if part is None else part.fields(self.head)),
+            seq, self.head, tail, first, combine([]), blob_sum, 0, segment, offset, size, self.next_ordinal, self._now(),
+            *place, kind, flags, bits,
         )  # fmt: skip
         if self.power:
             files.sync_written(self.rows)  # of commits before it that were not synced
@@ -1090,14 +1118,22 @@ class Store(Handle):
             live.evict_before(record.tail)
             if record.start < self.head:  # the rows of the open group, which are shown already
                 self._group = None
-            elif record.part and record.length:
-                live.append(record.start, record.length, record.chain, record.step, record.lane)
+            elif record.part & PART and record.length:
+                live.append(
+                    record.start,
+                    record.length,
+                    record.chain,
+                    record.step,
+                    record.lane,
+                    record.origin,
+                )
             elif record.length:
-                live.append(record.start, record.length)
+                live.append(record.start, record.length, origin=record.origin)
             if record.part & END:
                 live.end(record.chain, record.seq)
             self.seq, self.first = record.seq, record.first
             self.tail, self.head = record.tail, record.head
+            self.next_ordinal, self.time = record.next_ordinal, record.time
             self._torn_memory = False
 
     def _after(self, seq: int, head: int, tail: Position) -> tuple[Position, int]:

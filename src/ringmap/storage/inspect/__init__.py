@@ -1,4 +1,4 @@
-"""Look at a directory from outside: check, repair, upgrade, snapshot, describe.
+"""Look at a directory from outside: check, repair, snapshot, describe.
 
     scan               what a directory holds, whether or not it can be opened
     raw_files          its files as their bytes show them
@@ -6,7 +6,6 @@
     check, faults      what is wrong, file by file
     repair             keeps what is whole, drops and names the rest
     snapshot, copying  a copy as of one commit, made while the writer goes on
-    upgrade            lets a directory have what the newest version of the format allows
     describe           what a directory says of its buffer, for `ringmap info`
 
 What opening refuses, `check` names, and what `check` names, `repair` mends: all three read by the same code.

@@ -166,7 +166,7 @@ class Copy:
         records["flags"][gone] |= DROPPED  # damaged ones of which a reader alone may know
         self._table.write_many(records)
         self._next = now.seq + 1
-        ends = records["blob_offset"] + records["blob_size"]
+        ends = records["blob_offset"].astype(np.uint64) + records["blob_size"]
         live &= records["flags"] & DROPPED == 0
         numbers, which = np.unique(records["blob_segment"][live], return_inverse=True)
         last, end = np.zeros((2, len(numbers)), np.uint64)

@@ -68,7 +68,7 @@ class Facts:
     `nbytes`: what the directory takes on the disk; `nbytes_full`: about what it takes once the ring is full, if
     what comes with the steps (episode data, what is noted of each commit) goes on as it did; None before there are
     columns; `settings`: as of the last flush; `lengths`: steps of each episode; `pending`: rows of an open group, which come
-    with its commit, and are not among `steps`.
+    with its commit, and are not among `steps`; `kind`: what the rows are; `capacity`: how many of the newest count.
     """
 
     version: int
@@ -85,6 +85,8 @@ class Facts:
     nbytes_full: int | None
     writer: WriterFacts
     pending: int = 0
+    kind: str = "episodes"
+    capacity: int = 0
 
 
 def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Facts:
@@ -128,7 +130,7 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
     full = None if manifest.schema is None else _nbytes_full(folder, manifest, steps, nbytes)
     return Facts(
         manifest.version, manifest.uuid.hex(), manifest.max_steps, manifest.spare, dict(manifest.settings), columns,
-        lengths, steps, head, commits, nbytes, full, writer_of(folder, disk), pending,
+        lengths, steps, head, commits, nbytes, full, writer_of(folder, disk), pending, manifest.kind, manifest.capacity,
     )  # fmt: skip
 
 
@@ -146,8 +148,6 @@ def pending_at(folder: str) -> int:
 
 def _pending_in(reader: Reader) -> int:
     disk, paths = reader.disk, reader.paths
-    if "groups" not in reader.manifest.features:
-        return 0
     for _ in range(_TRIES):  # a writer may be going on
         newest = reader.table.read(reader.seq) if reader.seq else None
         groups = [s for s in _streams_in(disk, paths, reader) if s.after is not None]

@@ -30,11 +30,11 @@ from ringmap.storage.records.names import (
     TABLE,
 )
 from ringmap.storage.records.stream_file import Stream, read_stream
-from ringmap.storage.records.table import EPISODE, PART, Record
+from ringmap.storage.records.table import EPISODE, Record
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
 
 __all__ = [
-    "ASIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "home_of", "lacks_chains", "orphans_in", "sidecar_faults", "stream_of",
+    "ASIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "home_of", "orphans_in", "sidecar_faults", "stream_of",
 ]  # fmt: skip
 
 ASIDE, FRESH = ".aside", ".new"
@@ -116,24 +116,11 @@ def _manifest(survey: Scan) -> Iterator[Finding]:
             f"says that record {manifest.witness} was stored, but record {stored} is the newest",
         )
     counts, number = manifest.table, manifest.table.get("seq", 0)
-    if survey.parts.manifest_part.at is not None and lacks_chains(survey, manifest.features):
-        yield Finding(
-            MANIFEST,
-            "lacks the feature 'chains', but episodes are stored in parts, which a release that does not know them takes for whole ones",
-        )
     record = survey.table.read(number) if number else None
     if record is not None and any(
         counts.get(name) != getattr(record, name) for name in ("first", "tail", "head")
     ):
         yield Finding(MANIFEST, f"counts disagree with record {number}, which they name")
-
-
-def lacks_chains(survey: Scan, features: tuple[str, ...]) -> bool:
-    """Tell whether records are of parts, and the manifest does not say so."""
-    if survey.files.disk.volatile:  # features are for other releases
-        return False
-    records = survey.records[survey.valid]
-    return "chains" not in features and bool((records["part"] & PART != 0).any())
 
 
 def _states(survey: Scan) -> Iterator[Finding]:

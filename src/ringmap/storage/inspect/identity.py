@@ -17,12 +17,24 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from ringmap.errors import DamageError, NewerVersionError, UnknownFormatError
+from ringmap.errors import (
+    DamageError,
+    NewerVersionError,
+    UnknownFormatError,
+    UnreleasedVersionError,
+)
 from ringmap.storage.columns.schema import Schema, stored_spec
 from ringmap.storage.directory.entries import SIGNS
 from ringmap.storage.directory.opening import examine
 from ringmap.storage.inspect.raw_files import Files, Part
-from ringmap.storage.records.manifest import VERSION, Manifest, read_limit, stored_options
+from ringmap.storage.records.layout import LAYOUT
+from ringmap.storage.records.manifest import (
+    VERSION,
+    Manifest,
+    born_in,
+    read_limit,
+    stored_options,
+)
 from ringmap.storage.records.names import COLUMNS, MANIFEST, STATE, TABLE
 from ringmap.storage.records.table import RECORD, SPARE_SLOTS, EpisodeTable
 
@@ -41,7 +53,7 @@ class Identity:
 
     Raises:
         UnknownFormatError: the directory holds no buffer, nor the remains of one.
-        NewerVersionError: the buffer is from a newer ringmap.
+        NewerVersionError, UnreleasedVersionError: the buffer is from another version of ringmap.
     """
 
     def __init__(self, files: Files) -> None:
@@ -116,7 +128,10 @@ class Identity:
                 )
                 for label in labels
             )
-            made = Manifest(bytes.fromhex(text), labels[0]["max_steps"], labels[0]["spare"], 1)
+            born, lineage = born_in(labels[0]["born"], labels[0]["max_steps"])
+            made = Manifest(
+                bytes.fromhex(text), labels[0]["max_steps"], labels[0]["spare"], 1, born=born, lineage=lineage
+            )  # fmt: skip
             options = [
                 stored_options({k: label[k] for k in ("codecs", "chunk_steps") if k in label})
                 for label in labels
@@ -140,7 +155,15 @@ class Identity:
         try:
             body = json.loads(self.files.read(MANIFEST, read_limit()))
             uuid = bytes.fromhex(body["uuid"].replace("-", ""))
-            made = Manifest(uuid, body["max_steps"], body["spare"], body["table_slots"])
+            born, lineage = born_in(body, body["max_steps"])
+            made = Manifest(
+                uuid,
+                body["max_steps"],
+                body["spare"],
+                body["table_slots"],
+                born=born,
+                lineage=lineage,
+            )
             agreed = made.table_slots == made.rows + SPARE_SLOTS and any(
                 self.files.states(STATE, uuid)
             )
@@ -158,15 +181,15 @@ def decode(files: Files, name: str) -> tuple[Manifest | None, str]:
     """Return the manifest in a file, or None and what is wrong with it.
 
     Raises:
-        NewerVersionError: it is whole, and from a newer ringmap.
+        NewerVersionError, UnreleasedVersionError: it is whole, and from another version of ringmap.
     """
     if not files.is_file(name):
         return None, "manifest is missing"
     data, path = files.read(name, read_limit()), files.path(name)
     try:
         return Manifest.decode(data, path), ""
-    except NewerVersionError:
-        if _is_newer(data):
+    except (NewerVersionError, UnreleasedVersionError):
+        if _is_of_another_version(data):
             raise
         return (
             None,
@@ -176,15 +199,15 @@ def decode(files: Files, name: str) -> tuple[Manifest | None, str]:
         return None, str(error).removeprefix(f"{path}: ").partition(";")[0]
 
 
-def _is_newer(data: bytes) -> bool:
-    """Tell a manifest from a newer ringmap from one of ours whose version was damaged."""
+def _is_of_another_version(data: bytes) -> bool:
+    """Tell a manifest of another version from one of ours whose version, or layout, was damaged."""
     body = json.loads(data)
     if type(body.get("version")) is not int:
         return False
-    for version in range(1, VERSION + 1):
-        with contextlib.suppress(DamageError):
-            Manifest.decode(json.dumps({**body, "version": version}).encode(), "")
-            return False
+    with contextlib.suppress(DamageError):
+        own = {"version": VERSION, "layout": LAYOUT}
+        Manifest.decode(json.dumps({**body, **own}).encode(), "")
+        return False
     return True
 
 

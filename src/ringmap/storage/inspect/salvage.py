@@ -39,7 +39,6 @@ from ringmap.storage.inspect.faults import (
     ORPHAN,
     faults_in,
     home_of,
-    lacks_chains,
     orphans_in,
     sidecar_faults,
     stream_of,
@@ -48,7 +47,7 @@ from ringmap.storage.inspect.identity import decode
 from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.swap import Swap, free_aside
-from ringmap.storage.read.recovery import Progress, broken_order, find
+from ringmap.storage.read.recovery import Progress, breaks_of, find
 from ringmap.storage.records.blobs import LAST_OFFSET, decode_blob, encode_blob
 from ringmap.storage.records.manifest import Manifest, read_limit
 from ringmap.storage.records.names import (
@@ -63,13 +62,26 @@ from ringmap.storage.records.names import (
     TABLE,
 )
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
-from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
+from ringmap.storage.records.table import (
+    DROPPED,
+    EPISODE,
+    MOST_U4,
+    PART,
+    EpisodeTable,
+    Record,
+    next_ordinals,
+)
+from ringmap.storage.ring.chains import NONE
 from ringmap.storage.ring.integers import Position
 from ringmap.storage.sidecars import SIDECARS
 
 __all__ = ["Action", "Salvage", "longest_rise"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+_MENDED = ("tail", "first", "time", "ordinal", "behind", "chain", "step", "previous")
+"""Fields of a record that its neighbours know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +284,7 @@ class Salvage:
             return  # a writer took its place: this is a dry run beside it
         is_episode = record.kind == EPISODE
         if not is_episode or blob:
-            record = replace(record, blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0)
+            record = record.without_blob()
         if is_episode:
             record = replace(record, flags=record.flags | DROPPED)
         self._write(record)
@@ -437,12 +449,17 @@ class Salvage:
         """Return runs of dropped records that take the places of those that are lost."""
         reached, found = self.survey.reached, []
         records, kept = self._in_order(dropped)
-        for row in records[kept & (records["tail"] != self.survey.records["tail"])]:
-            seq, tail, first = int(row["seq"]), Position(int(row["tail"])), int(row["first"])
+        stored = self.survey.records
+        changed = {name: kept & (records[name] != stored[name]) for name in _MENDED}
+        for row in records[np.logical_or.reduce(list(changed.values()))]:
+            seq = int(row["seq"])
             record = self.table.read(seq)
             if record is not None:
-                self._write(replace(record, tail=tail, first=first))
-                self._act(TABLE, f"mend the tail of record {seq}: its episode is whole", seq)
+                values: dict[str, Any] = {name: int(row[name]) for name in _MENDED}
+                self._write(replace(record, **values))
+                at = seq - reached.first
+                what = " and ".join(name for name in _MENDED if changed[name][at])
+                self._act(TABLE, f"mend {what} of record {seq}: its episode is whole", seq)
         lost = ~kept
         for run in np.split(np.arange(len(records)), np.flatnonzero(np.diff(lost)) + 1):
             if not len(run) or not lost[run[0]]:
@@ -461,8 +478,16 @@ class Salvage:
                 (reached.tail, reached.first) if after is None else (after.tail, after.first)
             )
             numbers = [reached.first + int(i) for i in run]
-            made = [Record(n, stop, 0, tail, first, flags=DROPPED) for n in numbers]
-            made[0] = replace(made[0], start=start, length=stop - start)
+            ordinal, time = _counted_between(before, after, numbers)
+            made, at = [], start
+            for (
+                number
+            ) in numbers:  # the first has all steps, unless they are more than a record can say
+                length = min(stop - at, MOST_U4)
+                made.append(
+                    Record(number, at, tail, first, length=length, ordinal=ordinal, time=time, flags=DROPPED)
+                )  # fmt: skip
+                at = Position(at + length)
             found.append(made)
         return found
 
@@ -477,8 +502,7 @@ class Salvage:
         kept = np.ones(len(records), np.bool_)
         for first, last in survey.broken():
             kept[first - newest.first : last + 1 - newest.first] = False
-        runs = np.split(np.arange(len(records)), np.flatnonzero(np.diff(kept)) + 1)
-        if not any(broken_order(records[run]) for run in runs if len(run) and kept[run[0]]):
+        if not self._breaks(records, kept):
             return records, kept
         whole = np.isin(records["seq"], [n for n in survey.live()["seq"] if n not in dropped])
         head = 0
@@ -495,7 +519,34 @@ class Salvage:
                 tail, oldest = records["tail"][i], records["first"][i]
             else:
                 records["tail"][i], records["first"][i] = tail, oldest
+        self._count_again(records, kept)
+        while found := self._breaks(records, kept):  # of a chain: what does not fit is lost
+            kept[[seq - newest.first for seq, _ in found]] = False
         return records, kept
+
+    @staticmethod
+    def _breaks(records: Array, kept: Array) -> list[tuple[int, str]]:
+        runs = np.split(np.arange(len(records)), np.flatnonzero(np.diff(kept)) + 1)
+        return [one for run in runs if len(run) and kept[run[0]] for one in breaks_of(records[run])]
+
+    @staticmethod
+    def _count_again(records: Array, kept: Array) -> None:
+        """Give records whose time or ordinal is out of order those that lie between their neighbours', and those of no chain no place in one."""
+        numbers, nexts = np.flatnonzero(kept), next_ordinals(records)
+        on_time = set(longest_rise(numbers.tolist(), records["time"]))
+        counted = set(longest_rise(numbers.tolist(), nexts))
+        time, ordinal = 0, 0
+        for i in numbers.tolist():
+            row = records[i]
+            if i not in on_time:
+                row["time"] = time
+            if not row["part"] & PART:
+                row["chain"], row["step"], row["previous"] = NONE, 0, NONE
+                behind = int(row["kind"] == EPISODE)
+                if i not in counted or row["behind"] != behind:
+                    row["ordinal"], row["behind"] = ordinal, behind
+                nexts[i] = row["ordinal"] + behind
+            time, ordinal = row["time"], nexts[i]
 
     def _write_manifest(self, lost: set[int]) -> None:
         reached, manifest, said = self.survey.reached, self.manifest, self.manifest.table
@@ -511,8 +562,6 @@ class Salvage:
         carried = manifest.carried
         if carried and (self.survey.small_states()[1].fault or carried["seq"] > reached.seq):
             carried = {}
-        if lacks_chains(self.survey, manifest.features):
-            manifest = replace(manifest, features=(*manifest.features, "chains"))
         manifest = replace(manifest, table=counts, carried=carried).with_sizes()
         self.manifest = manifest
         what = f"write it again: {count} episodes"
@@ -543,6 +592,22 @@ class Salvage:
         self._act(STATE, "show readers the repaired state")
         self._data[STATE] = data.read(StateFile.nbytes, 0)
         self._put(STATE, keeps=part.at == STATE and not faults)
+
+
+def _counted_between(
+    before: Record | None, after: Record | None, numbers: list[int]
+) -> tuple[int, int]:
+    """Return ordinal and time of the dropped records that replace those of these numbers.
+
+    An ordinal that one of them may have given must not be given again: each gave one at most.
+    """
+    time = 0 if before is None else before.time
+    if after is not None:
+        begins = after.kind == EPISODE and after.chain in (NONE, after.start) and after.behind == 1
+        return after.next_ordinal - begins, time
+    if before is not None:
+        return before.next_ordinal + len(numbers), time
+    return numbers[-1], time
 
 
 def longest_rise(at: list[int], values: Array) -> list[int]:

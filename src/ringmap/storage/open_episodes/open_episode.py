@@ -102,7 +102,9 @@ class OpenEpisode:
         self._part = PartOf(lane=lane)
         """The part that is being recorded, for an episode of parts."""
         self._begins = NONE
-        """The position at which a commit was begun: of the chain's first step, if that commit was of the first part."""
+        """The position at which a commit was begun."""
+        self._ordinal = 0
+        """The ordinal that this commit gives, if it is of the first part."""
         self.id = uuid.uuid4().hex
         self._store = store
         self._casting = casting
@@ -155,7 +157,7 @@ class OpenEpisode:
                 "finish it and begin another"
             )
         if self._file is None:
-            self._begin(files, schema)
+            self._begin(schema)
         assert self._file is not None
         payload = b"".join(a.tobytes() for a in fitted.values())
         before = self._end
@@ -173,10 +175,15 @@ class OpenEpisode:
         if self._every is None or self.id not in self._store.carried.get("finished", []):
             return
         part, file, folder = self._part, self._file, self._folder
-        chain = self._begins if part.chain == NONE else part.chain
-        following = replace(part,
-            chain=chain, step=part.step + self._pending, number=part.number + 1
-        )  # fmt: skip
+        is_first = part.chain == NONE
+        following = replace(
+            part,
+            chain=self._begins if is_first else part.chain,
+            step=part.step + self._pending,
+            number=part.number + 1,
+            previous=self._begins,
+            ordinal=self._ordinal if is_first else part.ordinal,
+        )
         fresh = uuid.uuid4().hex
         path = os.path.join(self._store.paths.open, fresh)
         self._part = following  # no call from here on, so no interrupt comes in between
@@ -248,7 +255,7 @@ class OpenEpisode:
         # An interrupted append may have left one more step.
         arrays = [a[:count] for a in stream.arrays()]
         schema, arrays = _as_stored(store, stream.schema, arrays, self._casting, where)
-        self._begins = store.head
+        self._begins, self._ordinal = store.head, store.next_ordinal
         with self._small(notes) as small:
             store.commit_within(
                 files, schema, arrays, data, flags, where, self.id, small, part=part
@@ -300,10 +307,8 @@ class OpenEpisode:
         if not self._store.writable_here:
             self._store.exclusively(where, lambda _: None)  # raises with the reason
 
-    def _begin(self, files: CommitFiles, schema: Schema) -> None:
+    def _begin(self, schema: Schema) -> None:
         disk = self._store.disk
-        if self._every is not None:
-            self._store.use_within(files, ["chains"])
         disk.remove_folder(self._folder)  # of an append that a full disk refused
         disk.make_folder(self._folder)
         file = disk.create(os.path.join(self._folder, STREAM))
@@ -378,10 +383,12 @@ def finish_open(store: Store, keep: bool) -> None:
 
 def _last_part(store: Store, part: PartOf) -> PartOf:
     """Return the part as the last one of its chain; as the only one, if the part before it was lost."""
-    whole = store.live.whole
+    live, whole = store.live, store.live.whole
     number = int(whole.find(np.array([part.chain]))[0])
     if number != NONE and whole.first_steps[number] + whole.lengths[number] == part.step:
-        return replace(part, is_last=True)
+        before = store.live_record(Ordinal(live.first + int(whole.parts_of(number)[-1])))
+        if before is not None:
+            return replace(part, is_last=True, previous=before.start, ordinal=before.ordinal)
     return PartOf(lane=part.lane, is_last=True)
 
 
@@ -401,7 +408,9 @@ def _end_chains(store: Store) -> None:
     for record in newest.values():
         part = PartOf.of(record)
         assert part is not None
-        following = replace(part, step=part.step + record.length, number=part.number + 1)
+        following = replace(
+            part, step=part.step + record.length, number=part.number + 1, previous=record.start
+        )
         end = functools.partial(store.end_chain, part=following, flags=INTERRUPTED)
         store.exclusively(store.folder, end)
 

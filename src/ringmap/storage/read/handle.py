@@ -29,6 +29,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.room import Room
+from ringmap.storage.read.origins import Origins
 from ringmap.storage.read.read_live import RETRY_S, is_live
 from ringmap.storage.read.recovery import RecoveredState, bad_rows
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
@@ -37,6 +38,8 @@ from ringmap.storage.records.table import (
     EpisodeTable,
     Record,
     ends_of,
+    next_ordinals,
+    origins_of,
     parts_of,
 )
 from ringmap.storage.ring.integers import NOWHERE, ORIGIN, Ordinal, Position
@@ -110,6 +113,7 @@ class Handle:
         self.rows: Rows | None = None
         self.values: MutableValues | None = None
         self._over: Callable[[Handle], Changes] | None = None
+        self._origins = Origins()
         self.table: EpisodeTable
         self.segments = Segments(disk, self.paths.data)
         self.is_open = True
@@ -117,6 +121,10 @@ class Handle:
         self.first = 1
         self.tail = ORIGIN
         self.head = ORIGIN
+        self.next_ordinal = 0
+        """The ordinal of the next episode that begins."""
+        self.time = 0
+        """That of the newest record."""
 
     @property
     def schema(self) -> Schema | None:
@@ -200,10 +208,17 @@ class Handle:
         if len(bad):
             live = live[~np.isin(live["seq"], list(bad))]
         self.seq, self.first, self.tail, self.head = found.seq, found.first, found.tail, found.head
-        self.live.reset(live["start"], live["length"], parts_of(live))
+        self.live.reset(live["start"], live["length"], parts_of(live), origins_of(live))
+        self._note_newest(found.records)
         for chain, seq in ends_of(found.records):
             if seq not in bad:
                 self.live.end(chain, seq)
+
+    def _note_newest(self, records: Array) -> None:
+        """Note what the last of these records, if there is one, says of those to come. Numbers are never given again."""
+        if len(records):
+            self.next_ordinal = max(self.next_ordinal, int(next_ordinals(records[-1:])[0]))
+            self.time = max(self.time, int(records["time"][-1]))
 
     def _open_values(self) -> None:
         """Open the newer values of mutable columns, where there are such columns, so that reads find them."""
@@ -323,6 +338,17 @@ class Handle:
         if blob is None and not live:
             return None
         return self._data_in(blob, record)
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return what the live episodes, oldest first and parts joined, were first stored as: by it, an episode is the same wherever it
+        is copied to.
+
+        Returns:
+            The lineage of the ring of each, uint8 `(n, 16)`, and its ordinal there, uint64 `(n,)`.
+
+        Cost: O(episodes); of each episode that was copied into this ring, its data are read once.
+        """
+        return self._origins.of(self)
 
     def live_record(self, ordinal: Ordinal) -> Record | None:
         """Return the record of an episode, or None when it was evicted meanwhile.

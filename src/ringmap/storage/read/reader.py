@@ -37,7 +37,7 @@ from ringmap.storage.read.recovery import (
     refuse_impossible,
 )
 from ringmap.storage.records.state import State, StateFile
-from ringmap.storage.records.table import EpisodeTable, are_live, ends_of, parts_of
+from ringmap.storage.records.table import EpisodeTable, are_live, ends_of, origins_of, parts_of
 from ringmap.storage.ring.integers import Position
 
 __all__ = ["Reader"]
@@ -314,17 +314,17 @@ class Reader(Handle):
         kept = are_live(records, shown.tail)
         live = records if kept.all() else records[kept]
         starts, lengths = live["start"].copy(), live["length"].copy()
-        parts, ends = parts_of(live), ends_of(records)
+        parts, ends, origins = parts_of(live), ends_of(records), origins_of(live)
 
         def take() -> None:
             if anew:
                 if self.rows is not None:
                     self.rows.forget()
-                self.live.reset(starts, lengths, parts)
+                self.live.reset(starts, lengths, parts, origins)
                 self._newest = (0,)
             else:
                 self.live.evict_before(shown.tail)
-                self.live.extend(starts, lengths, parts)
+                self.live.extend(starts, lengths, parts, origins)
             for chain, seq in ends:
                 self.live.end(chain, seq)
             self.seq, self.first, self.tail, self.head = (
@@ -335,6 +335,7 @@ class Reader(Handle):
             )
             if len(records):
                 self._newest = _mark_of(records)
+                self._note_newest(records)
 
         with self.memory:
             if not anew and (
@@ -354,7 +355,8 @@ class Reader(Handle):
 
         def take() -> None:
             self.live.evict_before(shown.tail)
-            self.live.append(record.start, record.length)
+            self.live.append(record.start, record.length, origin=record.origin)
+            self.next_ordinal, self.time = record.next_ordinal, record.time
             self.seq, self.first, self.tail, self.head = (
                 record.seq,
                 shown.first,
@@ -366,7 +368,9 @@ class Reader(Handle):
         with self.memory:
             known = shown.era == self._shown.era and shown.seq == self.seq + 1
             limits = self.manifest.max_steps, self.table.slots
-            if not known or not is_next(record, self.tail, self.head, *limits):
+            if not known or not is_next(
+                record, self.tail, self.head, self.next_ordinal, self.time, *limits
+            ):
                 return False
             if (record.tail, record.head) != (shown.tail, shown.head):
                 return False

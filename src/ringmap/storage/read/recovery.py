@@ -24,7 +24,6 @@ from ringmap.storage.columns.rows import Rows, combine
 from ringmap.storage.disk.threads import mapped
 from ringmap.storage.disk.xxh3 import BLOCK
 from ringmap.storage.records.blobs import (
-    LARGEST_BLOB,
     LAST_OFFSET,
     Segments,
     check_small_state,
@@ -35,9 +34,11 @@ from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State
 from ringmap.storage.records.table import (
     CLEAR,
+    COPIED,
     DROPPED,
     END,
     EPISODE,
+    LAST_TIME,
     MOST,
     PART,
     RECORD,
@@ -45,7 +46,9 @@ from ringmap.storage.records.table import (
     EpisodeTable,
     Record,
     are_live,
+    next_ordinals,
 )
+from ringmap.storage.ring.chains import NONE
 from ringmap.storage.ring.integers import ORIGIN, Position
 
 __all__ = [
@@ -54,6 +57,7 @@ __all__ = [
     "SmallState",
     "bad_episodes",
     "bad_rows",
+    "breaks_of",
     "broken_order",
     "find",
     "is_clean",
@@ -69,9 +73,11 @@ Progress = Callable[[int, int], None]
 
 log = logging.getLogger("ringmap")
 
-_WORDS = (0, 1, 2, 3, 4, 6, 7, 8)
-_LIMITS = np.array([MOST, MOST, MOST, MOST, MOST, MOST, LAST_OFFSET, LARGEST_BLOB], np.uint64)
-"""The words of a record, 64 bits each: seq, start, length, tail, first, blob_segment, blob_offset, blob_size."""
+_WORDS = (0, 1, 2, 3, 8, 9)
+_LIMITS = np.array([MOST, MOST, MOST, MOST, MOST, LAST_TIME], np.uint64)
+"""The words of a record, 64 bits each: seq, start, tail, first, ordinal, time."""
+_LENGTH, _OFFSET = 12, 14
+"""The place of the length, and of the blob's offset, in a record, in words of 32 bits."""
 
 
 @dataclass(slots=True)
@@ -169,7 +175,7 @@ def find(
 def _walk(table: EpisodeTable, shown: State, path: str) -> RecoveredState:
     """Take the shown state, and the records after it: written whole, not shown yet."""
     at = shown.seq
-    record = Record(0, shown.head, 0, shown.tail, shown.first) if not at else table.read(at)
+    record = Record(0, shown.head, shown.tail, shown.first) if not at else table.read(at)
     if record is None or (record.first, record.tail, record.head) != (
         shown.first,
         shown.tail,
@@ -229,9 +235,12 @@ def possible(records: Array, max_steps: int, slots: int) -> Array:
     found = np.empty(len(records), np.bool_)
     for at in range(0, len(records), BLOCK):  # each word is examined while it is in the cache
         words = records[at : at + BLOCK].view("<u8").reshape(-1, RECORD.itemsize // 8)
-        seq, start, length, tail, first = words.T[:5]
+        halves = words.view("<u4")
+        seq, start, tail, first = words.T[:4]
+        length = halves[:, _LENGTH].astype(np.uint64)
         # As unsigned numbers, negative ones are huge: one comparison detects both.
         good = (words[:, _WORDS] <= _LIMITS).all(axis=1)
+        good &= halves[:, _OFFSET] <= LAST_OFFSET
         good &= (length <= max_steps) & (tail <= start + length)
         good &= start + length - tail <= max_steps
         good &= (first >= 1) & (first <= seq) & (seq - first < slots)
@@ -239,8 +248,12 @@ def possible(records: Array, max_steps: int, slots: int) -> Array:
     return found
 
 
-def is_next(record: Record, tail: int, head: int, max_steps: int, slots: int) -> bool:
+def is_next(
+    record: Record, tail: int, head: int, ordinal: int, time: int, max_steps: int, slots: int
+) -> bool:
     """Tell whether a record is that of a whole episode that came after (`tail`, `head`), with nothing about it to examine further.
+
+    `ordinal`, `time`: the next ordinal to give, and the time, as of the record before.
 
     Such a record passes `refuse_impossible`. Others may be sound, too. For the one record that a reader finds when it keeps up: in
     place of twenty calls of NumPy.
@@ -248,32 +261,42 @@ def is_next(record: Record, tail: int, head: int, max_steps: int, slots: int) ->
     stop = record.start + record.length
     return (
         record.kind == EPISODE
-        and not record.part
+        and not record.part & ~COPIED
+        and record.chain == record.previous == NONE
+        and not record.step
         and not record.flags & DROPPED
+        and ordinal <= record.ordinal < MOST
+        and record.behind == 1
+        and time <= record.time
         and record.start == head
         and 0 < record.length <= max_steps
         and tail <= record.tail <= stop <= record.tail + max_steps
         and stop < MOST
         and 1 <= record.first <= record.seq < record.first + slots
         and record.seq < MOST
-        and record.blob_segment < MOST
         and record.blob_offset <= LAST_OFFSET
-        and record.blob_size <= LARGEST_BLOB
     )
 
 
 def broken_order(records: Array) -> list[str]:
     """Return, in words, where consecutive records contradict themselves or each other. O(records), vectorised."""
-    faults = dict[str, None]()
+    return [f"record {seq} {what}" for seq, what in breaks_of(records)]
+
+
+def breaks_of(records: Array) -> list[tuple[int, str]]:
+    """Return the number of the first record of each contradiction, and what it is; see `broken_order`."""
+    faults = dict[tuple[int, str], None]()
     for at in range(0, len(records), BLOCK):  # each is examined while it is in the cache
         block = records[max(0, at - 1) : at + BLOCK]  # with the record before it
         faults |= dict.fromkeys(_broken_order(block))
-    return [*faults, *_faults_of(records, _broken_parts(records))]
+    return [*_faults_of(records, _broken_parts(records)), *faults]
 
 
-def _broken_order(records: Array) -> list[str]:
+def _broken_order(records: Array) -> list[tuple[int, str]]:
     heads = records["start"] + records["length"]
     dropped = records["flags"] & DROPPED
+    ordinals = next_ordinals(records)
+    begins = _begin_episodes(records) & (dropped == 0)
     return _faults_of(records, [
         ("starts before the head of the record before it", records["start"][1:] != heads[:-1]),
         (
@@ -281,50 +304,85 @@ def _broken_order(records: Array) -> list[str]:
             records["tail"][1:] < records["tail"][:-1],
         ),
         ("has a tail beyond its head", records["tail"] > heads),
-        ("has a negative length", records["length"] < 0),
+        ("has an earlier time than the record before it", records["time"][1:] < records["time"][:-1]),
+        (
+            "gives an ordinal that was given before",
+            (ordinals[1:] < ordinals[:-1])
+            | (begins[1:] & (records["ordinal"][1:].astype(np.int64) < ordinals[:-1])),
+        ),
+        (
+            "counts the ordinals that were given wrongly",
+            (begins & (records["behind"] != 1))
+            | ((records["kind"] != EPISODE) & (records["behind"] != 0)),
+        ),
         ("has no steps", (records["length"] == 0) & (records["kind"] == EPISODE) & (dropped == 0)),
         ("has steps, but no episode", (records["length"] != 0) & (records["kind"] != EPISODE)),
         ("has a damaged flag", (dropped != 0) & (dropped != DROPPED)),
     ])  # fmt: skip
 
 
-def _faults_of(records: Array, found: list[tuple[str, Array]]) -> list[str]:
-    """Return in words the first record of each fault; an array without the first record tells of the others."""
+def _begin_episodes(records: Array) -> Array:
+    """Tell which records are the first ones of their episodes."""
+    is_later = (records["part"] & PART != 0) & (records["chain"] != records["start"])
+    found: Array = (records["kind"] == EPISODE) & ~is_later
+    return found
+
+
+def _faults_of(records: Array, found: list[tuple[str, Array]]) -> list[tuple[int, str]]:
+    """Return the number of the first record of each fault; an array without the first record tells of the others."""
     faults = []
     for what, bad in found:
         if bad.any():
             at = int(np.argmax(bad)) + (len(records) - len(bad))
-            faults.append(f"record {int(records['seq'][at])} {what}")
+            faults.append((int(records["seq"][at]), what))
     return faults
 
 
 def _broken_parts(records: Array) -> list[tuple[str, Array]]:
     """Return what is wrong with the parts of chains among the records, and with which of them."""
     part = records["part"]
-    is_part = part != 0
+    is_part = part & PART != 0
+    chain, step, start, previous = (records[n] for n in ("chain", "step", "start", "previous"))
+    odd = [
+        (
+            "is part of a chain in an unknown way",
+            (part & ~np.uint8(PART | END | COPIED) != 0) | (part & (PART | END) == END),
+        ),
+        (
+            "is no part of a chain, but names one",
+            ~is_part & ((chain != NONE) | (step != 0) | (previous != NONE)),
+        ),
+    ]
     if not is_part.any():
-        return []
-    chain, step, start = records["chain"], records["step"], records["start"]
-    overlaps = np.zeros(len(records), np.bool_)
+        return odd
+    overlaps, parted = np.zeros((2, len(records)), np.bool_)
+    later = is_part & (step != 0)
     order = np.flatnonzero(
         is_part & (records["flags"] & DROPPED == 0)
     )  # else the steps may be stored again, from their stream
     order = order[np.argsort(chain[order], kind="stable")]
     one, other = order[:-1], order[1:]
     before = step[one] + records["length"][one]
-    overlaps[other] = (chain[one] == chain[other]) & (step[other] < before)
+    same = chain[one] == chain[other]
+    overlaps[other] = same & (step[other] < before)
+    parted[other] = same & (step[other] == before) & (previous[other] != start[one])
+    has_rows = (records["kind"][one] == EPISODE) & (records["kind"][other] == EPISODE)
+    parted[other] |= same & has_rows & (records["ordinal"][one] != records["ordinal"][other])
     is_first = (chain == start) & (records["kind"] == EPISODE)
     return [
-        (
-            "is part of a chain in an unknown way",
-            (part & ~np.uint8(PART | END) != 0) | (part == END),
-        ),
+        *odd,
         ("is part of a chain that begins after it", is_part & ((chain < 0) | (chain > start))),
         (
             "has an impossible place in its chain",
             is_part & ((step < 0) | (step > start - chain) | (is_first != (step == 0))),
         ),
         ("has steps of its chain that are stored before it", overlaps),
+        ("does not follow the part before it", parted),
+        (
+            "names an impossible part before it",
+            later & ((previous < chain) | (previous >= start))
+            | (is_part & ~later & (previous != NONE)),
+        ),
         (
             "has no steps and ends no chain",
             is_part & (records["kind"] != EPISODE) & (part & END == 0),
@@ -366,16 +424,14 @@ def refuse_impossible(
 def why_impossible(record: Record, max_steps: int) -> str:
     """Return, in words, why a record is impossible for a ring: for one that is not `possible`."""
     live = record.head - record.tail
-    if record.length < 0:
-        why = "has a negative length"
-    elif live < 0:
+    if live < 0:
         why = "has a tail beyond its head"
     elif live > max_steps:
         why = f"says that {live} steps are live, expected at most max_steps={max_steps}"
     else:
         why = (
             f"can't be right: it has start {record.start}, length {record.length}, tail {record.tail}, "
-            f"first {record.first}, blob_segment {record.blob_segment}, blob_offset {record.blob_offset}, blob_size {record.blob_size}"
+            f"first {record.first}, blob_offset {record.blob_offset}, ordinal {record.ordinal}, time {record.time}"
         )
     return f"record {record.seq} {why}"
 

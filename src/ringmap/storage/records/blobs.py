@@ -43,6 +43,8 @@ __all__ = [
     "decode_small_state",
     "encode_blob",
     "encode_data",
+    "is_shown",
+    "names_origin",
     "segment_name",
     "segment_number",
 ]
@@ -52,13 +54,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SEGMENT_NBYTES = 4 << 20
 """At this size a segment is closed and the next one begun."""
 
-LARGEST_BLOB = 3 << 32
-"""A blob has three parts, whose sizes take 32 bits each."""
+LARGEST_BLOB = (1 << 32) - 1
+"""A record has 32 bits for the size of its blob."""
 
 LAST_OFFSET = 1 << 30
 """Maximum offset of a blob: segments are closed long before."""
 
-LAST_SEGMENT = 1 << 60
+LAST_SEGMENT = 1 << 31
 """Maximum number of a segment that commits lead to: a larger one was forged, and no number follows from it."""
 
 _HEAD = struct.Struct("<III")
@@ -156,6 +158,16 @@ def encode_data(values: Mapping[str, Any], where: str) -> bytes:
     return len(text).to_bytes(4, "little") + text + b"".join(parts)
 
 
+def is_shown(name: str) -> bool:
+    """Tell whether users see the episode data of this name. The others go with an episode where it is copied."""
+    return not name.startswith("_")
+
+
+def names_origin(data: bytes) -> bool:
+    """Tell whether encoded episode data have `_origin`: what the episode was first stored as. O(names)."""
+    return _ORIGIN in data[4 : 4 + int.from_bytes(data[:4], "little")]
+
+
 def decode_data(data: bytes) -> dict[str, Any]:
     """Decode the output of `encode_data`: values of the same types, arrays as new copies.
 
@@ -212,6 +224,10 @@ def _encode_value(name: str, value: Any, where: str) -> tuple[str, Any, bytes]:
     kind = "scalar" if isinstance(value, np.generic) else "array"
     contiguous = np.ascontiguousarray(array, dtype)
     return kind, (dtype.str, array.shape), contiguous.tobytes()
+
+
+_ORIGIN = b'["_origin", '
+"""Of encoded episode data with this name, and of no others: in a string, a quotation mark has a backslash before it."""
 
 
 def _json(heads: Any) -> bytes:

@@ -1,11 +1,12 @@
 """The manifest: describes a directory, in small readable JSON.
 
-    {"format": "ringmap", "version": 1, "uuid": ..., "max_steps": ...,
+    {"format": "ringmap", "version": 3, "uuid": ..., "kind": "episodes", "lineage": ..., "max_steps": ...,
      "columns": [{"name": ..., "file": ..., "dtype": ..., "shape": ..., "nbytes": ...}],
      "settings": {...}, "table": {...}, "carried": {...}, "checksum": ...}
 
 Invariants: replaced whole or not at all; its checksum, over everything else in it, holds;
-every file that it names is inside the directory and has exactly the stated size.
+every file that it names is inside the directory and has exactly the stated size. What a ring is born with (kind, capacity,
+lineage, ...) stands in the label of each column, too, so that it outlives the manifest.
 Not here: the content of the files. `table` is for people to read, except as the witness
 that a table older than its `seq` is damaged.
 """
@@ -18,41 +19,93 @@ import unicodedata
 import uuid as uuids
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
-from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
+import xxhash
+
+from ringmap.errors import (
+    CorruptError,
+    NewerVersionError,
+    UnknownFormatError,
+    UnreleasedVersionError,
+)
 from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.canonical import json_checksum
+from ringmap.storage.records.layout import LAYOUT
 from ringmap.storage.records.names import COLUMNS, STATE, TABLE
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.ring.arithmetic import Ring
 
 __all__ = [
-    "FEATURES",
     "FORMAT",
+    "LINEAGE_NBYTES",
     "VERSION",
+    "Kind",
     "Manifest",
+    "born_in",
     "column_file",
+    "lineage_of",
     "read_limit",
     "stored_options",
 ]
 
-FORMAT, VERSION = "ringmap", 2
+FORMAT, VERSION = "ringmap", 3
 
-FEATURES = frozenset({"groups", "mutable", "chains"})
-"""What a directory of version 2 may use, as far as this release knows: "groups", rows in an open group; "mutable", columns whose
-values may change; "chains", episodes in parts."""
+LINEAGE_NBYTES = 16
 _LIMIT = 1 << 24
 _MOST = 1 << 56
 _CHUNK_MOST = 1 << 30
+_RATE = re.compile(r"[1-9][0-9]{0,400}/[1-9][0-9]{0,400}")
 _FILE_NAME = re.compile(COLUMNS + r"/[0-9]{3,6}-[a-z0-9-]{0,40}\.(npy|zarr)")
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """What the rows of a buffer are, by its birth.
+
+    `name`: "episodes", or what the class that keeps its rows in this buffer calls them; `capacity`: rows that count, None for
+    `max_steps`; `older`: rows before these that stay stored; `stack`: frames of a stack, and its padding.
+    """
+
+    name: str = "episodes"
+    capacity: int | None = None
+    older: int = 0
+    stack: tuple[int, str] | None = None
+
+    def encode(self) -> dict[str, Any]:
+        """Return the keys of the manifest."""
+        stack = None if self.stack is None else list(self.stack)
+        return {"kind": self.name, "capacity": self.capacity, "older": self.older, "stack": stack}
+
+    @classmethod
+    def parse(cls, body: dict[str, Any], max_steps: int) -> Kind:
+        """Return the kind in the keys of a manifest.
+
+        Raises:
+            ValueError: it is none.
+        """
+        name, capacity, older, stack = (body[key] for key in ("kind", "capacity", "older", "stack"))
+        known = [n for n in (capacity, older) if n is not None]
+        good = isinstance(name, str) and _are_counts(*known) and older is not None
+        good = good and 0 < (max_steps if capacity is None else capacity) <= max_steps - older
+        if stack is not None:
+            size, padding = stack
+            good = good and _are_counts(size) and size > 0 and isinstance(padding, str)
+            stack = size, padding
+        if not good:
+            raise ValueError(f"kind {name!r}, capacity {capacity!r}, older {older!r}, stack {stack!r}")  # fmt: skip
+        return cls(name, capacity, older, stack)
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """The fixed facts of a buffer, and its settings as of the last flush."""
+    """The fixed facts of a buffer, and its settings as of the last flush.
+
+    `born`: what its rows are; `lineage`: 16 bytes that its episodes are known by, also in copies of it.
+    """
 
     uuid: bytes
     max_steps: int
@@ -67,12 +120,49 @@ class Manifest:
     settings: dict[str, Any] = field(default_factory=dict)
     table: dict[str, int] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)
-    features: tuple[str, ...] = ()
+    born: Kind = Kind()
+    lineage: bytes = bytes(LINEAGE_NBYTES)
 
     @property
     def version(self) -> int:
-        """The version of the directory's format: 1 until a feature is used."""
-        return VERSION if self.features else 1
+        """The version of the directory's format."""
+        return VERSION
+
+    @property
+    def kind(self) -> str:
+        """What the rows are: "episodes", "transitions", "rows", "distillation" or "labels"."""
+        return self.born.name
+
+    @property
+    def capacity(self) -> int:
+        """How many of the newest rows count."""
+        return self.max_steps if self.born.capacity is None else self.born.capacity
+
+    @property
+    def older(self) -> int:
+        """How many rows before the newest `capacity` stay stored."""
+        return self.born.older
+
+    @property
+    def stack(self) -> tuple[int, str] | None:
+        """Frames of a stacked observation, and how it is padded; None without stacks."""
+        return self.born.stack
+
+    @property
+    def fps(self) -> str | None:
+        """Steps per second, as "num/den"; None where that is not known."""
+        rate = self.settings.get("fps")
+        return (
+            None
+            if rate is None
+            else "{}/{}".format(*Fraction(repr(float(rate))).as_integer_ratio())
+        )
+
+    @property
+    def reward_at(self) -> str | None:
+        """In which row a reward stands, as for `ReplayBuffer`."""
+        found: str | None = self.settings.get("reward_at")
+        return found
 
     @property
     def rows(self) -> int:
@@ -112,8 +202,12 @@ class Manifest:
         return {
             "uuid": self.uuid.hex(), "column": index, "name": spec.name, "dtype": spec.dtype.str,
             "shape": list(spec.shape), "max_steps": self.max_steps, "spare": self.spare, **_mutable(spec),
-            **self.options[index],
+            "born": self.birth(), **self.options[index],
         }  # fmt: skip
+
+    def birth(self) -> dict[str, Any]:
+        """Return what the ring was born with, as JSON."""
+        return {**self.born.encode(), "lineage": self.lineage.hex()}
 
     def with_columns(
         self,
@@ -126,10 +220,9 @@ class Manifest:
         files = tuple(
             column_file(i, spec.name, backends[i]) for i, spec in enumerate(schema.columns)
         )
-        features = (*self.features, *("mutable" for _ in schema.mutable.columns[:1]))
         return replace(
             self, schema=schema, backends=tuple(backends), options=tuple(options), files=files,
-            locked_by_argument=locked, features=tuple(dict.fromkeys(features)),
+            locked_by_argument=locked,
         )  # fmt: skip
 
     def with_sizes(self) -> Manifest:
@@ -138,22 +231,21 @@ class Manifest:
 
     def without_columns(self) -> Manifest:
         """Return the manifest as before the columns were fixed."""
-        features = tuple(feature for feature in self.features if feature != "mutable")
         return replace(
-            self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False,
-            features=features,
-        )  # fmt: skip
+            self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False
+        )
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
         body = {
             "format": FORMAT,
             "version": self.version,
-            **({"features": list(self.features)} if self.features else {}),
+            "layout": LAYOUT,
             "about": "A replay buffer of the Python package ringmap. Rows: columns/*.npy (NumPy); "
             "episodes: episodes.npy (NumPy). Edit nothing by hand.",
             "byte_order": "little",
             "uuid": str(uuids.UUID(bytes=self.uuid)),
+            **self.birth(),
             "max_steps": self.max_steps,
             "spare": self.spare,
             "rows": self.rows,
@@ -169,7 +261,9 @@ class Manifest:
                 )
             ],
             "files": self.fixed_sizes,
-            "settings": self.settings,
+            "fps": self.fps,
+            "reward_at": self.reward_at,
+            "settings": {n: v for n, v in self.settings.items() if n not in ("fps", "reward_at")},
             "table": self.table,
             "carried": self.carried,
         }  # fmt: skip
@@ -187,6 +281,7 @@ class Manifest:
         Raises:
             UnknownFormatError: it is not a ringmap manifest.
             NewerVersionError: it is from a newer ringmap.
+            UnreleasedVersionError: it is from a version that was never released.
             CorruptError: it was edited, or damaged.
         """
         try:
@@ -206,20 +301,18 @@ class Manifest:
             raise NewerVersionError(
                 f"{path}: format version {version!r}, this ringmap reads up to {VERSION}; upgrade ringmap"
             )
+        if version < VERSION:
+            raise _unreleased(path, f"format version {version}")
         if checksum != expected:
             raise CorruptError(
                 f"{path}: the manifest was edited or damaged: its checksum is {checksum!r}, expected "
                 f"{expected!r}; put the original back, or run ringmap.repair on the buffer"
             )
-        features = body.get("features", [])
-        unknown = [f for f in features if f not in FEATURES] if _are_names(features) else []
-        if unknown:
-            raise NewerVersionError(
-                f"{path}: the buffer uses {unknown}, this ringmap knows {sorted(FEATURES)}; upgrade ringmap"
-            )
+        if body.get("layout") != LAYOUT:
+            raise _unreleased(path, f"another layout of format version {version}")
         try:
             return cls._parse(body)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptError(f"{path}: the manifest does not make sense: {error!r}") from None
 
     @classmethod
@@ -259,19 +352,48 @@ class Manifest:
             raise ValueError(f"sizes {max_steps!r}, {spare!r}, {slots!r}")
         if slots > 4 * (max_steps + spare) + 4096:  # it is read into memory when it is checked
             raise ValueError(f"table_slots {slots} for {max_steps + spare} rows")
-        features = body.get("features", [])
-        if not _are_names(features) or (body["version"] < 2) != (not features):
-            raise ValueError(f"version {body['version']!r} with features {features!r}")
         table, carried = dict(body["table"]), dict(body["carried"])
         if not _are_counts(*table.values()):
             raise ValueError(f"table {table!r}")
         if carried and not (_are_counts(carried["seq"]) and isinstance(carried["state"], dict)):
             raise ValueError("carried state")
+        settings, rate, reward_at = dict(body["settings"]), body["fps"], body["reward_at"]
+        if rate is not None:
+            if not _RATE.fullmatch(rate):
+                raise ValueError(f"fps {rate!r}")
+            settings["fps"] = float(Fraction(rate))
+        if reward_at is not None:
+            settings["reward_at"] = str(reward_at)
+        born, lineage = born_in(body, max_steps)
         return cls(
             uuids.UUID(body["uuid"]).bytes, max_steps, spare, slots, schema, backends, options, files, sizes,
-            body["schema_from"] == "argument", dict(body["settings"]), table, carried,
-            tuple(features),
+            body["schema_from"] == "argument", settings, table, carried, born, lineage,
         )  # fmt: skip
+
+
+def born_in(body: dict[str, Any], max_steps: int) -> tuple[Kind, bytes]:
+    """Return the kind and the lineage that a manifest's body, or a label, names.
+
+    Raises:
+        ValueError, KeyError, TypeError: it names none.
+    """
+    lineage = bytes.fromhex(body["lineage"])
+    if len(lineage) != LINEAGE_NBYTES or lineage.hex() != body["lineage"]:
+        raise ValueError(f"lineage {body['lineage']!r}")
+    return Kind.parse(body, max_steps), lineage
+
+
+def lineage_of(seed: int | None, name: str) -> bytes:
+    """Return the lineage of a new ring: of a seed and the directory's own name, so that a repeated run gets the same; else random."""
+    if seed is None:
+        return uuids.uuid4().bytes
+    return xxhash.xxh3_128_digest(f"{seed} {name}".encode(errors="surrogateescape"))
+
+
+def _unreleased(path: str, what: str) -> UnreleasedVersionError:
+    return UnreleasedVersionError(
+        f"{path}: {what} was made by an unreleased version of ringmap, and this one reads version {VERSION}: record again"
+    )
 
 
 def _mutable(spec: ColumnSpec) -> dict[str, bool]:
@@ -281,10 +403,6 @@ def _mutable(spec: ColumnSpec) -> dict[str, bool]:
 def _are_counts(*numbers: Any) -> bool:
     """Tell whether all are integers in the range of file sizes: results computed from them fit in 64 bits."""
     return all(type(n) is int and 0 <= n < _MOST for n in numbers)
-
-
-def _are_names(given: Any) -> bool:
-    return isinstance(given, list) and all(isinstance(name, str) for name in given)
 
 
 def stored_options(given: Any) -> dict[str, Any]:

@@ -26,11 +26,12 @@ from ringmap.storage.disk.room import Room
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.integers import ORIGIN, Position
 
-__all__ = ["GENERATION", "NO_BOOT", "SLOT_NBYTES", "State", "StateFile"]
+__all__ = ["GENERATION", "NO_BOOT", "SLOT", "SLOT_NBYTES", "State", "StateFile"]
 
 SLOT_NBYTES = 4096
 """Size of a slot."""
-_PACK = struct.Struct("<8sQQQqqQQ16s")
+SLOT = struct.Struct("<8sQQQqqQQ16s")
+"""A state in its slot, without its checksum."""
 _MAGIC = b"RINGMAPS"
 NO_BOOT = bytes(16)
 """The boot id of a state that is not trusted for any boot."""
@@ -115,9 +116,9 @@ class StateFile:
     def witnesses_commits(data: bytes) -> bool:
         """Tell whether the bytes of a state file, of any buffer, name a record."""
         return any(
-            data[at : at + 8] == _MAGIC and _PACK.unpack_from(data, at)[2] > 0
+            data[at : at + 8] == _MAGIC and SLOT.unpack_from(data, at)[2] > 0
             for at in (0, SLOT_NBYTES)
-            if len(data) >= at + _PACK.size
+            if len(data) >= at + SLOT.size
         )
 
     def data(self) -> bytes:
@@ -172,7 +173,7 @@ class StateFile:
 
     def write(self, state: State) -> None:
         """Write a state into the slot of its generation. O(1)."""
-        packed = _PACK.pack(
+        packed = SLOT.pack(
             _MAGIC, state.generation, state.seq, state.first, state.tail, state.head,
             state.mark, state.era, state.boot,
         )  # fmt: skip
@@ -195,13 +196,13 @@ class StateFile:
         self._file, self._words = closed(self._file), None
 
     def _parse(self, data: bytes, slot: int) -> State | None:
-        packed = data[slot * SLOT_NBYTES : slot * SLOT_NBYTES + _PACK.size]
-        check = data[slot * SLOT_NBYTES + _PACK.size : slot * SLOT_NBYTES + _PACK.size + 8]
+        packed = data[slot * SLOT_NBYTES : slot * SLOT_NBYTES + SLOT.size]
+        check = data[slot * SLOT_NBYTES + SLOT.size : slot * SLOT_NBYTES + SLOT.size + 8]
         if int.from_bytes(check, "little") != xxhash.xxh3_64_intdigest(self._salt + packed):
             return None
         if len(check) != 8:
             return None
-        magic, *fields = _PACK.unpack(packed)
+        magic, *fields = SLOT.unpack(packed)
         state = State(*fields)
         ours = magic == _MAGIC and state.generation % 2 == slot
         return state if ours and state.is_possible else None

@@ -7,8 +7,12 @@ A record says what its commit changed: which rows were added, which position is 
 oldest live one after it (`tail`), and which record is the oldest live one (`first`).
 So the newest record alone defines the live state, and [first, seq] are its records.
 
+An episode has an ordinal, its number among all episodes of the ring, which is given with its first commit, stands in all its
+parts, and is never given again. `ordinal + behind` is the next one to give, as of each record; a record without rows has it as
+its `ordinal`.
+
 Invariants of the live range: numbers run without a gap; each
-record starts at the head of the one before it; tails never decrease;
+record starts at the head of the one before it; tails, times and `ordinal + behind` never decrease;
 every record's checksum, salted with the buffer's uuid, holds.
 Not here: rows, the order of writes and syncs (store.py), the state after a crash (recovery.py).
 """
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,23 +36,27 @@ from ringmap.storage.ring.integers import Position
 
 __all__ = [
     "CLEAR",
+    "COPIED",
     "DROPPED",
     "END",
     "EPISODE",
     "INTERRUPTED",
+    "LAST_TIME",
     "MOST",
+    "MOST_U4",
     "PART",
     "RECORD",
     "RETIRE",
     "SPARE_SLOTS",
     "TERMINATED",
     "TRUNCATED",
-    "WHOLE",
     "EpisodeTable",
     "PartOf",
     "Record",
     "are_live",
     "ends_of",
+    "next_ordinals",
+    "origins_of",
     "parts_of",
 ]
 
@@ -70,27 +78,32 @@ rest; it has five bits, so that a flipped bit is detected.
 
 RECORD = np.dtype(
     [
-        ("seq", "<u8"), ("start", "<i8"), ("length", "<i8"), ("tail", "<i8"), ("first", "<u8"),
-        ("rows_sum", "<u8"), ("blob_segment", "<u8"), ("blob_offset", "<u8"), ("blob_size", "<u8"),
-        ("blob_sum", "<u8"), ("kind", "u1"), ("flags", "u1"), ("part", "u1"), ("reserved", "V5"),
-        ("chain", "<i8"), ("step", "<i8"), ("number", "<u4"), ("lane", "<u4"), ("reserved_too", "V8"), ("check", "<u8"),
+        ("seq", "<u8"), ("start", "<i8"), ("tail", "<i8"), ("first", "<u8"), ("rows_sum", "<u8"), ("blob_sum", "<u8"),
+        ("length", "<u4"), ("blob_segment", "<u4"), ("blob_offset", "<u4"), ("blob_size", "<u4"),
+        ("ordinal", "<u8"), ("time", "<i8"), ("chain", "<i8"), ("step", "<i8"), ("previous", "<i8"),
+        ("number", "<u4"), ("lane", "<u4"), ("kind", "u1"), ("flags", "u1"), ("part", "u1"), ("reserved", "V1"),
+        ("behind", "<u4"), ("check", "<u8"),
     ]
 )  # fmt: skip
 """128 bytes; a record never crosses a page, so a write of one is never torn by a kill."""
 
-_DESCR = [*RECORD.descr[:12], ("reserved", "|V38"), ("check", "<u8")]
-"""The record in the header of the file. Parts came later, in reserved bytes, and the header of a file never changes."""
+LAST_TIME = (1 << 63) - 1
+"""The last time that a record can have, in ns since 1970."""
 
-PART, END = 1, 2
-"""In the byte `part`: the record is of a part of a chain, and `chain`, `step`, `number` and `lane` count; its chain has ended. A
-record without rows that has both ends a chain whose last part is stored already."""
+MOST_U4 = (1 << 32) - 1
+"""The greatest value of `length`, `number`, `lane`, `behind` and the place of a blob."""
+
+PART, END, COPIED = 1, 2, 4
+"""In the byte `part`: the record is of a part of a chain, and `chain`, `step`, `previous`, `number` and `lane` count; its chain has
+ended; its episode data name the ring and the number that the episode was first stored as. A record without rows that has the first two
+ends a chain whose last part is stored already."""
 
 SPARE_SLOTS = 64
 """Slots of the table beyond one per row, for retire and clear records."""
 
-_PACK = struct.Struct("<QqqqQQQQQQBBB5xqqII8xQ")
+_PACK = struct.Struct("<QqqQQQIIIIQqqqqIIBBBxIQ")
 _CHECKED = ROW_NBYTES
-_FLAGS_BYTE = 81
+_FLAGS_BYTE = 113
 _FLAGS_WORD = _FLAGS_BYTE // 8
 _ALL_BUT_DROPPED = np.uint64(~(DROPPED << 8 * (_FLAGS_BYTE % 8)) & (1 << 64) - 1)
 _FEW = 512
@@ -103,26 +116,40 @@ class Record:
 
     seq: int
     start: Position
-    length: int
     tail: Position
     first: int
     rows_sum: int = 0
+    blob_sum: int = 0
+    length: int = 0
     blob_segment: int = 0
     blob_offset: int = 0
     blob_size: int = 0
-    blob_sum: int = 0
+    ordinal: int = 0
+    time: int = 0
+    chain: int = NONE
+    step: int = 0
+    previous: int = NONE
+    number: int = 0
+    lane: int = 0
     kind: int = EPISODE
     flags: int = 0
     part: int = 0
-    chain: int = 0
-    step: int = 0
-    number: int = 0
-    lane: int = 0
+    behind: int = 0
 
     @property
     def head(self) -> Position:
         """One past the newest position after this commit."""
         return Position(self.start + self.length)
+
+    @property
+    def next_ordinal(self) -> int:
+        """The ordinal of the next episode that begins."""
+        return self.ordinal + self.behind
+
+    @property
+    def origin(self) -> int:
+        """The ordinal, with its bits inverted where the blob says what the episode was first stored as."""
+        return ~self.ordinal if self.part & COPIED else self.ordinal
 
     @property
     def live(self) -> bool:
@@ -135,13 +162,18 @@ class Record:
         fields: Any = (int(row[name]) for name in cls.__dataclass_fields__)
         return cls(*fields)
 
+    def without_blob(self) -> Record:
+        """Return the record of the same commit, whose blob is lost."""
+        return replace(self, blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0)
+
 
 @dataclass(frozen=True, slots=True)
 class PartOf:
     """Which part of a chain a commit stores: see `Record`.
 
     `chain`: the position of the chain's first step, NONE for its first part; `step`: its steps that are stored already; `number`: its
-    parts that are; `lane`: free for the caller; `is_last`: whether the chain ends with it.
+    parts that are; `lane`: free for the caller; `is_last`: whether the chain ends with it; `previous`: the position of the first step of
+    the part before, NONE for the first part; `ordinal`: of the chain's episode, for a later part.
     """
 
     chain: int = NONE
@@ -149,24 +181,27 @@ class PartOf:
     number: int = 0
     lane: int = 0
     is_last: bool = False
+    previous: int = NONE
+    ordinal: int = 0
 
     @classmethod
     def of(cls, record: Record) -> PartOf | None:
         """Return that of a record; None if it is of an episode that is whole."""
-        if not record.part:
+        if not record.part & PART:
             return None
         return cls(
-            record.chain, record.step, record.number, record.lane, bool(record.part & END)
+            record.chain, record.step, record.number, record.lane, bool(record.part & END), record.previous, record.ordinal
         )  # fmt: skip
 
-    def fields(self, start: int) -> tuple[int, int, int, int, int]:
-        """Return the fields of a record that begins at position `start`, from `part` on."""
+    def place(self, start: int) -> tuple[int, int, int, int, int]:
+        """Return the fields `chain` to `lane` of a record that begins at position `start`."""
         chain = start if self.chain == NONE else self.chain
-        return PART | END * self.is_last, chain, self.step, self.number, self.lane
+        return chain, self.step, self.previous, self.number, self.lane
 
-
-WHOLE = (0, 0, 0, 0, 0)
-"""The fields of a record of an episode that is no part, from `part` on."""
+    @property
+    def bits(self) -> int:
+        """The bits of the byte `part` of its record."""
+        return PART | END * self.is_last
 
 
 def are_live(records: Array, tail: int) -> Array:
@@ -178,11 +213,27 @@ def are_live(records: Array, tail: int) -> Array:
 
 def parts_of(records: Array) -> Parts | None:
     """Return the chains of the records of episodes; None if none is of a part."""
-    is_part = records["part"] != 0
+    is_part = records["part"] & PART != 0
     if not is_part.any():
         return None
-    chains, lanes = (np.where(is_part, records[name], NONE) for name in ("chain", "lane"))
-    return Parts(chains, np.where(is_part, records["step"], 0), lanes)
+    lanes = records["lane"].astype(np.int64)  # as of 4 bytes, NONE would be their greatest number
+    lanes[~is_part] = NONE
+    return Parts(records["chain"], records["step"], lanes)
+
+
+def origins_of(records: Array) -> Array:
+    """Return the ordinal of each record, int64, with its bits inverted where the blob says what the episode was first stored as."""
+    ordinals: Array = records["ordinal"].astype(np.int64)
+    copied = records["part"] & COPIED != 0
+    if copied.any():
+        ordinals[copied] = ~ordinals[copied]
+    return ordinals
+
+
+def next_ordinals(records: Array) -> Array:
+    """Return the ordinal, as of each record, of the next episode that begins, int64."""
+    found: Array = records["ordinal"].astype(np.int64) + records["behind"]
+    return found
 
 
 def ends_of(records: Array) -> list[tuple[int, int]]:
@@ -220,7 +271,7 @@ class EpisodeTable:
     def create(cls, disk: Disk, path: str, slots: int) -> None:
         """Make an empty table, at its full (sparse) size, and sync it."""
         with closing(disk.create(path, cls.nbytes(slots))) as file:
-            file.write(npy_header(_DESCR, (slots,)), 0)
+            file.write(npy_header(RECORD.descr, (slots,)), 0)
             file.sync()
 
     @classmethod
@@ -238,7 +289,7 @@ class EpisodeTable:
         if faults := disk.size_faults(path, "episode table", cls.nbytes(slots)):
             return faults
         with closing(disk.open(path)) as file:
-            if file.read(HEADER_NBYTES, 0) != npy_header(_DESCR, (slots,)):
+            if file.read(HEADER_NBYTES, 0) != npy_header(RECORD.descr, (slots,)):
                 return [f"header is not that of {slots} records"]
             return []
 
@@ -247,9 +298,10 @@ class EpisodeTable:
     def write(self, record: Record) -> None:
         """Write a record into its slot. O(1)."""
         packed = _PACK.pack(
-            record.seq, record.start, record.length, record.tail, record.first, record.rows_sum,
-            record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum,
-            record.kind, record.flags, record.part, record.chain, record.step, record.number, record.lane, 0,
+            record.seq, record.start, record.tail, record.first, record.rows_sum, record.blob_sum,
+            record.length, record.blob_segment, record.blob_offset, record.blob_size, record.ordinal, record.time,
+            record.chain, record.step, record.previous, record.number, record.lane,
+            record.kind, record.flags, record.part, record.behind, 0,
         )  # fmt: skip
         data = packed[:-8] + self._check_of(packed).to_bytes(8, "little")
         self._file.write(data, HEADER_NBYTES + (record.seq % self.slots) * RECORD.itemsize)

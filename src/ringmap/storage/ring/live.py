@@ -10,7 +10,7 @@ wrap, so that an eviction only moves `first` and nothing is renumbered:
 Invariants: first <= last; starts never decrease; lengths are positive; `stop` is where the newest episode ends; `era`
 changes whenever ordinals are assigned again (a recovery, a reader that starts over), never otherwise.
 A part of a chain has an ordinal as an episode has one; `whole` joins them.
-Not here: clips, files, rows. 12 bytes per episode, plus growth slack.
+Not here: clips, files, rows. 20 bytes per episode, plus growth slack.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ class LiveEpisodes:
         lengths: steps of each episode.
         era: how often this process had assigned ordinals again; a follower that sees it change starts over.
         parts: the chains of the episodes; None if none of them is a part.
+        origins: their ordinals in the ring, as `origins_of` returns them; None for zeros.
     """
 
     __slots__ = (
         "_lengths",
+        "_origins",
         "_runs",
         "_starts",
         "_whole",
@@ -52,14 +54,18 @@ class LiveEpisodes:
     )
 
     def __init__(
-        self, starts: Array, lengths: Array, era: int = 0, parts: Parts | None = None
-    ) -> None:
+        self, starts: Array, lengths: Array, era: int = 0, parts: Parts | None = None,
+        origins: Array | None = None,
+    ) -> None:  # fmt: skip
         self.era = era
-        self._set(starts, lengths, parts)
+        self._set(starts, lengths, parts, origins)
 
-    def _set(self, starts: Array, lengths: Array, parts: Parts | None) -> None:
+    def _set(
+        self, starts: Array, lengths: Array, parts: Parts | None, origins: Array | None
+    ) -> None:
         self._starts: GrowingArray[Position] = GrowingArray(np.array(starts, np.int64))
         self._lengths: GrowingArray[int] = GrowingArray(np.array(lengths, np.int32))
+        self._origins: GrowingArray[int] = GrowingArray(_origins(origins, len(starts)))
         self.first = Ordinal(0)
         self.last = Ordinal(len(starts))
         self.num_steps = int(np.sum(lengths, dtype=np.int64))
@@ -72,10 +78,16 @@ class LiveEpisodes:
         if parts is not None:
             self._chain(len(starts)).extend(parts, len(starts), 0)
 
-    def reset(self, starts: Array, lengths: Array, parts: Parts | None = None) -> None:
+    def reset(
+        self,
+        starts: Array,
+        lengths: Array,
+        parts: Parts | None = None,
+        origins: Array | None = None,
+    ) -> None:
         """Start over with these episodes: ordinals are assigned again."""
         self.era += 1
-        self._set(starts, lengths, parts)
+        self._set(starts, lengths, parts, origins)
 
     def _chain(self, count: int) -> Chains:
         """Return the chains, with which the last `count` live episodes, and none before, were added."""
@@ -93,13 +105,14 @@ class LiveEpisodes:
         return self.last - self.first
 
     def append(
-        self, start: Position, length: int, chain: int = NONE, step: int = 0, lane: int = 0
-    ) -> None:
+        self, start: Position, length: int, chain: int = NONE, step: int = 0, lane: int = 0, origin: int = 0
+    ) -> None:  # fmt: skip
         """Add the newest episode, or the newest part of a chain (see `Parts`). O(1) amortised."""
         if chain != NONE or self.chains is not None:
             self._chain(0).append(chain, step, lane, self.first)
         self._starts.append(start, self.first)
         self._lengths.append(length, self.first)
+        self._origins.append(origin, self.first)
         self.last = Ordinal(self.last + 1)
         self.num_steps += length
         self.stop = start + length
@@ -110,12 +123,19 @@ class LiveEpisodes:
         self.num_steps += more
         self.stop += more
 
-    def extend(self, starts: Array, lengths: Array, parts: Parts | None = None) -> None:
+    def extend(
+        self,
+        starts: Array,
+        lengths: Array,
+        parts: Parts | None = None,
+        origins: Array | None = None,
+    ) -> None:
         """Add several newest episodes at once; `parts` is None if none of them is a part."""
         if parts is not None or self.chains is not None:
             self._chain(0).extend(parts, len(starts), self.first)
         self._starts.extend(starts, self.first)
         self._lengths.extend(lengths, self.first)
+        self._origins.extend(_origins(origins, len(starts)), self.first)
         self.last = Ordinal(self.last + len(starts))
         self.num_steps += int(np.sum(lengths, dtype=np.int64))
         if len(starts):
@@ -226,6 +246,11 @@ class LiveEpisodes:
         """Lengths in steps, int32, oldest first: a view, valid until the next append."""
         return self._lengths.span(self.first, self.last)
 
+    @property
+    def origins(self) -> Array:
+        """Ordinals in the ring, int64, as `origins_of` returns them, oldest first: a view, valid until the next append."""
+        return self._origins.span(self.first, self.last)
+
     def lengths_since(self, ordinal: int) -> Array:
         """Return the lengths of the episodes from this ordinal on."""
         return self._lengths.span(ordinal, self.last)
@@ -239,3 +264,7 @@ class LiveEpisodes:
         """Return the start positions of these ordinals. O(len(ordinals))."""
         starts: Array = self.starts.take(ordinals - self.first)
         return starts
+
+
+def _origins(given: Array | None, count: int) -> Array:
+    return np.zeros(count, np.int64) if given is None else given

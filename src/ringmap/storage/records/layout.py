@@ -1,0 +1,27 @@
+"""The layout of version 3, while it is not released: a checksum that changes with it.
+
+Until the release the version stays 3 while files change, and a directory of another layout is refused by its checksum. From
+the release on the version alone counts.
+Not here: what the fields mean (docs/reference/on-disk-format.md).
+"""
+
+from __future__ import annotations
+
+from ringmap.storage.disk.canonical import json_checksum
+from ringmap.storage.records.state import SLOT
+from ringmap.storage.records.table import RECORD
+
+__all__ = ["LAYOUT"]
+
+_FILES = {
+    "blob": "sizes <III: sums, small state, data; sums <Q each; the rest",
+    "column": "header 4096, rows, label",
+    "frame": "size <I, check <Q seeded by the number, payload",
+    "mutable": "headers at 0 and 4096, marks at 8192; copy: check, position, generation, values",
+    "priorities": "headers at 0 and 4096, leaves, two logs, frames of kinds 1 to 3",
+    "successors": "RINGMAPN, head, rows_sum, size, check, check, payload",
+}
+"""The files that no structure below describes, in words: change them with the file."""
+
+LAYOUT = json_checksum([RECORD.descr, SLOT.format, _FILES])
+"""16 hexadecimal digits."""
