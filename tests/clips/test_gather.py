@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmap.clips import gather
 from ringmap.clips.cut import Cut, Steps
 from ringmap.clips.gather import ClipReader
 from ringmap.errors import LappedError, NoClipsError
@@ -297,6 +298,27 @@ def test_redraws_are_uniform_over_the_newest_state():
         counts[first] += 1
     assert min(counts.values()) > 850, counts
     assert max(counts.values()) < 1150, counts
+
+
+def overtaken(monkeypatch, most):
+    """Return how often a batch was read beside a writer that replaces nine tenths of the ring during each copy."""
+    monkeypatch.setattr(gather, "_MOST_CHOICES", most)
+    stage = Stage(max_steps=400, spare=400)
+    for _ in range(80):
+        stage.write(5)
+    stage.refresh()
+    reader = reader_of(stage)
+    pinned = reader.pin(Cut.clip(5))
+    stage.columns["step"].after = lambda: [stage.write(5) for _ in range(72)]
+    numbers = np.random.default_rng(0).integers(pinned.base, pinned.end, 64)
+    prove(stage, batch_of(reader, numbers, pinned, 5, 1), 5)
+    return stage.refreshes
+
+
+def test_each_next_redraw_is_nearer_to_the_newest_clip(monkeypatch):
+    assert overtaken(monkeypatch, 1024) < 10
+    with pytest.raises(LappedError):  # a control: uniform redraws
+        overtaken(monkeypatch, 1)
 
 
 def test_lapped_ten_times_in_a_row():

@@ -14,6 +14,7 @@ Not here: which clips are requested (samplers), which steps they hold (cut.py), 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ GONE = -1
 Redraw = Callable[[int], Array]
 """Returns the anchors of so many clips, drawn in place of evicted ones."""
 
-_MOST_PLANS = 32
+_MOST_PLANS, _MOST_CHOICES = 32, 1024
 
 
 class Pinned:
@@ -210,8 +211,17 @@ class ClipReader(Forkable):
                     batch[name] = values
             return good
 
+        draw, choices = redraw or partial(self._redraw, cut=cut), 0
+
+        def newer(count: int) -> Array:
+            """Draw for each clip the newest of so many: a reader that is overtaken again and again must get ahead of the writer."""
+            nonlocal choices
+            choices = min(2 * choices or 1, _MOST_CHOICES)
+            found: Array = draw(count * choices).reshape(choices, count).max(axis=0)
+            return found
+
         def others(which: Array) -> Array:
-            return self.replaced(self.anchors_at(positions[which], cut), cut, redraw)
+            return self.replaced(self.anchors_at(positions[which], cut), cut, newer)
 
         advice = "raise max_steps, or ask for smaller batches"
         read_again(self.source, positions, bad, gather, others, self.source.folder, advice)
