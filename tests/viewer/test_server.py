@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from ringmap.data import ReplayBuffer
-from ringmap.errors import NotFoundError, RoleError
+from ringmap.errors import LockedError, NotFoundError, RoleError
 from ringmap.viewer import limits
+from ringmap.viewer.access import Access
 from ringmap.viewer.find import find
 from ringmap.viewer.library import Library
 from ringmap.viewer.serve import Server, listen, tunnel_line
@@ -275,6 +276,37 @@ def test_other_hosts_and_sites_are_refused(serve, ring, headers):
     given = {name: value.replace("PORT", str(client.port)) for name, value in headers.items()}
     assert refused(client.ask("/api/places", **given))
     assert client.ask("/api/places", Origin=f"http://127.0.0.1:{client.port}")[0] == 200  # control
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "headers"),
+    [
+        ("/", b"", {b"host": "127.0.0.1:\u00b2".encode("latin-1")}),
+        ("/", b"", {b"host": b"127.0.0.1:" + b"1" * 5000}),
+        ("/", b"", {b"host": b"[::1]:\xb9\xb2"}),
+        ("/", b"", {b"host": b":"}),
+        ("/", b"token=%ff%00", {}),
+        ("/", b"\xff;&&=", {b"cookie": b'ringmap-7="\\377\xff'}),
+        ("/", b"", {b"cookie": b"ringmap-7=\xb2\x00; $Path"}),
+        ("/t/\udcff\u00b2/", b"", {}),
+    ],
+)  # fmt: skip
+def test_whatever_a_stranger_sends_is_refused(path, query, headers):
+    """Digits that are none of ASCII, thousands of them, cookies of any bytes: 403, and no error of the server."""
+    sent = []
+
+    async def app(scope, receive, send):
+        raise AssertionError("it was admitted")
+
+    async def send(message):
+        sent.append(message)
+
+    given = {b"host": b"127.0.0.1:7"} | headers
+    scope = {
+        "type": "http", "method": "GET", "path": path, "query_string": query, "headers": list(given.items()),
+    }  # fmt: skip
+    asyncio.run(Access(app, "secret", 7, frames=True)(scope, None, send))
+    assert sent[0]["status"] == 403
 
 
 def test_a_frame_has_the_token_in_its_path(serve, ring):
@@ -567,3 +599,31 @@ def test_places_are_opened_before_they_are_asked_for(tmp_path):
     library.close()
     with pytest.raises(RoleError, match="ended"):
         library.open(key)
+
+
+@pytest.mark.parametrize("name", ["set.h5", "set.zarr"])
+def test_an_idle_view_lets_a_dataset_be_written(tmp_path, serve, monkeypatch, name):
+    """A moment after the last read its files are closed; what was appended, or put in its place, is shown at the next look."""
+    monkeypatch.setattr("ringmap.viewer.sources._REST_S", 0.05)
+    path = tmp_path / name
+
+    def write(numbers, **how):
+        buf = ReplayBuffer(1000)
+        buf.write_episodes([episode(n) for n in numbers])
+        try:
+            buf.dump(path, progress=False, **how)
+        except LockedError:  # the view reads it now
+            return False
+        return True
+
+    assert write([0, 1])
+    client = serve(path)
+    (key,) = client.keys().values()
+    assert indexed(client, key)["total"] == 2
+    until(lambda: write([2], mode="append"), bool)
+    assert until(lambda: client.json("place", p=key), lambda p: "episodes" in p)["episodes"] == 3
+    assert indexed(client, key)["total"] == 3
+    until(lambda: write([7], mode="overwrite"), bool)
+    assert until(lambda: client.json("place", p=key), lambda p: "episodes" in p)["episodes"] == 1
+    rows = indexed(client, key)["rows"]
+    assert [row["data"]["seed"] for row in rows] == [107]

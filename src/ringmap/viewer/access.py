@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -100,7 +101,7 @@ class Access:
         await self.app(scope, receive, sent)
 
     def _matches(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.token.encode())
+        return hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
 
     def _is_ours(self, scope: Scope, headers: dict[str, str]) -> bool:
         """Tell whether a request is for this host, and from its own page if it is from one."""
@@ -118,7 +119,9 @@ class Access:
 
     def _is_host(self, host: str) -> bool:
         name, _, port = host.rpartition(":")
-        if not name or not port.isdigit():
+        if not name or not re.fullmatch(
+            "[0-9]{1,5}", port
+        ):  # other digits, and thousands, are no port
             name, port = host, "80"
         if int(port) != self.port:
             return False

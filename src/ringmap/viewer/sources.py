@@ -13,7 +13,9 @@ Not here: thinning, pictures (drawing.py), the index (index.py).
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,7 +26,7 @@ from ringmap.buffers.located import DATASET, EPISODES, TRANSITIONS
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.datasets.marks import Marks
-from ringmap.errors import ClipIndexError, InputError
+from ringmap.errors import ClipIndexError, InputError, ReplacedError
 from ringmap.formats.catalog.load import load_arrays
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 from ringmap.storage.inspect.describe import Facts, facts_of
@@ -36,6 +38,9 @@ __all__ = ["DatasetSource", "RingSource", "Source", "TransitionSource"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _TRIES, _NEWEST = 10, 20
+
+_REST_S = 1.0
+"""From the last read of a dataset until its files are closed."""
 
 
 class Source:
@@ -295,16 +300,24 @@ class TransitionSource(_LiveSource):
 class DatasetSource(Source):
     """A dataset.
 
+    Its files are closed when nothing was read for a while: an open HDF5 file keeps writers out.
+
     Args:
         dataset: it, or its path.
     """
 
     def __init__(self, dataset: Any) -> None:
+        self._path = dataset if isinstance(dataset, str) else None
+        self._stamp = None if self._path is None else _stamp_of(self._path)
         self.dataset = load_arrays(dataset) if isinstance(dataset, str) else dataset
+        self._used_s = 0.0
+        self._resting: threading.Timer | None = None
         self._lengths = np.asarray(self.dataset.lengths, np.int64)
         self._columns: tuple[ColumnSpec, ...] | None = None
-        self._lock = threading.Lock()  # not every reader of a format is safe to share
+        self._lock = threading.RLock()  # not every reader of a format is safe to share
         self._marks: Marks | None = None
+        with self._reading():  # it is open
+            pass
 
     def spans(self) -> tuple[Array, Array]:
         """Return numbers and lengths."""
@@ -333,23 +346,33 @@ class DatasetSource(Source):
 
     def read(self, name: int, start: int, end: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return steps of an episode."""
-        with self._lock:
+        with self._reading():
             found = self.dataset.load_steps(self.number_of(name), start, end, list(columns))
         return {column: np.asarray(values) for column, values in found.items()}
 
     def data(self, name: int) -> dict[str, Any]:
         """Return the data of an episode."""
-        with self._lock:
+        with self._reading():
             found: dict[str, Any] = self.dataset.episode_data(self.number_of(name))
         return found
 
     @contextlib.contextmanager
     def marks(self, path: str | None) -> Iterator[Marks]:
         """Give the marks of the dataset's episodes. It remembers the checksums that it read."""
-        with self._lock:
+        with self._reading():
             if self._marks is None:
                 self._marks = Marks(self.dataset, path)
             yield self._marks
+
+    def refresh(self) -> bool:
+        """Look whether the dataset was changed.
+
+        Raises:
+            ReplacedError: it was: open it again.
+        """
+        if self._path is not None and _stamp_of(self._path) != self._stamp:
+            raise ReplacedError(f"{self._path}: was written since it was opened")
+        return False
 
     def rows(self, first: int, count: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return rows, episode by episode."""
@@ -367,4 +390,38 @@ class DatasetSource(Source):
 
     def close(self) -> None:
         """Close files."""
-        self.dataset.close()
+        with self._lock:
+            resting, self._resting = self._resting, None
+            if resting is not None:
+                resting.cancel()
+            self.dataset.close()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read alone, and close the files some time after: the next read opens them again. Of a dataset that was given, they stay open."""
+        with self._lock:
+            yield
+            self._used_s = time.monotonic()
+            if self._resting is None and self._path is not None:
+                self._rest_in(_REST_S)
+
+    def _rest_in(self, seconds: float) -> None:
+        self._resting = threading.Timer(seconds, self._rest)
+        self._resting.daemon = True
+        self._resting.start()
+
+    def _rest(self) -> None:
+        with self._lock:
+            if self._resting is not threading.current_thread():  # it was closed meanwhile
+                return
+            left = self._used_s + _REST_S - time.monotonic()
+            if left > 0:
+                self._rest_in(left)
+                return
+            self._resting = None
+            self.dataset.close()
+
+
+def _stamp_of(path: str) -> tuple[int, ...]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

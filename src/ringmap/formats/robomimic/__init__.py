@@ -65,7 +65,7 @@ class Robomimic(StoredFormat):
         try:
             if not h5py.is_hdf5(path):
                 return False
-            with h5py.File(path, "r") as file:
+            with h5py.File(path, "r", locking=False) as file:  # nobody is kept out by a look
                 if "ep_len" in file or not isinstance(
                     file.get("data", getlink=True), h5py.HardLink
                 ):

@@ -1,7 +1,8 @@
 // The episodes of a place: only the rows in view are elements, and are asked for as they come into view.
+import { Blocks } from "./blocks.js";
 import { api, asJson, count, el, link, mark, number, note, toggled, told } from "./lib.js";
 
-const HIGH = 34, BLOCK = 100, MOST_PX = 8_000_000;
+const HIGH = 34, BLOCK = 100, MOST_BLOCKS = 30, MOST_PX = 8_000_000;
 const OWN = [["ring", "ring"], ["episode", "number"], ["length", "length"], ["return", "return"], ["ended", "ended"], ["flags", "flags"], ["note", "note"]];
 const MARKED = "flags != '' or note != ''";
 
@@ -10,7 +11,8 @@ export function episodeTable(page, key, query, about) {
   // An episode's name in the address: of a fleet, with its ring.
   const named = (row) => (row.p === key ? row.id : `${row.p}-${row.id}`);
   let where = query.get("where") || "", sort = query.get("sort") || "episode", desc = (query.get("desc") ?? "1") === "1";
-  let total = 0, names = [], known = new Map(), asked = new Set(), turn = 0, at = 0;
+  let total = 0, names = [], turn = 0, at = 0;
+  const known = new Blocks(BLOCK, MOST_BLOCKS);
   const chosen = new Set();
   let choosing = false; // a click or a tap then chooses a row, and does not open it
   const filter = el("input", { type: "search", id: "where", value: where, placeholder: "return > 100 and seed < 50", spellcheck: "false", autocomplete: "off" });
@@ -56,7 +58,7 @@ export function episodeTable(page, key, query, about) {
     waiting = setTimeout(async () => {
       waiting = null;
       turn += 1;
-      asked = new Set();
+      known.renew();
       await fetchBlock(Math.floor(first() / BLOCK), turn, true);
       draw();
     }, 60);
@@ -66,15 +68,12 @@ export function episodeTable(page, key, query, about) {
   const first = () => Math.max(0, Math.min(total - 1, Math.floor((grid.scrollTop * scale()) / HIGH)));
 
   async function fetchBlock(block, mine, fresh) {
-    if (asked.has(block)) return;
-    asked.add(block);
+    if (!known.ask(block)) return;
     try {
       const found = await asJson("episodes", { p: key, from: block * BLOCK, n: BLOCK, where, sort, desc: desc ? 1 : 0 }, { signal: page.signal });
       if (mine !== turn) return;
       wrong.replaceChildren();
-      if (fresh) known = new Map();
-      found.rows.forEach((row, i) => known.set(block * BLOCK + i, row));
-      if (known.size > 3000) known = new Map([...known].slice(-1500));
+      known.put(block, found.rows, fresh);
       if (found.names.join() !== names.join() || !head.children.length) names = found.names, headers();
       total = found.matching;
       marked.hidden = !found.marked;
@@ -85,7 +84,7 @@ export function episodeTable(page, key, query, about) {
       else if (api_.done !== found.total) api_.done = found.total, api_.indexed();
       draw();
     } catch (error) {
-      asked.delete(block);
+      known.failed(block);
       if (error.name === "AbortError") return;
       wrong.replaceChildren(note(error.message));
     }
