@@ -108,12 +108,12 @@ def test_resumed_after_evictions_the_rest_is_drawn_anew(tmp_path):
     passing = iter(sampler)
     had = [next(passing) for _ in range(10)]
     state = sampler.state_dict()
-    assert state["taken"] == len(had)
+    assert state["place"] == len(had)
     fill(buf, 5, 20)
     sampler = buf.pass_sampler()
     sampler.load_state_dict(state)
     ids = list(sampler)
-    assert len(ids) == state["clips"] - 10
+    assert len(ids) == state["count"] - 10
     found = prove({n: torch.from_numpy(v) for n, v in buf[ids].items()})
     assert len(found) == len(ids)
     assert buf.num_redraws > 0

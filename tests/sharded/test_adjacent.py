@@ -13,7 +13,8 @@ from ringmap.buffers.sharded.numbers import apart
 from ringmap.clips import adjacent
 from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.cut import Cut
-from ringmap.data import ShardedReplayBuffer
+from ringmap.clips.many import Piece, gather_many
+from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import ClosedError
 from ringmap.storage.columns import memmap
 from ringmap.storage.columns.adjacent import AdjacentColumn, AdjacentRows
@@ -193,6 +194,18 @@ def test_a_ring_that_leaves_before_its_clips_are_read(three):
     buf.refresh()
     prove(buf.engine.read(drawn, Cut.clip(3)), three.lengths, 3)
     assert set(apart(drawn)[0].tolist()) == {0, 2}
+
+
+def test_a_few_clips_of_one_ring_come_to_their_places(three):
+    """As clips that were redrawn do: a value of one step, too, which alone is no array."""
+    buf = open_all(three)
+    ring = next(buf.engine.each())
+    cut = buf.cut_of(window={"episode": Window([0, 1])}, columns=["step", "episode"])
+    batch = {"step": np.full(4, -1, np.int32), "episode": np.full((4, 2), -1)}
+    piece = Piece(ring.number, ring.reader, np.array([1, 3]), np.array([2, 5]), cut)
+    assert gather_many([piece], cut, 4, batch, 1, print) == []
+    assert batch["step"].tolist() == [-1, 2, -1, 5]
+    assert batch["episode"].tolist() == [[-1, -1], [0, 0], [-1, -1], [0, 0]]
 
 
 def test_places(three):

@@ -1,17 +1,19 @@
 """What the views of one ring and of many share: pinned episodes, items cut out of them, draws.
 
-    a view      starts, lengths -> ids;  positions(ids), draw(size), take(episodes), with_cut(cut)
-    shared      items by id, sample, batches, where, split, view
+    a view      starts, lengths -> ids;  positions(ids), draw(size), take(episodes), with_cut(cut), moment
+    shared      items by id, sample, batches, where, split, view, passes
+    live        refresh(), or a pass that begins: another view of the same buffer and selection takes its place
 
-Invariants: ids, length, and the steps of a clip never change.
+Invariants: ids, length, and the steps of a clip never change; of a live view they change only where it moves.
 Not here: where the steps of an id stand (view.py, sharded/view.py), the order of a pass (passes.py).
 """
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -22,31 +24,50 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.options import positive, sendable
+from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import GONE, PINNED
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
-from ringmap.datasets.batch import Layout
+from ringmap.datasets.batch import Layout, worker
 from ringmap.datasets.choose import choose
 from ringmap.errors import InputError
 
-__all__ = ["EpisodeNumbers", "PinnedView", "mixed", "split"]
+__all__ = ["EpisodeNumbers", "Live", "PinnedView", "mixed", "split"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 V = TypeVar("V", bound="PinnedView")
 
 
-class EpisodeNumbers:
-    """The numbers of a view's episodes."""
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What a live view holds at each moment: the episodes to keep, None for all, and the items to cut out of them."""
 
-    def __init__(self, starts: Array) -> None:
+    where: Where | None
+    cut: Cut | None
+
+
+class EpisodeNumbers:
+    """The numbers of a view's episodes. `is_live`: whether the view moves, which a worker's copy of them does not see."""
+
+    def __init__(self, starts: Array, is_live: bool = False) -> None:
+        self.is_live = is_live
         self.order = np.argsort(starts, kind="stable")
         self.starts = starts[self.order]
 
     def __call__(self, starts: Array) -> Array:
-        """Return the number of the episode that begins at each position; -1 where none does. O(B log episodes)."""
+        """Return the number of the episode that begins at each position; -1 where none does. O(B log episodes).
+
+        Raises:
+            InputError: of a live view, in a worker.
+        """
+        if self.is_live and worker() is not None:
+            raise InputError(
+                "Index: a worker does not know how a live view numbers its episodes, since it moves in the process that owns the loader; use "
+                "num_workers=0, or a view without live=True"
+            )
         found = np.minimum(self.starts.searchsorted(starts), max(0, len(self.starts) - 1))
         if not len(self.starts):
             return np.full(len(starts), -1)
@@ -72,6 +93,8 @@ class PinnedView(Dataset):
         if cut is not None and cut.computed:
             cut = replace(cut, episode_numbers=EpisodeNumbers(starts))
         self._cut = cut
+        self._moves: Live | None = None
+        self._moment: dict[str, Any] | None = None
         self._told_short = cut is not None  # the buffer said so when it made the cut
         self.fps, self.reward_at = buffer.fps, buffer.reward_at
 
@@ -89,6 +112,29 @@ class PinnedView(Dataset):
     @abstractmethod
     def draw(self, size: int, step: int | None = None) -> Drawn:
         """Draw clips of episodes that are still stored."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, buffer: Any, cut: Cut | None = None) -> Self:
+        """Return a view of all that is stored now (for a reader: at its last refresh)."""
+
+    @property
+    @abstractmethod
+    def ended(self) -> Array:
+        """Tell of each episode whether it had ended: bool `(episodes,)`."""
+
+    @abstractmethod
+    def _named(self) -> dict[str, Any]:
+        """Return the moment, as JSON."""
+
+    @classmethod
+    @abstractmethod
+    def at(cls, buffer: Any, moment: Any, where: str) -> Self:
+        """Return the view of a moment.
+
+        Raises:
+            InputError: it is none of this buffer.
+        """
 
     @abstractmethod
     def redraw(self, count: int) -> Array:
@@ -157,9 +203,137 @@ class PinnedView(Dataset):
     ) -> Self:  # fmt: skip
         """Return a view of the same episodes with other items, or of some of them, as `ReplayBuffer.view` does."""
         if where is not None:
-            wanted = choose(self, where, None, f"{self._where('view')}: where")
-            return self.take(wanted).view(window, columns, anchors, drop_all_padded)
+            chosen = self._selected(where, self._where("view"))
+            return chosen.view(window, columns, anchors, drop_all_padded)
         return self.with_cut(self._cut_for(window, columns, anchors, drop_all_padded))
+
+    def _selected(self, where: Where, caller: str, marks: Any = None) -> Self:
+        wanted = choose(self, where, marks, f"{caller}: where")
+        # What a condition asks for may come with the end: its data, its return, a mark.
+        return self.take(wanted[self.ended[wanted]])
+
+    # -- moments -----------------------------------------------------------------------------
+
+    @property
+    def moment(self) -> dict[str, Any]:
+        """The episodes of the view, as JSON: `buffer.view(at=moment)` has their number and ids, in any process, whatever was evicted since.
+
+        Cost: 1 to 3 bytes for each episode; made once.
+        """
+        if self._moment is None:
+            self._moment = self._named()
+        return dict(self._moment)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the view moves: see `ReplayBuffer.view`."""
+        return self._moves is not None
+
+    def refresh(self) -> bool:
+        """Move a live view to what is stored now; tell whether anything changed.
+
+        Raises:
+            InputError: the view is not live.
+        """
+        if self._moves is None:
+            raise InputError(
+                f"{type(self).__name__}.refresh: this view stays as it is; make it with view(live=True), or make a new one"
+            )
+        before = self.moment
+        self.engine.settle(f"{type(self).__name__}.refresh")  # workers see what is committed
+        self.engine.refresh()
+        made = self.of(self._buffer)
+        if self._moves.where is not None:
+            made = made._selected(self._moves.where, self._where("view"))
+        self.move_to(made)
+        return self.moment != before
+
+    @classmethod
+    def asked(
+        cls, buffer: Any, cut: Cut | None, where: Where | None, live: bool, at: Mapping[str, Any] | None, caller: str
+    ) -> Self:  # fmt: skip
+        """Return the view that `view` of a buffer was asked for; `caller`: to name in an error."""
+        if at is None:
+            made = cls.of(buffer)
+            if where is not None:
+                made = made._selected(where, caller)
+        else:
+            if live or where is not None:
+                raise InputError(
+                    f"{caller}: at= names the episodes of a moment, and leaves no choice to where= or live=; give it alone, or with a window"
+                )
+            made = cls.at(buffer, at, caller)
+        made = made.with_cut(cut)
+        if live:
+            made._moves = Live(where, cut)
+            made.move_to(made)
+        return made
+
+    def redraw_here(self, count: int) -> Array:
+        """Do what `redraw` does; a worker's copy of a live view, which no pass moves, first moves itself where half of it is gone.
+
+        Raises:
+            NoClipsError: nothing is left to draw.
+        """
+        is_left_behind = self._moves is not None and worker() is not None
+        if is_left_behind and 2 * self.num_valid_ends() <= len(self):
+            self.refresh()
+        return self.redraw(count)
+
+    @abstractmethod
+    def num_valid_ends(self, history_len: int | None = None) -> int:
+        """Return the number of clips that can be drawn: those of episodes that are still stored."""
+
+    def pinned(self) -> Self:
+        """Return this view; of a live one, a view of its moment that stays as it is."""
+        if self._moves is None:
+            return self
+        made = copy.copy(self)
+        made._moves = None
+        return made.with_cut(self._moves.cut)
+
+    def begin_pass(self) -> Self:
+        """Return the view of a pass that begins: for `PassSampler`."""
+        if self._moves is not None:
+            self.refresh()
+        return self.pinned()
+
+    def view_at(self, moment: Mapping[str, Any]) -> Self:
+        """Return the view of an earlier pass: for `PassSampler`.
+
+        Raises:
+            InputError: the moment is not one of this view.
+        """
+        where = f"{type(self).__name__}.pass_sampler"
+        made = self.at(self._buffer, moment, where)
+        if self._moves is None and made.moment != self.moment:
+            raise InputError(
+                f"{where}: the state is of a view of another moment; make this one with view(at=state['moment']), or with live=True"
+            )
+        return made.with_cut(self._cut if self._moves is None else self._moves.cut)
+
+    def move_to(self, view: Any) -> None:
+        """Move a live view to the moment of another view of the same buffer: for `PassSampler`. A view that is not live stays."""
+        if self._moves is None:
+            return
+        made = view.with_cut(self._moves.cut)
+        made.num_steps, made.frameskip = self.num_steps, self.frameskip
+        made._moves, made._moment = self._moves, view._moment
+        if made._cut is not None and made._cut.computed:
+            numbers = EpisodeNumbers(made.starts, is_live=True)
+            made._cut = replace(made._cut, episode_numbers=numbers)
+        self.__dict__ = made.__dict__  # at once: another thread may draw
+
+    def pass_sampler(
+        self, shuffle: bool = True, seed: int = 0, rank: int = 0, num_ranks: int = 1, drop_last: bool = False
+    ) -> PassSampler:  # fmt: skip
+        """Return a sampler for a DataLoader over this view: each item once in a pass, which can be resumed.
+
+        A live view moves where a pass begins. See `ReplayBuffer.pass_sampler`.
+        """
+        return PassSampler(self, shuffle, seed, rank, num_ranks, drop_last)
+
+    # -- items by id -------------------------------------------------------------------------
 
     def __getitem__(self, idx: Any) -> dict[str, Any]:
         """Return one clip, or with a list of ids the batch, as the buffer does.
@@ -218,6 +392,8 @@ class PinnedView(Dataset):
     def __getstate__(self) -> dict[str, Any]:
         for name, function in self.cut.functions:
             sendable(type(self).__name__, f"window[{name!r}]", function)
+        if self._moves is not None:
+            sendable(type(self).__name__, "where", self._moves.where)
         return super().__getstate__()
 
 
@@ -232,13 +408,13 @@ class _ViewClips:
         return self._engine.anchors(ids if is_pinned else PINNED + self._view.positions(ids), cut)
 
     def replaced(self, positions: Array, cut: Cut) -> Array:
-        return self._engine.replaced(positions, cut, self._view.redraw)
+        return self._engine.replaced(positions, cut, self._view.redraw_here)
 
     def read(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
         crossing: Crossing | None = None,
     ) -> dict[str, Array]:  # fmt: skip
-        return self._engine.read(positions, cut, out, asked, crossing, self._view.redraw)
+        return self._engine.read(positions, cut, out, asked, crossing, self._view.redraw_here)
 
     def layout(self, cut: Cut, size: int) -> Layout:
         return self._engine.layout(cut, size)

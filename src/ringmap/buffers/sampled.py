@@ -24,7 +24,7 @@ from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.notebook import InNotebook
 from ringmap.buffers.options import positive
-from ringmap.buffers.passes import PassSampler
+from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.pinned_view import split
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.view import BufferView
@@ -47,7 +47,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class Sampled(InNotebook, Dataset):
+class Sampled(InNotebook, PassBuffer, Dataset):
     """The methods of a buffer that read clips: a subclass supplies the engine."""
 
     engine: Engine
@@ -162,28 +162,15 @@ class Sampled(InNotebook, Dataset):
 
     # -- passes, views, batches --------------------------------------------------------------
 
-    def pass_sampler(self, shuffle: bool = True, seed: int = 0) -> PassSampler:
-        """Return a sampler for a DataLoader over this buffer that pins one state per pass.
-
-        `DataLoader(buf, sampler=buf.pass_sampler(), batch_size=64, num_workers=2)` yields each clip that existed
-        at the start of the pass exactly once, whatever is written meanwhile, unless it was evicted before it was read: then another
-        one comes in its place, which `batch.redrawn` marks. The plain `shuffle=True` asks for `len(buf)` again at the end of a pass.
-
-        Args:
-            shuffle: a new order for each pass; False: oldest first.
-            seed: of the orders; the same for the same seed and pass.
-        """
-        return PassSampler(self, shuffle, seed)
-
-    def moment(self) -> BufferView:
-        """Return a view of the clips that exist now, for a pass."""
-        return BufferView.of(self)
-
     def view(
         self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
-        drop_all_padded: bool = False, *, where: Where | None = None,
+        drop_all_padded: bool = False, *, where: Where | None = None, live: bool = False,
+        at: Mapping[str, Any] | None = None,
     ) -> BufferView:  # fmt: skip
         """Return a dataset of what is stored now: its ids do not change, in any process that receives it.
+
+        A live view moves to what is stored now at its `refresh()`, and where a pass of its own `pass_sampler()` begins; nothing else
+        moves it, neither `len` nor a draw. It selects by `where` anew each time.
 
         Args:
             window: as for `sample`: one item per anchor.
@@ -192,27 +179,29 @@ class Sampled(InNotebook, Dataset):
             drop_all_padded: as for `sample`.
             where: the episodes to keep, numbered from 0 (`source_episodes` has their numbers before): a condition such as
                 `"return > 100 and not flags contains bad"`, or a function of an episode's data (a dict) that tells whether the episode
-                is wanted.
+                is wanted. An episode that is still being recorded is not selected before it ends.
+            live: whether the view moves.
+            at: the `moment` of another view, whose episodes and ids this one has, whatever was evicted since.
 
         Raises:
-            InputError: as for `sample`.
+            InputError: as for `sample`; `at` with `where` or `live`, or of another buffer.
             NoClipsError: a window over a buffer that has no columns yet.
 
         Cost: 12 bytes for each stored episode; no rows are copied or protected from eviction. `where` reads the data of every
             episode, and of `return` and `ended` the columns behind them.
         """
         wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
-        if where is not None:
-            return BufferView.of(self).view(window, columns, anchors, drop_all_padded, where=where)
-        cut, _ = self._cut_of(wanted, "ReplayBuffer.view")
-        return BufferView.of(self, None if wanted.is_plain else cut)
+        caller = "ReplayBuffer.view"
+        cut = None if wanted.is_plain else self._cut_of(wanted, caller)[0]
+        return BufferView.asked(self, cut, where, live, at, caller)
 
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes that are stored now, as `Dataset.take`."""
         return self.view().take(episodes)
 
-    def _pinned(self) -> BufferView:
-        return self.view()
+    def pinned(self) -> BufferView:
+        """Return a view of what is stored now."""
+        return BufferView.of(self)
 
     def split(
         self, train: float = 0.9, seed: int = 0, *, window: WindowSpec | None = None,

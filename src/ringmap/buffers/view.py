@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import ClipBuffer
+from ringmap.buffers.moments import RingEpisodes, episodes_of, moment_of
 from ringmap.buffers.pinned_view import PinnedView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
@@ -114,44 +115,29 @@ class BufferView(PinnedView):
         return self.engine.source, self.starts
 
     @property
-    def head(self) -> int:
-        """One past the newest position of the view."""
-        if not len(self.lengths):
-            return 0
-        if self._stored is None:
-            return int(self.starts[-1] + self.lengths[-1])
-        starts, lengths, _ = self._stored[0].parts_in(self._stored[1])
-        return int(starts[-1] + lengths[-1])
+    def _episodes(self) -> RingEpisodes:
+        return RingEpisodes(self.starts, self.lengths, self._stored, self._is_part)
 
     @property
-    def mark(self) -> Any:
-        """What `finder` needs to find this moment again after a restart: JSON."""
-        return self.head
+    def ended(self) -> Array:
+        """Tell of each episode whether it had ended: bool `(episodes,)`."""
+        return self._episodes.ended
 
-    def finder(self, mark: Any, count: int) -> Callable[[Array], Array]:
-        """Return what finds the clips of an earlier moment, which had `count` of them: ids -> positions, -1 for an evicted one."""
-        view = self.before(int(mark)) if int(mark) < self.head else self
-        gone = count - len(view)  # the oldest
+    def _named(self) -> dict[str, Any]:
+        return moment_of(_name_of(self.engine), self._episodes)
 
-        def find(ids: Array) -> Array:
-            if not gone:
-                return view.positions(ids)
-            found, kept = np.full(len(ids), -1, np.int64), ids >= gone
-            if kept.any():
-                found[kept] = view.positions(ids[kept] - gone)
-            return found
+    @classmethod
+    def at(cls, buffer: ClipBuffer, moment: Any, where: str) -> BufferView:
+        """Return the view of a moment.
 
-        return find
-
-    def before(self, head: int) -> BufferView:
-        """Return a view of what is stored before a position."""
-        if self._stored is None:
-            return self.take(np.flatnonzero(self.starts < head))
-        starts, lengths, parts = self._stored[0].parts_in(self._stored[1])
-        old = starts < head
-        whole = WholeEpisodes(starts[old], lengths[old], Parts(*(v[old] for v in parts)), {})
-        everything = whole, np.arange(len(whole))
-        return BufferView(self._buffer, whole.names, whole.lengths, self._cut, everything)
+        Raises:
+            InputError: it is none of this buffer.
+        """
+        uuid, episodes = episodes_of(moment, where)
+        if uuid != _name_of(buffer.engine):
+            raise InputError(f"{where}: the moment is of another buffer: uuid {uuid.hex()}")
+        starts, lengths, stored, is_part = episodes
+        return cls(buffer, starts, lengths, None, stored, is_part)
 
     @property
     def engine(self) -> Engine:
@@ -333,4 +319,10 @@ class BufferView(PinnedView):
         return ClipIndexError(f"BufferView: episode {ep} was evicted since the view was made")
 
     def __repr__(self) -> str:
-        return f"BufferView(episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"
+        return f"BufferView({'live, ' * self.is_live}episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"
+
+
+def _name_of(engine: Engine) -> bytes:
+    """Return what names the ring, the same in all its copies: of one in RAM nothing does."""
+    source = engine.source
+    return b"" if source.disk.volatile else source.manifest.uuid

@@ -227,7 +227,9 @@ def _copy(
             whole[places] = column.take(steps[start:stop], None, head)
         else:
             copy = column.take
-            for slots, place in zip(steps[start:stop], places.tolist(), strict=True):
-                copy(slots, whole[place], head)
+            for at, place in enumerate(
+                places.tolist(), start
+            ):  # slices: a value of one step is no array
+                copy(steps[at : at + 1], whole[place : place + 1], head)
     if large:
         reader.watch.end()

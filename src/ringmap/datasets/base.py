@@ -54,15 +54,22 @@ log = logging.getLogger("ringmap")
 if TYPE_CHECKING:  # to a type checker a DataLoader takes it; at run time torch is not needed
     from torch.utils.data import Dataset as _TorchDataset
 
-    class LoaderDataset(_TorchDataset[dict[str, Any]]):
-        """What a type checker takes a buffer or a dataset for."""
+    _Base = _TorchDataset[dict[str, Any]]
 else:
-    LoaderDataset = object
+    _Base = object
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 Where = str | Callable[[dict[str, Any]], Any]
 """Which episodes are wanted: a condition (`ringmap.datasets.where`), or a function of an episode's data, a dict."""
+
+
+class LoaderDataset(_Base):
+    """What a DataLoader takes: a dataset, or a buffer."""
+
+    def pinned(self) -> Any:
+        """Return what there is now, numbered so that no writer changes it: this dataset, if it does not grow."""
+        return self
 
 
 class Dataset(LoaderDataset):
@@ -318,7 +325,7 @@ class Dataset(LoaderDataset):
 
     def _selected(self, where: Where, caller: str, marks: Any = None) -> Dataset:
         """Return a dataset of the episodes that are wanted; `marks` is the file of their flags and notes."""
-        pinned = self._pinned()
+        pinned: Dataset = self.pinned()
         return pinned.take(choose(pinned, where, marks, f"{caller}: where"))
 
     def _stored_steps(
@@ -334,10 +341,6 @@ class Dataset(LoaderDataset):
         steps = stored_layout(self.load_steps(episode, start, end, known))
         found = {name: np.asarray(values) for name, values in steps.items()}
         return found if names else {name: v for name, v in found.items() if v.ndim <= 2}
-
-    def _pinned(self) -> Dataset:
-        """Return the episodes that there are now, numbered so that no writer changes it: this dataset, if it does not grow."""
-        return self
 
     def view(
         self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,

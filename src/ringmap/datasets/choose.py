@@ -48,7 +48,7 @@ def choose(
     """Return the numbers of the episodes that are wanted; one that is evicted meanwhile is not.
 
     Args:
-        dataset: whose episodes keep their numbers (`Dataset._pinned`).
+        dataset: whose episodes keep their numbers (`Dataset.pinned`).
         where: a condition, see `where.select`, over the names of `OWN` and of episode data; or a function of the data of an
             episode, a dict with None for what it lacks.
         marks: the file of marks, by default the one beside the data.

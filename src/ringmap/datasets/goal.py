@@ -246,8 +246,9 @@ class GoalDataset(Forkable, Dataset):
             inner.take(chosen) if isinstance(inner, Dataset) else SelectedDataset(inner, chosen)
         )
 
-    def _pinned(self) -> Dataset:
-        inner = self.dataset._pinned() if isinstance(self.dataset, Dataset) else self.dataset
+    def pinned(self) -> Dataset:
+        """Return these clips over what the wrapped dataset has now."""
+        inner = self.dataset.pinned() if isinstance(self.dataset, Dataset) else self.dataset
         return self if inner is self.dataset else self._over(inner)
 
     def marked_ring(self) -> tuple[Handle, Array] | None:

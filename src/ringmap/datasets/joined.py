@@ -100,8 +100,9 @@ class _Joined(Dataset):
         """Names of the values that are constant within an episode, of all parts, first seen first."""
         return list(dict.fromkeys(n for part in self.datasets for n in part.episode_column_names))
 
-    def _pinned(self) -> Dataset:
-        parts = [p._pinned() if isinstance(p, Dataset) else p for p in self.datasets]
+    def pinned(self) -> Dataset:
+        """Return what the parts have now, joined."""
+        parts = [p.pinned() if isinstance(p, Dataset) else p for p in self.datasets]
         return (
             self
             if all(a is b for a, b in zip(parts, self.datasets, strict=True))

@@ -26,7 +26,7 @@ def episodes_of(dataset: Any, with_data: bool) -> Iterator[tuple[dict[str, Any],
     A buffer's are those that it holds when this begins; what is evicted meanwhile is left out.
     """
     ours = isinstance(dataset, Dataset)
-    dataset = dataset._pinned() if ours else dataset
+    dataset = dataset.pinned() if ours else dataset
     for number in range(len(dataset.lengths)):
         try:
             episode, data = dict(stored_layout(dataset.load_episode(number))), {}

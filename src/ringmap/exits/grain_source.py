@@ -12,8 +12,6 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.datasets.base import LoaderDataset
 
 __all__ = ["Source", "source"]
@@ -47,7 +45,7 @@ def source(data: LoaderDataset) -> Source:
     """Return a data source for `grain.DataLoader` and `grain.MapDataset.source`.
 
     Args:
-        data: a buffer, whose clips of this moment are pinned; a view, or any dataset.
+        data: a buffer, a fleet or a live view, whose clips of this moment are pinned; a view, or any dataset.
 
     Returns:
         Clips as NumPy arrays, in the order of their ids.
@@ -63,8 +61,4 @@ def source(data: LoaderDataset) -> Source:
         >>> len(clips), clips[9]["obs"].tolist()
         (10, [9])
     """
-    if isinstance(data, ReplayBuffer):
-        return Source(data.view())
-    if isinstance(data, TransitionReplayBuffer):
-        return Source(data.moment())
-    return Source(data)
+    return Source(data.pinned() if isinstance(data, LoaderDataset) else data)

@@ -587,13 +587,10 @@ class ShardedReplayBuffer(Sampled):
 
     # -- passes and views ---------------------------------------------------------------------
 
-    def moment(self) -> ShardedView:  # type: ignore[override]
-        """Return a view of the clips that exist now, for a pass."""
-        return ShardedView.of(self)
-
     def view(  # type: ignore[override]
         self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
-        drop_all_padded: bool = False, *, where: Where | None = None,
+        drop_all_padded: bool = False, *, where: Where | None = None, live: bool = False,
+        at: Mapping[str, Any] | None = None,
     ) -> ShardedView:  # fmt: skip
         """Return a dataset of what is stored now, as `ReplayBuffer.view` does.
 
@@ -602,17 +599,17 @@ class ShardedReplayBuffer(Sampled):
             NoClipsError: a window over rings that have no columns yet.
         """
         wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
-        if where is not None:
-            return ShardedView.of(self).view(window, columns, anchors, drop_all_padded, where=where)
-        cut, _ = self._cut_of(wanted, "ShardedReplayBuffer.view")
-        return ShardedView.of(self, None if wanted.is_plain else cut)
+        caller = "ShardedReplayBuffer.view"
+        cut = None if wanted.is_plain else self._cut_of(wanted, caller)[0]
+        return ShardedView.asked(self, cut, where, live, at, caller)
 
     def take(self, episodes: Sequence[int] | Array) -> ShardedView:  # type: ignore[override]
         """Return a view of some of the episodes that are stored now, as `Dataset.take`."""
         return self.view().take(episodes)
 
-    def _pinned(self) -> ShardedView:  # type: ignore[override]
-        return self.view()
+    def pinned(self) -> ShardedView:  # type: ignore[override]
+        """Return a view of what is stored now."""
+        return ShardedView.of(self)
 
     def split(  # type: ignore[override]
         self, train: float = 0.9, seed: int = 0, *, window: WindowSpec | None = None,

@@ -10,11 +10,12 @@ Not here: rows (engine.py), the view of one ring (buffers/view.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringmap.buffers.moments import RingEpisodes, episodes_of, moment_of, pack, unpack
 from ringmap.buffers.pinned_view import PinnedView
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.engine import ShardEngine
@@ -28,7 +29,6 @@ from ringmap.clips.many import groups
 from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.ring.chains import WholeEpisodes
 
 __all__ = ["ShardedView"]
 
@@ -36,44 +36,49 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Part(NamedTuple):
-    """Episodes of one ring: as `BufferView` holds them."""
+    """Episodes of one ring, by its number."""
 
     number: int
-    starts: Array
-    lengths: Array
-    stored: tuple[WholeEpisodes, Array] | None
-    is_part: bool = False
+    episodes: RingEpisodes
+
+    @property
+    def starts(self) -> Array:
+        """The names of its episodes on its ring."""
+        return self.episodes.starts
 
     def positions(self, episodes: Array, steps: Array) -> Array:
         """Return the positions of steps of its episodes."""
-        if self.stored is not None:
-            whole, chosen = self.stored
+        if self.episodes.stored is not None:
+            whole, chosen = self.episodes.stored
             return whole.positions(whole.places[chosen[episodes]] + steps)
         found: Array = self.starts[episodes] + steps
         return found
 
     def take(self, chosen: Array) -> _Part:
         """Return some of its episodes."""
-        stored = self.stored and (self.stored[0], self.stored[1][chosen])
-        return _Part(self.number, self.starts[chosen], self.lengths[chosen], stored, True)
+        starts, lengths, stored, _ = self.episodes
+        stored = stored and (stored[0], stored[1][chosen])
+        return _Part(self.number, RingEpisodes(starts[chosen], lengths[chosen], stored, True))
 
     def over(self, ring: Ring, cut: Cut | None) -> BufferView:
         """Return the view of its ring alone."""
-        return BufferView(ring.buffer, self.starts, self.lengths, cut, self.stored, self.is_part)
+        starts, lengths, stored, is_part = self.episodes
+        return BufferView(ring.buffer, starts, lengths, cut, stored, is_part)
 
     @classmethod
     def of(cls, ring: Ring) -> _Part:
         """Return the episodes that a ring holds now; of transitions those of each commit are one."""
         if not isinstance(ring.buffer, ReplayBuffer):
-            now = ring.buffer.moment()
-            return cls(ring.number, now.starts, now.lengths, None)
+            now = ring.buffer.pinned()
+            return cls(ring.number, RingEpisodes(now.starts, now.lengths))
         source = ring.source
         with source.memory:
             live = source.live
             if live.chains is None:
-                return cls(ring.number, live.starts.copy(), live.lengths.copy(), None)
+                return cls(ring.number, RingEpisodes(live.starts.copy(), live.lengths.copy()))
             whole = live.whole
-            return cls(ring.number, whole.names, whole.lengths, (whole, np.arange(len(whole))))
+            every = whole, np.arange(len(whole))
+            return cls(ring.number, RingEpisodes(whole.names, whole.lengths, every))
 
 
 class ShardedView(PinnedView):
@@ -101,7 +106,7 @@ class ShardedView(PinnedView):
         sizes, starts = np.zeros(len(self._home), np.int64), np.zeros(len(self._home), np.int64)
         for which, places in groups(self._home):
             part = self._parts[which]
-            sizes[places] = part.lengths[self._local[places]]
+            sizes[places] = part.episodes.lengths[self._local[places]]
             starts[places] = joined(part.number, part.starts[self._local[places]])
         super().__init__(buffer, starts, sizes, cut)
         if cut is not None and cut.across:
@@ -166,41 +171,43 @@ class ShardedView(PinnedView):
         return found
 
     @property
-    def mark(self) -> Any:
-        """What `finder` needs to find this moment again after a restart: uuid, head and clips of each ring."""
-        uuids, marks = self.engine.rings.numbers.uuids, []
-        for part in self._parts:
-            ring = self.engine.members.of(part.number)
-            if ring is not None:
-                view = self._over(part, ring)
-                marks.append([uuids[part.number].hex(), view.head, len(view)])
-        return marks
+    def ended(self) -> Array:
+        """Tell of each episode whether it had ended: bool `(episodes,)`."""
+        found = np.ones(len(self.starts), np.bool_)
+        for which, places in groups(self._home):
+            found[places] = self._parts[which].episodes.ended[self._local[places]]
+        return found
 
-    def finder(self, mark: Any, count: int) -> Callable[[Array], Array]:
-        """Return what finds the clips of an earlier moment: ids -> ids in the engine, -1 for an evicted one."""
+    def _named(self) -> dict[str, Any]:
         uuids = self.engine.rings.numbers.uuids
-        here = {uuids[part.number].hex(): part for part in self._parts}
-        finders: list[tuple[int, Callable[[Array], Array]] | None] = []
-        counts = [int(clips) for _, _, clips in mark]
-        for uuid, head, clips in mark:
-            part = here.get(uuid)
-            ring = None if part is None else self.engine.members.of(part.number)
-            if part is None or ring is None:
-                finders.append(None)
-            else:
-                finders.append((part.number, self._over(part, ring).finder(head, int(clips))))
-        ends = np.cumsum(np.array(counts, np.int64))
+        rings = [moment_of(uuids[part.number], part.episodes) for part in self._parts]
+        return {"rings": rings, **pack({"home": self._home, "local": self._local})}
 
-        def find(ids: Array) -> Array:
-            found = np.full(len(ids), -1, np.int64)
-            for which, places in groups(ends.searchsorted(ids, side="right")):
-                known = finders[which] if which < len(finders) else None
-                if known is not None:
-                    local = known[1](ids[places] - int(ends[which]) + counts[which])
-                    found[places] = np.where(local < 0, -1, joined(known[0], local))
-            return found
+    @classmethod
+    def at(cls, buffer: Any, moment: Any, where: str) -> ShardedView:
+        """Return the view of a moment; a ring of it that is away may come back.
 
-        return find
+        Raises:
+            InputError: it is no moment of many rings.
+        """
+        order = unpack(moment, ("home", "local"), where)
+        parts = list[_Part]()
+        for one in moment.get("rings", ()):
+            uuid, episodes = episodes_of(one, where)
+            parts.append(_Part(buffer.engine.rings.numbers.of(uuid), episodes))
+        home, local = order["home"], order["local"]
+        counts = np.array([len(part.starts) for part in parts], np.int64)
+        if len(home) != len(local) or (
+            len(home)
+            and (
+                home.min() < 0
+                or home.max() >= len(parts)
+                or local.min() < 0
+                or (local >= counts[home]).any()
+            )
+        ):
+            raise InputError(f"{where}: this is no moment of a view: its episodes do not fit")
+        return cls(buffer, parts, home, local)
 
     def _over(self, part: _Part, ring: Ring) -> BufferView:
         """Return the view of one ring; another one, if that was opened again."""
@@ -339,4 +346,4 @@ class ShardedView(PinnedView):
         return {**super().__getstate__(), "_views": {}}
 
     def __repr__(self) -> str:
-        return f"ShardedView(episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"
+        return f"ShardedView({'live, ' * self.is_live}episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"

@@ -34,7 +34,7 @@ from ringmap.buffers.lookup import Clips
 from ringmap.buffers.nested import as_array
 from ringmap.buffers.notebook import InNotebook
 from ringmap.buffers.options import fraction, positive
-from ringmap.buffers.passes import PassSampler
+from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.steps import ROW, StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
@@ -53,7 +53,7 @@ from ringmap.clips.drawing import integers
 from ringmap.clips.drawn import Drawn
 from ringmap.clips.gather import PINNED
 from ringmap.clips.samplers.base import Sampler, ids_of
-from ringmap.datasets.base import LoaderDataset, clip_id, clip_ids
+from ringmap.datasets.base import clip_id, clip_ids
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError, ReplacedError
 from ringmap.extras import require
@@ -114,7 +114,7 @@ _ROOM_LEAST = 256
 """Minimum of the rows beyond the capacity, and of the spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
 
 
-class TransitionReplayBuffer(InNotebook, LoaderDataset):
+class TransitionReplayBuffer(InNotebook, PassBuffer):
     """A ring of transitions `(s, a, r, s', done)` for DQN, SAC and similar algorithms.
 
     Args:
@@ -698,16 +698,7 @@ class TransitionReplayBuffer(InNotebook, LoaderDataset):
         """
         return lookup.several(self, clip_ids(indices, type(self).__name__))
 
-    def pass_sampler(self, shuffle: bool = True, seed: int = 0) -> PassSampler:
-        """Return a sampler for a DataLoader that pins one state per pass; see `ReplayBuffer.pass_sampler`.
-
-        Args:
-            shuffle: a new order for each pass; False: oldest first.
-            seed: of the orders; the same for the same seed and pass.
-        """
-        return PassSampler(self, shuffle, seed)
-
-    def moment(self) -> BufferView:
+    def pinned(self) -> BufferView:
         """Return a view of the transitions that exist now, for a pass: what is in it is committed."""
         self.engine.settle(f"{type(self).__name__}.pass_sampler")
         source = self.engine.source

@@ -1,0 +1,474 @@
+"""Live views, moments, and passes over views: what moves when, what comes once, what resumes, on how many ranks."""
+
+import json
+import os
+import pickle
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from ringmap import Marks, ReplayBuffer
+from ringmap.data import Index, Sequences, ShardedReplayBuffer, Window
+from ringmap.errors import InputError, RoleError
+from ringmap.formats.base import EPISODE_DATA_KEY
+from tests.loading.conftest import end
+from tests.tiers import few
+
+
+def episode(number, length):
+    """Each step says which it is."""
+    return {"step": number * 1000 + np.arange(length), "reward": np.ones(length, np.float32)}
+
+
+def fill(buf, count, first):
+    for number in range(first, first + count):
+        data = {EPISODE_DATA_KEY: {"task": "ab"[number % 2]}}
+        buf.write_episode({**episode(number, 9 + number % 5), **data})
+
+
+def fill_in_parts(buf, count, first):
+    """Episodes of one lane each, two at a time, their parts in turn."""
+    for number in range(first, first + count, 2):
+        both = [buf.begin_episode(commit_every=4, lane=lane) for lane in range(2)]
+        for at in range(11):
+            for lane, one in enumerate(both):
+                one.append({name: v[at] for name, v in episode(number + lane, 11).items()})
+        for lane, one in enumerate(both):
+            one.finish(episode_data={"task": "ab"[lane]})
+
+
+class Writer:
+    """A ring, or some, that evict: `go_on` writes as many episodes as are stored, or fewer."""
+
+    def __init__(self, folder, kind):
+        self.next, self.kind = 0, kind
+        self.rings = [
+            ReplayBuffer(230, path=folder / str(number), seed=0)
+            for number in range(3 if kind == "fleet" else 1)
+        ]
+        self.go_on(60)
+        self.data = self.rings[0]
+        if kind == "fleet":
+            self.data = ShardedReplayBuffer(folder, seed=0)
+
+    def go_on(self, count):
+        for ring in self.rings:
+            write = fill_in_parts if self.kind == "parts" else fill
+            write(ring, count, self.next)
+            self.next += count
+
+    def opened(self):
+        """Return another handle, as of another process."""
+        if self.kind == "fleet":
+            return ShardedReplayBuffer(os.path.dirname(self.rings[0].path))
+        return ReplayBuffer.open(self.rings[0].path)
+
+    def close(self):
+        if self.kind == "fleet":
+            self.data.close()
+        for ring in self.rings:
+            ring.close()
+
+
+KINDS = "plain", "parts", "fleet"
+
+
+@pytest.fixture(params=KINDS)
+def writer(request, tmp_path):
+    made = Writer(tmp_path, request.param)
+    yield made
+    made.close()
+
+
+def options(how):
+    """The arguments of a view."""
+    return {
+        "clips": {},
+        "window": {"window": {"step": Window([-1, 0, 1], pad="edge")}},
+        "anchors": {"anchors": slice(2, -1)},
+        "across": {"window": Sequences(5, across=True)},
+        "where": {"where": "task = a"},
+        "function": {"where": is_a, "window": {"step": Window([0, 1])}},
+    }[how]
+
+
+def is_a(data):
+    return data["task"] == "a"
+
+
+HOWS = "clips", "window", "anchors", "across", "where", "function"
+
+
+def is_refused(writer, how):
+    """A view over many rings has no sequences across episodes."""
+    if writer.kind == "fleet" and how == "across":
+        for live in (False, True):
+            with pytest.raises(InputError, match="across=True"):
+                writer.data.view(**options(how), live=live)
+        return True
+    return False
+
+
+def steps(view, ids):
+    """Return the steps that the items hold, as one comparable value each."""
+    return [tuple(np.ravel(item).tolist()) for item in view[list(ids)]["step"]]
+
+
+# -- what moves --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_live_view_moves_at_a_refresh_and_where_a_pass_begins(writer, how):
+    if is_refused(writer, how):
+        return
+    data, asked = writer.data, options(how)
+    view, frozen = data.view(**asked, live=True), data.view(**asked)
+    assert view.is_live
+    assert not frozen.is_live
+    same = range(len(frozen))
+    assert steps(view, same) == steps(frozen, same)
+    writer.go_on(4)
+    data.refresh()
+    before = view.moment
+    view.sample(4)
+    assert len(view) == len(frozen)
+    assert view.moment == before == frozen.moment
+    assert view.refresh()
+    assert not view.refresh()
+    newest = data.view(**asked)
+    assert view.moment == newest.moment != before
+    assert steps(view, range(len(view))) == steps(newest, range(len(newest)))
+    sampler = view.pass_sampler(shuffle=False)
+    first = steps(newest, range(len(newest)))
+    assert steps(view, sampler) == first
+    writer.go_on(4)
+    assert view.moment == newest.moment
+    passing = iter(sampler)
+    next(passing)
+    assert view.moment == data.view(**asked).moment != newest.moment
+    with pytest.raises(InputError, match="live=True"):
+        frozen.refresh()
+    with pytest.raises(InputError, match="live=True"):
+        view.pinned().refresh()
+
+
+def test_persistent_workers_follow_a_live_view(tmp_path):
+    """Over a frozen one they drew the first minute's episodes until these were evicted, and then anything."""
+    writer = Writer(tmp_path, "plain")
+    view = writer.data.view(window=Sequences(5, across=True), columns=["step"], live=True)
+    loader = DataLoader(
+        view, 16, sampler=view.pass_sampler(seed=1), num_workers=2, persistent_workers=True
+    )
+    for _ in range(3):
+        found = [tuple(item.tolist()) for batch in loader for item in batch["step"]]
+        assert sorted(found) == sorted(steps(view, range(len(view))))
+        assert max(found)[-1] // 1000 == writer.next - 1
+        writer.go_on(12)  # more than half of the ring
+    assert view.num_redraws == 0
+    end(loader)
+    writer.close()
+
+
+@pytest.mark.parametrize("kind", few(["plain", "parts", "fleet"], 2))
+def test_a_worker_redraws_from_what_a_live_view_selects_now(tmp_path, kind):
+    """Its own copy is of the moment at which it began, of which nothing may be left."""
+    writer = Writer(tmp_path, kind)
+    view = writer.data.view(where="task = a", window={"step": Window([0, 1])}, live=True)
+    loader = DataLoader(
+        view, 8, sampler=view.pass_sampler(seed=1), num_workers=1, persistent_workers=True
+    )
+    assert sum(len(batch["step"]) for batch in loader) == len(view)
+    writer.go_on(60)
+    count = 0
+    for number, batch in enumerate(loader):
+        if number == 0:
+            writer.go_on(60)
+        found = batch["step"].numpy()
+        assert (found // 1000 % 2 == 0).all()
+        assert (np.diff(found, axis=1) == 1).all()
+        count += len(found)
+        if number > 8:
+            assert found.min() // 1000 >= 120
+    assert count == len(view)
+    end(loader)
+    writer.close()
+
+
+def test_an_open_episode_joins_a_selection_when_it_ends(tmp_path):
+    buf = ReplayBuffer(400, path=tmp_path / "ring")
+    fill(buf, 4, 0)
+    recording = buf.begin_episode(commit_every=4)
+    for at in range(9):
+        recording.append({name: v[at] for name, v in episode(7, 9).items()})
+    every, long = buf.view(live=True), buf.view(where="length > 3", live=True)
+    chosen = buf.view(where=lambda data: data["task"] in (None, "b"), live=True)
+    for view, count in ((every, 5), (long, 4), (chosen, 2)):
+        assert len(view.lengths) == count
+    recording.finish(episode_data={"task": "b"})
+    for view, count in ((every, 5), (long, 5), (chosen, 3)):
+        view.refresh()
+        assert len(view.lengths) == count
+    buf.close()
+
+
+def test_marks_are_read_where_a_pass_begins(tmp_path):
+    buf = ReplayBuffer(400, path=tmp_path / "ring")
+    fill(buf, 4, 0)
+    view = buf.view(where="not flags contains bad", live=True)
+    frozen = buf.view(where="not flags contains bad")
+    sampler = view.pass_sampler()
+    assert {step[0] // 1000 for step in steps(view, sampler)} == {0, 1, 2, 3}
+    Marks(buf).set(int(view.starts[2]), flags=["bad"])
+    assert len(view.lengths) == 4
+    assert {step[0] // 1000 for step in steps(view, sampler)} == {0, 1, 3}
+    assert len(frozen.lengths) == 4
+    buf.close()
+
+
+def test_an_index_of_a_live_view_is_refused_in_a_worker(tmp_path):
+    """The numbers of its episodes are those of the process that owns the loader."""
+    writer = Writer(tmp_path, "plain")
+    view = writer.data.view(window={"at": Index(), "step": Window([0])}, live=True)
+    view.refresh()
+    assert view[0]["at_episode"] == 0
+    writer.go_on(4)
+    batches = list(DataLoader(view, 16, sampler=view.pass_sampler()))
+    numbers = np.concatenate([batch["at_episode"] for batch in batches])
+    assert set(numbers.tolist()) == set(range(len(view.lengths)))
+    with pytest.raises(InputError, match="num_workers=0"):
+        list(DataLoader(view, 16, sampler=view.pass_sampler(), num_workers=1))
+    writer.close()
+
+
+def test_a_live_view_in_a_spawned_process_needs_a_condition_that_travels(tmp_path):
+    writer = Writer(tmp_path, "plain")
+    for where in ("task = a", is_a):
+        view = writer.data.view(where=where, live=True)
+        other = pickle.loads(pickle.dumps(view))
+        writer.go_on(2)
+        assert other.refresh()
+        assert view.refresh()
+        assert other.moment == view.moment
+        other.engine.close()
+    with pytest.raises(InputError, match="where"):
+        pickle.dumps(writer.data.view(where=lambda data: True, live=True))
+    writer.close()
+
+
+# -- moments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("gone", ["nothing", "some", "all"])
+def test_a_moment_has_the_length_and_ids_in_any_process(writer, how, gone):
+    if is_refused(writer, how):
+        return
+    asked = options(how)
+    view = writer.data.view(**asked)
+    view = view.take([3, 0, 5]) if how == "clips" else view
+    every = np.arange(len(view))
+    positions, moment = view.positions(every), json.dumps(view.moment)
+    writer.go_on({"nothing": 0, "some": 6, "all": 60}[gone])
+    own = {name: value for name, value in asked.items() if name != "where"}
+    with writer.opened() as other:
+        again = other.view(**own, at=json.loads(moment))
+        assert len(again) == len(every)
+        assert np.array_equal(again.positions(every), positions)
+        assert np.array_equal(again.lengths, view.lengths)
+        assert json.dumps(again.moment) == moment
+        if gone == "nothing":
+            assert steps(again, every) == steps(view, every)
+    other.close()
+
+
+def test_a_moment_is_small(tmp_path):
+    buf = ReplayBuffer(200_000, path=tmp_path / "ring")
+    buf.write_episodes({"step": np.zeros(8 + number % 90)} for number in range(3000))
+    assert len(json.dumps(buf.view().moment)) < 3 * 3000
+    buf.close()
+
+
+def test_wrong_moments_are_refused(tmp_path):
+    writer, other = Writer(tmp_path / "a", "parts"), ReplayBuffer(100, path=tmp_path / "b")
+    fill(other, 2, 0)
+    buf = writer.data
+    moment = buf.view().moment
+    with pytest.raises(InputError, match="another buffer"):
+        other.view(at=moment)
+    with pytest.raises(InputError, match=r"at=.*where="):
+        buf.view(at=moment, where="task = a")
+    with pytest.raises(InputError, match=r"at=.*live="):
+        buf.view(at=moment, live=True)
+    wrong = [3, {}, {**moment, "starts": "b:%%"}, {**moment, "lengths": moment["starts"]}]
+    wrong += [{name: value for name, value in moment.items() if name != gone} for gone in moment]
+    wrong += [
+        {**moment, name: "b:eJwDAAAAAAE="} for name in moment if name not in ("uuid", "is_part")
+    ]
+    wrong += [{**moment, "starts": moment["starts"][:-8] + "AAAA"}, {**moment, "uuid": "x"}]
+    for one in wrong:
+        with pytest.raises(InputError):
+            buf.view(at=one)
+    other.close()
+    writer.close()
+
+
+# -- passes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("how", HOWS)
+def test_a_pass_over_a_view_is_resumed_in_another_process(writer, how, live):
+    """It could not: a view had no sampler, and windows come from views alone."""
+    if is_refused(writer, how):
+        return
+    view = writer.data.view(**options(how), live=live)
+    sampler = view.pass_sampler(seed=5)
+    whole = list(sampler)
+    assert steps(view, whole) != steps(view, range(len(view)))
+    assert sorted(steps(view, whole)) == sorted(steps(view, range(len(view))))
+    sampler = view.pass_sampler(seed=5)
+    passing = iter(sampler)
+    had = [next(passing) for _ in range(20)]
+    state = json.loads(json.dumps(sampler.state_dict(taken=16)))
+    writer.go_on(2)
+    with writer.opened() as other:
+        own = options(how)
+        if live:
+            again = other.view(**own, live=True)
+        else:
+            own.pop("where", None)
+            again = other.view(**own, at=state["moment"])
+        resumed = again.pass_sampler()
+        resumed.load_state_dict(state)
+        rest = list(resumed)
+        assert had[:16] + rest == whole
+        assert again.moment == state["moment"]
+        assert list(resumed) != whole
+        assert (again.moment != state["moment"]) == live
+    other.close()
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ranks_divide_a_pass_and_another_number_of_them_goes_on(tmp_path, drop_last):
+    writer = Writer(tmp_path, "plain")
+    every = writer.data.view(window={"step": Window([0, 1])})
+    views = (every.take(range(number)) for number in range(15, 0, -1))
+    view = next(view for view in views if len(view) % 3 and len(view) % 4)
+    count = len(view)
+
+    def ranks(number, state=None):
+        made = [view.pass_sampler(True, 3, rank, number, drop_last) for rank in range(number)]
+        for one in made if state else ():
+            one.load_state_dict(state)
+        return made
+
+    whole = list(view.pass_sampler(seed=3))
+    three = ranks(3)
+    assert len({len(one) for one in three}) == 1
+    parts = [list(one) for one in three]
+    share = count // 3 if drop_last else -(-count // 3)
+    assert [len(part) for part in parts] == [share] * 3 == [len(one) for one in three]
+    merged = [place for places in zip(*parts, strict=True) for place in places]
+    padded = whole + whole[: 3 * share - count] if not drop_last else whole[: 3 * share]
+    assert merged == padded
+    states = [one.state_dict(taken=16) for one in three]
+    assert states[0] == states[1] == states[2]
+    assert states[0]["place"] == 48
+    four = ranks(4, states[1])
+    rest = [list(one) for one in four]
+    assert len({len(part) for part in rest}) == 1
+    merged = [place for places in zip(*rest, strict=True) for place in places]
+    left = whole[48:]
+    expected = left[: len(merged)] + whole[: max(0, len(merged) - len(left))]
+    assert merged == expected
+    assert abs(len(merged) - len(left)) < 4
+    (one,) = ranks(1, four[2].state_dict(taken=4))
+    assert list(one) == whole[64:]
+    (one,) = ranks(1, three[0].state_dict())
+    assert len(list(one)) == count
+    assert one.state_dict()["pass"] == 1, "it had ended"
+    writer.close()
+
+
+def test_ranks_take_the_moment_of_one(tmp_path):
+    """Each would count at its own moment, and one of them wait for ever."""
+    writer = Writer(tmp_path, "plain")
+    handles = [writer.data, writer.opened()]
+    views = [handle.view(where="task = a", live=True) for handle in handles]
+    samplers = [view.pass_sampler(True, 1, rank, 2) for rank, view in enumerate(views)]
+    for data in (views[0], writer.data):
+        with pytest.raises(RoleError, match="next_pass"):
+            next(iter(data.pass_sampler(num_ranks=2)))
+    orders = []
+    for _ in range(3):
+        state = samplers[0].next_pass()
+        writer.go_on(3)
+        views[1].refresh()
+        for one in samplers:
+            one.load_state_dict(json.loads(json.dumps(state)))
+        passes = [list(one) for one in samplers]
+        assert len(passes[0]) == len(passes[1]) == len(samplers[1])
+        assert views[0].moment == views[1].moment == state["moment"]
+        assert len({*passes[0], *passes[1]}) == state["count"] == len(views[0])
+        orders.append(passes)
+    assert [one.state_dict()["pass"] for one in samplers] == [2, 2]
+    handles[1].close()
+    writer.close()
+
+
+def test_a_wrong_state_is_refused_and_nothing_changes(tmp_path):
+    writer, other = Writer(tmp_path / "a", "plain"), Writer(tmp_path / "b", "plain")
+    view = writer.data.view(live=True)
+    sampler = view.pass_sampler(seed=2)
+    passing = iter(sampler)
+    had = [next(passing) for _ in range(5)]
+    state, before = sampler.state_dict(), view.moment
+    foreign = other.data.view().pass_sampler()
+    next(iter(foreign))
+    wrong = [None, {}, foreign.state_dict(), {**state, "count": 3}, {**state, "place": 10_000}]
+    wrong += [{**state, name: "x"} for name in ("seed", "pass", "count", "place", "moment")]
+    for one in wrong:
+        with pytest.raises(InputError):
+            sampler.load_state_dict(one)
+    other_window = writer.data.view(anchors=slice(1, None), live=True).pass_sampler()
+    with pytest.raises(InputError, match="same window"):
+        other_window.load_state_dict(state)
+    frozen = writer.data.view()
+    writer.go_on(2)
+    frozen_later = writer.data.view().pass_sampler()
+    with pytest.raises(InputError, match=r"at=.*live=True"):
+        frozen_later.load_state_dict(state)
+    frozen.pass_sampler().load_state_dict(state)
+    assert view.moment == before
+    assert sampler.state_dict() == state
+    assert had + list(passing) == list(frozen.pass_sampler(seed=2))
+    for arguments in (
+        {"rank": 2},
+        {"num_ranks": 0},
+        {"rank": -1},
+        {"seed": 1.5},
+        {"rank": 2, "num_ranks": 2},
+    ):
+        with pytest.raises(InputError, match="rank|seed"):
+            view.pass_sampler(**arguments)
+    other.close()
+    writer.close()
+
+
+def test_a_source_of_grain_keeps_its_length(tmp_path):
+    from ringmap.exits.grain_source import source
+
+    rings = [ReplayBuffer(2000, path=tmp_path / str(number)) for number in range(2)]
+    for ring in rings:
+        fill(ring, 4, 0)
+    fleet = ShardedReplayBuffer(tmp_path)
+    for data in (fleet, rings[0], fleet.view(live=True), rings[0].view(live=True)):
+        clips = source(data)
+        count, last = len(clips), clips[len(clips) - 1]["step"].tolist()
+        fill(rings[0], 2, 4)
+        data.refresh()
+        assert len(clips) == count < len(data) == len(source(data))
+        assert clips[count - 1]["step"].tolist() == last
+    for data in (fleet, *rings):
+        data.close()
