@@ -8,6 +8,7 @@ from ringmap.data import (
     ConcatDataset,
     MergeDataset,
     NStep,
+    Sequences,
     convert,
     get_format,
     list_formats,
@@ -187,12 +188,33 @@ def test_what_a_world_collects_says_where(tmp_path):
     assert load_dataset(tmp_path / "a.h5").reward_at == "next"
 
 
-def test_sums_over_a_copy_are_those_of_the_ring(tmp_path):
-    window = {"sum": NStep(2, gamma=0.5)}
-    for reward_at in ("next", "same"):
-        with ring(tmp_path / reward_at, reward_at) as buf:
-            buf.dump(tmp_path / f"{reward_at}.h5", progress=False)
-            copy = load_dataset(tmp_path / f"{reward_at}.h5", window=window, output="numpy")
-            view = buf.view(window)
-            for name in ("sum", "sum_discount", "sum_steps"):
-                assert [i[name] for i in copy] == [view[i][name] for i in range(len(view))], name
+@pytest.mark.parametrize("name", ["hdf5", *OTHERS])
+@pytest.mark.parametrize("reward_at", ["next", "same"])
+def test_sums_and_ends_of_a_copy_are_those_of_the_ring(tmp_path, name, reward_at):
+    """Whatever the columns are called: an episode that terminated has no value beyond its last reward."""
+    if name not in list_formats() or (name, reward_at) == ("minari", "same"):
+        return
+    with ring(tmp_path / "ring", reward_at) as buf:
+        buf.dump(place(tmp_path, name), name, progress=False)
+        whole = buf.view({"sum": NStep(2, gamma=0.5)})
+        wanted = [
+            {n: whole[i][n] for n in ("sum", "sum_discount", "sum_steps")}
+            for i in range(len(whole))
+        ]
+    copy = opened(place(tmp_path, name), name)
+    rows = int(copy.lengths[0])
+    reward = "reward" if "reward" in copy.column_names else "next.reward"
+    items = list(copy.view({"sum": NStep(2, gamma=0.5, of=reward)}))
+    steps = [
+        wanted[ROWS * n + t] for n in range(2) for t in range(rows)
+    ]  # without those of a last row
+    assert [{n: item[n] for n in steps[0]} for item in items] == steps
+    assert items[ROWS - 1 - (reward_at == "next")]["sum_discount"] == 0
+    for across in (False, True):
+        (item,) = (
+            list(copy.take([0]).view(Sequences(rows)))
+            if not across
+            else [copy.view(Sequences(2 * rows, across=True))[0]]
+        )
+        ends = [t % rows == rows - 1 for t in range(len(item["is_last"]))]
+        assert item["is_terminal"].tolist() == item["is_last"].tolist() == ends

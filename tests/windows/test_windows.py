@@ -171,6 +171,32 @@ def test_frameskip_multiplies_steps_and_seconds_are_seconds():
         filled().sample(2, window={"where": Window(seconds=[0])})
 
 
+PADS = [
+    ("f4", 1e300, None), ("f4", 0.1, np.float32(0.1)), ("f2", 1e-30, None), ("f2", np.inf, np.float16(np.inf)),
+    ("f4", 2**24 + 1, None), ("f8", 2**53 + 1, None), ("f4", 2**70, np.float32(2**70)), ("f8", 2**2000, None),
+    ("i8", 2**70, None), ("i8", 1e30, None), ("i4", True, 1), ("i4", 1.5, None), ("i4", np.nan, None), ("u1", -1, None),
+    ("?", 2, None), ("?", 1, True), ("f4", 1j, None), ("c8", 1j, np.complex64(1j)), ("c8", 1e300j, None),
+    ("S2", b"abc", None), ("S3", b"abc", b"abc"), ("M8[s]", np.datetime64("NaT"), np.datetime64("NaT")),
+    ("M8[s]", np.datetime64(1, "ms"), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "pad", "wanted"), PADS, ids=[str(n) for n in range(len(PADS))])
+def test_padding_comes_as_it_was_given(dtype, pad, wanted):
+    """A fraction is rounded as the column rounds it; what does not fit is refused by name, before anything is drawn."""
+    buf = ReplayBuffer(10, seed=0)
+    buf.write_episode({"x": np.zeros(2, dtype)})
+    window = {"x": Window([5], pad=pad)}
+    if wanted is None:
+        with pytest.raises(InputError, match="'x' has pad="):
+            buf.sample(1, window=window)
+        with pytest.raises(InputError, match="'x' has pad="):
+            buf.view(window)
+        return
+    value = buf.sample(1, window=window)["x"][0, 0]
+    assert value == wanted or (value != value and wanted != wanted)
+
+
 def test_a_predicate_over_episode_data():
     buf = ReplayBuffer(200, seed=0)
     for number in range(6):

@@ -37,7 +37,7 @@ from ringmap.buffers.options import (
 )
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.updates import updated
-from ringmap.clips.outcomes import REWARDS, name_among
+from ringmap.clips import outcomes
 from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import ClosedError, InputError, RingmapError
@@ -385,7 +385,7 @@ class ReplayBuffer(Sampled):
         elif (
             self.reward_at is not None
             and len(dataset.lengths)
-            and name_among(REWARDS, dataset.column_names)
+            and outcomes.name_among(outcomes.REWARDS, dataset.column_names)
         ):
             raise InputError(
                 f"{where}: the buffer has reward_at={self.reward_at!r}, and it is not known where the rewards of the "
@@ -1041,12 +1041,13 @@ def _closed_on_error(opened: list[Handle]) -> Iterator[None]:
 
 def _flags(arrays: Mapping[str, Array], last: int) -> int:
     """Return the flags of an episode whose last row this is."""
-    return _at(arrays, "terminated", last) * TERMINATED | _at(arrays, "truncated", last) * TRUNCATED
+    kinds = (outcomes.TERMINATED, TERMINATED), (outcomes.TRUNCATED, TRUNCATED)
+    return sum(_at(arrays, names, last) * flag for names, flag in kinds)
 
 
-def _at(arrays: Mapping[str, Array], name: str, row: int) -> int:
-    """Return 1 if a column of flags has a true value in a row."""
-    values = arrays.get(name)
+def _at(arrays: Mapping[str, Array], names: Sequence[str], row: int) -> int:
+    """Return 1 if a column of flags, the first of these that there is, has a true value in a row."""
+    values = arrays.get(outcomes.name_among(names, arrays) or "")
     if values is None or values.ndim != 1 or values.dtype.kind not in "biuf":
         return 0
     return int(values.item(row) == 1)

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.clips.cut import Cut, Taken, clamp, slots_of
+from ringmap.clips.outcomes import TERMINATED, name_among
 from ringmap.errors import InputError
 from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.schema import Schema
@@ -209,11 +210,19 @@ class Items:
 
     @property
     def terminated(self) -> Array:
-        """Whether each anchor's episode terminated, bool `(B,)`: the last value of its column `terminated`; False without one."""
-        if "terminated" not in self.rows.names:
-            return np.zeros(len(self), np.bool_)
-        ends, _ = self.take("terminated", self.length - 1)
-        flags: Array = ends.reshape(len(self), -1)[:, -1] != 0
+        """Whether each anchor's episode terminated, bool `(B,)`; see `terminated_at`."""
+        return self.terminated_at(self.length - 1)
+
+    def terminated_at(self, steps: Array) -> Array:
+        """Return whether the flags at these steps `(B,)` or `(B, n)` say that the episode terminated; False without such a column.
+
+        The column is `terminated`, of LeRobot `next.terminated`.
+        """
+        name = name_among(TERMINATED, self.rows.names)
+        if name is None:
+            return np.zeros(steps.shape, np.bool_)
+        values, _ = self.take(name, steps)
+        flags: Array = values.reshape(*steps.shape, -1)[..., -1] != 0
         return flags
 
     def part(self, which: Array) -> Items:

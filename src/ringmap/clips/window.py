@@ -367,17 +367,29 @@ def _fill(where: str, spec: ColumnSpec, pad: Any) -> Any:
                 f"{where}: the window of {spec.name!r} has pad='nan', but the column holds {spec.dtype}; choose 'zero', 'edge' or a value"
             )
         return np.array(np.nan, spec.dtype)[()]
-    try:
-        with np.errstate(all="ignore"):
-            value = np.asarray(pad).astype(spec.dtype)
-            same = value == pad if spec.dtype.kind in "biu" else True
-    except (TypeError, ValueError):
-        same = False
-    if not bool(same):
+    value = _held(spec.dtype, np.asarray(pad))
+    if value is None:
         raise InputError(
             f"{where}: the window of {spec.name!r} has pad={pad!r}, which the column, {spec.dtype}, can't hold"
         )
-    return value[()]
+    return value
+
+
+def _held(dtype: np.dtype[Any], pad: Array) -> Any:
+    """Return a value as a column of this dtype holds it, a fraction rounded; None if it can't."""
+    if pad.dtype.kind == "c" and dtype.kind != "c":
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            value = pad.astype(dtype)[()]
+            # Python compares integers with floats exactly, and NumPy dates of any unit.
+            same = value == pad if dtype.kind in "mM" else value.item() == pad.item()
+            if bool(same) or (value != value and pad != pad):
+                return value
+    except (TypeError, ValueError, OverflowError):
+        return None
+    rounded = pad.dtype.kind in "fc" and dtype.kind in "fc" and value != 0 and np.isfinite(value)
+    return value if rounded else None
 
 
 def _some_real(steps: Steps) -> tuple[int, int, int]:

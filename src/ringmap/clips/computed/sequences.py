@@ -107,7 +107,7 @@ class _Flags(Computed):
             is_first = items.rows.are_begins(places)
             inner = steps < items.length[:, None] - 1
             is_last[inner] = items.rows.are_begins(places[inner] + 1)
-            is_terminal = is_last & self._terminated(items, steps)
+            is_terminal = is_last & items.terminated_at(steps)
         else:
             is_terminal = is_last & items.terminated[:, None]
         made = {
@@ -120,11 +120,3 @@ class _Flags(Computed):
             "step_id": items.ids(places),
         }
         return {name: made[name] for name in self.names}
-
-    @staticmethod
-    def _terminated(items: Items, steps: Array) -> Array:
-        if "terminated" not in items.rows.names:
-            return np.zeros(steps.shape, np.bool_)
-        values, _ = items.take("terminated", steps)
-        found: Array = values.reshape(*steps.shape, -1)[..., -1] != 0
-        return found
