@@ -214,3 +214,11 @@ def test_the_demo_wants_a_folder_of_its_own(cli, replay):
     done = cli("demo", "--dir", replay)
     assert done.code == 2
     assert "is not empty" in done.err
+
+
+def test_conditions_are_joined(cli, replay, tmp_path):
+    """`--where` given twice: both have to be met, whatever each of them joins by `or`."""
+    words = ["--where", "seed = 103 or seed = 104", "-w", "length = 10 or length = 12"]
+    assert cli("convert", replay, "a.h5", *words).code == 0
+    assert load_dataset(tmp_path / "a.h5").get_episode_data()["seed"] == [103]
+    assert [row["episode"] for row in cli("episodes", replay, *words, "--json").json] == [1]

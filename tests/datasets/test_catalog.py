@@ -1,8 +1,10 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ringmap.data import get_cache_dir, load_dataset
+import ringmap.formats.ringmap
+from ringmap.data import ReplayBuffer, get_cache_dir, load_dataset, register_dataset
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
 from ringmap.formats.hdf5.writer import HDF5Writer
 from ringmap.testing.datasets import make_episodes
@@ -114,3 +116,48 @@ def test_reader_options(tmp_path):
         load_dataset(path, format="nope")
     with pytest.raises(InputError, match=r"unknown option 'history_len'; known: num_steps"):
         load_dataset(path, history_len=2)
+
+
+def test_a_colon_in_a_path_is_no_prefix(home, tmp_path):
+    """What has a separator before the first colon is a path, there or not; and so is what is there."""
+    for name in ("runs/2026-11-28T10:00", tmp_path / "runs:1"):
+        with pytest.raises(NotFoundError, match="does not exist"):
+            load_dataset(name)
+    make(tmp_path / "runs/2026-11-28T10:00.h5")
+    make(home / "datasets/runs/other:1.h5")
+    assert len(load_dataset("runs/2026-11-28T10:00.h5").lengths) == 5
+    assert len(load_dataset("runs/other:1").lengths) == 5
+    with pytest.raises(InputError, match="unknown prefix 'nope'"):
+        load_dataset("nope:a/b")
+    with pytest.raises(InputError, match="without ':' and '/'"):
+        register_dataset("a/b", lambda rest: None)
+
+
+def test_what_is_no_path_is_refused(tmp_path):
+    path = make(tmp_path / "a.h5")
+    for given in ([path, path], ReplayBuffer(10), load_dataset(path), None, b"a.h5"):
+        with pytest.raises(
+            TypeError, match="load_dataset: a dataset is opened by its path"
+        ) as caught:
+            load_dataset(given)
+        assert isinstance(caught.value, InputError)
+
+
+def test_a_ring_has_its_own_clips(tmp_path):
+    """As `ReplayBuffer.open` has; and its episode data are not read before they are asked for."""
+    with ReplayBuffer(100, 3, 2, path=tmp_path / "ring") as buf:
+        for number in range(3):
+            buf.write_episode(
+                {"x": np.arange(9), "_episode_data": {"seed": number, f"n{number}": 0}}
+            )
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ringmap.formats.ringmap, "joined_data", lambda *args: read.append(args) or {})
+        dataset = load_dataset(tmp_path / "ring", output="numpy")
+        dataset[0], dataset.load_episode(1), dataset.view(where="length > 0")
+        assert not read
+    assert (dataset.num_steps, dataset.frameskip) == (3, 2) and len(dataset) == len(buf)
+    assert dataset[1]["x"].tolist() == buf[1]["x"].tolist()
+    assert load_dataset(tmp_path / "ring", num_steps=1).num_steps == 1
+    assert dataset.episode_column_names == ["seed", "n0", "n1", "n2"]
+    assert dataset.get_episode_data(2) == {"seed": [2], "n0": [None], "n1": [None], "n2": [0]}

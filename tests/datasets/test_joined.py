@@ -149,3 +149,37 @@ def test_episodes_of_parts_are_written_as_they_were_stored(tmp_path):
         buf.extend_from(joined)
     assert buf.lengths.tolist() == [3, 2, 3, 2]
     assert np.array_equal(buf.load_episode(3)["pixels"], make_episode(1, 2)["pixels"])
+
+
+def test_concat_refuses_other_columns(tmp_path):
+    """By name, when the parts are joined, or when a buffer gets its first episode."""
+
+    def file(name, **columns):
+        return load_dataset(write(tmp_path / name, [columns]))
+
+    one = file("1.h5", x=np.zeros(2), task=["a", "b"])
+    assert ConcatDataset([one, file("2.h5", task=["longer", "b"], x=np.ones(2))]).column_names == [
+        "x",
+        "task",
+    ]
+    for others, text in (
+        ({"x": np.zeros(2)}, "dataset 1 has no column 'task', which dataset 0 has"),
+        (
+            {"x": np.zeros(2), "task": ["a", "b"], "y": np.zeros(2)},
+            "dataset 0 has no column 'y', which dataset 1 has",
+        ),
+        (
+            {"x": np.zeros(2, "f4"), "task": ["a", "b"]},
+            r"'x' is float32 \(\) in dataset 1, but float64",
+        ),
+        ({"x": np.zeros((2, 3)), "task": ["a", "b"]}, r"'x' is float64 \(3,\) in dataset 1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            ConcatDataset([one, file("other.h5", **others)])
+        (tmp_path / "other.h5").unlink()
+    buf = ReplayBuffer(10)
+    both = ConcatDataset([buf, file("3.h5", x=np.zeros(2))])
+    buf.write_episode({"x": np.zeros(2), "y": np.zeros(2)})
+    for read in (lambda: both[0], lambda: both.column_names, lambda: both.get_col_data("x")):
+        with pytest.raises(ValueError, match="dataset 1 has no column 'y'"):
+            read()

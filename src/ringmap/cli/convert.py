@@ -10,7 +10,7 @@ from ringmap.cli.options import Destination, FormatName, Mode, Place, WriterOpti
 from ringmap.cli.progress import is_watched
 from ringmap.cli.resolve import episodes_at, format_for, say_written
 
-Where = Annotated[str, typer.Option("--where", "-w", metavar="CONDITION", help="Only these episodes, as in `return > 100 and not flags contains bad`.")]  # fmt: skip
+Where = Annotated[list[str] | None, typer.Option("--where", "-w", metavar="CONDITION", help="Only these episodes, as in `return > 100 and not flags contains bad`. Given again, all have to be met.")]  # fmt: skip
 MarksFile = Annotated[str | None, typer.Option("--marks", metavar="FILE", help="The file of marks; by default that beside the source.")]  # fmt: skip
 
 
@@ -20,7 +20,7 @@ def convert(
     format: FormatName = None,
     mode: Mode = "error",
     option: WriterOptions = None,
-    where: Where = "",
+    where: Where = None,
     marks: MarksFile = None,
 ) -> None:
     """Write a dataset or a buffer in another format.
@@ -37,7 +37,7 @@ def convert(
         dest_format=chosen,
         progress=is_watched(),
         mode=mode,
-        where=where,
+        where=" and ".join(f"({condition})" for condition in where or ()),
         marks=marks,
         **writer_options(option, "convert"),
     )

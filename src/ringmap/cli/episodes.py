@@ -17,8 +17,8 @@ MinLength = Annotated[
 Where = Annotated[
     list[str] | None,
     typer.Option(
-        "--where", "-w", metavar="NAME=VALUE",
-        help="Only those with this value, of their data or of the table; also with != < <= > >=. May be given again.",
+        "--where", "-w", metavar="CONDITION",
+        help="Only these, as in `return > 20 and seed < 5`: names of the table and of their data. Given again, all have to be met.",
     ),
 ]  # fmt: skip
 Last = Annotated[

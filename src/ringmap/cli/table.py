@@ -3,22 +3,20 @@
     number  length  return  ended        and the data of each episode
     0       31      12.5    terminated
 
-Invariants: an episode is in the table as it was at one moment; a filter compares numbers with numbers, and
-anything else as text; nothing that the user gives is evaluated.
-Not here: how it is printed (episodes.py) or drawn (plot.py).
+Invariants: an episode is in the table as it was at one moment; nothing that the user gives is evaluated.
+Not here: the grammar of a filter (datasets/where.py), how it is printed (episodes.py) or drawn (plot.py).
 """
 
 from __future__ import annotations
 
-import operator
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ringmap.cli.console import plain
 from ringmap.clips.outcomes import REWARDS, TERMINATED, TRUNCATED, name_among
+from ringmap.datasets.where import Values, select
 from ringmap.errors import InputError
 from ringmap.storage.read.read_live import look_again
 
@@ -27,10 +25,6 @@ __all__ = ["Row", "kept", "rows_of", "sorted_by"]
 Row = dict[str, Any]
 
 OWN = ("episode", "length", "return", "ended")
-_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
-    "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "=": operator.eq, "<": operator.lt, ">": operator.gt,
-}  # fmt: skip
-_WHERE = re.compile(r"(?P<name>.+?)(?P<how><=|>=|!=|=|<|>)(?P<value>.*)", re.DOTALL)
 
 
 def rows_of(dataset: Any) -> list[Row]:
@@ -121,25 +115,26 @@ def value_of(row: Row, name: str) -> Any:
 
 
 def kept(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
-    """Return the rows that meet every condition, such as `seed=7` or `return>=100`.
+    """Return the rows that meet every condition, such as `seed=7` or `return >= 100 and task contains lift`.
 
     Raises:
         InputError: a condition can't be read, or names what no episode has.
     """
+    if not rows:
+        return []
+    names = [*OWN, *dict.fromkeys(name for row in rows for name in row["data"])]
+    columns = {name: _values([value_of(row, name) for row in rows]) for name in names}
+    met = np.ones(len(rows), np.bool_)
     for text in conditions:
-        found = _WHERE.fullmatch(text)
-        if found is None:
-            raise InputError(
-                f"episodes: can't read --where {text!r}; expected NAME=VALUE, or with != < <= > >= in place of ="
-            )
-        name, compare, value = (
-            found["name"].strip(),
-            _COMPARED[found["how"]],
-            found["value"].strip(),
-        )
-        _must_be_known(rows, name, "--where")
-        rows = [row for row in rows if _meets(value_of(row, name), compare, value)]
-    return list(rows)
+        met &= select(text, columns, len(rows), "episodes: --where")
+    return [row for row, meets in zip(rows, met.tolist(), strict=True) if meets]
+
+
+def _values(given: Sequence[Any]) -> Values:
+    """Return a value of each row as conditions compare it: numbers and flags as numbers, all else as text."""
+    numbers = [float(v) if isinstance(v, bool | int | float) else np.nan for v in given]
+    texts = [None if v is None or isinstance(v, bool | int | float) else str(v) for v in given]
+    return Values(np.array(numbers, np.float64), np.array(texts, object))
 
 
 def _must_be_known(rows: Sequence[Row], name: str, option: str) -> None:
@@ -149,19 +144,6 @@ def _must_be_known(rows: Sequence[Row], name: str, option: str) -> None:
     raise InputError(
         f"episodes: {option} names {name!r}, which no episode here has; there are {[*OWN, *known]}"
     )
-
-
-def _meets(have: Any, compare: Callable[[Any, Any], bool], want: str) -> bool:
-    if have is None or isinstance(have, dict | list):
-        return False
-    if isinstance(have, bool):
-        return compare(str(have).lower(), want.lower())
-    if isinstance(have, int | float):
-        try:
-            return compare(have, float(want))
-        except ValueError:
-            return False
-    return compare(str(have), want)
 
 
 def sorted_by(rows: Sequence[Row], name: str, reverse: bool) -> list[Row]:

@@ -27,6 +27,7 @@ from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.image_axes import EpisodeDict
 from ringmap.datasets.selected import SelectedDataset
 from ringmap.errors import ClipIndexError, InputError
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["ConcatDataset", "MergeDataset"]
@@ -358,7 +359,8 @@ class ConcatDataset(_Joined):
         datasets: what to stack; at least one, opened with the same `num_steps` and `frameskip`.
 
     Raises:
-        InputError: (ValueError) no datasets, or clips cut differently.
+        InputError: (ValueError) no datasets, clips cut differently, other columns, shapes or dtypes, or rewards that stand elsewhere
+            (`reward_at`).
 
     Example:
         >>> import numpy as np
@@ -371,6 +373,8 @@ class ConcatDataset(_Joined):
         [0, 1, 2, 10, 11]
     """
 
+    _are_alike = False
+
     def __init__(self, datasets: Sequence[Any]) -> None:
         super().__init__(datasets)
         first: tuple[int, str] | None = None
@@ -381,6 +385,7 @@ class ConcatDataset(_Joined):
                     "them first, to rows of one kind"
                 )
             first = first or (None if placed is None else (number, placed))
+        self._columns()
 
     def _reward_at_of_parts(self) -> str | None:
         said = {
@@ -392,8 +397,41 @@ class ConcatDataset(_Joined):
 
     @property
     def column_names(self) -> list[str]:
-        """Names of the columns of all parts, first seen first."""
-        return list(dict.fromkeys(name for part in self.datasets for name in part.column_names))
+        """Names of the columns, in the order of the first part that has any yet.
+
+        Raises:
+            InputError: a part has others.
+        """
+        return list(self._columns())
+
+    def _columns(self) -> dict[str, ColumnSpec | None]:
+        """Return the columns of the parts, None where only the name is known; a buffer without episodes has none yet.
+
+        Raises:
+            InputError: a part has others than the first.
+        """
+        first: tuple[int, dict[str, ColumnSpec | None]] | None = None
+        self._are_alike = True
+        for number, part in enumerate(self.datasets):
+            found = _columns_of(part)
+            if not found:
+                self._are_alike = False
+                continue
+            first = first or (number, found)
+            for name in {**first[1], **found}:
+                one, other = first[1].get(name), found.get(name)
+                if name not in first[1] or name not in found:
+                    lacks, has = (number, first[0]) if name not in found else (first[0], number)
+                    raise InputError(
+                        f"ConcatDataset: dataset {lacks} has no column {name!r}, which dataset {has} has; load the same columns of all "
+                        "(columns=, or keys_to_load=)"
+                    )
+                if one is not None and other is not None and _kind_of(one) != _kind_of(other):
+                    raise InputError(
+                        f"ConcatDataset: column {name!r} is {other.dtype} {other.shape} in dataset {number}, but {one.dtype} {one.shape} "
+                        f"in dataset {first[0]}; convert one of them first"
+                    )
+        return {} if first is None else first[1]
 
     @property
     def lengths(self) -> Array:
@@ -430,6 +468,8 @@ class ConcatDataset(_Joined):
     def _rows_at(
         self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
     ) -> dict[str, Array]:
+        if not self._are_alike:  # a buffer may have its first episode by now
+            self._columns()
         parts: dict[str, list[Array]] = {name: [] for name in names}
         order = []
         for part, where, local in self._grouped(episodes, [len(p.lengths) for p in self.datasets]):
@@ -452,6 +492,8 @@ class ConcatDataset(_Joined):
         """Return several clips at once, grouped by part: each is asked once."""
         if self.is_view:
             return super().__getitems__(indices)
+        if not self._are_alike:
+            self._columns()
         sizes = [len(part) for part in self.datasets]
         ids = _in_range(indices, sum(sizes), "ConcatDataset")
         clips: list[Any] = [None] * len(ids)
@@ -595,6 +637,19 @@ def _clips_of(part: Any, ids: list[int]) -> list[Any]:
     if hasattr(part, "__getitems__"):
         return list(part.__getitems__(ids))
     return [part[i] for i in ids]
+
+
+def _columns_of(part: Any) -> dict[str, ColumnSpec | None]:
+    """Return the columns of a part as they are stored, as far as it says so without reading."""
+    schema = getattr(part, "schema", None)
+    if isinstance(schema, Schema) and getattr(part, "transform", None) is None:
+        return {spec.name: spec for spec in schema.columns}
+    return dict.fromkeys(part.column_names)
+
+
+def _kind_of(spec: ColumnSpec) -> Any:
+    """Return what has to be alike in all parts: shape and dtype, of text its kind."""
+    return spec.shape, spec.dtype.kind if spec.dtype.kind in "SU" else spec.dtype
 
 
 def _placed(parts: Sequence[Any]) -> list[str | None]:

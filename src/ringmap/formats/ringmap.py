@@ -18,7 +18,7 @@ import numpy as np
 from ringmap.clips.window import check_fps, check_reward_at
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import InputError, ReplacedError
-from ringmap.formats.common.directory import DirectorySource, offsets_of, steps_of
+from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of, steps_of
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
@@ -46,9 +46,13 @@ class Ringmap(StoredFormat):
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the dataset at a path, which knows what the buffer does: its rate, and where rewards stand."""
-        dataset = super().open_reader(path, **options)
+        """Return the dataset at a path, which knows what the buffer does: its clips, its rate, and where rewards stand."""
         settings = read_manifest(Disk(), os.path.abspath(path)).settings
+        for name, stored in (("num_steps", "history_len"), ("frameskip", "frameskip")):
+            value = settings.get(stored)
+            if type(value) is int and value > 0:
+                options.setdefault(name, value)
+        dataset = super().open_reader(path, **options)
         try:
             dataset.fps = check_fps(cls.name, settings.get("fps"))
             dataset.reward_at = check_reward_at(cls.name, settings.get("reward_at"))
@@ -74,6 +78,7 @@ class BufferSource(DirectorySource):
     """
 
     _uuid: bytes | None = None
+    _names: list[str] | None = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
@@ -83,10 +88,17 @@ class BufferSource(DirectorySource):
             self.lengths = np.array(self._whole.lengths, np.int32)
         self.offsets = offsets_of(self.lengths)
         self.schema = reader.schema if reader.schema is not None else Schema(())
-        names: dict[str, None] = {}
-        for episode in range(len(self.lengths)):
-            names.update(dict.fromkeys(self._episode_data(reader, episode)))
-        self.episode_columns = list(names)
+
+    @property
+    def episode_columns(self) -> list[str]:  # type: ignore[override]
+        """Names of the values that are constant within an episode; the first call reads the data of all."""
+        if self._names is None:
+            handle, names = self._handle(), dict[str, None]()
+            with damage_named(f"{self.path}: data of episodes"):
+                for name in self._whole.names.tolist():
+                    names.update(dict.fromkeys(joined_data(handle, name) or {}))  # or evicted since
+            self._names = list(names)
+        return self._names
 
     def ring(self) -> tuple[Reader, Array]:
         """Return the open buffer, and the positions of the episodes' first steps."""

@@ -18,8 +18,8 @@ from typing import Any
 from ringmap.clips.window import WindowSpec, check_fps, check_reward_at
 from ringmap.datasets.base import Dataset, Where
 from ringmap.datasets.stored import StoredDataset
-from ringmap.errors import InputError, NotFoundError, UnknownFormatError
-from ringmap.formats.catalog.prefixes import load_prefixed
+from ringmap.errors import ArgumentTypeError, InputError, NotFoundError, UnknownFormatError
+from ringmap.formats.catalog.prefixes import has_prefix, load_prefixed
 from ringmap.formats.common.swap import restore
 from ringmap.formats.registry import detect_format, get_format, list_formats, refuse_missing
 
@@ -83,6 +83,7 @@ def load_dataset(
         NotFoundError: (FileNotFoundError) nothing is there.
         UnknownFormatError: (ValueError) "No format detected".
         MissingFormatError: it is of a format whose packages are not installed; the message says which extra.
+        ArgumentTypeError: (TypeError) it is no path, but a list of them, say.
         InputError: (ValueError) "Ambiguous": several data files; an unknown format or prefix; a bad option; a window that
             does not fit the columns.
 
@@ -118,10 +119,16 @@ def _opened(
     format: str | None,
     reader_options: dict[str, Any],
 ) -> Dataset:
-    if ":" in os.fspath(name) and not os.path.exists(os.path.expanduser(name)):
-        dataset: Dataset = load_prefixed(os.fspath(name), **reader_options)
+    if not isinstance(name, str | os.PathLike):
+        raise ArgumentTypeError(
+            f"load_dataset: a dataset is opened by its path, name or id, got {type(name).__name__}; of several open each, and join them: "
+            "ConcatDataset([load_dataset(path) for path in paths]); a buffer is a dataset already"
+        )
+    name = os.fspath(name)
+    if has_prefix(name) and not os.path.exists(os.path.expanduser(name)):
+        dataset: Dataset = load_prefixed(name, **reader_options)
         return dataset
-    path = _resolve(os.fspath(name), cache_dir)
+    path = _resolve(name, cache_dir)
     if format is not None:
         dataset = get_format(format).open_dataset(path, **reader_options)
         return dataset

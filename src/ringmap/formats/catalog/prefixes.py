@@ -16,7 +16,7 @@ from typing import Any
 
 from ringmap.errors import InputError, NotFoundError
 
-__all__ = ["list_prefixes", "load_prefixed", "place_of", "register_dataset", "takes"]
+__all__ = ["has_prefix", "list_prefixes", "load_prefixed", "place_of", "register_dataset", "takes"]
 
 Loader = Callable[..., Any]
 
@@ -29,7 +29,7 @@ def register_dataset(prefix: str, loader: Loader) -> None:
         loader: returns a dataset, a buffer, or any object that the caller of `load_dataset` can use.
 
     Raises:
-        InputError: the prefix is empty, holds a ":", or is taken.
+        InputError: the prefix is empty, holds a ":" or a "/", or is taken.
 
     Example:
         >>> import numpy as np
@@ -42,9 +42,9 @@ def register_dataset(prefix: str, loader: Loader) -> None:
         >>> load_dataset("ramp:2.5", steps=3).get_col_data("x").tolist()
         [0.0, 2.5, 5.0]
     """
-    if not isinstance(prefix, str) or not prefix or ":" in prefix:
+    if not isinstance(prefix, str) or not prefix or not has_prefix(f"{prefix}:") or ":" in prefix:
         raise InputError(
-            f"register_dataset: a prefix is a non-empty string without ':', got {prefix!r}"
+            f"register_dataset: a prefix is a non-empty string without ':' and '/', got {prefix!r}"
         )
     if prefix in _LOADERS:
         raise InputError(
@@ -58,6 +58,17 @@ def register_dataset(prefix: str, loader: Loader) -> None:
 def list_prefixes() -> list[str]:
     """Return the prefixes that `load_dataset` knows."""
     return list(_LOADERS)
+
+
+def has_prefix(name: str) -> bool:
+    """Return whether a name is an id with a prefix: a ":" stands in it, and before the first one no separator of folders.
+
+    Example:
+        >>> has_prefix("minari:kitchen/mixed-v0"), has_prefix("runs/2026-11-28T10:00")
+        (True, False)
+    """
+    prefix, colon, _ = name.partition(":")
+    return bool(colon) and not any(separator in prefix for separator in ("/", os.sep))
 
 
 def takes(name: str, option: str) -> bool:

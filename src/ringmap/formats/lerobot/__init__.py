@@ -206,10 +206,10 @@ class LeRobotSource(DecodingSource):
         fps = float(self._info["fps"])
         episodes = np.searchsorted(self.offsets, unique, side="right") - 1
         key = f"videos/{spec.name}"
-        first = np.array(
-            [round(e[f"{key}/from_timestamp"] * fps) for e in self._episodes], np.int64
-        )
-        frames = first[episodes] + unique - self.offsets[episodes]
+        asked, back = np.unique(episodes, return_inverse=True)
+        starts = [self._episodes[e][f"{key}/from_timestamp"] for e in asked.tolist()]
+        first = np.array([round(start * fps) for start in starts], np.int64)
+        frames = first[back] + unique - self.offsets[episodes]
 
         def path_of(episode: int) -> str:
             found = self._episodes[episode]
