@@ -111,7 +111,7 @@ class StaleCopyError(RoleError):
 
 
 class ReplacedError(RoleError):
-    """The directory at the buffer's path is no longer the one that was opened."""
+    """What is at the path of a buffer or dataset is no longer what was opened."""
 
 
 class NotFoundError(RingmapError, FileNotFoundError):

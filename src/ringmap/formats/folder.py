@@ -76,6 +76,8 @@ class FolderSource(TabularSource):
             for episode, step in zip(episodes.tolist(), steps.tolist(), strict=True)
         ]
         decode_into(out, files, column.spec)
+        for file in files:
+            self._refuse_newer(file)
 
 
 class FolderWriter(TabularWriter):

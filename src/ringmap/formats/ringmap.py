@@ -17,8 +17,14 @@ import numpy as np
 
 from ringmap.clips.window import check_fps, check_reward_at
 from ringmap.datasets.stored import StoredDataset
-from ringmap.errors import InputError, ReplacedError
-from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of, steps_of
+from ringmap.errors import DamageError, InputError, ReplacedError
+from ringmap.formats.common.directory import (
+    DirectorySource,
+    damage_named,
+    offsets_of,
+    stamp_of,
+    steps_of,
+)
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
@@ -77,8 +83,10 @@ class BufferSource(DirectorySource):
         NotFoundError, UnknownFormatError, CorruptError, NewerVersionError: it can't be read.
     """
 
+    _holds = True
     _uuid: bytes | None = None
     _names: list[str] | None = None
+    _manifest: tuple[tuple[int, ...], bytes] | None = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
@@ -113,6 +121,16 @@ class BufferSource(DirectorySource):
             reader.close()
             raise
         return reader
+
+    def _kept(self, handle: Reader) -> Any:
+        """Return which buffer the manifest names: its own writer may replace it, by one that names the same."""
+        try:
+            stamp = stamp_of(os.stat(os.path.join(self.path, MANIFEST)))
+            if self._manifest is None or self._manifest[0] != stamp:
+                self._manifest = stamp, read_manifest(Disk(), self.path).uuid
+        except (OSError, DamageError):
+            return None
+        return self._manifest[1]
 
     def _release(self, handle: Reader) -> None:
         handle.close()

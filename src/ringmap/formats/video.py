@@ -87,13 +87,13 @@ class VideoSource(DecodingSource, TabularSource):
 
     def _images(self, out: Array, column: Column, episodes: Array, steps: Array) -> None:
         folder = os.path.join(self.path, column.file)
-        decode_runs(
-            self._decoders,
-            out,
-            episodes,
-            steps,
-            lambda episode: os.path.join(folder, video_name(episode)),
-        )
+
+        def path_of(episode: int) -> str:
+            return os.path.join(folder, video_name(episode))
+
+        decode_runs(self._decoders, out, episodes, steps, path_of)
+        for episode in np.unique(episodes).tolist():
+            self._refuse_newer(path_of(episode))
 
 
 class VideoWriter(TabularWriter):

@@ -1,7 +1,12 @@
 """Read a folder or a file: pickling, forks, and when to refuse.
 
-Invariants: a pickle holds a path and the episode table, never a handle or data; a process that
-opens the path again and finds another folder or file refuses, instead of mixing two datasets.
+    loaded: identity = which folder is at the path, and the stamps of its witnesses     in every pickle
+    opened: kept = the stamps of the files that the handle keeps open                   of a process
+    read: identity and kept are what they were? -> rows -> and still are? else ReplacedError, whatever the read gave or raised
+
+A witness is a file that every program writes which makes a dataset, and that no writer of ours changes when it appends.
+Invariants: a pickle holds a path and the episode table, never a handle or data; a dataset whose files are overwritten while
+it is open gives what it opened, or refuses: two datasets are never mixed.
 Not here: tensors, clips (`ringmap.datasets.stored`); how rows are found (each format).
 """
 
@@ -11,10 +16,11 @@ import contextlib
 import os
 import struct
 import threading
+import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,6 +40,7 @@ __all__ = [
     "DirectorySource",
     "damage_named",
     "offsets_of",
+    "stamp_of",
     "stated_reward_at",
     "steps_of",
 ]
@@ -54,7 +61,7 @@ class DirectorySource:
     """The columns of a folder or file, for `StoredDataset`.
 
     A subclass supplies `_open` and `_windows`, may supply `_release` and `_episode_data`, and sets `schema`, `lengths`, `offsets` and
-    `episode_columns` from its first handle.
+    `episode_columns` from its first handle. What it reads by path later is either a witness, or passes `_refuse_newer`.
 
     Args:
         path: the folder or file.
@@ -72,13 +79,25 @@ class DirectorySource:
     """Where rewards stand, "next" or "same", if the format or the dataset says so."""
     _found: Any = None
 
+    _holds: ClassVar[bool] = False
+    """Whether a handle keeps open all that is read through it: what is at the path then matters at an opening alone."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
         if not os.path.exists(self.path):
             raise NotFoundError(f"{self.path}: no such file or folder")
-        found = os.stat(self.path)
-        self._identity = (found.st_dev, found.st_ino)
+        self._loaded_ns = time.time_ns()
+        self._watched = tuple(self._witnesses())
+        self._identity = self._identify()
         self._forget()
+
+    def _witnesses(self) -> Sequence[str]:
+        """Return the paths of the witnesses. Asked once."""
+        return ()
+
+    def _kept(self, handle: Any) -> Any:
+        """Return the stamps of the files that a handle keeps open."""
+        return None
 
     def _open(self) -> Any:
         """Return a handle for this process, which `_windows` reads through."""
@@ -113,12 +132,18 @@ class DirectorySource:
             if name not in known:
                 raise UnknownColumnError(f"{self.path}: no column {name!r}; there are {known}")
         with damage_named(self.path):
-            return self._windows(self._handle(), columns, starts, length, stride)
+            return self._unmixed(
+                lambda handle: self._windows(handle, columns, starts, length, stride)
+            )
 
     def episode_data(self, episode: int) -> dict[str, Any]:
-        """Return the values that are constant within one episode; {} when it has none."""
+        """Return the values that are constant within one episode; {} when it has none.
+
+        Raises:
+            CorruptError, ReplacedError: as for `windows`.
+        """
         with damage_named(f"{self.path}: data of episode {episode}"):
-            return self._episode_data(self._handle(), episode)
+            return self._unmixed(lambda handle: self._episode_data(handle, episode))
 
     def close(self) -> None:
         """Close the files; the next read opens them again."""
@@ -138,16 +163,59 @@ class DirectorySource:
             return found
         with self._alone():
             if self._found is None:
-                try:
-                    now = os.stat(self.path)
-                except FileNotFoundError:
-                    raise ReplacedError(f"{self.path}: is not there any more") from None
-                if (now.st_dev, now.st_ino) != self._identity:
-                    raise ReplacedError(
-                        f"{self.path}: holds another dataset than when it was loaded; load it again"
-                    )
-                self._found = self._open()
+                self._refuse_others()
+                found = self._open()
+                self._kept_then = self._kept(found)
+                self._found = found
             return self._found
+
+    def _unmixed(self, read: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Return what is read through the handle; raise ReplacedError if it may be of other data, or failed since there are other data."""
+        handle = self._handle()
+        self._check()  # ahead, too: a map of a file that is shorter by now ends the process
+        try:
+            found = read(handle)
+        except Exception:
+            self._check()
+            raise
+        self._check()
+        return found
+
+    def _check(self) -> None:
+        """Raise ReplacedError if the open files, or those at the path, are not what was opened."""
+        with self._alone():
+            if self._found is not None and self._kept(self._found) != self._kept_then:
+                raise ReplacedError(
+                    f"{self.path}: was written over, or removed, while it was open; load it again"
+                )
+        if not self._holds:
+            self._refuse_others()
+
+    def _refuse_others(self) -> None:
+        """Raise ReplacedError if another dataset is at the path."""
+        try:
+            now = self._identify()
+        except (FileNotFoundError, NotADirectoryError):
+            raise ReplacedError(f"{self.path}: is not there any more") from None
+        if now != self._identity:
+            raise ReplacedError(
+                f"{self.path}: holds another dataset than when it was loaded; load it again"
+            )
+
+    def _identify(self) -> Any:
+        found = os.stat(self.path)
+        return found.st_dev, found.st_ino, *(stamp_of(os.stat(path)) for path in self._watched)
+
+    def _refuse_newer(self, path: str) -> None:
+        """Raise ReplacedError if a file was written since the dataset was loaded. It is called after the file was read.
+
+        For files that no writer of ours changes once they count, of which there are too many to look at when a dataset is loaded.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_ctime_ns > self._loaded_ns:
+                raise ReplacedError(
+                    f"{self.path}: {path} was written since this dataset was loaded; load it again"
+                )
 
     def _forget(self) -> None:
         if getattr(self, "_found", None) is not None:
@@ -157,7 +225,7 @@ class DirectorySource:
         self._found = None
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("_lock", "_pid", "_found")
+        mine = ("_lock", "_pid", "_found", "_kept_then")
         return {name: value for name, value in self.__dict__.items() if name not in mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -201,6 +269,11 @@ def damage_named(what: str) -> Iterator[None]:
 def stated_reward_at(value: Any) -> str | None:
     """Return where rewards stand, as a dataset states it; None if it states nothing that has a meaning here."""
     return value if isinstance(value, str) and value in REWARD_AT else None
+
+
+def stamp_of(found: os.stat_result) -> tuple[int, ...]:
+    """Return what of a file's facts changes when it is replaced or written."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def steps_of(starts: Array, length: int, stride: int) -> Array:

@@ -23,7 +23,7 @@ from ringmap.formats.common import disk
 from ringmap.formats.common.untrusted import INFLATED, open_binary, refuse_vast
 from ringmap.storage.columns.schema import ColumnSpec
 
-__all__ = ["KEY", "NpzWriter", "open_members", "open_npz", "save_npz"]
+__all__ = ["KEY", "NpzWriter", "npz_in", "open_members", "open_npz", "save_npz"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -98,7 +98,13 @@ def open_npz(path: str) -> Array:
         CorruptError, ValueError, OSError, zipfile.BadZipFile: it is damaged, holds objects, or declares more
             than it holds.
     """
-    with open_binary(path) as raw, zipfile.ZipFile(raw) as archive:
+    with open_binary(path) as raw:
+        return npz_in(path, raw)
+
+
+def npz_in(path: str, raw: BinaryIO) -> Array:
+    """Return what `open_npz` does, of an open file."""
+    with zipfile.ZipFile(raw) as archive:
         return _array_of(path, raw, archive, KEY, mapped=True)
 
 

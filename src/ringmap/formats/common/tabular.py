@@ -34,12 +34,13 @@ from ringmap.formats.common import disk
 from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
+    stamp_of,
     stated_reward_at,
     steps_of,
 )
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.names import file_name
-from ringmap.formats.common.npz import NpzWriter, open_members, open_npz, save_npz
+from ringmap.formats.common.npz import NpzWriter, npz_in, open_members, open_npz, save_npz
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.untrusted import (
@@ -47,6 +48,7 @@ from ringmap.formats.common.untrusted import (
     check_name,
     check_row,
     kind_at,
+    open_binary,
     read_json,
 )
 from ringmap.formats.episode import CheckedEpisode
@@ -268,6 +270,25 @@ class TabularWriter(StagedWriter):
         save_npz(os.path.join(path, f"{LENGTHS}.npz"), made)
 
 
+class _Opened:
+    """The columns that are mapped, their files, and the data of all episodes once one's were asked for."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Array] = {}
+        self.fds: list[int] = []
+        self.data: tuple[Array, bytes] | None = None
+
+    def map(self, path: str) -> Array:
+        """Return the array of a file, which stays open: whoever writes it changes what `os.fstat` says."""
+        with open_binary(path) as raw:
+            self.fds.append(os.dup(raw.fileno()))
+            return npz_in(path, raw)
+
+    def __del__(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
 class TabularSource(DirectorySource):
     """The columns of such a folder, as `StoredDataset` reads them.
 
@@ -287,17 +308,24 @@ class TabularSource(DirectorySource):
             self._refuse_vast()
         self.schema = Schema(tuple(c.spec for c in self.columns.values()))
 
+    def _witnesses(self) -> Sequence[str]:
+        table = os.path.join(self.path, TABLE)
+        return (table if os.path.exists(table) else os.path.join(self.path, f"{LENGTHS}.npz"),)
+
     def _open(self) -> Any:
         rows = num_rows(self.lengths, self.offsets)
-        handle: dict[str, Any] = {}
+        handle = _Opened()
         for name, column in self.columns.items():
             if column.how == TABULAR:
-                handle[name] = found = open_npz(os.path.join(self.path, f"{column.file}.npz"))
+                handle.columns[name] = found = handle.map(os.path.join(self.path, f"{column.file}.npz"))  # fmt: skip
                 if len(found) < rows:
                     raise CorruptError(
                         f"{self.path}: column {name!r} has {len(found)} rows, but the episodes need {rows}"
                     )
         return handle
+
+    def _kept(self, handle: _Opened) -> Any:
+        return [stamp_of(os.fstat(fd)) for fd in handle.fds]
 
     def _refuse_vast(self) -> None:
         """Raise if the table tells of more images than there are: `_open` compares the other columns."""
@@ -329,7 +357,9 @@ class TabularSource(DirectorySource):
             column = self.columns[name]
             if column.how == TABULAR:
                 # np.array: never a map of the file; little-endian ours, maybe not a foreign one's
-                taken = np.array(handle[name][rows.ravel()], column.spec.dtype.newbyteorder("="))
+                taken = np.array(
+                    handle.columns[name][rows.ravel()], column.spec.dtype.newbyteorder("=")
+                )
                 found[name] = taken.reshape(*rows.shape, *column.spec.shape)
                 continue
             if unique is None:
@@ -351,13 +381,13 @@ class TabularSource(DirectorySource):
         """Decode these steps, sorted, into `out`."""
         raise NotImplementedError
 
-    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+    def _episode_data(self, handle: _Opened, episode: int) -> dict[str, Any]:
         path = os.path.join(self.path, DATA)
-        if not os.path.exists(path):
-            return {}
-        if "_data" not in handle:
-            handle["_data"] = _load_data(path)
-        ends, blob = handle["_data"]
+        if handle.data is None:
+            if not os.path.exists(path):
+                return {}
+            handle.data = _load_data(path)
+        ends, blob = handle.data
         if episode >= len(ends):
             return {}
         return decode_data(blob[int(ends[episode - 1]) if episode else 0 : int(ends[episode])])

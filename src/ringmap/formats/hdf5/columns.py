@@ -4,7 +4,7 @@
     /obs%2Fx    attribute ringmap_column = "\\"obs/x\\""      names that HDF5 or the layout can't take
     /task       UTF-8, variable length                     attribute ringmap_dtype = "<U12"
     /stamp      int64                                      attribute ringmap_dtype = "<M8[ns]"
-    /ep_len     int32 (E,)      attributes ringmap_episode_<i>.<part>: episode data, uint8
+    /ep_len     int32 (E,)      attributes ringmap_episode_<i>.<part>: episode data, uint8; ringmap_birth
     /ep_offset  int64 (E,)
 
 The attributes are ours; a reader that does not know them sees the plain layout of

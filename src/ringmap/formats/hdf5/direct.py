@@ -29,10 +29,10 @@ _MOST_CHUNKS = 1 << 22
 
 
 class Direct:
-    """The chunks of a column in an open file. Any number of threads may read.
+    """The chunks of a column in an open file. Any number of threads may read while it stays open.
 
     Args:
-        path: of the file.
+        fd: of the file; it stays its owner's.
         dtype: of a value, as it is stored and in memory.
         row: shape of a row.
         step: rows of a chunk.
@@ -40,11 +40,11 @@ class Direct:
     """
 
     def __init__(
-        self, path: str, dtype: np.dtype[Any], row: tuple[int, ...], step: int, places: Array
+        self, fd: int, dtype: np.dtype[Any], row: tuple[int, ...], step: int, places: Array
     ) -> None:
         self._dtype, self._row, self._step, self._places = dtype, row, step, places
         self._row_nbytes = int(np.prod(row, dtype=np.int64)) * dtype.itemsize
-        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._fd = fd
 
     @classmethod
     def of(cls, dataset: Any, dtype: np.dtype[Any]) -> Direct | None:
@@ -56,6 +56,7 @@ class Direct:
             or plist.get_nfilters()
             or dataset.chunks[1:] != dataset.shape[1:]
             or file.userblock_size
+            or file.driver != "sec2"
             or not dataset.size
             or dataset.id.get_num_chunks() > _MOST_CHUNKS
             or not dataset.id.get_type().equal(h5py.h5t.py_create(dtype))
@@ -68,7 +69,8 @@ class Direct:
             places[chunk.chunk_offset[0] // step] = chunk.byte_offset
 
         dataset.id.chunk_iter(note)
-        return cls(file.filename, dtype, dataset.shape[1:], step, places)
+        # HDF5's own: at the path may be another file by now, for which the places mean nothing.
+        return cls(file.id.get_vfd_handle(), dtype, dataset.shape[1:], step, places)
 
     def windows(self, starts: Array, length: int, stride: int) -> Array | None:
         """Return windows of rows, or None where a chunk was never written (HDF5 knows its fill value)."""
@@ -99,7 +101,3 @@ class Direct:
             if not more:
                 raise CorruptError(f"the file ends at byte {place + done}, inside of a chunk")
             done += more
-
-    def __del__(self) -> None:
-        if hasattr(self, "_fd"):
-            os.close(self._fd)

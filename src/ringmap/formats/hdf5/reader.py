@@ -1,6 +1,7 @@
 """The reading side of an HDF5 file: rows of its columns, from any process.
 
-Invariants: a process that opens the path again and finds other episodes there refuses, instead of mixing two files.
+Invariants: a process that opens the path again and finds another file there, or the same one with other episodes, refuses.
+A file that was appended to meanwhile has its old `BIRTH`.
 Not here: pickling and forks (common/directory.py), tensors, clips (`ringmap.datasets.stored`), the columns themselves
 (columns.py).
 """
@@ -23,7 +24,12 @@ from ringmap.errors import (
     ReplacedError,
     UnknownFormatError,
 )
-from ringmap.formats.common.directory import DirectorySource, damage_named, stated_reward_at
+from ringmap.formats.common.directory import (
+    DirectorySource,
+    damage_named,
+    stamp_of,
+    stated_reward_at,
+)
 from ringmap.formats.common.untrusted import kind_at, refuse_sparse
 from ringmap.formats.hdf5.columns import (
     EPISODE_LENGTHS,
@@ -36,6 +42,7 @@ from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.blobs import decode_data
 
 __all__ = [
+    "BIRTH",
     "NAMES_ATTRIBUTE",
     "REWARD_ATTRIBUTE",
     "HDF5Source",
@@ -47,9 +54,14 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+BIRTH = "ringmap_birth"
+"""Attribute of `ep_len`: a random text that a file gets when our writer makes it, and keeps while it is appended to."""
+
 NAMES_ATTRIBUTE = "ringmap_episode_columns"
-REWARD_ATTRIBUTE = "ringmap_reward_at"
 """Attribute of `ep_len`: JSON list of the names of all episode data, first seen first."""
+
+REWARD_ATTRIBUTE = "ringmap_reward_at"
+"""Attribute of `ep_len`: where rewards stand."""
 
 
 class HDF5Source(DirectorySource):
@@ -68,33 +80,40 @@ class HDF5Source(DirectorySource):
     by itself.
     """
 
-    _is_loaded = False
+    _holds = True
+    _stamp: tuple[int, ...] | None = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         file = self._handle()
+        self._birth = file.table.attrs.get(BIRTH)
         self.lengths, self.offsets = file.lengths, file.offsets
         with damage_named(self.path):
             self.episode_columns = _names(file.table)
             self.reward_at = stated_reward_at(file.table.attrs.get(REWARD_ATTRIBUTE))
         self.schema = Schema(tuple(column.spec for column in file.columns.values()))
-        self._is_loaded = True
+        self._stamp = file.stamp()
 
     def _open(self) -> _File:
         found = _File(self.path)
-        if self._is_loaded and not self._continues(found):
+        if self._stamp not in (None, found.stamp()) and not self._continues(found):
             found.file.close()
             raise ReplacedError(
-                f"{self.path}: holds other episodes than when this dataset was loaded; load it again"
+                f"{self.path}: was written over since this dataset was loaded; load it again"
             )
         return found
 
+    def _kept(self, handle: _File) -> Any:
+        return handle.stamp()
+
     def _continues(self, found: _File) -> bool:
-        """Return whether a file that was opened again holds what it held; a writer may have added episodes."""
+        """Return whether a file that was opened again is what it was, and a writer of ours has added episodes."""
         count = len(self.lengths)
         known = {spec.name: spec for spec in self.schema.columns}
         return (
-            np.array_equal(found.lengths[:count], self.lengths)
+            self._birth is not None
+            and found.table.attrs.get(BIRTH) == self._birth
+            and np.array_equal(found.lengths[:count], self.lengths)
             and np.array_equal(found.offsets[:count], self.offsets)
             and known == {name: column.spec for name, column in found.columns.items()}
         )
@@ -138,6 +157,11 @@ class _File:
             self.file.close()
             raise
         self.table = self.file[EPISODE_LENGTHS]
+        self._fd = self.file.id.get_vfd_handle()
+
+    def stamp(self) -> tuple[int, ...]:
+        """Return what changes when the file is written."""
+        return stamp_of(os.fstat(self._fd))
 
 
 def open_for_reading(path: str) -> Any:

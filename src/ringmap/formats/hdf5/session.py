@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from ringmap.formats.common import disk
 from ringmap.formats.hdf5.columns import EPISODE_LENGTHS, EPISODE_OFFSETS
 from ringmap.formats.hdf5.journal import SUFFIX, open_locked, recover
 from ringmap.formats.hdf5.pages import JournaledFile
+from ringmap.formats.hdf5.reader import BIRTH
 
 __all__ = ["Session"]
 
@@ -192,6 +194,7 @@ class Session:
             self.file.create_dataset(
                 name, shape=(0,), maxshape=(None,), chunks=(_TABLE_CHUNK,), dtype=dtype
             )
+        self.file[EPISODE_LENGTHS].attrs[BIRTH] = uuid.uuid4().hex
         self.commit()
         if not replace:
             try:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError, UnknownFormatError
+from ringmap.errors import CorruptError, ReplacedError, UnknownFormatError
 from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
 from ringmap.formats.lance import Lance
 from ringmap.formats.lance.columns import (
@@ -41,6 +42,18 @@ _SCAN = 512
 """From this many rows in a row on, scanning them beats taking them one by one."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The versions of the rows and of the episode data that were newest, and the rows' files.
+
+    A version that comes later leaves the files of this one; their names are never used again.
+    """
+
+    rows: Any
+    data: Any
+    files: list[str]
+
+
 class LanceSource(DirectorySource):
     """The columns of a Lance dataset, as `StoredDataset` reads them.
 
@@ -56,25 +69,32 @@ class LanceSource(DirectorySource):
         it raises RoleError, since those threads do not come along.
     """
 
+    _files: list[str] | None = None
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         if not Lance.detect(self.path):
             raise UnknownFormatError(f"{self.path}: is not a Lance dataset")
         with damage_named(self.path):
-            dataset = self._handle()
+            handle = self._handle()
+            dataset, self._files = handle.rows, handle.files
             self._fields = {f.spec.name: f for f in sized_fields(dataset, self.path)}
             self.lengths, self.offsets = table_of(dataset, self.path)
             self.reward_at = reward_at_of(dataset.schema)
         self.schema = Schema(tuple(f.spec for f in self._fields.values()))
         self._data: list[dict[str, Any]] | None = None
         with damage_named(episodes_path(self.path)):
-            self.episode_columns = _data_names(episodes_path(self.path))
+            self.episode_columns = _data_names(handle.data)
 
-    def _open(self) -> Any:
-        return opened(self.path)
+    def _open(self) -> _Opened:
+        rows, beside = opened(self.path), episodes_path(self.path)
+        files = [file.path for part in rows.get_fragments() for file in part.data_files()]
+        if self._files is not None and files[: len(self._files)] != self._files:
+            raise ReplacedError(f"{self.path}: has other rows than when it was loaded; load it again")  # fmt: skip
+        return _Opened(rows, opened(beside) if committed(beside) else None, files)
 
     def _windows(
-        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+        self, handle: _Opened, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
         rows = steps_of(starts, length, stride)
         fields = [self._fields[name] for name in columns]
@@ -85,12 +105,12 @@ class LanceSource(DirectorySource):
         if names and rows.size:
             if len(starts) == 1 and stride == 1 and rows.size >= _SCAN:
                 first = int(rows[0, 0])
-                table = handle.to_table(columns=names, offset=first, limit=rows.size)
+                table = handle.rows.to_table(columns=names, offset=first, limit=rows.size)
             else:
                 unique, order = np.unique(rows.ravel(), return_inverse=True)
                 if len(unique) == rows.size and np.array_equal(unique, rows.ravel()):
                     order = None
-                table = handle.take(unique.tolist(), columns=names)
+                table = handle.rows.take(unique.tolist(), columns=names)
         for field in fields:
             shape = (*rows.shape, *field.spec.shape)
             if table is None or field.how == "none":
@@ -106,27 +126,27 @@ class LanceSource(DirectorySource):
                 found[field.spec.name] = from_arrow(field, column, order).reshape(shape)
         return found
 
-    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+    def _episode_data(self, handle: _Opened, episode: int) -> dict[str, Any]:
         if self._data is None:
-            self._data = _all_data(episodes_path(self.path)) if self.episode_columns else []
+            self._data = _all_data(handle.data) if self.episode_columns else []
         return dict(self._data[episode]) if episode < len(self._data) else {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_data": None}
 
 
-def _data_names(path: str) -> list[str]:
-    if not committed(path):
+def _data_names(data: Any) -> list[str]:
+    if data is None:
         return []
-    schema = opened(path).schema
+    schema = data.schema
     given = (schema.metadata or {}).get(METADATA)
     if given is not None:
         return [str(name) for name in json.loads(given)]
     return [name for name in schema.names if name != EPISODE]
 
 
-def _all_data(path: str) -> list[dict[str, Any]]:
-    table = opened(path).to_table().to_pylist()
+def _all_data(data: Any) -> list[dict[str, Any]]:
+    table = data.to_table().to_pylist()
     table.sort(key=lambda row: row.get(EPISODE, 0))
     if table and "ringmap" in table[0]:
         return [decode_data(row["ringmap"]) for row in table]

@@ -95,6 +95,7 @@ class LeRobotSource(DecodingSource):
     """A row is a step: an observation, its action, and the reward of that."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._tables = _episode_files(os.path.abspath(path))
         super().__init__(path)
         with damage_named(self.path):
             info = os.path.join(self.path, "meta", "info.json")
@@ -106,7 +107,7 @@ class LeRobotSource(DecodingSource):
                     f"{self.path}: is LeRobot {version}, expected v3; convert it with LeRobot's own script"
                 )
             self.fps = self._info.get("fps")
-            self._episodes = _episodes(self.path)
+            self._episodes = _episodes(self.path, self._tables)
             self.lengths = np.array([e["length"] for e in self._episodes], np.int32)
             self._refuse_vast()
             self.offsets = offsets_of(self.lengths)
@@ -114,6 +115,9 @@ class LeRobotSource(DecodingSource):
             self._videos: dict[str, None] = {}
             self.schema = self._columns()
         self.episode_columns = ["tasks"] if any("tasks" in e for e in self._episodes) else []
+
+    def _witnesses(self) -> Sequence[str]:
+        return self._tables
 
     def _refuse_vast(self) -> None:
         """Raise if the episodes have more steps than the files of rows can hold."""
@@ -221,6 +225,8 @@ class LeRobotSource(DecodingSource):
             )
 
         decode_runs(self._decoders, out, episodes, frames, path_of)
+        for path in {path_of(episode) for episode in np.unique(episodes).tolist()}:
+            self._refuse_newer(path)
         return out[order]
 
     def _load_rows(self, episode: int) -> dict[str, Array]:
@@ -233,6 +239,7 @@ class LeRobotSource(DecodingSource):
         )
         _refuse_rows(path)
         table = pq.read_table(path, filters=[("episode_index", "=", row["episode_index"])])
+        self._refuse_newer(path)
         if len(table) != row["length"]:
             raise CorruptError(
                 f"{path}: {len(table)} rows of episode {row['episode_index']}, expected {row['length']}"
@@ -260,11 +267,15 @@ class LeRobotSource(DecodingSource):
         return {} if tasks is None else {"tasks": np.array([str(t) for t in tasks])}
 
 
-def _episodes(path: str) -> list[dict[str, Any]]:
+def _episode_files(path: str) -> list[str]:
+    return sorted(glob.glob(os.path.join(glob.escape(path), "meta/episodes/*/*.parquet")))
+
+
+def _episodes(path: str, files: list[str]) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     rows: list[dict[str, Any]] = []
-    for file in sorted(glob.glob(os.path.join(glob.escape(path), "meta/episodes/*/*.parquet"))):
+    for file in files:
         refuse_elsewhere(path, file)
         _refuse_rows(file)
         names = [n for n in pq.read_schema(file).names if not n.startswith("stats/")]

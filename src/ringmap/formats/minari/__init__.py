@@ -28,6 +28,8 @@ __all__ = ["Minari", "MinariSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_WITNESSES = ("metadata.json", "main_data.hdf5")
+
 
 @register_format
 class Minari(StoredFormat):
@@ -85,6 +87,10 @@ class MinariSource(DirectorySource):
         names = [n for m in self._metadata for n in m if n not in skipped]
         self.episode_columns = list(dict.fromkeys(names))
 
+    def _witnesses(self) -> Sequence[str]:
+        files = (os.path.join(self.path, "data", name) for name in _WITNESSES)
+        return [file for file in files if os.path.exists(file)]
+
     def _open(self) -> Any:
         from minari import MinariDataset
 
@@ -93,8 +99,15 @@ class MinariSource(DirectorySource):
         dataset = MinariDataset(folder)
 
         def load(number: int) -> dict[str, Array]:
-            refuse_episode(folder, int(dataset.episode_indices[number]))
-            return _columns_of(dataset[number])
+            name = int(dataset.episode_indices[number])
+            refuse_episode(folder, name)
+            found = _columns_of(dataset[number])
+            for at, _, names in os.walk(
+                os.path.join(folder, str(name))
+            ):  # of Minari's Arrow storage
+                for file in names:
+                    self._refuse_newer(os.path.join(at, file))
+            return found
 
         return dataset, EpisodeCache(load)
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
+from ringmap.errors import CorruptError, NewerVersionError, ReplacedError, UnknownFormatError
 from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
     offsets_of,
+    stamp_of,
     stated_reward_at,
 )
 from ringmap.formats.common.episode_cache import EpisodeCache
@@ -66,6 +67,7 @@ class ParquetSource(DirectorySource):
         if not Parquet.detect(self.path):
             raise UnknownFormatError(f"{self.path}: is no folder of Parquet files that we wrote")
         self._groups: list[tuple[str, int]] = []
+        self._stamps: dict[str, tuple[int, ...]] = {}
         self._packed: list[str] = []
         self.schema = Schema(())
         lengths: list[int] = []
@@ -85,6 +87,7 @@ class ParquetSource(DirectorySource):
         import pyarrow.parquet as pq
 
         refuse_elsewhere(self.path, file)
+        self._stamps[file] = stamp_of(os.stat(file))
         footer = pq.read_metadata(file)
         refuse_vast(f"{file}: rows", footer.num_rows, os.stat(file).st_size, _STEPS_PER_BYTE)
         facts = json.loads((footer.metadata or {}).get(FOOTER.encode(), b"null"))
@@ -120,6 +123,8 @@ class ParquetSource(DirectorySource):
         file, group = self._groups[number]
         with pq.ParquetFile(file) as opened:
             table = opened.read_row_group(group)
+        if stamp_of(os.stat(file)) != self._stamps[file]:
+            raise ReplacedError(f"{file}: was written since this dataset was loaded; load it again")
         return {
             s.name: from_arrow(table.column(column_name(s.name)), s) for s in self.schema.columns
         }

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of
+from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of, stamp_of
 from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.untrusted import LARGEST_ROW, kind_at, refuse_sparse
@@ -94,6 +94,8 @@ class RobomimicSource(DirectorySource):
     reward_at = "same"
     """A row is a step: an observation, its action, and the reward of that."""
 
+    _holds = True
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         with damage_named(self.path):
@@ -136,6 +138,12 @@ class RobomimicSource(DirectorySource):
             return found
 
         return file, EpisodeCache(load)
+
+    def _witnesses(self) -> Sequence[str]:
+        return (self.path,)
+
+    def _kept(self, handle: Any) -> Any:
+        return stamp_of(os.fstat(handle[0].id.get_vfd_handle()))
 
     def _release(self, handle: Any) -> None:
         handle[0].close()

@@ -10,12 +10,12 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError, UnknownFormatError
+from ringmap.errors import CorruptError, ReplacedError, UnknownFormatError
 from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
@@ -59,13 +59,15 @@ class ZarrSource(DirectorySource):
         CorruptError: it is damaged.
     """
 
+    _ends: Array | None = None
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         if not Zarr.detect(self.path):
             raise UnknownFormatError(f"{self.path}: has no meta/episode_ends")
         with damage_named(self.path):
             handle = self._handle()
-            ends = handle.ends
+            ends = self._ends = handle.ends
             self.offsets = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
             self.lengths = (ends - self.offsets).astype(np.int32)
             for name, column in handle.columns.items():
@@ -79,8 +81,17 @@ class ZarrSource(DirectorySource):
             self.episode_columns = [str(n) for n in json.loads(meta.attrs.get(NAMES, "[]"))]
         self.schema = Schema(tuple(c.spec for c in handle.columns.values()))
 
+    def _witnesses(self) -> Sequence[str]:
+        files = (os.path.join(self.path, name) for name in (".zgroup", "zarr.json"))
+        return [file for file in files if os.path.exists(file)]
+
     def _open(self) -> Any:
-        return _Handle(open_group(self.path), self.path)
+        found = _Handle(open_group(self.path), self.path, self._refuse_newer)
+        if self._ends is not None and not np.array_equal(found.ends[: len(self._ends)], self._ends):
+            raise ReplacedError(f"{self.path}: holds other episodes than when it was loaded; load it again")  # fmt: skip
+        if self._ends is not None:
+            found.ends = self._ends
+        return found
 
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
@@ -108,10 +119,17 @@ class ZarrSource(DirectorySource):
 
 
 class _Handle:
-    """An open group, and chunks of it."""
+    """An open group, and chunks of it.
 
-    def __init__(self, group: Any, path: str) -> None:
+    Args:
+        group: open.
+        path: of its folder.
+        refuse_newer: called with the path of a file after it was read.
+    """
+
+    def __init__(self, group: Any, path: str, refuse_newer: Callable[[str], None]) -> None:
         self.group = group
+        self._path, self._refuse_newer = path, refuse_newer
         self.ends = episode_ends(group, path)  # first: a writer at work changes them last
         self.columns = {c.spec.name: c for c in columns_of(group, path, self.ends)}
         self._lock = threading.Lock()
@@ -156,7 +174,18 @@ class _Handle:
 
     def _load(self, column: Column, number: int) -> Array:
         step = column.array.chunks[0]
-        return column.loaded(np.asarray(column.array[number * step : (number + 1) * step]))
+        rows = np.asarray(column.array[number * step : (number + 1) * step])
+        if (number + 1) * step <= self.ends[-1]:  # a writer that appends fills the last one up
+            for file in self._files(column.array, number):
+                self._refuse_newer(file)
+        return column.loaded(rows)
+
+    def _files(self, array: Any, number: int) -> Iterator[str]:
+        """Yield the paths of the chunks that hold a run of rows."""
+        others = (range(-(-n // c)) for n, c in zip(array.shape[1:], array.chunks[1:], strict=True))
+        for rest in itertools.product(*others):
+            key = f"{array.path}/{array.metadata.encode_chunk_key((number, *rest))}"
+            yield os.path.join(self._path, *key.split("/"))
 
 
 def _gather(
