@@ -46,10 +46,10 @@ def make(path, name, first, lengths, mode="error"):
     if name == "ringmap":
         if mode == "overwrite":
             shutil.rmtree(path)
-        with ReplayBuffer(100, path=path) as buf:
+        with ReplayBuffer(100, path=path, reward_at="next") as buf:
             buf.write_episodes(episodes(first, lengths))
         return
-    buf = ReplayBuffer(100)
+    buf = ReplayBuffer(100, reward_at="next")
     buf.write_episodes(episodes(first, lengths))
     convert(buf, path, dest_format=name, mode=mode, progress=False, **EXACT.get(name, {}))
 

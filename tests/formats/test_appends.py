@@ -33,7 +33,7 @@ def bytes_below(folder):
 
 
 def test_nothing_is_appended(tmp_path, name):
-    buf = ReplayBuffer(100)
+    buf = ReplayBuffer(100, reward_at="next")
     buf.write_episodes([rows(0), rows(1)])
     path = tmp_path / "set-v0"
     assert {f.name: f.appends for f in describe_formats()}[name] is False
