@@ -81,3 +81,13 @@ def test_names_of_observations(tmp_path, chosen, stored):
     followed = {n.removeprefix("next_") for n in names if n.startswith("next_obs/")}
     assert followed == set(stored.split())
     assert not [n for n in names if n.startswith("obs/obs")]
+
+
+def test_a_look_keeps_nobody_out(tmp_path):
+    """A file that is open, here or in a writer, is told all the same, and detecting takes no lock."""
+    path = demos(tmp_path / "set.hdf5")
+    with h5py.File(path, "r+"):  # locked
+        assert detect_format(path).name == "robomimic"
+    found = load_dataset(path)
+    assert detect_format(path).name == "robomimic"
+    found.close()
