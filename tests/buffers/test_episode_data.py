@@ -112,7 +112,7 @@ def test_asked_episodes_in_any_order_duplicates_welcome(buffer):
     assert buf.get_episode_data(-1) == {"n": [3]}
     assert buf.get_episode_data([3, 0, 0, -2]) == {"n": [3, 0, 0, 2]}
     assert buf.get_episode_data(np.array([1, 1])) == {"n": [1, 1]}
-    assert buf.get_episode_data([]) == {"n": []}
+    assert buf.get_episode_data([]) == {}
     for wrong in (4, -5, [0, 4]):
         with pytest.raises(ClipIndexError, match="out of range for 4 episodes"):
             buf.get_episode_data(wrong)
@@ -173,7 +173,7 @@ def test_control_data_that_is_not_evicted_is_caught(buffer):
 
 
 def test_each_blob_is_read_once_for_the_names(tmp_path, monkeypatch):
-    """After a write, what one episode holds costs one more blob: not all of them again."""
+    """After a write, what one episode holds costs one blob, and the names of all one more: not all of them again."""
     read = []
     real = Handle.read_data
     monkeypatch.setattr(Handle, "read_data", lambda self, o: read.append(o) or real(self, o))
@@ -181,6 +181,7 @@ def test_each_blob_is_read_once_for_the_names(tmp_path, monkeypatch):
         for number in range(30):
             buf.write_episode({"x": [1, 2], "_episode_data": {f"n{number % 25}": number, "all": 1}})
             assert buf.get_episode_data([-1])["all"] == [1]
+            assert "all" in buf.episode_column_names
         assert len(read) == 2 * 30
         assert buf.num_episodes == 20
         names = ["n10", "all", *[f"n{n}" for n in range(11, 25)], *[f"n{n}" for n in range(5)]]

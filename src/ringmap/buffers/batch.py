@@ -27,9 +27,10 @@ class Batch(dict[str, V]):
         weights: float32 `(B,)`, factors for the losses, of the same kind as the columns; None where the sampler
             draws without priorities.
         asked: the ids that were asked for, or drawn; None: those that came.
+        numbered: the numbers of episodes in it, and their names; None: it has none, or they are those of a view.
     """
 
-    __slots__ = ("_asked", "ids", "weights")
+    __slots__ = ("_asked", "ids", "numbered", "weights")
 
     def __init__(
         self,
@@ -37,11 +38,13 @@ class Batch(dict[str, V]):
         ids: Array | None = None,
         weights: Any = None,
         asked: Array | None = None,
+        numbered: tuple[Array, Array] | None = None,
     ) -> None:
         dict.__init__(self, columns)
         self.ids = ids
         self.weights = weights
         self._asked = asked
+        self.numbered = numbered
 
     @property
     def redrawn(self) -> Array:
@@ -54,7 +57,9 @@ class Batch(dict[str, V]):
     @property
     def like(self) -> Callable[..., Batch[Any]]:
         """What makes a batch of other columns, with the attributes of this one. It can be pickled."""
-        return partial(Batch, ids=self.ids, weights=self.weights, asked=self._asked)
+        return partial(
+            Batch, ids=self.ids, weights=self.weights, asked=self._asked, numbered=self.numbered
+        )
 
     def copy(self) -> Batch[V]:
         """Return a shallow copy, attributes included."""
@@ -63,7 +68,7 @@ class Batch(dict[str, V]):
     def mapped(self, convert: Callable[[Any], Any]) -> Batch[Any]:
         """Return the batch with every column, also of nested ones, and the weights converted."""
         weights = None if self.weights is None else convert(self.weights)
-        return Batch(_mapped(self, convert), self.ids, weights, self._asked)
+        return Batch(_mapped(self, convert), self.ids, weights, self._asked, self.numbered)
 
 
 def _mapped(columns: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:

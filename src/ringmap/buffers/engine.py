@@ -37,6 +37,7 @@ from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import GONE, PINNED, ClipReader, Pinned, Redraw
+from ringmap.clips.items import EpisodeMoment
 from ringmap.clips.samplers.base import (
     BaseSampler,
     Sampler,
@@ -141,6 +142,8 @@ class Engine(Forkable):
         self.seed_key = seed_key(seed)
         """What the draws of workers follow from, beside their own seeds."""
         self.counter = 0
+        self.numbered: tuple[Array, Array] = np.empty(0, np.int64), np.empty(0, np.int64)
+        """The numbers of episodes in the last batch that had such, rising, and the names of these."""
         self.pins = Pins()
         self._draws = self._draws_stored = 0
         self._draws_as: tuple[int, np.random.SeedSequence] | None = None
@@ -366,7 +369,7 @@ class Engine(Forkable):
 
     def read(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
-        crossing: Crossing | None = None, redraw: Redraw | None = None,
+        crossing: Crossing | None = None, redraw: Redraw | None = None, *, numbers: EpisodeMoment | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these anchors, column -> `(B, ...)`; `positions` shows which were redrawn.
 
@@ -377,6 +380,7 @@ class Engine(Forkable):
             asked: whether the disk was already asked for them.
             crossing: as `draw` returned it with these positions, for this cut; None: it is looked up.
             redraw: draws in place of evicted clips; None: uniformly from all that are stored.
+            numbers: of the episodes, from `numbering`; None: the caller does not need them.
 
         Raises:
             NoClipsError: no clip is left to draw.
@@ -384,13 +388,32 @@ class Engine(Forkable):
         """
         reader, threads = self.readers[0], self.threads or _threads_here()
         try:
-            batch = reader.at(positions, cut, out, threads, asked, crossing, redraw)
+            batch = reader.at(positions, cut, out, threads, asked, crossing, redraw, numbers)
         except (OSError, ValueError):
             self.source  # noqa: B018 - if another thread closed it meanwhile, this says so
             with clear_reads(_WHERE, reader.source.folder):
                 raise
         self.pins.count_redraws(reader.num_redraws)
         return batch
+
+    def numbering(self, cut: Cut) -> EpisodeMoment | None:
+        """Return what numbers the episodes of one batch, for `read`; None: no column says them, or a view numbers them."""
+        if not cut.computed or cut.episode_numbers is not None:
+            return None
+        return EpisodeMoment(lambda: [(self.source, None)])
+
+    def names_in_batch(self, numbers: Array) -> Array | None:
+        """Return the names of episodes, if all these numbers are in the batch that was handed out last, else None."""
+        known, names = self.numbered
+        if not len(known):
+            return None
+        at = np.minimum(known.searchsorted(numbers), len(known) - 1)
+        return names[at] if np.array_equal(known[at], numbers) else None
+
+    def hand_out(self, batch: Batch[Any]) -> None:
+        """Note which episodes the numbers in a batch mean: it is handed out."""
+        if batch.numbered is not None:
+            self.numbered = batch.numbered
 
     def shown(self, batch: Batch[Any]) -> Batch[Any]:
         """Return a drawn batch of flat columns in the form that a caller sees."""

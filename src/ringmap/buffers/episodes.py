@@ -24,7 +24,7 @@ from ringmap.storage.records.blobs import decode_blob, decode_data, is_shown
 from ringmap.storage.records.table import DROPPED, END, EPISODE, INTERRUPTED, PART, Record, are_live
 from ringmap.storage.ring.integers import Ordinal, Position
 
-__all__ = ["StoredChain", "StoredEpisodes"]
+__all__ = ["StoredChain", "StoredEpisodes", "evicted"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -104,13 +104,6 @@ class StoredEpisodes:
             episode[EPISODE_DATA_KEY] = data
         return episode
 
-    def _data_of(self, number: int) -> dict[str, Any]:
-        """Return the data of an episode, parts joined; {} if it was evicted."""
-        source = self._source
-        with source.memory:
-            names = source.live.whole.names
-        return (joined_data(source, int(names[number])) or {}) if number < len(names) else {}
-
     def one(self, index: int, where: str) -> list[Array]:
         """Return all steps of episode `index`, one array per column, verified."""
         source = self._source
@@ -119,13 +112,13 @@ class StoredEpisodes:
                 name = int(source.live.whole.names[source.number(index, where)])
             joined = read_joined(source, name)
             if joined is None:
-                raise _evicted(where, index)
+                raise evicted(where, index)
             return joined[0]
         with source.memory:  # while it is held, an ordinal keeps its meaning
             record = source.live_record(source.ordinal(index, where))
         found = source.read_record(record)
         if found is None:
-            raise _evicted(where, index)
+            raise evicted(where, index)
         return found[0]
 
     def spans(self) -> tuple[Array, Array]:
@@ -173,7 +166,7 @@ class StoredEpisodes:
             return self._at(np.arange(position + start, position + end), where, index, names)
         steps = source.read_steps(Position(position + start), end - start)
         if steps is None:
-            raise _evicted(where, index)
+            raise evicted(where, index)
         return steps
 
     def _at(
@@ -185,7 +178,7 @@ class StoredEpisodes:
         chosen = source.rows.schema.names if names is None else names
         steps = [source.rows.take(name, positions) for name in chosen]
         if len(positions) and not is_live(source, int(positions[0])):
-            raise _evicted(where, index)
+            raise evicted(where, index)
         return steps
 
     def rows(self, numbers: Any, names: Sequence[str], where: str) -> dict[str, Array]:
@@ -294,26 +287,50 @@ class StoredEpisodes:
 
     def data_of(self, index: int, where: str) -> dict[str, Any]:
         """Return the data of episode `index` that users see, which may be {}."""
+        found = self._data_named(int(self.names_of(index, where)[0]))
+        if found is None:
+            raise evicted(where, index)
+        return found
+
+    def names_of(self, idx: Any, where: str) -> Array:
+        """Return the names of episodes, the positions of their first steps, by their numbers now (None: all). O(asked)."""
         source = self._source
         with source.memory:
-            number = source.number(index, where)
-            first, is_joined = source.live.first, source.live.chains is not None
-        if is_joined:
-            found = self._data_of(number)
-        elif (read := source.read_data(Ordinal(first + number))) is None:
-            raise _evicted(where, index)
-        else:
-            found = read
-        return {name: value for name, value in found.items() if is_shown(name)}
+            live = source.live
+            names = live.starts if live.chains is None else live.whole.names
+            if idx is None:
+                return names.copy()
+            return names[in_range(idx, len(names), "episode", where)]
 
-    def data(self, numbers: Array) -> dict[str, list[Any]]:
-        """Return name -> one value per episode number, None where the episode has no value."""
-        live = self._source.live
-        if live.chains is not None:
-            found = [self._data_of(number) for number in numbers.tolist()]
-        else:
-            found = [self._source.read_data(live.first + n) or {} for n in numbers.tolist()]
-        return {name: [data.get(name) for data in found] for name in self.data_names()}
+    def data(
+        self, names: Array, evicted: Callable[[int], Exception] | None
+    ) -> dict[str, list[Any]]:
+        """Return name -> one value per episode, None where an episode has no value. Reads the data of these episodes alone.
+
+        Args:
+            names: of the episodes: the positions of their first steps.
+            evicted: returns the error for one that was evicted, given its place among them; None: it has no values.
+        """
+        every = list[dict[str, Any]]()
+        for place, name in enumerate(names.tolist()):
+            found = self._data_named(name)
+            if found is None and evicted is not None:
+                raise evicted(place)
+            every.append(found or {})
+        known = dict.fromkeys(name for data in every for name in data)
+        return {name: [data.get(name) for data in every] for name in known}
+
+    def _data_named(self, name: int) -> dict[str, Any] | None:
+        """Return the data of an episode that users see, parts joined; None if it was evicted."""
+        source = self._source
+        with source.memory:  # while it is held, an ordinal keeps its meaning
+            if source.live.chains is not None:
+                found = joined_data(source, name)
+            else:
+                at = source.live.ordinal_from(Position(name))
+                is_there = at < source.live.last and source.live.start(at) == name
+                found = source.read_data(at) if is_there else None
+        return found and {name: value for name, value in found.items() if is_shown(name)}
 
 
 class _Names:
@@ -340,7 +357,8 @@ class _Names:
         return list(dict.fromkeys(name for names in in_order for name in names))
 
 
-def _evicted(where: str, episode: int) -> ClipIndexError:
+def evicted(where: str, episode: int) -> ClipIndexError:
+    """Return the error of a call that asked for an episode that is gone."""
     return ClipIndexError(
-        f"{where}: episode {episode} was evicted by the writer while it was read; call refresh() and ask again"
+        f"{where}: episode {episode} was evicted by the writer; call refresh() and ask again"
     )

@@ -21,6 +21,7 @@ from ringmap.buffers.engine import Engine
 from ringmap.buffers.nested import flat
 from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Crossing
+from ringmap.clips.items import EpisodeMoment
 from ringmap.datasets.batch import ClipBatch, Layout, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_clips, of_columns
 from ringmap.errors import InputError
@@ -48,9 +49,13 @@ class Clips(Protocol):
 
     def read(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
-        crossing: Crossing | None = None,
+        crossing: Crossing | None = None, *, numbers: EpisodeMoment | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these anchors, column -> `(B, ...)`; `positions` shows which were redrawn."""
+        ...
+
+    def numbering(self, cut: Cut) -> EpisodeMoment | None:
+        """Return what numbers the episodes of one batch, for `read`; None: nothing does."""
         ...
 
     def layout(self, cut: Cut, size: int) -> Layout:

@@ -29,6 +29,7 @@ from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import GONE, PINNED
+from ringmap.clips.items import EpisodeMoment
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.datasets.batch import Layout, worker
@@ -412,9 +413,13 @@ class _ViewClips:
 
     def read(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
-        crossing: Crossing | None = None,
+        crossing: Crossing | None = None, *, numbers: EpisodeMoment | None = None,
     ) -> dict[str, Array]:  # fmt: skip
-        return self._engine.read(positions, cut, out, asked, crossing, self._view.redraw_here)
+        redraw = self._view.redraw_here
+        return self._engine.read(positions, cut, out, asked, crossing, redraw, numbers=numbers)
+
+    def numbering(self, cut: Cut) -> EpisodeMoment | None:
+        return self._engine.numbering(cut)
 
     def layout(self, cut: Cut, size: int) -> Layout:
         return self._engine.layout(cut, size)

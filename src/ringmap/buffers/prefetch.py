@@ -55,9 +55,10 @@ def drawn_ahead(
                 clips.want(following.positions, cut)
         except BaseException as error:  # it is the next one's, not this one's
             failed = error
-        drawn = positions.copy()
-        columns = clips.read(positions, cut, asked=True, crossing=crossing)
-        yield Batch(columns, positions, weigh and weigh(positions), drawn)
+        drawn, numbers = positions.copy(), clips.numbering(cut)
+        columns = clips.read(positions, cut, asked=True, crossing=crossing, numbers=numbers)
+        numbered = None if numbers is None else numbers.table()
+        yield Batch(columns, positions, weigh and weigh(positions), drawn, numbered)
         if failed is not None:
             raise failed
         positions, crossing, weigh = following
@@ -70,13 +71,13 @@ class Batches(Iterator[Batch[Any]]):
     Close it, or use it in a `with` block, to end its thread. The thread also ends when the iterator is no longer referenced.
 
     `sample` draws one batch; `ahead` draws many, and asks the disk for each before the last one is read. `wait` is called before each
-    is handed out; the first call comes before anything is drawn.
+    is handed out; the first call comes before anything is drawn. `hand_out` is called with each batch that is.
     """
 
     def __init__(
         self, sample: Sample, ahead: Ahead, batch_size: int, steps: int | None, prefetch: int,
         to: str, device: Any, pin_memory: bool, where: str = "ReplayBuffer.batches",
-        wait: Callable[[], None] | None = None,
+        wait: Callable[[], None] | None = None, hand_out: Callable[[Batch[Any]], None] | None = None,
     ) -> None:  # fmt: skip
         positive(where, "batch_size", batch_size)
         if steps is not None and steps < 0:
@@ -97,7 +98,7 @@ class Batches(Iterator[Batch[Any]]):
         self._shelf = _Shelf(prefetch)
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
-        self._wait_first = wait
+        self._wait_first, self._hand_out = wait, hand_out
         self._starts_later = bool(prefetch) and steps != 0
         if wait is None:
             self._start()
@@ -130,6 +131,8 @@ class Batches(Iterator[Batch[Any]]):
                 self.close()
                 raise error
         assert batch is not None
+        if self._hand_out is not None:
+            self._hand_out(batch)
         if self._left is not None:
             self._left -= 1
         if self._device is not None:  # here, on the stream of the caller's computation

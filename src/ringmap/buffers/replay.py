@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.engine import Engine, door
+from ringmap.buffers.episodes import evicted
 from ringmap.buffers.options import (
     Options,
     check_reads,
@@ -749,13 +750,22 @@ class ReplayBuffer(Sampled):
         """Return values constant within an episode: name -> one value per requested episode, None where it has none.
 
         Args:
-            idx: an episode, several (duplicates are allowed), or None for all.
+            idx: an episode, several (duplicates are allowed), or None for all. Numbers that are all in the last batch of this
+                handle (`<name>_episode` of a column `Index`) mean the episodes of that batch, whatever was written since.
 
         Raises:
-            ClipIndexError: there is no such episode.
+            ClipIndexError: there is no such episode, or it was evicted.
+
+        Cost: reads the data of these episodes alone.
         """
-        numbers = self._episode_numbers(idx)
-        return self.engine.episodes.data(numbers)
+        where, engine = "ReplayBuffer.get_episode_data", self.engine
+        if idx is None:
+            return engine.episodes.data(engine.episodes.names_of(None, where), None)
+        numbers = np.asarray(idx).reshape(-1)
+        names = engine.names_in_batch(numbers)
+        if names is None:
+            names = engine.episodes.names_of(numbers, where)
+        return engine.episodes.data(names, lambda place: evicted(where, int(numbers[place])))
 
     def dropped_episode_data(self) -> list[dict[str, Any] | None]:
         """Return the data of episodes that were dropped because their rows were lost, None where the data were lost too.

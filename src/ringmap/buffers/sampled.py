@@ -265,8 +265,9 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         pace = self.pace
         wait = None if pace is None else partial(pace.draw, int(batch_size) * cut.widest)
         return Batches(
-            sample, ahead, batch_size, steps, prefetch, to, device, pin_memory, wait=wait
-        )
+            sample, ahead, batch_size, steps, prefetch, to, device, pin_memory, wait=wait,
+            hand_out=self.engine.hand_out,
+        )  # fmt: skip
 
     def sample(
         self, batch_size: int, history_len: int | None = None, step: int | None = None,
@@ -380,9 +381,12 @@ class Sampled(InNotebook, PassBuffer, Dataset):
     ) -> Batch[Array]:  # fmt: skip
         into = None if out is None else fitting(out, self.engine, size, cut)
         positions, crossing, weigh = self.engine.draw(clips, size, cut, step)
-        asked = positions.copy()
-        columns = self.engine.read(positions, cut, into, crossing=crossing)
-        return self.engine.shown(Batch(columns, positions, weigh and weigh(positions), asked))
+        asked, numbers = positions.copy(), self.engine.numbering(cut)
+        columns = self.engine.read(positions, cut, into, crossing=crossing, numbers=numbers)
+        numbered = None if numbers is None else numbers.table()
+        batch = Batch(columns, positions, weigh and weigh(positions), asked, numbered)
+        self.engine.hand_out(batch)
+        return self.engine.shown(batch)
 
     def update_priorities(self, ids: Any, values: Any) -> int:
         """Set the priorities of clips: `sampler.update_priorities`, for a sampler with priorities.

@@ -226,8 +226,9 @@ class BufferView(PinnedView):
             ClipIndexError: there is no such episode, or it was evicted since.
         """
         numbers = self._episode_numbers(idx)
-        now = np.array([self._index_now(ep) for ep in numbers.tolist()], np.int64)
-        return self.engine.episodes.data(now)
+        return self.engine.episodes.data(
+            self.starts[numbers], lambda place: self._evicted(int(numbers[place]))
+        )
 
     def _lane_runs(self) -> Runs:
         if self._stored is None:

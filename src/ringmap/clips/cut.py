@@ -194,9 +194,10 @@ class Cut:
         reward_at: where rewards stand, "next" or "same"; None: not known.
         computed: pairs of a name and the `Computed` behind it, in the order in which they are computed.
         functions: pairs of a name and a function of the whole batch that returns the column, called in this order at the end.
-        episode_numbers: returns the numbers of episodes, given the positions of their first steps; None: they are counted among
-            those stored now.
+        episode_numbers: returns the numbers of episodes in a view, given the positions of their first steps; None: they are counted
+            among those that are stored.
         step_ids: returns the ids of steps, given their positions; None: these are the ids.
+        ring: the number of the ring that computes it, among several.
         history, frameskip: of a clip, for messages; 0 for any other cut.
         across: whether the steps run on into the next episode of the lane.
 
@@ -219,6 +220,7 @@ class Cut:
     frameskip: int = 0
     episode_numbers: Callable[[Array], Array] | None = None
     step_ids: Callable[[Array], Array] | None = None
+    ring: int = 0
     across: bool = False
     span: int = field(init=False)
     """Steps around an anchor that its episode must have: `before + 1 + after`."""

@@ -25,7 +25,15 @@ from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
 from ringmap.clips.drawing import integers
 from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.index import ClipIndex
-from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
+from ringmap.clips.items import (
+    EpisodeMoment,
+    Items,
+    Numbers,
+    RingRows,
+    call_functions,
+    compute,
+    pad,
+)
 from ringmap.clips.parts import Joined, JoinedRows
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
@@ -120,6 +128,7 @@ class ClipReader(Forkable):
     def at(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
         asked: bool = False, crossing: Crossing | None = None, redraw: Redraw | None = None,
+        numbers: EpisodeMoment | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these anchors, column -> `(B, ...)` as the cut has it.
 
@@ -131,6 +140,7 @@ class ClipReader(Forkable):
             asked: whether `want` was already called for them.
             crossing: as `draw` returned it with these positions, for this cut; None: it is looked up.
             redraw: draws in place of evicted clips; None: uniformly from all that are stored.
+            numbers: of the episodes, if the caller needs them; those of this moment.
 
         Raises:
             NoClipsError: no clip is left to draw.
@@ -139,9 +149,16 @@ class ClipReader(Forkable):
         if self.source.rows is None:  # nothing was ever stored
             self.replaced(np.full(len(positions), GONE), cut, redraw)
             return {}
-        batch, bad = self.once(positions, cut, out, threads, asked, crossing)
-        if bad is not None:
-            self._read_again(batch, positions, bad, cut, redraw)
+        if numbers is None and cut.computed:
+            numbers = EpisodeMoment(lambda: [(self.source, None)])
+        number = None if numbers is None else numbers.of(self.source)
+        while True:
+            batch, bad = self.once(positions, cut, out, threads, asked, crossing, number)
+            if bad is not None:
+                self._read_again(batch, positions, bad, cut, redraw, number)
+            if numbers is None or not numbers.is_outdated:
+                break
+            numbers.begin()  # all numbers of a batch are of one moment
         if cut.functions:
             call_functions(batch, cut, len(positions))
         if cut.added:
@@ -150,12 +167,12 @@ class ClipReader(Forkable):
 
     def once(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False, crossing: Crossing | None = None,
+        asked: bool = False, crossing: Crossing | None = None, numbers: Numbers | None = None,
     ) -> tuple[dict[str, Array], Array | None]:  # fmt: skip
         """Do what `at` does, without redraws and functions; return the columns, and which clips are not whole, None for none."""
         if self.source.rows is None:  # nothing was ever stored
             return {}, np.ones(len(positions), np.bool_)
-        batch, good = self._gather(positions, cut, out, threads, asked, crossing)
+        batch, good = self._gather(positions, cut, out, threads, asked, crossing, numbers)
         return batch, lost(self.source, positions, good)
 
     def read_adjacent(
@@ -198,12 +215,13 @@ class ClipReader(Forkable):
         return {**found, **{n: ((size, *shape), dtype) for n, (shape, dtype) in computed.items()}}
 
     def _read_again(
-        self, batch: dict[str, Array], positions: Array, bad: Array, cut: Cut, redraw: Redraw | None
+        self, batch: dict[str, Array], positions: Array, bad: Array, cut: Cut, redraw: Redraw | None,
+        numbers: Numbers | None,
     ) -> None:  # fmt: skip
         """Redraw the bad clips of a batch, and read them."""
 
         def gather(which: Array) -> Array | None:
-            found, good = self._gather(positions[which], cut)
+            found, good = self._gather(positions[which], cut, numbers=numbers)
             for name, values in found.items():
                 if name in batch:
                     batch[name][which] = values
@@ -327,7 +345,7 @@ class ClipReader(Forkable):
 
     def _gather(
         self, anchors: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False, crossing: Crossing | None = None,
+        asked: bool = False, crossing: Crossing | None = None, numbers: Numbers | None = None,
     ) -> tuple[dict[str, Array], Array | None]:  # fmt: skip
         """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
@@ -359,10 +377,13 @@ class ClipReader(Forkable):
         if rows.large:
             self.watch.end()
         if cut.computed:
+            found = cut.episode_numbers or numbers
+            assert found is not None
             if joined is None:
-                items = Items(RingRows(self.source), cut, anchors, starts, lengths, batch, self.rng)
+                ring = RingRows(self.source)
+                items = Items(ring, cut, anchors, starts, lengths, batch, self.rng, found)
             else:
-                items = joined.items(JoinedRows(self.source, joined), cut, batch, self.rng)
+                items = joined.items(JoinedRows(self.source, joined), cut, batch, self.rng, found)
             inside = self._compute(batch, items, cut, inside)
         if crossing:
             inside = crossing.still_whole(self.source, len(anchors))

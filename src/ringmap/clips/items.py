@@ -14,8 +14,9 @@ Not here: what is computed (the modules of `clips/computed`), which steps column
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,9 +29,23 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.integers import Position
 
-__all__ = ["Computed", "ItemRows", "Items", "RingRows", "call_functions", "compute", "pad"]
+__all__ = [
+    "Computed",
+    "EpisodeMoment",
+    "ItemRows",
+    "Items",
+    "Numbers",
+    "RingRows",
+    "call_functions",
+    "compute",
+    "pad",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+Numbers = Callable[[Array], Array]
+"""Returns the numbers of episodes, given the positions of their first steps."""
 
 
 class ItemRows(Protocol):
@@ -51,10 +66,6 @@ class ItemRows(Protocol):
 
     def read(self, column: str, start: int, length: int) -> Array:
         """Return a copy of rows of one or more episodes that stand one after the other."""
-        ...
-
-    def episodes(self, starts: Array) -> Array:
-        """Return the numbers of the episodes that begin at these positions, int64."""
         ...
 
     def positions(self, places: Array) -> Array:
@@ -99,12 +110,6 @@ class RingRows:
         """Return a copy of rows of one or more episodes."""
         return self._rows.read_column(column, Position(start), length)
 
-    def episodes(self, starts: Array) -> Array:
-        """Return the numbers of the episodes among those stored now, oldest first."""
-        with self.memory:
-            found: Array = self._source.live.starts.searchsorted(starts)
-        return found
-
     def positions(self, places: Array) -> Array:
         """Return the positions themselves."""
         return places
@@ -125,6 +130,78 @@ class RingRows:
         return np.zeros(len(starts), np.int64)
 
 
+class _RingMoment:
+    """The numbers of the episodes of one ring; see `EpisodeMoment`."""
+
+    def __init__(self, source: Handle) -> None:
+        self._source = source
+        with source.memory:
+            live = source.live
+            self._era, self._first, self.count = live.era, live.first, live.num_episodes
+            self._whole = None if live.chains is None else live.whole
+
+    def of(self, names: Array) -> Array | None:
+        """Return the numbers of episodes by name; None if one has none in this moment."""
+        if self._whole is not None:
+            found = self._whole.find(names)
+            return None if (found < 0).any() else found
+        with self._source.memory:
+            live = self._source.live
+            if live.era != self._era or live.chains is not None:
+                return None
+            numbers: Array = live.starts.searchsorted(names) + (live.first - self._first)
+        return numbers
+
+
+class EpisodeMoment:
+    """The numbers of the stored episodes as of one moment, ring by ring and oldest first: those of one batch.
+
+    An episode that is evicted meanwhile keeps its number. One that began later has the next one, unless that is another's.
+
+    Args:
+        rings: returns the rings now, each with what turns positions on it into names; None: these are the names.
+
+    Attributes:
+        is_outdated: whether an episode had no number in this moment: the batch needs another one.
+    """
+
+    def __init__(self, rings: Callable[[], Iterable[tuple[Handle, Numbers | None]]]) -> None:
+        self._rings = rings
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the moment now, and forget which numbers were asked for."""
+        self.is_outdated, before = False, 0
+        self._asked: list[tuple[Array, Array]] = []
+        self._moments: dict[Handle, tuple[_RingMoment, int, Numbers | None]] = {}
+        for source, name in self._rings():
+            moment = _RingMoment(source)
+            self._moments[source] = moment, before, name
+            before += moment.count
+
+    def of(self, source: Handle) -> Numbers:
+        """Return what numbers the episodes of one of the rings."""
+        return partial(self._numbers, source)
+
+    def _numbers(self, source: Handle, starts: Array) -> Array:
+        moment, before, name = self._moments.get(source, (None, 0, None))
+        found = None if moment is None else moment.of(starts)
+        if moment is None or found is None or (len(self._moments) > 1 and (found >= moment.count).any()):  # fmt: skip
+            self.is_outdated = True
+            return np.zeros(len(starts), np.int64)
+        numbers = found + before
+        self._asked.append((numbers, starts if name is None else name(starts)))
+        return numbers
+
+    def table(self) -> tuple[Array, Array] | None:
+        """Return the numbers that were asked for, rising, and the names of their episodes; None if none was."""
+        if not self._asked:
+            return None
+        numbers, names = (np.concatenate(values) for values in zip(*self._asked, strict=True))
+        known, at = np.unique(numbers, return_index=True)
+        return known, names[at]
+
+
 class Items:
     """The items of a batch.
 
@@ -138,11 +215,13 @@ class Items:
         step: the anchor's step in it.
         origin: where the episode begins among `rows`: `start`, unless there are parts.
         rng: a generator, for draws.
+
+    `numbers`: returns the numbers of episodes, given their `start`.
     """
 
     def __init__(
         self, rows: ItemRows, cut: Cut, anchors: Array, starts: Array, lengths: Array,
-        columns: Mapping[str, Array], rng: np.random.Generator, steps: Array | None = None,
+        columns: Mapping[str, Array], rng: np.random.Generator, numbers: Numbers, steps: Array | None = None,
         origins: Array | None = None,
     ) -> None:  # fmt: skip
         self.name = ""
@@ -154,17 +233,26 @@ class Items:
         self.step: Array = anchors - starts if steps is None else steps
         self.origin: Array = starts if origins is None else origins
         self.rng = rng
-        self._cut = cut
+        self._cut, self._numbers = cut, numbers
 
     def __len__(self) -> int:
         return len(self.position)
 
     @property
     def episode(self) -> Array:
-        """Number of each anchor's episode in the view, -1 outside of it; without a view among those stored now, oldest first."""
-        if self._cut.episode_numbers is not None:
-            return self._cut.episode_numbers(self.start)
-        return self.rows.episodes(self.origin)
+        """Number of each anchor's episode in the view; without a view among those stored when the batch was read, oldest first."""
+        return self._numbers(self.start)
+
+    @property
+    def ring(self) -> Array:
+        """Number of the ring of each item, int64; 0 where there is one only."""
+        return np.full(len(self), self._cut.ring)
+
+    @property
+    def anchor_ids(self) -> Array:
+        """The id of each anchor, int64, as `update` and `update_priorities` take it."""
+        ids = self._cut.step_ids
+        return self.position.copy() if ids is None else ids(self.position)
 
     def ids(self, places: Array) -> Array:
         """Return the ids of steps, for `update`, given their places among `rows`."""
@@ -229,7 +317,7 @@ class Items:
         """Return some of the items: `which` is a mask, or numbers. `columns` are left out."""
         found = Items(
             self.rows, self._cut, self.position[which], self.start[which], self.length[which], {}, self.rng,
-            self.step[which], self.origin[which],
+            self._numbers, self.step[which], self.origin[which],
         )  # fmt: skip
         found.name = self.name
         return found

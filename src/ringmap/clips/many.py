@@ -22,6 +22,7 @@ import numpy as np
 from ringmap.clips.adjacent import RING_FAULTS
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import ClipReader
+from ringmap.clips.items import Numbers
 from ringmap.clips.threads import SPLIT_NBYTES, take, together
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.rows import Rows
@@ -43,7 +44,7 @@ class Piece(NamedTuple):
     """The clips of a batch that one ring holds.
 
     `number`: of the ring; `places`: in the batch, rising; `anchors`: positions on its ring; `cut`: what they hold, as this ring
-    computes it.
+    computes it; `numbers`: of its episodes, where the cut needs them.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Piece(NamedTuple):
     places: Array
     anchors: Array
     cut: Cut
+    numbers: Numbers | None = None
 
 
 def groups(keys: Array) -> list[tuple[int, Array]]:
@@ -97,7 +99,9 @@ def gather_many(
         is_whole = len(piece.places) == size  # and needs no second copy
         try:
             out = batch if batch and is_whole else None
-            found, gone = piece.reader.once(piece.anchors, piece.cut, out, threads)
+            found, gone = piece.reader.once(
+                piece.anchors, piece.cut, out, threads, numbers=piece.numbers
+            )
         except RING_FAULTS as error:
             fail(piece, error)
             bad.append(piece.places)

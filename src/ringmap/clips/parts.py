@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.cut import Cut, Steps, clamp
-from ringmap.clips.items import Items
+from ringmap.clips.items import Items, Numbers
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.chains import WholeEpisodes
@@ -121,11 +121,11 @@ class Joined:
             self._outside = outside if self._outside is None else self._outside | outside
 
     def items(
-        self, rows: JoinedRows, cut: Cut, batch: Mapping[str, Array], rng: np.random.Generator
-    ) -> Items:
+        self, rows: JoinedRows, cut: Cut, batch: Mapping[str, Array], rng: np.random.Generator, numbers: Numbers
+    ) -> Items:  # fmt: skip
         """Return the items, for computed columns."""
         return Items(
-            rows, cut, self.anchors, self._names, self._lengths, batch, rng, self._places - self._first, self._first,
+            rows, cut, self.anchors, self._names, self._lengths, batch, rng, numbers, self._places - self._first, self._first,
         )  # fmt: skip
 
     def reach(self, position: int) -> None:
@@ -173,8 +173,7 @@ class JoinedRows:
         places = np.arange(start, start + length)
         return self.take(column, places, places)
 
-    def episodes(self, starts: Array) -> Array:
-        """Return the numbers of the episodes among those stored now, oldest first."""
+    def _episodes(self, starts: Array) -> Array:
         found: Array = self._whole.places.searchsorted(starts)
         return found
 
@@ -188,12 +187,12 @@ class JoinedRows:
 
     def are_open(self, starts: Array) -> Array:
         """Tell of the episodes that begin at these places which have not ended."""
-        found: Array = self._whole.is_open.take(self.episodes(starts))
+        found: Array = self._whole.is_open.take(self._episodes(starts))
         return found
 
     def first_steps(self, starts: Array) -> Array:
         """Return how many steps of the episodes that begin at these places were evicted."""
-        found: Array = self._whole.first_steps.take(self.episodes(starts))
+        found: Array = self._whole.first_steps.take(self._episodes(starts))
         return found
 
     def newest_tail(self) -> int:

@@ -201,11 +201,13 @@ def gather(
     if cut.computed:
         assert rng is not None
         starts = rows.offsets[episodes]
-        items = Items(rows, cut, starts + steps, starts, lengths, batch, rng)
+        items = Items(rows, cut, starts + steps, starts, lengths, batch, rng, rows.episodes)
         if run is not None:
             origins, whole = np.zeros(len(steps), np.int64), np.full(len(steps), run.length)
             places = run.places(episodes, steps)
-            items = Items(rows, cut, starts + steps, starts, whole, batch, rng, places, origins)
+            items = Items(
+                rows, cut, starts + steps, starts, whole, batch, rng, rows.episodes, places, origins
+            )
         compute(batch, items, cut)
     if cut.functions:
         call_functions(batch, cut, len(steps))

@@ -17,28 +17,30 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ringmap.buffers.batch import Batch
+from ringmap.buffers.episodes import evicted
 from ringmap.buffers.options import check_reads, fraction, positive, sendable
 from ringmap.buffers.pinned_view import split
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.sharded.engine import ShardEngine, Weights
 from ringmap.buffers.sharded.learner_state import LearnerState
-from ringmap.buffers.sharded.numbers import RingNumbers
+from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.buffers.sharded.retiring import Retiring, idle_s, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings, as_paths
 from ringmap.buffers.sharded.view import ShardedView
 from ringmap.clips.cut import Cut
-from ringmap.clips.many import RING_FAULTS
+from ringmap.clips.many import RING_FAULTS, groups
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.wanted import Wanted
 from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Transform, Where
+from ringmap.datasets.base import Transform, Where, in_range
 from ringmap.datasets.batch import worker
 from ringmap.errors import ClipIndexError, ClosedError, InputError
 from ringmap.fleet.pace import Pace
@@ -70,6 +72,7 @@ class Shard:
         redraws: clips of it that this process redrew.
         problem: why it is not read; None: it is read.
         policy_step: the step of the weights that played its newest episode (see `ringmap.Weights`); None: not known.
+        number: of the ring in columns `<name>_ring` of `Index`, for as long as this buffer is open; None for one that is not read.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Shard:
     redraws: int
     problem: str | None
     policy_step: int | None = None
+    number: int | None = None
 
 
 class ShardedReplayBuffer(Sampled):
@@ -253,7 +257,17 @@ class ShardedReplayBuffer(Sampled):
             writer = writer_of(ring.folder)
             played = _policy_step(ring) if episodes else None
             found.append(
-                Shard(ring.name, Path(ring.folder), *counts, writer, idle, redraws, None, played)
+                Shard(
+                    ring.name,
+                    Path(ring.folder),
+                    *counts,
+                    writer,
+                    idle,
+                    redraws,
+                    None,
+                    played,
+                    ring.number,
+                )
             )
         for bad in list(self.engine.rings.problems.values()):
             why = str(bad.error)
@@ -493,23 +507,37 @@ class ShardedReplayBuffer(Sampled):
         """Return values constant within an episode: name -> one value per requested episode, None where it has none.
 
         Args:
-            idx: an episode, several (duplicates are allowed), or None for all.
+            idx: an episode, several (duplicates are allowed), or None for all. Numbers that are all in the last batch of this
+                buffer (`<name>_episode` of a column `Index`) mean the episodes of that batch, whatever was written since.
 
         Raises:
-            ClipIndexError: there is no such episode.
+            ClipIndexError: there is no such episode, or it was evicted, or its ring is away.
         """
-        names, numbers = self.episode_column_names, self._episode_numbers(idx)
-        found = {name: [None] * len(numbers) for name in names}
-        before = 0
-        for ring in self.engine.each():
-            count = ring.episodes.num_episodes
-            places = ((numbers >= before) & (numbers < before + count)).nonzero()[0]
-            if len(places):
-                data = ring.episodes.get_episode_data(numbers[places] - before)
-                for name, values in data.items():
-                    for place, value in zip(places.tolist(), values, strict=True):
-                        found[name][place] = value
-            before += count
+        where = "ShardedReplayBuffer.get_episode_data"
+        self.episodes_only("get_episode_data")
+        given = None if idx is None else np.asarray(idx).reshape(-1)
+        names = None if given is None else self.engine.names_in_batch(given)
+        if names is None:
+            parts = [joined(r.number, r.episodes.episode_spans()[0]) for r in self.engine.each()]
+            names = np.concatenate(parts) if parts else np.empty(0, np.int64)
+            if given is not None:
+                names = names[in_range(given, len(names), "episode", where)]
+
+        def error(at: Array, place: int) -> ClipIndexError:
+            assert given is not None
+            return evicted(where, int(given[at[place]]))
+
+        found, numbers, local = dict[str, list[Any]](), *apart(names)
+        for number, places in groups(numbers):
+            ring = self.engine.members.of(number)
+            if ring is None:
+                raise error(places, 0)
+            episodes = ring.episodes.engine.episodes
+            data = episodes.data(local[places], None if given is None else partial(error, places))
+            for name, values in data.items():
+                column = found.setdefault(name, [None] * len(names))
+                for place, value in zip(places.tolist(), values, strict=True):
+                    column[place] = value
         return found
 
     def episodes(self) -> Iterator[dict[str, Any]]:

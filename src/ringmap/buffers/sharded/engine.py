@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.drawing import integers
 from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import GONE, PINNED, ClipReader, Redraw
-from ringmap.clips.items import call_functions
+from ringmap.clips.items import EpisodeMoment, call_functions
 from ringmap.clips.many import RING_FAULTS, Piece, gather_many, groups
 from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, ids_of
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
@@ -390,8 +390,7 @@ class ShardEngine(Engine):
                 placed = ring.buffer.engine.placed_among(clips, local, cut, self.rng)
                 if placed is None:
                     raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-                known = placed.positions
-                found[places] = np.where(known == GONE, GONE, joined(ring.number, known))
+                found[places] = self._of_ring(ring, placed.positions)
             return Drawn(self.replaced(found, cut, view.redraw), weigh=sampler.weigh())
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
@@ -415,15 +414,24 @@ class ShardEngine(Engine):
             if which < len(moment.numbers):
                 ring, pinned = self.members.of(moment.numbers[which]), moment.pinned[which]
             if ring is None or pinned is None:
+                self._redraws += len(places)
                 continue
             first = int(moment.ends[which]) - pinned.count
             try:
                 local = ring.reader.place(ids[places] - first + pinned.base, pinned, cut)
             except RING_FAULTS as error:
                 self.members.drop(ring, error)
+                self._redraws += len(places)
             else:
-                found[places] = np.where(local == GONE, GONE, joined(ring.number, local))
+                found[places] = self._of_ring(ring, local)
         return found
+
+    @staticmethod
+    def _of_ring(ring: Ring, positions: Array) -> Array:
+        """Return the ids of positions on a ring; those that are GONE stay so, and are counted for the ring."""
+        gone = positions == GONE
+        ring.reader.num_redraws += int(gone.sum())
+        return np.where(gone, GONE, joined(ring.number, positions))
 
     def anchors_at(self, positions: Array, cut: Cut) -> Array:
         """Return the ids; GONE for one that is no anchor of the cut now, or whose ring is gone."""
@@ -431,19 +439,20 @@ class ShardEngine(Engine):
         for number, places in groups(numbers):
             ring = self.members.of(number)
             if ring is None:
+                self._redraws += len(places)
                 continue
             try:
                 wanted = local[places]
                 if ring.source.rows is None or wanted.max() + cut.after >= ring.source.head:
                     ring.source.refresh()
-                known = ring.reader.anchors_at(wanted, cut)
-                found[places] = np.where(known == GONE, GONE, joined(number, known))
+                found[places] = self._of_ring(ring, ring.reader.anchors_at(wanted, cut))
             except RING_FAULTS as error:
                 self.members.drop(ring, error)
+                self._redraws += len(places)
         return found
 
     def replaced(self, positions: Array, cut: Cut, redraw: Redraw | None = None) -> Array:
-        """Return the ids with clips of any ring in place of those that are GONE, as `Engine.replaced` does."""
+        """Return the ids with clips of any ring in place of those that are GONE, which were counted where they were found."""
         if not len(positions) or lowest(positions) != GONE:
             return positions
         gone, positions = positions == GONE, positions.copy()
@@ -454,17 +463,39 @@ class ShardEngine(Engine):
         if drawn is None:
             raise NoClipsError(f"{_WHERE}: {self.why_no_clips(cut)}")
         positions[gone] = drawn
-        self._redraws += count
         return positions
 
     # -- reads --------------------------------------------------------------------------------
 
     def read(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
-        crossing: Crossing | None = None, redraw: Redraw | None = None,
+        crossing: Crossing | None = None, redraw: Redraw | None = None, *, numbers: EpisodeMoment | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these ids, as `Engine.read` does; `positions` shows which were redrawn."""
         self.check_open()
+        numbers = self.numbering(cut) if numbers is None else numbers
+        while True:
+            batch = self._read(positions, cut, out, asked, redraw, numbers)
+            if numbers is None or not numbers.is_outdated:
+                break
+            numbers.begin()  # all numbers of a batch are of one moment
+        if worker() is not None:
+            self.pins.count_redraws(self._own_redraws())
+        return batch
+
+    def numbering(self, cut: Cut) -> EpisodeMoment | None:
+        """Return what numbers the episodes of one batch over all rings, as `Engine.numbering` does."""
+        if not cut.computed or cut.episode_numbers is not None:
+            return None
+        members = self.members
+        return EpisodeMoment(
+            lambda: [(ring.source, partial(joined, ring.number)) for ring in members.open]
+        )
+
+    def _read(
+        self, positions: Array, cut: Cut, out: dict[str, Array] | None, asked: bool, redraw: Redraw | None,
+        numbers: EpisodeMoment | None,
+    ) -> dict[str, Array]:  # fmt: skip
         size = len(positions)
         batch: dict[str, Array] = {} if out is None else dict(out)
         if size:
@@ -476,30 +507,30 @@ class ShardEngine(Engine):
 
         def attempt() -> int:
             nonlocal which
-            bad = self._gather(positions, which, cut, size, batch)
+            bad = self._gather(positions, which, cut, size, batch, numbers)
             which = np.concatenate(bad) if bad else which[:0]
             return len(which)
 
-        def again() -> None:
+        def retry() -> None:
             self._follow()
             now = positions[which]
             # A transition after which rows are missing is an anchor, and is never whole.
-            wanted = np.where(now == read_twice[which], GONE, self.anchors_at(now, cut))
+            again = now == read_twice[which]
+            self._redraws += int(again.sum())
+            wanted = np.where(again, GONE, self.anchors_at(now, cut))
             positions[which] = read_twice[which] = self.replaced(wanted, cut, redraw)
 
         if found is None:
             left = attempt()
         if left:
-            again()
-            look_again(attempt, again, self.rings.where, _ADVICE)
+            retry()
+            look_again(attempt, retry, self.rings.where, _ADVICE)
         if cut.functions:
             call_functions(batch, cut, size)
         if cut.added and batch:
             self._settle(batch, cut, out)
         if out is not None and self.rings.columns is not None:
             batch = {name: batch[name] for name in self.layout(cut, size)}
-        if worker() is not None:
-            self.pins.count_redraws(self._own_redraws())
         return batch
 
     def _read_none(self, positions: Array, cut: Cut) -> dict[str, Array]:
@@ -559,17 +590,18 @@ class ShardEngine(Engine):
                 self.members.drop(ring, error)
 
     def _gather(
-        self, positions: Array, which: Array, cut: Cut, size: int, batch: dict[str, Array]
+        self, positions: Array, which: Array, cut: Cut, size: int, batch: dict[str, Array], numbers: EpisodeMoment | None
     ) -> list[Array]:  # fmt: skip
-        numbers, local = apart(positions.take(which))
+        homes, local = apart(positions.take(which))
         pieces, bad = list[Piece](), list[Array]()
-        for number, places in groups(numbers):
+        for number, places in groups(homes):
             ring = self.members.of(number)
             if ring is None:
                 bad.append(which[places])
                 continue
             own = self._cut_in(ring, cut)
-            pieces.append(Piece(number, ring.reader, which[places], local[places], own))
+            of_ring = None if numbers is None else numbers.of(ring.source)
+            pieces.append(Piece(number, ring.reader, which[places], local[places], own, of_ring))
 
         def fail(piece: Piece, error: Exception) -> None:
             self._drop(piece.reader, error)
@@ -584,34 +616,13 @@ class ShardEngine(Engine):
         if found is None or found[2] is not ring:
             if len(self._cuts) > 32 * max(1, len(self.members.open)):
                 self._cuts.clear()
-            numbers, ids = self._numbers_in(ring, cut), partial(joined, ring.number)
-            own = replace(cut, functions=(), episode_numbers=numbers, step_ids=ids)
+            ids, given = partial(joined, ring.number), cut.episode_numbers
+            of_view = None if given is None else lambda starts: given(ids(starts))
+            own = replace(
+                cut, functions=(), episode_numbers=of_view, step_ids=ids, ring=ring.number
+            )
             found = self._cuts[id(cut), ring.number] = cut, own, ring
         return found[1]
-
-    def _numbers_in(self, ring: Ring, cut: Cut) -> Callable[[Array], Array]:
-        """Return what numbers the episodes of a ring, over all rings or as a view does, given the positions of their first steps."""
-        given = cut.episode_numbers
-        if given is not None:
-            return lambda starts: given(joined(ring.number, starts))
-
-        def numbers(starts: Array) -> Array:
-            before = 0
-            for other in self.members.open:
-                if other is ring:
-                    break
-                before += other.source.live.num_episodes
-            live = ring.source.live
-            with ring.source.memory:
-                known = live.starts if live.chains is None else live.whole.names
-                order = known.argsort(kind="stable")
-                at = np.minimum(known[order].searchsorted(starts), max(0, len(known) - 1))
-                if not len(known):
-                    return np.full(len(starts), -1)
-                found = order[at]
-                return np.where(known[found] == starts, found + before, -1)
-
-        return numbers
 
     def _settle(self, batch: dict[str, Array], cut: Cut, out: dict[str, Array] | None) -> None:
         """Move computed columns to the caller's arrays, where these fit, and remember their shapes."""

@@ -31,6 +31,7 @@ from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw, Together
+from ringmap.clips.items import EpisodeMoment, Numbers
 from ringmap.clips.many import RING_FAULTS, Piece
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.aligned import aligned, pair
@@ -137,6 +138,7 @@ class TransitionReader(ClipReader):
     def at(
         self, positions: Array, cut: Cut = ROW, out: dict[str, Array] | None = None, threads: int = 1,
         asked: bool = False, crossing: Crossing | None = None, redraw: Redraw | None = None,
+        numbers: EpisodeMoment | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the transitions at these positions, flat; an evicted one is redrawn, and `positions` shows it.
 
@@ -148,6 +150,7 @@ class TransitionReader(ClipReader):
             asked: whether `want` was called for them.
             crossing: always None.
             redraw: as for `ClipReader.at`.
+            numbers: always None.
 
         Raises:
             NoClipsError: no transition is left to draw.
@@ -162,7 +165,7 @@ class TransitionReader(ClipReader):
 
     def once(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False, crossing: Crossing | None = None,
+        asked: bool = False, crossing: Crossing | None = None, numbers: Numbers | None = None,
     ) -> tuple[dict[str, Array], Array | None]:  # fmt: skip
         """Do what `at` does, without redraws; return the columns, and which transitions are not whole, None for none."""
         found = self._transitions(self.source, positions, out, asked, threads)
