@@ -1,6 +1,6 @@
 """A small world model of TwoRoom, trained on a buffer that another process is filling.
 
-    collector ────────────── World.collect ──► DIR/replay ── live reader ──► DataLoader, 2 workers
+    collector ────────────── World.collect ──► DIR/replay ── live view ────► DataLoader, 2 workers
                                                                                    │
     picture ─► encoder ─► z ─► dynamics(z, action) ─► z' ─► ... ─► z(H)            ▼
                           └─► where the point is, at each step             this script: loss
@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ringmap import World
-from ringmap.data import ReplayBuffer
+from ringmap.data import ReplayBuffer, Window
 from ringmap.policy import ExpertPolicy
 
 SHAPE, STEPS, NUM_ENVS = (32, 32), 8, 8
@@ -130,22 +130,23 @@ def train(folder: Path, options: argparse.Namespace) -> None:
         reader = wait_for(folder / "replay", collector)
         model = WorldModel()
         optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-        sampler = reader.pass_sampler(seed=0)
-        reader.transform = tensors
+        window = {name: Window(range(HISTORY)) for name in ("pixels", "action", "state")}
+        view = reader.view(window=window, columns=list(window), live=True)
+        sampler = view.pass_sampler(seed=0)
         loader = DataLoader(
-            reader, batch_size=64, sampler=sampler, num_workers=2, persistent_workers=True,
+            view, batch_size=64, sampler=sampler, num_workers=2, persistent_workers=True,
             multiprocessing_context="fork",
         )  # fmt: skip
         curve, updates = [], 0
         for number in range(options.passes):
-            reader.refresh()
-            episodes, busy = reader.num_episodes, collector.is_alive()
-            for batch in loader:
+            busy = collector.is_alive()
+            for batch in loader:  # the view moves to what is stored by now
                 loss = model.loss(batch)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 updates += 1
+            episodes = len(view.lengths)
             curve.append((updates, model.error(test), episodes))
             print(
                 f"pass {number:2d} over {episodes:4d} episodes{' (more come in)' if busy else '':15s} "

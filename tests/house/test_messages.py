@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import re
 
 import gymnasium
@@ -17,6 +18,7 @@ from ringmap import (
     errors,
 )
 from ringmap.data import load_dataset
+from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
 from tests import ROOT
 
@@ -113,6 +115,8 @@ def raised():
     assert len(list(loader)) == 5
     ram.write_episode({"obs": np.zeros((20, 3))})
     yield error(list, loader)
+    copy = pickle.loads(pickle.dumps(PrioritizedSampler()))
+    yield error(copy.begin_in_worker, np.random.SeedSequence(0))
 
     env = ReplayBufferCollectionWrapper(gymnasium.make("CartPole-v1"), ReplayBuffer(max_steps=100))
     yield error(env.step, 0)
