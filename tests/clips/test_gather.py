@@ -49,7 +49,9 @@ class Stage:
             ColumnSpec("action", action, np.dtype("f8")),
         ]
         self.columns = {spec.name: Column(spec, self.ring.rows) for spec in specs}
-        self.rows = SimpleNamespace(ring=self.ring, by_name=self.columns, large=[])
+        self.rows = SimpleNamespace(
+            ring=self.ring, by_name=self.columns, large=[], is_covered=False
+        )
         self.disk = Disk()
         self.live = LiveEpisodes(np.empty(0), np.empty(0))
         self.memory = threading.RLock()

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ringmap import ReplayBuffer
-from ringmap.clips import threads
 from ringmap.errors import ClosedError, InputError, NoClipsError, RoleError
+from ringmap.storage.columns import threads
 from ringmap.storage.disk import system
 from tests.loading.conftest import HISTORY, SKIP, fill, prove
 

@@ -206,6 +206,20 @@ def test_sums_of_two_buffers_are_kept_side_by_side():
     assert len(reads) == 2
 
 
+def test_sums_follow_where_rewards_stand():
+    """`reward_at` is assigned after sums were kept; a view keeps what it was made with."""
+    buf = ReplayBuffer(40, seed=0, reward_at="next")
+    buf.write_episode({"reward": np.array([1.0, 2.0, 4.0])})
+    window = {"r": ReturnToGo()}
+    before = buf.view(window=window)
+    assert before[[0, 1, 2]]["r"].tolist() == [6, 4, 0]
+    buf.reward_at = "same"
+    after = buf.view(window=window)
+    for _ in range(2):
+        assert after[[0, 1, 2]]["r"].tolist() == [7, 6, 4]
+        assert before[[0, 1, 2]]["r"].tolist() == [6, 4, 0]
+
+
 def test_a_function_gets_whole_columns():
     """It is called once for a batch, after all other columns."""
     buf, sizes = ReplayBuffer(40, seed=0), []

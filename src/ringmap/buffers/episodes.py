@@ -176,7 +176,7 @@ class StoredEpisodes:
         source = self._source
         assert source.rows is not None
         chosen = source.rows.schema.names if names is None else names
-        steps = [source.rows.take(name, positions) for name in chosen]
+        steps = source.rows.take(chosen, positions)
         if len(positions) and not is_live(source, int(positions[0])):
             raise evicted(where, index)
         return steps
@@ -200,7 +200,7 @@ class StoredEpisodes:
                     np.arange(total) if numbers is None else in_range(numbers, total, "row", where)
                 )
                 positions = whole.positions(places)
-                return positions, {name: rows.take(name, positions) for name in names}
+                return positions, dict(zip(names, rows.take(names, positions), strict=True))
             with source.memory:
                 starts = source.live.starts.copy()
                 lengths = source.live.lengths.astype(np.int64)
@@ -211,7 +211,7 @@ class StoredEpisodes:
                 wanted = in_range(numbers, int(lengths.sum()), "row", where)
                 episodes = np.searchsorted(offsets, wanted, side="right") - 1
                 positions = starts[episodes] + wanted - offsets[episodes]
-            return positions, {name: rows.take(name, positions) for name in names}
+            return positions, dict(zip(names, rows.take(names, positions), strict=True))
 
         return read_whole(source, read, source.folder, "raise max_steps")
 

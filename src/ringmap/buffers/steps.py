@@ -251,8 +251,8 @@ class StepRing:
         """
         stored = self.engine.source.rows
         assert stored is not None
-        columns = {n: stored.take(n, ids) for n in stored.schema.names if names is None or n in names}  # fmt: skip
-        return columns, self.holds_still(ids)
+        wanted = [n for n in stored.schema.names if names is None or n in names]
+        return dict(zip(wanted, stored.take(wanted, ids), strict=True)), self.holds_still(ids)
 
     def holds_still(self, ids: Array) -> Array:
         """Tell for each id whether its row is in the window and has not been overwritten: for use after a read."""
@@ -277,7 +277,7 @@ class StepRing:
         """Return a copy of one column of rows by id, without a check: for use inside `read_whole`."""
         rows = self.engine.source.rows
         assert rows is not None
-        return rows.take(name, ids)
+        return rows.take([name], ids)[0]
 
     def read_whole(
         self, read: Callable[[], tuple[Array, T]], refresh: Callable[[], object] | None = None

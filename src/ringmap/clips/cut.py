@@ -27,7 +27,18 @@ from ringmap.clips.index import counts, why_no_clips
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.ring.extremes import highest
 
-__all__ = ["ANCHOR", "Cut", "Layout", "Steps", "Taken", "clamp", "slots_of"]
+__all__ = [
+    "ANCHOR",
+    "Cut",
+    "Ends",
+    "Layout",
+    "Places",
+    "Steps",
+    "Taken",
+    "clamp",
+    "places_of",
+    "slots_of",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -113,16 +124,28 @@ class Steps:
         return clamp(wanted, starts, lengths, self.blank_first, self.blank_last)
 
 
+Places = tuple[Array, Array | None, Array | None]
+"""Where the rows of one column of a batch are: slots, `(B, n)`, or `(B,)` for a step without an axis of its own; which are padding,
+`(B, n)`, None if none can be; and positions as slots, None where rows are in the files alone, which are read by slots."""
+
+
+def places_of(slots: Array, is_pad: Array | None, positions: Array | None, is_alone: bool) -> Places:  # fmt: skip
+    """Return where rows are. `is_alone`: whether the only step comes without an axis of its own."""
+    if not is_alone:
+        return slots, is_pad, positions
+    return slots[:, 0], is_pad, None if positions is None else positions[:, 0]
+
+
 def clamp(
-    wanted: Array, starts: Array, lengths: Array, blank_first: int = 0, blank_last: int = 0
-) -> tuple[Array, Array]:
+    wanted: Array, starts: Array, lengths: Array, blank_first: int | Array = 0, blank_last: int | Array = 0
+) -> tuple[Array, Array]:  # fmt: skip
     """Return positions moved into their episodes, and which of them had to move, or have no value.
 
     Args:
         wanted: positions `(B, ...)`.
         starts: position of the first step of the episode of each row, `(B,)`.
         lengths: steps of these episodes.
-        blank_first: steps at the start of each episode that have no value.
+        blank_first: steps at the start of each episode that have no value, one number or `(B,)`.
         blank_last: steps at its end that have none.
 
     Example:
@@ -132,10 +155,15 @@ def clamp(
     shape = (-1, *(1,) * (wanted.ndim - 1))
     low = starts.reshape(shape)
     high = low + (lengths.reshape(shape) - 1)
-    if not (blank_first or blank_last):
+    if (
+        isinstance(blank_first, int)
+        and isinstance(blank_last, int)
+        and not (blank_first or blank_last)
+    ):
         places = np.minimum(np.maximum(wanted, low), high)
         return places, places != wanted
-    first, last = low + blank_first, high - blank_last
+    first = low + (blank_first if isinstance(blank_first, int) else blank_first.reshape(shape))
+    last = high - (blank_last if isinstance(blank_last, int) else blank_last.reshape(shape))
     is_pad = (wanted < first) | (wanted > last)
     # Where no step has a value, the row is still one of this episode.
     last = np.maximum(last, low)
@@ -149,6 +177,23 @@ def slots_of(places: Array, starts: Array, rows: int) -> Array:
     slots: Array = places - lap.reshape(-1, *(1,) * (places.ndim - 1))
     np.subtract(slots, rows, out=slots, where=slots >= rows)
     return slots
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Which episodes of some items have more steps than are stored.
+
+    Args:
+        is_cut: whether the first step of each was evicted, so that the oldest stored one is like any other.
+        is_open: whether each has not ended, so that the newest stored one is like any other.
+    """
+
+    is_cut: Array
+    is_open: Array
+
+    def blanks(self, first: int, last: int) -> tuple[Array, Array]:
+        """Return how many stored steps at the start and at the end of each episode have no value, given those of a whole one."""
+        return np.where(self.is_cut, 0, first), np.where(self.is_open, 0, last)
 
 
 @dataclass(frozen=True)

@@ -129,16 +129,23 @@ class Crossing:
         found = self.positions[:, self._around.zero]
         anchors[self.which] = found if self.good is None else np.where(self.good, found, NONE)
 
-    def put(self, slots: Array, spots: slice | Array, rows: int) -> None:
-        """Replace the slots of these items, which were found as if each lay in one part.
+    def put(
+        self, slots: Array, spots: slice | Array, rows: int, positions: Array | None = None
+    ) -> None:
+        """Replace the slots, and positions, of these items, which were found as if each lay in one part.
 
         Args:
             slots: of the whole batch, `(B, n)`; `(B,)` of one step.
             spots: of their steps, from `Around.spots`.
             rows: of the ring.
+            positions: as `slots`; None where they are not needed.
         """
-        found = self.positions[:, spots] % rows
-        slots[self.which] = found if slots.ndim > 1 else found[:, 0]
+        found = self.positions[:, spots]
+        if slots.ndim == 1:
+            found = found[:, 0]
+        slots[self.which] = found % rows
+        if positions is not None:
+            positions[self.which] = found
 
     def still_whole(self, source: Handle, count: int) -> Array | None:
         """Look again: return which items of the batch of `count` are good, None for all.

@@ -21,7 +21,7 @@ import numpy as np
 
 from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
-from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
+from ringmap.clips.cut import Cut, Layout, Places, Steps, Taken, places_of, slots_of
 from ringmap.clips.drawing import integers
 from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.index import ClipIndex
@@ -35,7 +35,6 @@ from ringmap.clips.items import (
     pad,
 )
 from ringmap.clips.parts import Joined, JoinedRows
-from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.adjacent import AdjacentRows
 from ringmap.storage.columns.aligned import aligned
@@ -43,6 +42,7 @@ from ringmap.storage.columns.base import Takes
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.threads import SPLIT_NBYTES, take
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
@@ -193,10 +193,10 @@ class ClipReader(Forkable):
             while len(rings.plans) >= _MOST_PLANS:
                 rings.plans.pop(next(iter(rings.plans)), None)
             plan = rings.plans[id(cut)] = Plan(cut, rings.rows, 0)
-        slots: list[tuple[Array, Array | None]] = []
+        slots: list[Places] = []
         for steps, is_alone in plan.steps:
             found = rings.slots(steps, anchors, places)
-            slots.append((found[:, 0] if is_alone else found, None))
+            slots.append(places_of(found, None, None, is_alone))
         if len(anchors) * cut.widest * rings.rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         batch = plan.copy(slots, len(anchors), out, threads, rings.head)
@@ -350,6 +350,7 @@ class ClipReader(Forkable):
         """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
         assert rows is not None
+        is_covered = rows.is_covered
         plan = self._plans.get(id(cut))
         if plan is None or plan.rows is not rows:
             plan = self.plan_of(cut, rows)
@@ -359,21 +360,21 @@ class ClipReader(Forkable):
         if plan.needs_bounds:
             crossing = None  # a draw knows the steps of items without padding only
         if not (plan.needs_bounds and self._is_joined(cut)):
-            slots, starts, lengths, inside = self._slots(plan, anchors)
+            places, starts, lengths, inside = self._places(plan, anchors, is_covered)
             if crossing is None and plan.can_cross and self.source.live.chains is not None:
                 crossing = Crossing.of(self.source, anchors, cut.around)
             if crossing:
-                for spots, (every, _) in zip(plan.spots, slots, strict=True):
-                    crossing.put(every, spots, plan.size)
+                for spots, (every, _, positions) in zip(plan.spots, places, strict=True):
+                    crossing.put(every, spots, plan.size, positions)
         else:
             starts = lengths = anchors
             joined = Joined.of(self.source, anchors, cut.across)
-            slots, inside = joined.slots(plan.steps, plan.size)
+            places, inside = joined.places(plan.steps, plan.size, is_covered)
         if rows.large:
             if not asked:
-                self._want(rows, plan, slots)
+                self._want(rows, plan, places)
             self.watch.begin()
-        batch = plan.copy(slots, len(anchors), out, threads, head)
+        batch = plan.copy(places, len(anchors), out, threads, head, rows if is_covered else None)
         if rows.large:
             self.watch.end()
         if cut.computed:
@@ -410,10 +411,10 @@ class ClipReader(Forkable):
         if rows is not None and rows.large and self.watch.is_cold:
             plan = self.plan_of(cut, rows)
             if not self._is_joined(cut):
-                self._want(rows, plan, self._slots(plan, anchors)[0])
+                self._want(rows, plan, self._places(plan, anchors, False)[0])
             else:
                 joined = Joined.of(self.source, anchors, cut.across)
-                self._want(rows, plan, joined.slots(plan.steps, rows.ring.rows)[0])
+                self._want(rows, plan, joined.places(plan.steps, rows.ring.rows, False)[0])
 
     def _is_joined(self, cut: Cut) -> bool:
         """Whether steps must be found among joined episodes."""
@@ -428,18 +429,18 @@ class ClipReader(Forkable):
             plan = self._plans[id(cut)] = Plan(cut, rows, rows.ring.rows)
         return plan
 
-    def _want(self, rows: Rows, plan: Plan, slots: list[tuple[Array, Array | None]]) -> None:
+    def _want(self, rows: Rows, plan: Plan, places: list[Places]) -> None:
         """Ask for all columns before any of them is touched."""
         if self.watch.is_cold:
             for name, _, _, number, _ in plan.columns:
                 column = rows.by_name[name]
                 if column.is_large:
-                    column.want(slots[number][0])
+                    column.want(places[number][0])
 
-    def _slots(
-        self, plan: Plan, anchors: Array
-    ) -> tuple[list[tuple[Array, Array | None]], Array, Array, Array | None]:
-        """Return for each of the plan's steps their slots `(B, n)`, and which of them are padding, None if none can be.
+    def _places(
+        self, plan: Plan, anchors: Array, is_covered: bool
+    ) -> tuple[list[Places], Array, Array, Array | None]:
+        """Return where each of the plan's steps is, with its positions if rows are covered.
 
         Also, where needed: start and length of the episode of each anchor, and which of them lie in one, None if all do.
         """
@@ -447,16 +448,17 @@ class ClipReader(Forkable):
         if plan.needs_bounds:
             starts, lengths, found = self.bounds_of(anchors)
             inside = None if found.all() else found
-        slots: list[tuple[Array, Array | None]] = []
+        places: list[Places] = []
         for steps, is_alone in plan.steps:
-            is_pad = None
             if steps.padded:
                 wanted, is_pad = steps.places(anchors, starts, lengths)
-                places = slots_of(wanted, starts, size)
+                slots, at = slots_of(wanted, starts, size), wanted if is_covered else None
             else:
-                places = steps.slots(anchors, size)
-            slots.append((places[:, 0] if is_alone else places, is_pad))
-        return slots, starts, lengths, inside
+                is_pad = None
+                at = anchors[:, None] + steps.array if is_covered else None
+                slots = steps.slots(anchors, size)
+            places.append(places_of(slots, is_pad, at, is_alone))
+        return places, starts, lengths, inside
 
 
 class Plan:
@@ -491,16 +493,22 @@ class Plan:
         """Where the steps are among those of an item that does."""
 
     def copy(
-        self, slots: list[tuple[Array, Array | None]], size: int, out: dict[str, Array] | None, threads: int, head: int
+        self, places: list[Places], size: int, out: dict[str, Array] | None, threads: int, head: int,
+        covered: Rows | None = None,
     ) -> dict[str, Array]:  # fmt: skip
-        """Return the columns of a batch of `size` clips, given the slots of each of the plan's steps, and which are padding."""
+        """Return the columns of a batch of `size` clips, given where each of the plan's steps is.
+
+        `covered`: the rows, if they may be elsewhere than in the files.
+        """
         batch: dict[str, Array] = {}
         for name, column, taken, number, folded in self.columns:
-            where, is_pad = slots[number]
+            where, is_pad, positions = places[number]
             into = None if out is None else out.get(name)
             if folded is not None and into is not None:
                 into = into.reshape(*where.shape, *column.spec.shape)
-            if threads > 1:
+            if covered is not None and positions is not None:
+                (values,) = covered.take([name], positions, head, [into], threads, where)
+            elif threads > 1:
                 values = take(column, where, into, threads, head)
             else:
                 values = column.take(where, into, head)

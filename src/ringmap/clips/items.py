@@ -21,13 +21,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.clips.cut import Cut, Taken, clamp, slots_of
+from ringmap.clips.cut import Cut, Ends, Taken, clamp, slots_of
 from ringmap.clips.outcomes import TERMINATED, name_among
 from ringmap.errors import InputError
 from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.ring.integers import Position
 
 __all__ = [
     "Computed",
@@ -55,8 +54,6 @@ class ItemRows(Protocol):
     """Names of the columns."""
     size: int
     """Number of slots; the slot of a row is its position modulo this."""
-    key: Any
-    """An object: as long as it lives, the same rows stand at the same positions. None: nothing may be kept for later batches."""
     memory: AbstractContextManager[Any]
     """Held while sums of rows are kept."""
 
@@ -66,6 +63,13 @@ class ItemRows(Protocol):
 
     def read(self, column: str, start: int, length: int) -> Array:
         """Return a copy of rows of one or more episodes that stand one after the other."""
+        ...
+
+    def key_of(self, column: str) -> Any:
+        """Return an object: as long as it lives, the same values of a column stand at the same positions.
+
+        None: nothing may be kept for later batches.
+        """
         ...
 
     def positions(self, places: Array) -> Array:
@@ -97,18 +101,21 @@ class RingRows:
         self._source, self._rows = source, source.rows
         self.names: Collection[str] = source.rows.by_name
         self.size = source.rows.ring.rows
-        self.key = source.history if source.rows.changes is None else None
         self.memory: AbstractContextManager[Any] = source.memory
         self.newest_tail = source.newest_tail
 
     def take(self, column: str, places: Array, starts: Array) -> Array:
         """Return copies of rows."""
         slots = slots_of(places, starts, self.size)
-        return self._rows.by_name[column].take(slots, None, self._source.head)
+        return self._rows.take([column], places, self._source.head, slots=slots)[0]
 
     def read(self, column: str, start: int, length: int) -> Array:
         """Return a copy of rows of one or more episodes."""
-        return self._rows.read_column(column, Position(start), length)
+        return self._rows.take([column], range(start, start + length))[0]
+
+    def key_of(self, column: str) -> Any:
+        """Return the history of the ring, None for a column whose values may change."""
+        return None if self._rows.may_change(column) else self._source.history
 
     def positions(self, places: Array) -> Array:
         """Return the positions themselves."""
@@ -222,7 +229,7 @@ class Items:
     def __init__(
         self, rows: ItemRows, cut: Cut, anchors: Array, starts: Array, lengths: Array,
         columns: Mapping[str, Array], rng: np.random.Generator, numbers: Numbers, steps: Array | None = None,
-        origins: Array | None = None,
+        origins: Array | None = None, ends: Ends | None = None,
     ) -> None:  # fmt: skip
         self.name = ""
         self.rows = rows
@@ -233,7 +240,7 @@ class Items:
         self.step: Array = anchors - starts if steps is None else steps
         self.origin: Array = starts if origins is None else origins
         self.rng = rng
-        self._cut, self._numbers = cut, numbers
+        self._cut, self._numbers, self._ends = cut, numbers, ends
 
     def __len__(self) -> int:
         return len(self.position)
@@ -275,7 +282,7 @@ class Items:
         return self._cut.reward_at
 
     def blanks(self, column: str) -> tuple[int, int]:
-        """Return how many steps at the start, and at the end, of each episode have no value in a column."""
+        """Return how many steps at the start, and at the end, of each whole episode have no value in a column."""
         return self._cut.blanks.get(column, (0, 0))
 
     def take(self, column: str, steps: Array) -> tuple[Array, Array]:
@@ -293,7 +300,10 @@ class Items:
         """
         shape = (-1, *(1,) * (steps.ndim - 1))
         wanted = self.origin.reshape(shape) + steps
-        places, is_pad = clamp(wanted, self.origin, self.length, *self.blanks(column))
+        blanks: tuple[int | Array, int | Array] = self.blanks(column)
+        if self._ends is not None:
+            blanks = self._ends.blanks(*self.blanks(column))
+        places, is_pad = clamp(wanted, self.origin, self.length, *blanks)
         return self.rows.take(column, places, self.origin), is_pad
 
     @property
@@ -318,6 +328,7 @@ class Items:
         found = Items(
             self.rows, self._cut, self.position[which], self.start[which], self.length[which], {}, self.rng,
             self._numbers, self.step[which], self.origin[which],
+            self._ends and Ends(self._ends.is_cut[which], self._ends.is_open[which]),
         )  # fmt: skip
         found.name = self.name
         return found

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringmap.clips.adjacent import RING_FAULTS
-from ringmap.clips.cut import Cut
+from ringmap.clips.cut import Cut, Places, places_of
 from ringmap.clips.gather import ClipReader
 from ringmap.clips.items import Numbers
-from ringmap.clips.threads import SPLIT_NBYTES, take, together
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.rows import Rows
+from ringmap.storage.columns.threads import SPLIT_NBYTES, take, together
 from ringmap.storage.read.read_live import is_live, lost
 
 __all__ = ["RING_FAULTS", "Piece", "are_plain", "gather_many", "groups"]
@@ -35,8 +35,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _APART_NBYTES = 1 << 12
 """Bytes of a clip from which it is copied to its place by a call of its own: the call takes as long as a second copy of so many."""
 
-_Made = tuple[str, Array, Array, bool]
-"""A column of a batch: its name, the slots of all clips in the order of the pieces, the array to copy them to, and whether that is in
+_Made = tuple[str, Places, Array, bool]
+"""A column of a batch: its name, where all clips are in the order of the pieces, the array to copy them to, and whether that is in
 the same order: small clips are copied piece after piece, and all put into their places by one take. Large ones go there at once."""
 
 
@@ -146,10 +146,11 @@ def _gather_plain(
     if len(set(sizes)) > 1:
         laps = np.repeat(np.array(sizes), counts)[:, None]
     anchors = np.concatenate([piece.anchors for piece in pieces])
-    slots = [
-        steps.slots(anchors, laps)[:, 0] if is_alone else steps.slots(anchors, laps)
-        for steps, is_alone in plan.steps
-    ]
+    covered = [rows is not None and rows.is_covered for rows in all_rows]
+    places = []
+    for steps, is_alone in plan.steps:
+        at = anchors[:, None] + steps.array if any(covered) else None
+        places.append(places_of(steps.slots(anchors, laps), None, at, is_alone))
     made: list[_Made] = []
     ranked: list[tuple[Array, Array]] = []
     nbytes = 0
@@ -158,18 +159,19 @@ def _gather_plain(
         into = batch.get(name)
         if into is None:
             into = batch[name] = empty(taken.shape(size, spec), spec.dtype)
-        steps = slots[number]
-        whole = into.reshape(size, *steps.shape[1:], *spec.shape)
-        clip_nbytes = spec.row_nbytes * (steps.size // max(1, len(steps)))
+        where = places[number]
+        slots = where[0]
+        whole = into.reshape(size, *slots.shape[1:], *spec.shape)
+        clip_nbytes = spec.row_nbytes * (slots.size // max(1, len(slots)))
         nbytes += clip_nbytes
         is_ranked = len(pieces) > 1 and (
-            clip_nbytes < _APART_NBYTES or not first.by_name[name].is_quick_apart
+            clip_nbytes < _APART_NBYTES or any(covered) or not first.by_name[name].is_quick_apart
         )
         if is_ranked:
             beside = np.empty((len(anchors), *whole.shape[1:]), whole.dtype)
             ranked.append((beside, whole))
             whole = beside
-        made.append((name, steps, whole, is_ranked))
+        made.append((name, where, whole, is_ranked))
     if nbytes * len(anchors) < SPLIT_NBYTES:
         threads = 1
     at_once, faults = min(threads, len(pieces)), dict[int, Exception]()
@@ -186,15 +188,15 @@ def _gather_plain(
 
     together([partial(copy, part) for part in range(at_once)])
     if ranked:
-        places = np.concatenate([piece.places for piece in pieces])
-        if len(places) == size:
+        ranks = np.concatenate([piece.places for piece in pieces])
+        if len(ranks) == size:
             order = np.empty(size, np.int64)
-            order[places] = np.arange(size)
+            order[ranks] = np.arange(size)
             for beside, whole in ranked:
                 beside.take(order, 0, whole, "clip")
         else:
             for beside, whole in ranked:
-                whole[places] = beside
+                whole[ranks] = beside
     bad = []
     lowest = np.minimum.reduceat(anchors, [0, *stops[:-1]]).tolist()
     for which, piece in enumerate(pieces):
@@ -221,19 +223,21 @@ def _copy(
     large, head = bool(rows.large), reader.source.head
     if large:
         reader.watch.begin()
-    for name, steps, whole, is_ranked in made:
-        column = rows.by_name[name]
-        if is_ranked:
-            column.take(steps[start:stop], whole[start:stop], head)
-        elif len(places) == len(whole):  # all of the batch, in order
-            take(column, steps, whole, threads, head)
+    for name, (every, _, positions), whole, is_ranked in made:
+        column, slots = rows.by_name[name], every[start:stop]
+        is_whole = len(places) == len(whole)  # all of the batch, in order
+        into = whole[start:stop] if is_ranked else whole if is_whole else None
+        if positions is not None:
+            values = rows.take([name], positions[start:stop], head, [into], threads, slots)[0]
+            if into is None:
+                whole[places] = values
+        elif into is not None:
+            take(column, slots, into, threads if is_whole else 1, head)
         elif not column.is_quick_apart:
-            whole[places] = column.take(steps[start:stop], None, head)
+            whole[places] = column.take(slots, None, head)
         else:
             copy = column.take
-            for at, place in enumerate(
-                places.tolist(), start
-            ):  # slices: a value of one step is no array
-                copy(steps[at : at + 1], whole[place : place + 1], head)
+            for at, place in enumerate(places.tolist()):  # slices: a value of one step is no array
+                copy(slots[at : at + 1], whole[place : place + 1], head)
     if large:
         reader.watch.end()

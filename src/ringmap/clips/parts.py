@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.cut import Cut, Steps, clamp
+from ringmap.clips.cut import Cut, Ends, Places, Steps, clamp, places_of
 from ringmap.clips.items import Items, Numbers
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST
@@ -54,6 +54,7 @@ class Joined:
         self._names = whole.names.take(episodes)
         self._first = whole.begin_of(index)
         self._lengths = whole.lengths.take(episodes)
+        self._ends = Ends(whole.first_steps.take(episodes) > 0, whole.is_open.take(episodes))
         self._shift = anchors - self._places
         self._lowest = anchors
         self._reached = MOST
@@ -73,32 +74,33 @@ class Joined:
             starts, lengths = live.starts.take(index), live.lengths.take(index)
         return cls(source, whole, anchors, index, starts, lengths.astype(np.int64))
 
-    def slots(
-        self, kinds: list[tuple[Steps, bool]], rows: int
-    ) -> tuple[list[tuple[Array, Array | None]], Array | None]:
-        """Return for each of the steps their slots `(B, n)`, and which of them are padding, None if none can be; and which items lie
-        in their episodes, None if all do.
+    def places(
+        self, kinds: list[tuple[Steps, bool]], rows: int, is_covered: bool
+    ) -> tuple[list[Places], Array | None]:
+        """Return where each of the steps is; and which items lie in their episodes, None if all do.
 
         Args:
             kinds: steps, and whether they come without an axis of their own.
             rows: of the ring.
+            is_covered: whether positions are needed.
         """
-        found: list[tuple[Array, Array | None]] = []
+        found: list[Places] = []
         stop = self._first + self._lengths
         for steps, is_alone in kinds:
             low = self._places + steps.lowest
             high = self._places + steps.highest
-            is_pad = None
+            is_pad = at = None
             if steps.padded:
                 wanted = self._places[:, None] + steps.array
-                wanted, is_pad = clamp(
-                    wanted, self._first, self._lengths, steps.blank_first, steps.blank_last
-                )
-                slots = (wanted + self._shift[:, None]) % rows
+                blanks = self._ends.blanks(steps.blank_first, steps.blank_last)
+                wanted, is_pad = clamp(wanted, self._first, self._lengths, *blanks)
+                at = wanted + self._shift[:, None]
+                slots = at % rows
                 low, high = wanted.min(1), wanted.max(1)
             else:
                 self._note((low < self._first) | (high >= stop))
                 slots = steps.slots(self.anchors, rows)
+                at = self.anchors[:, None] + steps.array if is_covered else None
             crossing = np.flatnonzero((low < self._begin) | (high >= self._end))
             if len(crossing):
                 if is_pad is None:
@@ -109,11 +111,13 @@ class Joined:
                     wanted = wanted[crossing]
                 positions = self.whole.positions(wanted)
                 slots[crossing] = positions % rows
+                if at is not None:
+                    at[crossing] = positions
                 if self._lowest is self.anchors:
                     self._lowest = self.anchors.copy()
                 lowest = np.minimum(self._lowest[crossing], positions.min(1))
                 self._lowest[crossing] = lowest
-            found.append((slots[:, 0] if is_alone else slots, is_pad))
+            found.append(places_of(slots, is_pad, at if is_covered else None, is_alone))
         return found, None if self._outside is None else ~self._outside
 
     def _note(self, outside: Array) -> None:
@@ -126,6 +130,7 @@ class Joined:
         """Return the items, for computed columns."""
         return Items(
             rows, cut, self.anchors, self._names, self._lengths, batch, rng, numbers, self._places - self._first, self._first,
+            self._ends,
         )  # fmt: skip
 
     def reach(self, position: int) -> None:
@@ -154,7 +159,6 @@ class JoinedRows:
         self._whole = joined.whole
         self.names: Collection[str] = source.rows.by_name
         self.size = max(1, int(self._whole.lengths.sum()))
-        self.key = self._whole
         self.memory: AbstractContextManager[Any] = nullcontext()
         self._lowest = MOST
 
@@ -165,13 +169,16 @@ class JoinedRows:
             lowest = int(positions.min())
             self._lowest = min(self._lowest, lowest)
             self._joined.reach(lowest)
-        slots = positions % self._rows.ring.rows
-        return self._rows.by_name[column].take(slots, None, self._source.head)
+        return self._rows.take([column], positions, self._source.head)[0]
 
     def read(self, column: str, start: int, length: int) -> Array:
         """Return a copy of rows of one or more episodes."""
         places = np.arange(start, start + length)
         return self.take(column, places, places)
+
+    def key_of(self, column: str) -> Any:
+        """Return the joined episodes, None for a column whose values may change."""
+        return None if self._rows.may_change(column) else self._whole
 
     def _episodes(self, starts: Array) -> Array:
         found: Array = self._whole.places.searchsorted(starts)

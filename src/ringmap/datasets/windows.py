@@ -90,7 +90,7 @@ class DatasetRows:
         """The lengths as they were given."""
         self.lengths = np.asarray(lengths, np.int64)
         self.offsets = np.asarray(offsets, np.int64)
-        self.key = self if fixed else None
+        self._fixed = fixed
         self.size = int((self.offsets + self.lengths).max()) if len(self.lengths) else 0
         self.memory: AbstractContextManager[Any] = nullcontext()
         filled = np.flatnonzero(self.lengths)  # an empty episode begins where the next one does
@@ -136,6 +136,10 @@ class DatasetRows:
             parts.append(self.rows_at([column], episode, first, range(count))[column][0])
             start, at = start + count, at + 1
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def key_of(self, column: str) -> Any:
+        """Return these rows, None where they may change."""
+        return self if self._fixed else None
 
     def episodes(self, starts: Array) -> Array:
         """Return the numbers of the episodes that begin at these rows."""

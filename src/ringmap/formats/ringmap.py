@@ -145,8 +145,7 @@ class BufferSource(DirectorySource):
             return {n: np.empty((*rows.shape, *specs[n].shape), specs[n].dtype) for n in columns}
         positions = self._whole.positions(flat)
         found = {}
-        for name in columns:
-            taken = handle.rows.take(name, positions)
+        for name, taken in zip(columns, handle.rows.take(columns, positions), strict=True):
             found[name] = taken.reshape(*rows.shape, *taken.shape[1:])
         if not is_live(handle, int(positions.min())):
             raise self._evicted()

@@ -193,4 +193,4 @@ class LabelLog:
 def _column(source: Handle, name: str, positions: Array) -> Array:
     rows = source.rows
     assert rows is not None
-    return rows.take(name, positions)
+    return rows.take([name], positions)[0]

@@ -232,7 +232,7 @@ class TransitionReader(ClipReader):
         rows = self.source.rows
         if rows is not None and rows.large and self.watch.is_cold:
             slots = positions % rows.ring.rows
-            lanes, earlier = self._heads(rows, slots)
+            lanes, earlier = self._heads(rows, positions)
             if self.columns.stack is not None:
                 at = self.columns.stack.positions(positions, lanes, earlier)
                 slots = np.concatenate([at, (positions + lanes)[:, None]], 1) % rows.ring.rows
@@ -240,12 +240,12 @@ class TransitionReader(ClipReader):
                 if rows.by_name[name].is_large:
                     rows.by_name[name].want(slots)
 
-    def _heads(self, rows: Rows, slots: Array) -> tuple[Array, Array]:
+    def _heads(self, rows: Rows, positions: Array) -> tuple[Array, Array]:
         """Return the number of lanes of rows, and how many earlier frames they have."""
-        lanes = np.abs(rows.by_name["lanes"].take(slots)).astype(np.int64)
-        if self.columns.stack is None:
-            return lanes, np.zeros(len(slots), np.uint8)
-        return lanes, rows.by_name[self.columns.stack.column.name].take(slots)
+        names = [] if self.columns.stack is None else [self.columns.stack.column.name]
+        lanes, *earlier = rows.take(["lanes", *names], positions)
+        none = np.zeros(len(positions), np.uint8)
+        return np.abs(lanes).astype(np.int64), earlier[0] if earlier else none
 
     def _read_transitions_again(
         self, source: Handle, found: _Found, positions: Array, bad: Array, instead: Redraw | None
@@ -300,7 +300,7 @@ class TransitionReader(ClipReader):
         rows = source.rows
         assert rows is not None
         last = np.array([head - 1])
-        count = abs(int(rows.take("lanes", last)[0]))
+        count = abs(int(rows.take(["lanes"], last)[0][0]))
         if not 0 < count <= self.capacity or head - count < source.newest_tail():
             return None
         batch, good = self.singly(np.arange(head - count, head))
@@ -323,13 +323,13 @@ class TransitionReader(ClipReader):
         assert rows is not None
         count = len(next(iter(frames.values())))
         positions = np.arange(head - count, head)
-        lanes, earlier = self._heads(rows, positions % rows.ring.rows)
+        lanes, earlier = self._heads(rows, positions)
         at = stack.positions(positions, lanes, earlier)[:, 1:]
         if at.size and (at.min() < source.tail or not are_live(source, at).all()):
             return None
         found = dict(frames)
         for name in self.columns.stacked:
-            older = rows.by_name[name].take(at % rows.ring.rows)
+            (older,) = rows.take([name], at)
             found[name] = np.concatenate([older, frames[name][:, None]], 1)
         stack.blank([found[name] for name in self.columns.stacked], earlier, 1)
         return found, earlier

@@ -22,8 +22,8 @@ import numpy as np
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.clips.adjacent import RING_FAULTS, AdjacentRings
 from ringmap.clips.many import groups
-from ringmap.clips.threads import SPLIT_NBYTES, take, together
 from ringmap.storage.columns.aligned import empty
+from ringmap.storage.columns.threads import SPLIT_NBYTES, take, together
 from ringmap.storage.read.handle import Handle
 
 __all__ = ["RowsOfAdjacent", "RowsOfMany", "RowsOfOne", "are_live"]
@@ -50,11 +50,11 @@ class RowsOfOne:
 
     def take(self, names: Sequence[str], at: Array, prefix: str = "") -> list[Array]:
         """Return columns of the rows at these positions. `prefix`: of their names in a batch."""
-        return self.rows.take_all(names, at, self.head)
+        return self.rows.take(names, at, self.head)
 
     def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
         """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`, in `into` if it is an array."""
-        return take(self.rows.by_name[name], at % self.rows.ring.rows, into, threads, self.head)
+        return self.rows.take([name], at, self.head, [into], threads)[0]
 
     def are_live(self, at: Array) -> Array:
         """Tell which positions are stored."""
@@ -161,15 +161,8 @@ class RowsOfMany:
         """By the number of the ring: the others can still be read."""
         self._places, self._batch, self._size, self._threads = np.concatenate(places), batch, size, threads  # fmt: skip
         self._placed = set[int]()
-        laps = [ring.rows.ring.rows for ring in self._rings]
-        self._laps: Any = laps[0] if len(set(laps)) == 1 else np.repeat(laps, counts)
         self.stop = np.repeat([ring.stop for ring in self._rings], counts)
         self.is_dense = all(ring.is_dense for ring in self._rings)
-
-    def _slots(self, at: Array) -> Array:
-        laps = self._laps
-        slots: Array = at % (laps if at.ndim == 1 or isinstance(laps, int) else laps[:, None])
-        return slots
 
     def _is_wide(self, name: str, at: Array) -> bool:
         column = self._rings[0].rows.by_name[name]
@@ -180,49 +173,47 @@ class RowsOfMany:
 
     def take(self, names: Sequence[str], at: Array, prefix: str = "") -> list[Array]:
         """Return columns of the rows at these positions. `prefix`: of their names in a batch."""
-        slots, made, narrow = self._slots(at), dict[str, Array](), dict[str, Array]()
+        made, narrow = dict[str, Array](), dict[str, Array]()
         for name in names:
             if self._is_wide(name, at):
-                made[name] = self._to_places(name, slots, prefix)
+                made[name] = self._to_places(name, at, prefix)
             else:
-                made[name] = narrow[name] = self._made(name, slots, len(at))
-        self._fill(narrow, slots)
+                made[name] = narrow[name] = self._made(name, at, len(at))
+        self._fill(narrow, at)
         return [made[name] for name in names]
 
     def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
         """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`."""
-        slots = self._slots(at)
         if self._is_wide(name, at):
-            return self._to_places(name, slots, prefix)
-        values = self._made(name, slots, len(at))
-        self._fill({name: values}, slots)
+            return self._to_places(name, at, prefix)
+        values = self._made(name, at, len(at))
+        self._fill({name: values}, at)
         return values
 
-    def _made(self, name: str, slots: Array, size: int) -> Array:
+    def _made(self, name: str, at: Array, size: int) -> Array:
         spec = self._rings[0].rows.by_name[name].spec
-        return empty((size, *slots.shape[1:], *spec.shape), spec.dtype)
+        return empty((size, *at.shape[1:], *spec.shape), spec.dtype)
 
-    def _fill(self, columns: dict[str, Array], slots: Array) -> None:
+    def _fill(self, columns: dict[str, Array], at: Array) -> None:
         """Copy columns, ring after ring."""
         for number, (ring, (start, stop)) in enumerate(zip(self._rings, self.bounds, strict=True)):
             if number in self.faults:
                 continue
-            by_name, mine = ring.rows.by_name, slots[start:stop]
+            into = [values[start:stop] for values in columns.values()]
             try:
-                for name, values in columns.items():
-                    by_name[name].take(mine, values[start:stop], ring.head)
+                ring.rows.take(list(columns), at[start:stop], ring.head, into)
             except RING_FAULTS as error:
                 self.faults[number] = error
 
-    def _to_places(self, name: str, slots: Array, prefix: str) -> Array:
+    def _to_places(self, name: str, at: Array, prefix: str) -> Array:
         """Copy a column of wide values to the batch."""
         key = prefix + name
-        into, fresh = self._batch.get(key), self._made(name, slots, 0)
+        into, fresh = self._batch.get(key), self._made(name, at, 0)
         if into is None or (into.shape[1:], into.dtype) != (fresh.shape[1:], fresh.dtype):
-            into = self._batch[key] = self._made(name, slots, self._size)
+            into = self._batch[key] = self._made(name, at, self._size)
         self._placed.add(id(into))
-        whole = into if slots.ndim > 1 else into[:, None]
-        steps = slots if slots.ndim > 1 else slots[:, None]
+        whole = into if at.ndim > 1 else into[:, None]
+        steps = at if at.ndim > 1 else at[:, None]
         threads = min(self._threads, len(self._rings))
         if steps.size * self._rings[0].rows.by_name[name].spec.row_nbytes < SPLIT_NBYTES:
             threads = 1
@@ -234,10 +225,10 @@ class RowsOfMany:
             if number in self.faults:
                 continue
             ring, (start, stop) = self._rings[number], self.bounds[number]
-            copy, places = ring.rows.by_name[name].take, self._places[start:stop].tolist()
+            copy, places = ring.rows.take, self._places[start:stop].tolist()
             try:
-                for slots, place in zip(steps[start:stop], places, strict=True):
-                    copy(slots, whole[place], ring.head)
+                for at, place in zip(steps[start:stop], places, strict=True):
+                    copy([name], at, ring.head, [whole[place]])
             except RING_FAULTS as error:
                 self.faults[number] = error
 

@@ -67,7 +67,8 @@ class ReturnToGo(Computed):
             from ringmap.clips.window import Window
 
             self.offsets = Window(offsets).offsets
-        self._kept: WeakKeyDictionary[Any, _Sums] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Any, dict[str | None, _Sums]] = WeakKeyDictionary()
+        """By what the rows are, and where their rewards stand."""
 
     def reads(self, schema: Schema) -> tuple[str, ...]:
         """Return the column it reads."""
@@ -84,11 +85,11 @@ class ReturnToGo(Computed):
     def compute(self, items: Items) -> Array | dict[str, Array]:
         """Return the column, and its mask."""
         rows = items.rows
-        kept = None if rows.key is None else self._kept.get(rows.key)
+        key = rows.key_of(self.of)
+        known = {} if key is None else self._kept.setdefault(key, {})
+        kept = known.get(items.reward_at)
         if kept is None:
-            kept = _Sums(rows.size)
-            if rows.key is not None:
-                self._kept[rows.key] = kept
+            kept = known[items.reward_at] = _Sums(rows.size)
         offsets = np.array((0,) if self.offsets is None else self.offsets)
         if items.is_open.any():
             raise InputError(
@@ -98,7 +99,7 @@ class ReturnToGo(Computed):
         wanted = (items.origin + items.step)[:, None] + offsets
         places, is_pad = clamp(wanted, items.origin, items.length)
         slots = slots_of(places, items.origin, rows.size)
-        unknown = kept.lack(items.origin)
+        unknown = kept.lack(items.origin, items.length)
         if unknown.any():
             self._sum(items, unknown, kept)
         sums = kept.values.take(slots)
@@ -121,7 +122,7 @@ class ReturnToGo(Computed):
             stops = sizes[some] - before
             sums = self._rewards_of(items, runs, stops)
             self._sum_each(sums, stops.tolist())
-            kept.put(items.rows, starts[some], runs, sums)
+            kept.put(items.rows, starts[some], ends[some], runs, sums)
             done = upto
 
     def _rewards_of(self, items: Items, runs: list[tuple[int, int]], stops: Array) -> Array:
@@ -181,22 +182,28 @@ def _runs(starts: Array, ends: Array) -> list[tuple[int, int]]:
 
 
 class _Sums:
-    """The sums of the rows of one ring, at their slots. `starts` holds 1 + the position of each episode whose sums are kept, at its slot."""
+    """The sums of the rows of one ring, at their slots.
 
-    __slots__ = ("starts", "values")
+    `stops` holds, at the slot of its first step, where each episode stopped when it was summed; 0 for none. Rows that are stored
+    alone are an episode that grows: its sums change. A stop says which episode it is, since none is longer than the ring.
+    """
+
+    __slots__ = ("stops", "values")
 
     def __init__(self, rows: int) -> None:
         self.values = np.zeros(rows)
-        self.starts = np.zeros(rows, np.int64)
+        self.stops = np.zeros(rows, np.int64)
 
-    def lack(self, starts: Array) -> Array:
-        """Tell of each episode, named by the position of its first step, whether its sums are not kept."""
-        found: Array = self.starts.take(starts % len(self.starts)) != starts + 1
+    def lack(self, starts: Array, lengths: Array) -> Array:
+        """Tell of each episode, by the position of its first step and its length, whether its sums are not kept."""
+        found: Array = self.stops.take(starts % len(self.stops)) != starts + lengths
         return found
 
-    def put(self, rows: ItemRows, starts: Array, runs: list[tuple[int, int]], sums: Array) -> None:
+    def put(
+        self, rows: ItemRows, starts: Array, stops: Array, runs: list[tuple[int, int]], sums: Array
+    ) -> None:
         """Keep the sums of these episodes, which make these runs, as far as they are still stored now that they were read."""
-        ring, done = Ring(len(self.starts), 0), 0
+        ring, done = Ring(len(self.stops), 0), 0
         # While the lock is held no other thread keeps newer sums, whose rows these would replace.
         with rows.memory:
             tail = rows.newest_tail()
@@ -208,5 +215,5 @@ class _Sums:
                         self.values[slot : slot + count] = sums[at : at + count]
                         at += count
                 done += end - start
-            starts = starts[starts >= tail]
-            self.starts[starts % len(self.starts)] = starts + 1
+            alive = starts >= tail
+            self.stops[starts[alive] % len(self.stops)] = stops[alive]

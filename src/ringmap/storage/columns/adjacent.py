@@ -70,9 +70,13 @@ class AdjacentRows:
     def of(cls, rings: Sequence[Rows], system: System) -> AdjacentRows | None:
         """Return the rows of these rings, which have the same columns; None if a column is no file that can be mapped.
 
+        None too where rows may be elsewhere than in the files.
+
         Cost: a system call for each column of each ring. A page that is touched for the first time costs a fault, as ever.
         """
         first = rings[0]
+        if any(rows.is_covered for rows in rings):
+            return None
         if len(rings) == 1:
             return cls(first.by_name, 0, first.large)
         # A multiple of so many rows begins at a page, whatever the size of a row.

@@ -1,9 +1,11 @@
 """The rows of all columns at ring positions.
 
-    position, count -> Ring.pieces -> (slot, steps) once or twice -> each Column
+    take    positions -> files -> newer values of mutable columns -> rows of the open group     what a reader sees
+    read    position, count -> files                                                            what was stored
 
 Invariants: every column has as many rows as the ring; the sum of an episode is the hash of its
-columns' hashes, in schema order.
+columns' hashes, in schema order. The open group is looked up before the first file is read: a row that is not in it was in the
+file by then.
 Not here: which positions are live.
 """
 
@@ -20,10 +22,11 @@ import xxhash
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.base import Column, Live
-from ringmap.storage.columns.changed import ChangedColumn, Changes, Layers
+from ringmap.storage.columns.changed import Changes, Layers
 from ringmap.storage.columns.codecs import Undecodable
-from ringmap.storage.columns.pending import PendingColumn, PendingRows
+from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.threads import take
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.extremes import highest
@@ -63,11 +66,12 @@ class Rows:
         self.schema = schema
         self.columns = columns
         self.ring = ring
-        self._rows = ring.rows
-        self._files: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
-        self.by_name = self._files
+        self.by_name: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
+        """The files."""
         self.large = [name for name, column in self.by_name.items() if column.is_large]
         self._pending: Callable[[], PendingRows | None] | None = None
+        self.is_covered = False
+        """Whether rows may be elsewhere than in the files: then they are read by `take` alone."""
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
 
     @classmethod
@@ -100,22 +104,26 @@ class Rows:
     def with_changes(self, changes: Changes) -> Rows:
         """Return these rows so that reads find the newer values of mutable columns; those of a later call count more."""
         rows = Rows(self.schema, self.columns, self.ring)
-        changes = changes if self.changes is None else Layers(self.changes, changes)
-        rows.changes = changes
-        for name in changes.columns:
-            rows.by_name[name] = ChangedColumn(rows.by_name[name], changes)
+        rows.changes = changes if self.changes is None else Layers(self.changes, changes)
+        rows._pending, rows.is_covered = self._pending, True
         return rows
 
-    def showing(self, pending: Callable[[], PendingRows | None]) -> Rows:
-        """Return these rows so that reads by name find rows that are in memory, too; see `PendingColumn`."""
-        rows = Rows(self.schema, self.columns, self.ring)
-        rows.by_name = {name: PendingColumn(c, pending) for name, c in self.by_name.items()}
-        rows._pending = pending
-        return rows
+    def may_change(self, name: str) -> bool:
+        """Whether values of a column that are stored may become others."""
+        return self.changes is not None and name in self.changes.columns
+
+    def show(self, pending: Callable[[], PendingRows | None]) -> None:
+        """Let reads find rows that are in memory, from now on.
+
+        Args:
+            pending: returns them, None when there are none.
+        """
+        self._pending = pending
+        self.is_covered = True
 
     @property
     def shows_pending(self) -> bool:
-        """Whether reads by name find rows that are in memory."""
+        """Whether reads find rows that are in memory."""
         return self._pending is not None
 
     def reserve(self, position: Position, count: int) -> None:
@@ -147,81 +155,100 @@ class Rows:
             column.write(slot, values[:steps], live)
             column.write(begin, values[steps:], live)
 
-    def renew(self, position: Position, steps: list[Array]) -> None:
-        """Give rows that `read` returned the newest values of the mutable columns."""
-        if self.changes is not None:
-            for spec, values in zip(self.schema.columns, steps, strict=True):
-                if spec.name in self.changes.columns:
-                    positions = np.arange(position, position + len(values))
-                    self.changes.put_into(spec.name, positions, values)
+    def read(self, position: Position, count: int) -> list[Array]:
+        """Return a copy of the rows of every column as they were stored, schema order; see `renew`."""
+        return self._read(self.columns, position, count)
 
-    def read_column(self, name: str, position: Position, count: int) -> Array:
-        """Return a copy of one column's rows, with the newest values."""
-        pieces = [self.by_name[name].read(*piece) for piece in self.ring.pieces(position, count)]
-        values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        if self.changes is not None and name in self.changes.columns:
-            self.changes.put_into(name, np.arange(position, position + count), values)
-        return values
+    def _read(self, columns: Sequence[Column], position: int, count: int) -> list[Array]:
+        pieces = self.ring.pieces(Position(position), count)
+        if len(pieces) == 1:
+            slot, steps = pieces[0]
+            return [column.read(slot, steps) for column in columns]
+        return [np.concatenate([c.read(slot, steps) for slot, steps in pieces]) for c in columns]
 
     def take_stored(self, name: str, positions: Array) -> Array:
         """Return a copy of one column's rows as they were stored."""
-        column = self.columns[self.schema.names.index(name)]
-        return column.take(positions % self.ring.rows)
-
-    def read(self, position: Position, count: int) -> list[Array]:
-        """Return a copy of the rows of every column as they were stored, schema order; see `renew`."""
-        pieces = self.ring.pieces(position, count)
-        if len(pieces) == 1:
-            slot, steps = pieces[0]
-            return [column.read(slot, steps) for column in self.columns]
-        return [
-            np.concatenate([c.read(slot, steps) for slot, steps in pieces]) for c in self.columns
-        ]
-
-    def take(self, name: str, positions: Array) -> Array:
-        """Return a copy of one column's rows at positions `(n,)` in any order, `(n, ...)`."""
-        if self.changes is not None and len(positions):  # which are less than a lap apart
-            head = int(positions.max()) + 1
-            return self.by_name[name].take(positions % self.ring.rows, None, head)
         return self.by_name[name].take(positions % self.ring.rows)
 
-    def take_all(self, names: Sequence[str], positions: Array, head: int) -> list[Array]:
-        """Return copies of rows of several columns at positions `(n,)` in any order, `(n, ...)` each.
+    def renew(self, position: Position, steps: list[Array]) -> None:
+        """Give rows that `read` returned the newest values of the mutable columns."""
+        if self.changes is not None and steps:
+            positions = np.arange(position, position + len(steps[0]))
+            self._lay_changes(self.schema.names, positions, steps)
+
+    def _lay_changes(self, names: Sequence[str], positions: Array, taken: Sequence[Array]) -> None:
+        changes = self.changes
+        if changes is not None:
+            for name, values in zip(names, taken, strict=True):
+                if self.may_change(name):
+                    changes.put_into(name, positions, values)
+
+    def take(
+        self, names: Sequence[str], positions: Array | range, head: int = 0, out: Sequence[Array | None] | None = None,
+        threads: int = 1, slots: Array | None = None,
+    ) -> list[Array]:  # fmt: skip
+        """Return copies of rows of some columns, as a reader sees them: `(*positions.shape, ...)` each.
 
         Args:
             names: of the columns.
-            positions: of the rows.
-            head: of the ring, at a look before this.
+            positions: of the rows: int64 of any shape and in any order, or a range of rows that follow one another.
+            head: of the ring, at a look before this; see `Column.take`.
+            out: an array to fill and return for each column, None for a new one. Not with a range.
+            threads: maximum number of threads for the copy. Not with a range.
+            slots: of the positions, if the caller has them.
         """
-        slots, files = positions % self._rows, self._files
-        pending = None if self._pending is None else self._pending()
+        pending = (
+            None if self._pending is None else self._pending()
+        )  # before the first file is read
+        if isinstance(positions, range):
+            return self._take_run(names, positions, pending)
+        files, here = self.by_name, None
         if pending is not None:
             head = min(head, pending.start)  # a chunk that is read now is not whole beyond
-        if pending is None or not len(positions) or highest(positions) < pending.start:
-            return [files[name].take(slots, None, head) for name in names]
-        here = (positions >= pending.start).nonzero()[0]
-        rows = pending.rows_of(names, positions.take(here) - pending.start) if len(here) else []
-        if len(here) == len(positions) and rows:
-            return [
-                np.array(values, order="C") for values in rows
-            ]  # of one row `ascontiguousarray` keeps the strides
-        if rows:
-            slots[here] = slots[positions.argmin()]  # not from a chunk that has no file yet
-        taken = [files[name].take(slots, None, head) for name in names]
-        for values, ours in zip(taken, rows, strict=False):
-            values[here] = ours
+            if positions.size and highest(positions) >= pending.start:
+                flat = positions.reshape(-1)
+                here = (flat >= pending.start).nonzero()[0]
+                rows = pending.rows_of(names, flat.take(here) - pending.start)
+                if len(here) == len(flat):
+                    return [_placed(v, positions.shape, to) for v, to in zip(rows, out or rows, strict=True)]  # fmt: skip
+                slots = flat % self.ring.rows
+                slots[here] = slots[flat.argmin()]  # not from a chunk that has no file yet
+                slots = slots.reshape(positions.shape)
+        if slots is None:
+            slots = positions % self.ring.rows
+        if out is None and threads == 1:
+            taken = [files[name].take(slots, None, head) for name in names]
+        else:
+            into = out or [None] * len(names)
+            taken = [take(files[n], slots, to, threads, head) for n, to in zip(names, into, strict=True)]  # fmt: skip
+        if self.changes is not None:
+            self._lay_changes(names, positions, taken)
+        if here is not None:
+            for values, newest in zip(taken, rows, strict=True):
+                each = values if positions.ndim == 1 else values.reshape(-1, *newest.shape[1:])
+                each[here] = newest
         return taken
+
+    def _take_run(
+        self, names: Sequence[str], positions: range, pending: PendingRows | None
+    ) -> list[Array]:
+        start, stop = positions.start, positions.stop
+        first = stop if pending is None else min(max(pending.start, start), stop)
+        taken = self._read([self.by_name[name] for name in names], start, first - start)
+        if self.changes is not None:
+            self._lay_changes(names, np.arange(start, first), taken)
+        if pending is None or first == stop:
+            return taken
+        rows = pending.rows_of(names, np.arange(first, stop) - pending.start)
+        return [np.concatenate(both) for both in zip(taken, rows, strict=True)]
 
     def sums(self, position: Position, count: int) -> list[int]:
         """Return the present checksum of each column's rows; UNREADABLE where they can't be decoded."""
         return [self._sum(column, position, count) for column in self.columns]
 
     def _sum(self, column: Column, position: Position, count: int) -> int:
-        pieces = self.ring.pieces(position, count)
         try:
-            if len(pieces) == 1:
-                return sum_of(column.read(*pieces[0]))
-            return sum_of(np.concatenate([column.read(slot, steps) for slot, steps in pieces]))
+            return sum_of(self._read([column], position, count)[0])
         except Undecodable:
             return UNREADABLE
 
@@ -251,3 +278,12 @@ class Rows:
         """Release the files."""
         for column in self.columns:
             column.close()
+
+
+def _placed(rows: Array, shape: tuple[int, ...], out: Array | None) -> Array:
+    """Return a copy of rows in an array of this shape, C-contiguous: in `out`, if that is another one."""
+    if out is None or out is rows:
+        # Of one row `ascontiguousarray` keeps the strides.
+        return np.array(rows, order="C").reshape(*shape, *rows.shape[1:])
+    out[...] = rows.reshape(out.shape)
+    return out

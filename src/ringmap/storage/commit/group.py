@@ -270,15 +270,6 @@ class OpenGroup:
         known, at = found_in(self.earlier["rows"], positions - self.start)
         return known, {name: self.earlier[name][at] for name in self._apart}
 
-    def among(self, slots: Array) -> tuple[Array, Array] | None:
-        """Return at which of `slots`, of any shape, a row of this group is, and the numbers of these; None for none. O(slots)."""
-        count = self.count
-        at = np.asarray(slots - self._first_slot, np.int64)
-        if self._first_slot + self.limit > self._ring:
-            at %= self._ring
-        here: Array = at.view(np.uint64) < count  # a slot before the first one is a large number
-        return (here, at[here]) if here.any() else None
-
     def rows_of(self, names: Sequence[str], numbers: Array) -> list[Array]:
         """Return rows of columns by number."""
         rows = self._records.take(numbers, mode="clip")

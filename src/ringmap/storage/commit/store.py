@@ -1018,7 +1018,7 @@ class Store(Handle):
                 self._remove(group.file)
                 raise
         if not group.is_in_place and not rows.shows_pending:
-            self.rows = rows.showing(_pending_of(self))
+            rows.show(_pending_of(self))
         self._group = group
         if self._grouping is not None:
             self._grouping.committed()

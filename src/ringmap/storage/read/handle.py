@@ -280,8 +280,7 @@ class Handle:
         """Return `count` steps from a position on, or None if they were evicted during the read."""
         rows = self.rows
         assert rows is not None
-        steps = rows.read(position, count)
-        rows.renew(position, steps)
+        steps = rows.take(list(rows.by_name), range(position, position + count))
         return steps if is_live(self, position) else None
 
     def episode_from(self, position: Position, stop: int) -> tuple[Position, Record | None] | None:
