@@ -17,7 +17,7 @@ _FILES = {
     "blob": "sizes <III: sums, small state, data; sums <Q each; the rest",
     "column": "header 4096, rows, label",
     "frame": "size <I, check <Q seeded by the number, payload",
-    "mutable": "headers at 0 and 4096, marks at 8192; copy: check, position, generation, values",
+    "mutable": "headers at 0 and 4096, marks at 8192; copy: check, generation, position, values",
     "priorities": "headers at 0 and 4096, leaves, two logs, frames of kinds 1 to 3",
     "successors": "RINGMAPN, head, rows_sum, size, check, check, payload",
 }

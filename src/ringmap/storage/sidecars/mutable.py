@@ -2,12 +2,15 @@
 
     mutable.bin   [header 0][header 1][marks][plane 0][plane 1][plane 2]     a plane: one copy for each slot
     mark          a byte for each slot, not 0 once the slot has had a copy: what was never updated is read without a look at copies
-    copy          checksum · position · generation · the values of all mutable columns
+    copy          checksum · generation · position · the values of all mutable columns
 
 An update writes, for each of its rows, a copy that is neither the newest one nor the newest one that a sync made durable. So a
 kill leaves the value before it, and a power cut one at least as new as at the last sync. (Two copies can't hold both:
 tests/crash/test_copies_model.py.) A reader takes the newest copy that is whole and belongs to its position. A row without
 one has the value that it was stored with.
+
+A write that stops in the middle of a copy leaves what was written before, up to some word. The generation stands before the
+position: a copy that names a new row never has the generation of the old one, of which a sync may say that it is whole.
 
 After a power cut positions are given again. So each opening notes in the header that copies of positions from the recovered
 head on, up to the generation of that time, are void; the note is durable before a greater generation is used.
@@ -123,7 +126,10 @@ class MutableValues(Sidecar):
         tail: Callable[[], int] = lambda: 0, session: int = 0,
     ) -> None:  # fmt: skip
         self.path = file.path
-        self._file, self._home, self._header, self._mapped = file, home, header, mapped
+        self._file, self._home, self._header = file, home, header
+        self._mapped = (
+            mapped and home.disk.system.loads_are_ordered
+        )  # a read is a system call, which orders them
         self._session = session
         self._synced_number = header.number
         """Of the newest header that a sync covers. For a writer, from `begin` on."""
@@ -480,38 +486,42 @@ class MutableValues(Sidecar):
     def _look(self, position: int) -> tuple[int, Array | None]:
         """Return the plane and a copy of the newest whole copy of a position, -1 and None for none, whatever is being written.
 
-        A copy that is not whole is being written, if its head is the same before and after: then it is not the newest one yet. Or a
-        kill or a power cut tore it. Or its row is gone, and its reader looks again.
+        All copies are those of one moment: they are taken twice, with the same bytes, and the header is the same afterwards. Of that
+        moment, the newest whole copy is that of the newest update that had ended. One that is not whole is being written, or a kill or
+        a power cut tore it. Or its row is gone, and its reader looks again.
         """
         slot = np.array([position % self._rows])
         for _ in range(_LOOKS):
             header = self._current_header()
-            places, generations = self._heads(slot)
-            good = (places == position) & (generations > 0)
-            good &= ~header.is_void(np.array(position), generations)
-            newest_first = sorted(np.flatnonzero(good), key=lambda plane: -generations[plane, 0])
-            torn: list[int] = []
+            records = self._take(_EACH_PLANE, slot)
+            if not self._is_still(header, records, slot):
+                continue
+            generations = records["generation"]
+            good = (records["position"] == position) & (generations > 0)
+            good &= ~header.is_void(records["position"], generations)
+            whole, torn = self._are_whole(records), list[int]()
             found: tuple[int, Array | None] = (-1, None)
-            for plane in map(int, newest_first):
-                record, generation = self._take(np.array([plane]), slot), int(generations[plane, 0])
-                same = record["position"][0] == position and record["generation"][0] == generation
-                if same and self._are_whole(record)[0]:
-                    found = plane, record[0]
+            for plane in sorted(np.flatnonzero(good).tolist(), key=lambda one: -generations[one]):
+                if whole[plane]:
+                    found = plane, records[plane]
                     break
-                torn.append(generation)
-            again = self._heads(slot)
-            if not torn or all(map(np.array_equal, again, (places, generations))):
-                damaged = [*filter(header.is_damage, torn)]
-                # Over a copy of a row that is gone, one of the next row of its slot may be written.
-                if damaged and position >= self._tail():
-                    raise CorruptError(
-                        f"{self.path}: the value of position {position} (generation {damaged[0]}) is damaged; run "
-                        "ringmap.check and ringmap.repair on the buffer"
-                    )
-                return found
+                torn.append(int(generations[plane]))
+            damaged = [*filter(header.is_damage, torn)]
+            # Over a copy of a row that is gone, one of the next row of its slot may be written.
+            if damaged and position >= self._tail():
+                raise CorruptError(
+                    f"{self.path}: the value of position {position} (generation {damaged[0]}) is damaged; run "
+                    "ringmap.check and ringmap.repair on the buffer"
+                )
+            return found
         raise LappedError(
             f"{self.path}: the value of position {position} was updated {_LOOKS} times while it was read; update less often"
         )
+
+    def _is_still(self, header: _Header, records: Array, slot: Array) -> bool:
+        """Tell whether the copies of a slot have the same bytes again, and the header is the same."""
+        again = self._take(_EACH_PLANE, slot)
+        return again.tobytes() == records.tobytes() and self._current_header() == header
 
     def _are_whole(self, records: Array) -> Array:
         """Tell which of the copies match their checksums."""
@@ -566,7 +576,9 @@ class MutableValues(Sidecar):
         planes = np.arange(_PLANES)[:, None]
         if self._mapped:
             copies, index = self._maps().copies, planes * self._rows + slots
-            return copies[:, 1][index].view(np.int64), copies[:, 2][index].view(np.int64)
+            # A copy is written from its beginning on: the generation is not older than the position that is read before.
+            positions = copies[:, _POSITION][index].view(np.int64)
+            return positions, copies[:, _GENERATION][index].view(np.int64)
         heads = self._read(self._offsets(planes, slots).reshape(-1), _HEAD)
         heads = heads.reshape(_PLANES, len(slots))
         return heads["position"], heads["generation"]
@@ -753,7 +765,10 @@ class MutableValues(Sidecar):
 _PLACES = np.array([1, 2, 1, 2, 2, 0, 1, 0, 0])
 """The plane to write, by that of the newest copy (times 3) and that of the newest durable one."""
 
-_HEAD = np.dtype([("check", "<u8"), ("position", "<i8"), ("generation", "<i8")])
+_HEAD = np.dtype([("check", "<u8"), ("generation", "<i8"), ("position", "<i8")])
+_EACH_PLANE = np.arange(_PLANES)
+_GENERATION, _POSITION = 1, 2
+"""Words of a copy."""
 
 
 def _field(name: str) -> str:
@@ -784,7 +799,7 @@ def _block_of(copy: np.dtype[Any]) -> int:
 
 def _copy_of(columns: Schema) -> np.dtype[Any]:
     """Return the dtype of a copy: whole words, so that its head is read in one piece. NumPy copies no bytes that are in no field."""
-    fields: list[Any] = [("check", "<u8"), ("position", "<i8"), ("generation", "<i8")]
+    fields: list[Any] = list(_HEAD.descr)
     fields += [(_field(s.name), s.dtype, s.shape) for s in columns.columns]
     pad = -sum(s.row_nbytes for s in columns.columns) % 8
     return np.dtype([*fields, ("pad", "u1", (pad,))] if pad else fields)
