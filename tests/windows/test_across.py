@@ -14,6 +14,9 @@ from ringmap.data import ConcatDataset, Sequences, load_dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.errors import InputError, NoClipsError
 from ringmap.samplers import EpisodeSampler, PrioritizedSampler
+from ringmap.storage.read import handle
+from ringmap.storage.read import reader as reader_module
+from ringmap.storage.records import table
 from ringmap.storage.ring.chains import WholeEpisodes
 from tests.tiers import few
 
@@ -355,3 +358,48 @@ def test_bad_input():
         NoClipsError, match="no sequence of 500 steps fits in a lane: 25 steps are stored"
     ):
         buf.sample(4, window=Sequences(500, across=True))
+
+
+def mixed(path):
+    """Return the writer of a buffer with whole episodes between the parts of two lanes."""
+    buf = ReplayBuffer(100, path=path, seed=0)
+    ones = [buf.begin_episode(commit_every=2, lane=lane) for lane in (1, 0)]
+    for t in range(6):
+        for lane, one in enumerate(ones):
+            one.append({"x": 10 * lane + t})
+        if t % 3 == 0:
+            buf.write_episode({"x": 100 + np.arange(4) + t})
+    for one in ones:
+        one.finish()
+    return buf
+
+
+def test_every_handle_knows_the_lanes_and_numbers_items_alike(tmp_path):
+    """A reader and a reopened writer take lanes from records, where they have no sign."""
+    window = Sequences(4, across=True)
+
+    def look_at(buf):
+        view = buf.view(window=window)
+        lanes = buf.engine.owned.live.whole.lanes.tolist()
+        return view.positions(np.arange(len(view))).tolist(), lanes, buf.engine.has_lanes
+
+    with mixed(tmp_path / "buf") as buf:
+        expected = look_at(buf)
+        assert sorted(expected[1]) == [-1, -1, 0, 1]
+        with ReplayBuffer.open(tmp_path / "buf") as reader:
+            assert look_at(reader) == expected
+        buf.close()
+    with ReplayBuffer.open(tmp_path / "buf", "r+") as again:
+        assert look_at(again) == expected
+        again.close()
+
+
+def test_control_lanes_without_a_sign(tmp_path, monkeypatch):
+    def unsigned(records):
+        parts = table.parts_of(records)
+        return parts and parts._replace(lanes=parts.lanes.astype(np.uint32).astype(np.int64))
+
+    for module in (handle, reader_module):
+        monkeypatch.setattr(module, "parts_of", unsigned)
+    with pytest.raises(AssertionError):
+        test_every_handle_knows_the_lanes_and_numbers_items_alike(tmp_path)
