@@ -179,7 +179,7 @@ def test_the_test_finds_rows_that_are_looked_for_nowhere(monkeypatch, tmp_path):
 def test_the_test_finds_what_a_group_did_not_take_along(monkeypatch, tmp_path):
     """The control: a group does not know what the rows of earlier groups led to."""
     monkeypatch.setattr(LaneEnds, "earlier", lambda self: {})
-    with pytest.raises(Exception):  # noqa: B017 - rows are redrawn, or wrong
+    with pytest.raises(AssertionError):  # rows are redrawn
         test_in_a_directory(True, None, tmp_path)
 
 
