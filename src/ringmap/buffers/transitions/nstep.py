@@ -292,7 +292,7 @@ class TransitionReader(ClipReader):
         stack, rows = self.columns.stack, self.source.rows
         if stack is None or rows is None or not len(positions):
             return np.ones(len(positions), np.bool_)
-        at = stack.positions(positions, *self._heads(rows, positions % rows.ring.rows))
+        at = stack.positions(positions, *self._heads(rows, positions))
         found: Array = np.logical_and.reduce(
             (at >= self.source.tail) & are_live(self.source, at), 1
         )
@@ -306,22 +306,19 @@ class TransitionReader(ClipReader):
         Args:
             most: rows before the head in which they are looked for; those of the newest call are in any case.
         """
-        source, rows, stack = self.source, self.source.rows, self.columns.stack
+        source, rows = self.source, self.source.rows
         if rows is None or source.head == source.tail:
             none = np.empty(0, np.int64)
             return none, none, none, {}, none
-        newest = abs(int(rows.take("lanes", np.array([source.head - 1]))[0]))
+        newest = abs(int(rows.take(["lanes"], np.array([source.head - 1]))[0][0]))
         at = np.arange(max(source.tail, source.head - max(most, newest)), source.head)
         at = at[are_live(source, at)]
-        lanes = rows.take("lanes", at).astype(np.int64)
+        lanes = rows.take(["lanes"], at)[0].astype(np.int64)
         at = at[~np.isin(at, (at - lanes)[lanes > 0])]
         batch, good = self.singly(at)
         at, led = at[good], {n: batch[f"next_{n}"][good] for n in self.columns.observed}
-        ages = np.zeros(len(at), np.uint8)
-        if stack is not None:
-            ages = rows.take(stack.column.name, at)
-        ended = rows.take("dones", at) | rows.take("truncated", at)
-        return at, np.abs(rows.take("lanes", at).astype(np.int64)), ages, led, ended
+        dones, truncated = rows.take(["dones", "truncated"], at)
+        return at, *self._heads(rows, at), led, dones | truncated
 
     def led_to(self, head: int) -> dict[str, Array] | None:
         """Return the next observations of the call that ended at `head`, by leaf, from what was stored since; None if evicted."""

@@ -62,8 +62,7 @@ class RowsOfOne:
 
     def lanes_of(self, which: Array, at: Array) -> Array:
         """Return the column `lanes` of rows near some transitions: `at` is `(len(which), n)`."""
-        lanes: Array = self.rows.take_all(["lanes"], at.reshape(-1), self.head)[0]
-        return lanes.reshape(at.shape)
+        return self.rows.take(["lanes"], at, self.head)[0]
 
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
