@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from ringmap.data import ReplayBuffer, convert, load_dataset
-from ringmap.errors import ReplacedError
+from ringmap.data import (
+    ConcatDataset,
+    GoalDataset,
+    MergeDataset,
+    ReplayBuffer,
+    ShardedReplayBuffer,
+    convert,
+    load_dataset,
+)
+from ringmap.errors import NoClipsError, ReplacedError
 from ringmap.formats.common.directory import DirectorySource
 
 NEEDS = {"video": "av", "lance": "lance", "parquet": "pyarrow", "lerobot": "av", "minari": "minari"}
@@ -217,3 +225,58 @@ def test_persistent_workers(tmp_path, name):
     with contextlib.suppress(ReplacedError):
         for batch, old in zip(loader, want, strict=True):
             assert flat(batch) == old
+
+
+def joined(path, **options):
+    parts = [load_dataset(path, **options) for _ in range(2)]
+    return {
+        "concat": ConcatDataset(parts),
+        "merge": MergeDataset(parts, [["pixels"], ["obs", "action", "reward"]]),
+        "goal": GoalDataset(parts[0], (0, 0, 0, 1), goal_keys={"obs": "goal"}, seed=0),
+        "view": parts[0].view(),
+    }
+
+
+@pytest.mark.parametrize("kind", ["concat", "merge", "goal", "view"])
+def test_what_is_over_a_dataset(tmp_path, kind):
+    """No item has numbers of one and pictures of the other."""
+    path = tmp_path / "set"
+    make(path, "folder", 0, LENGTHS)
+    dataset = joined(path, output="numpy")[kind]
+    want = [flat(dataset[i]["obs"]) for i in range(len(dataset))]
+    later_than(tmp_path)
+    by_our_writer(path, "folder", 50, LENGTHS)
+    for i in range(len(dataset)):
+        with pytest.raises(ReplacedError):
+            dataset[i]
+    with pytest.raises(ReplacedError):
+        dataset.__getitems__([0, 1])
+    with pytest.raises(ReplacedError):
+        dataset.load_episode(0)
+    assert len(want) == len(dataset)
+
+
+def live(path):
+    return {
+        "reader": lambda: ReplayBuffer.open(path / "ring"),
+        "view": lambda: ReplayBuffer.open(path / "ring").view(),
+        "fleet": lambda: ShardedReplayBuffer(path),
+        "view of a fleet": lambda: ShardedReplayBuffer(path).view(),
+    }
+
+
+@pytest.mark.parametrize("kind", live(None))
+def test_a_ring_in_the_place_of_another(tmp_path, kind):
+    """A live reader may notice, and a fleet may follow: but what it gives is whole, of one ring."""
+    make(tmp_path / "ring", "ringmap", 0, LENGTHS)
+    dataset = live(tmp_path)[kind]()
+    assert len(dataset.__getitems__(list(range(len(dataset))))) == sum(LENGTHS)
+    make(tmp_path / "ring", "ringmap", 50, LENGTHS, mode="overwrite")
+    for _ in range(3):
+        for i in range(len(dataset)):
+            with contextlib.suppress(ReplacedError, NoClipsError):
+                item = dataset[i]
+                number, step = item["obs"][0].tolist()
+                assert number in (0, 1, 2, 50, 51, 52) and step < LENGTHS[number % 50]
+                assert item["pixels"][0, 0, 1, 0] == number and item["pixels"][0, 0, 0, 0] == step
+                assert item["action"].ravel().tolist() == [number, step]

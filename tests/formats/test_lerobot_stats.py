@@ -35,7 +35,9 @@ def test_equal_to_numpy(monkeypatch, shape, dtype):
 @pytest.mark.parametrize("image", [True, False])
 def test_memory(image):
     """A frame or some megabytes at a time, however many there are."""
-    rows = np.zeros((40, 240, 320, 3) if image else (80, 240, 320), np.uint8 if image else np.uint16)
+    rows = np.zeros(
+        (40, 240, 320, 3) if image else (80, 240, 320), np.uint8 if image else np.uint16
+    )
     tracemalloc.start()
     writer._stats(rows, image)
     peak = tracemalloc.get_traced_memory()[1]

@@ -10,6 +10,7 @@ Not here: writing (`ringmap.testing.formats`).
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,6 +59,10 @@ class DatasetTests:
     """How far off `pixels` may come back on average, in units of 255 (JPEG, H.264); 0: not at all."""
     survives_forks: ClassVar[bool] = True
     """Whether a forked process can read, and write, after its parent did; where not, its reads raise RoleError."""
+    is_live: ClassVar[bool] = False
+    """Whether it is a ring, or over one: a batch may replace ids that are not there, and `transform` sees items alone, with their actions folded."""
+    adds: ClassVar[frozenset[str]] = frozenset()
+    """Columns of an item that the episodes do not have."""
 
     def open(self, tmp_path: Path, episodes: list[Episode], **options: Any) -> Dataset:
         """Return a dataset of these episodes (images as given: (T, H, W, C))."""
@@ -107,7 +112,7 @@ class DatasetTests:
             stored = make_episode(episode, LENGTHS[episode])
             rows = slice(start, start + span, frameskip)
             dense = stored["action"][start : start + span].reshape(num_steps, -1)
-            assert set(clip) == set(stored)
+            assert set(clip) == set(stored) | self.adds
             assert np.array_equal(clip["where"], stored["where"][rows])
             assert np.array_equal(clip["reward"], stored["reward"][rows])
             assert np.array_equal(clip["action"], dense)
@@ -138,13 +143,19 @@ class DatasetTests:
 
     @pytest.mark.parametrize("index", [24, -25, 10**6])
     def test_clip_out_of_range(self, tmp_path: Path, index: int) -> None:
-        """An id beyond the clips is an IndexError, alone and in a batch."""
+        """An id beyond the clips is an IndexError, alone and in a batch; a ring, which may have evicted it, may replace it in a batch."""
         dataset = self.open(tmp_path, make_episodes())
         assert len(dataset) == 24
         with pytest.raises(IndexError, match="out of range"):
             dataset[index]
-        with pytest.raises(IndexError, match="out of range"):
-            dataset.__getitems__([0, index])
+        if not self.is_live:
+            with pytest.raises(IndexError, match="out of range"):
+                dataset.__getitems__([0, index])
+            return
+        with contextlib.suppress(IndexError):
+            first, other = dataset.__getitems__([0, index])
+            assert np.array_equal(first["where"], [[0, 0]])
+            assert tuple(np.asarray(other["where"])[0].tolist()) in set(dataset.clip_indices)
 
     def test_no_clips(self, tmp_path: Path) -> None:
         """A dataset whose episodes are all too short is empty, and says so."""
@@ -161,18 +172,19 @@ class DatasetTests:
             self.open(tmp_path, make_episodes(), **{option: 0})
 
     def test_transform(self, tmp_path: Path) -> None:
-        """It sees every clip and episode, with actions still unfolded."""
+        """It sees every clip and episode, with actions still unfolded; of a ring every clip alone, as it is returned."""
 
         def mark(steps: Episode) -> Episode:
             assert steps["action"].ndim == 2
-            assert steps["action"].shape[1] == 2
+            assert steps["action"].shape[1] == (4 if self.is_live else 2)
             return {"where": steps["where"] + 100, "action": steps["action"]}
 
         dataset = self.open(tmp_path, make_episodes(), num_steps=2, frameskip=2, transform=mark)
-        assert set(dataset[0]) == {"where", "action"}
+        assert set(dataset[0]) == {"where", "action"} | self.adds
         assert np.array_equal(dataset[0]["where"], [[100, 100], [100, 102]])
         assert dataset[0]["action"].shape == (2, 4)
-        assert np.array_equal(dataset.load_episode(1)["where"], [[101, 100]])
+        first = 1 if self.is_live else 101
+        assert np.array_equal(dataset.load_episode(1)["where"], [[first, first - 1]])
 
     # -- episodes ----------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ import pytest
 
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.image_axes import stored_layout
+from ringmap.errors import ReplacedError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, Writer
 from ringmap.formats.catalog.convert import convert
 from ringmap.formats.common.writer import EpisodeWriter
@@ -290,6 +292,21 @@ class FormatTests(DatasetTests):
             self.check(path, make_episodes())
         assert self.read(path).column_names == ["other"]
         assert os.listdir(tmp_path) == [path.name]
+
+    def test_overwritten_while_open(self, tmp_path: Path) -> None:
+        """A dataset that is open while it is overwritten gives what it opened, or refuses as ReplacedError."""
+        path = self.write(self.path(tmp_path), make_episodes((5, 3)))
+        used, fresh = self.read(path), self.read(path)
+        _ = used[0]
+        pickled = pickle.dumps(used)
+        self.write(path, [make_episode(n, n) for n in (7, 8, 9)], mode="overwrite")
+        for dataset in (used, fresh, pickle.loads(pickled)):
+            for number in range(2):
+                with contextlib.suppress(ReplacedError):
+                    got, stored = dataset.load_episode(number), make_episode(number, (5, 3)[number])
+                    assert np.array_equal(got["where"], stored["where"])
+                    self.check_images(got["pixels"], stored["pixels"])
+            _close(dataset)
 
     def test_overwrite_fails(self, tmp_path: Path) -> None:
         """A block that ends with an exception leaves the old dataset, and no traces."""
