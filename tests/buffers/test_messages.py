@@ -22,7 +22,15 @@ from ringmap import (
     RolloutBuffer,
     TransitionReplayBuffer,
 )
-from ringmap.data import ConcatDataset, MergeDataset, convert, detect_format, load_dataset, merge
+from ringmap.data import (
+    ConcatDataset,
+    MergeDataset,
+    Window,
+    convert,
+    detect_format,
+    load_dataset,
+    merge,
+)
 from ringmap.errors import (
     ClipIndexError,
     ClosedError,
@@ -91,23 +99,50 @@ def test_an_empty_buffer_says_to_collect(short):
         short.sample(4)
 
 
-def test_a_shuffling_loader_over_too_short_episodes_says_so_once_in_the_log(
-    short, caplog, tmp_path
-):
+@pytest.mark.parametrize("how", ["shuffled", "in order", "a pass", "its length"])
+def test_a_loader_over_too_short_episodes_says_so(short, tmp_path, how):
+    """Where PyTorch's own words are `num_samples=0`, or it yields nothing: also of a view, and of files."""
     short.dump(tmp_path / "short.h5", "hdf5", progress=False)
     for dataset, option in (
         (short, "history_len"), (short.view(), "history_len"),
         (load_dataset(tmp_path / "short.h5", num_steps=8, frameskip=2), "num_steps"),
     ):  # fmt: skip
+        asks = {
+            "shuffled": lambda d: DataLoader(d, shuffle=True),
+            "in order": lambda d: next(iter(DataLoader(d))),
+            "a pass": lambda d: next(iter(DataLoader(d, sampler=d.pass_sampler()))),
+            "its length": lambda d: len(DataLoader(d)),
+        }  # fmt: skip
+        if how == "a pass" and option == "num_steps":
+            continue
+        with pytest.raises(
+            NoClipsError, match=rf"no clip of 16 steps \({option}=8 .*has 7 steps; choose"
+        ):
+            asks[how](dataset)
+        assert len(dataset) == 0, "it is no error for one who waits for longer episodes"
+
+
+def test_a_length_of_0_and_a_view_without_items_are_told_once(short, caplog, tmp_path):
+    short.dump(tmp_path / "short.h5", "hdf5", progress=False)
+    files = load_dataset(tmp_path / "short.h5")
+    window = {"obs": Window(range(9))}
+    for made, text in (
+        (lambda: short, "no clip of 16 steps (history_len=8"),
+        (lambda: short.view(), "no clip of 16 steps (history_len=8"),
+        (lambda: short.view(window), "needs episodes of at least"),
+        (lambda: short.view().view(window), "needs episodes of at least"),
+        (lambda: files.view(window), "needs episodes of at least"),
+    ):
         caplog.clear()
+        dataset = made()
         for _ in range(2):
-            with pytest.raises(ValueError, match="num_samples=0"):  # PyTorch's
-                DataLoader(dataset, shuffle=True)
-        (line,) = caplog.records
-        assert line.levelno == logging.WARNING
-        assert line.name == "ringmap"
-        assert f"len() is 0: no clip of 16 steps ({option}=8" in line.getMessage()
+            assert len(dataset) == 0
+        line = caplog.records[-1]
+        assert (line.levelno, line.name) == (logging.WARNING, "ringmap")
+        assert "len() is 0: " in line.getMessage()
+        assert text in line.getMessage()
         assert "has 7 steps" in line.getMessage()
+        assert sum(text in r.getMessage() for r in caplog.records) == 1
 
 
 def test_the_length_of_what_has_no_episodes_is_0_without_a_word(caplog):

@@ -50,6 +50,8 @@ class Model:
         for run in self.episodes().values():
             steps = [start + i for start, length, _, _ in run for i in range(length)]
             before = run[0][3]
+            if len(steps) < least:
+                continue
             for first in range(len(steps) - span + 1):
                 window = steps[first : first + span]
                 made_by = max(first + span, least - before)
@@ -148,7 +150,7 @@ class Script:
         assert self.steps(first[~is_lost], span) == expected
         assert anchors[~is_lost].tolist() == [clip[step] for clip in expected]
         assert of.numbers(anchors[~is_lost], step).tolist() == numbers[~is_lost].tolist()
-        assert is_lost.sum() <= (span - 1) * len(self.model.episodes()) + 14 * bool(least) * len(
+        assert is_lost.sum() <= (span - 1) * len(self.model.episodes()) + 28 * bool(least) * len(
             self.model.episodes()
         )
         names = self.names.setdefault((self.live.era, id(of.numbering), span, least), {})

@@ -227,6 +227,8 @@ class PassSampler:
             self._start(self._source.begin_pass(), self._pass + (self._view is not None))
         view, count, begin = self._view, self._count, self._begin
         assert view is not None
+        if not count:
+            len(self._source)  # which says why, and raises in a DataLoader
         self._source.move_to(view)
         self._is_ready, giving = False, object()
         self._giving = giving

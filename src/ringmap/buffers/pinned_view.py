@@ -206,7 +206,9 @@ class PinnedView(Dataset):
         if where is not None:
             chosen = self._selected(where, self._where("view"))
             return chosen.view(window, columns, anchors, drop_all_padded)
-        return self.with_cut(self._cut_for(window, columns, anchors, drop_all_padded))
+        made = self.with_cut(self._cut_for(window, columns, anchors, drop_all_padded))
+        made._tell_none()
+        return made
 
     def _selected(self, where: Where, caller: str, marks: Any = None) -> Self:
         wanted = choose(self, where, marks, f"{caller}: where")
@@ -268,6 +270,7 @@ class PinnedView(Dataset):
         if live:
             made._moves = Live(where, cut)
             made.move_to(made)
+        made._tell_none()
         return made
 
     def redraw_here(self, count: int) -> Array:

@@ -83,9 +83,9 @@ class Crossing:
 
     @classmethod
     def before(
-        cls, which: Array, whole: WholeEpisodes, index: Array, first: Array, step: int, around: Around
+        cls, which: Array, whole: WholeEpisodes, index: Array, first: Array, step: int, around: Around, least: int = 0
     ) -> Crossing:  # fmt: skip
-        """Return items that begin before the part that they belong to.
+        """Return items that begin before the part that they belong to, or lie in an episode of which less than `least` steps are left.
 
         Args:
             which: the items.
@@ -94,9 +94,12 @@ class Crossing:
             first: positions that their first steps would have if the part began earlier.
             step: which of their steps is the anchor.
             around: their steps.
+            least: steps that their episodes must have now.
         """
         places = whole.places_in(index, first)
         good = places >= whole.begin_of(index)
+        if least:
+            good &= whole.lengths_of(index) >= least
         if step:
             places += step
         return cls(which, whole.positions(places[:, None] + around.array), around, good)

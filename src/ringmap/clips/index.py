@@ -21,8 +21,9 @@ that is added adds numbers at the end only, as if all parts before it were live:
     last step of a clip   == stop of o - (ends[o] - number)
 
 So a clip whose first step would lie before its part begins in an earlier one: its steps are looked up one by one (drawn.py). A clip
-that begins in an earlier part is lost with that part, although the part that it belongs to stays. Its number stays, and has
-no position: of such numbers there are at most span - 1 for each chain that has lost a part.
+that begins in an earlier part is lost with that part, although the part that it belongs to stays. So are all clips of a chain that
+is now shorter than a clip's episode must be. Their numbers stay, and have no position: of such numbers there are at most span - 1, or
+twice as many as an episode must have steps, for each chain that has lost a part.
 
 Invariants: ends never decrease; ends[o] - ends[o - 1] == max(0, L[o] - span + 1) for an episode that is not a part;
 0 <= base <= ends[last - 1]; no lookup walks more than a few steps.
@@ -309,6 +310,8 @@ class SpanIndex:
             return index + self.first, positions - self.live.starts.take(index)
         whole = self.whole
         steps = whole.places_in(index, positions) - whole.begin_of(index)
+        if self.least:
+            steps[whole.lengths_of(index) < self.least] = NONE
         return whole.episode_of(index) + self.first, np.maximum(steps, NONE)
 
     def positions(self, numbers: Array, step: int = 0) -> Array:
@@ -334,10 +337,15 @@ class SpanIndex:
         index, positions = self._first_steps(numbers)
         crossing: Crossing | None = None
         if self.is_joined:
-            which = (positions < self.live.starts.take(index)).nonzero()[0]
+            far = positions < self.live.starts.take(index)
+            if self.least:
+                far |= self.whole.lengths_of(index) < self.least
+            which = far.nonzero()[0]
             if len(which):
                 index, first = index.take(which), positions.take(which)
-                crossing = Crossing.before(which, self.whole, index, first, step, around)
+                crossing = Crossing.before(
+                    which, self.whole, index, first, step, around, self.least
+                )
         if step:
             positions += step
         return positions, crossing
@@ -417,7 +425,7 @@ class SpanIndex:
         steps = whole.places_in(index, positions) - whole.begin_of(index)
         lengths = whole.lengths.take(episode)
         found &= (steps >= step) & (steps - step + self.span <= lengths)
-        return found & (lengths + whole.first_steps[episode] >= self.least)
+        return found & (lengths >= self.least)
 
     def check(self) -> list[str]:
         """Return violated invariants, in words; empty when sound. O(episodes)."""

@@ -107,6 +107,7 @@ def warn_unreached(lengths: Array, cut: Cut, where: str) -> None:
     steps, missed = int(lengths.sum()), int(lengths[cut.counts(lengths) == 0].sum())
     if _MUCH * steps < missed < steps:
         log.warning(
-            "%s: %d of %d stored steps are in no clip: episodes shorter than %d steps have none; use a smaller history, or pad=",
-            where, missed, steps, max(cut.span, cut.least),
+            "%s: %d of %d stored steps are in no clip: episodes shorter than %d steps have none (the longest has %d); use a smaller "
+            "history, or pad=",
+            where, missed, steps, max(cut.span, cut.least), int(lengths.max()),
         )  # fmt: skip

@@ -17,8 +17,10 @@ from __future__ import annotations
 import copy
 import logging
 import operator
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -381,10 +383,11 @@ class Dataset(LoaderDataset):
             return chosen.view(window, columns, anchors, drop_all_padded)
         made = copy.copy(self)
         made._cut = self._cut_for(window, columns, anchors, drop_all_padded)
-        made._told_short, made._found_runs = False, None
+        made._told_short, made._told_empty, made._found_runs = False, False, None
         if made.cut.across:
             made._lane_runs()  # raises, if some episodes are left out
         made._tell_short()
+        made._tell_none()
         return made
 
     def _cut_for(
@@ -426,6 +429,13 @@ class Dataset(LoaderDataset):
             self._told_short = True
             if worker() is None:
                 warn_unreached(self._anchor_lengths(), self.cut, type(self).__name__)
+
+    def _tell_none(self) -> None:
+        """Say once in the log that this view has no item, if it has episodes."""
+        lengths = self._anchor_lengths()
+        sizes = np.asarray(lengths, np.int64).sum(keepdims=True) if self.cut.across else lengths
+        if worker() is None and not self.cut.counts(sizes).any():
+            self._no_length()
 
     def __len__(self) -> int:
         self._tell_short()
@@ -665,12 +675,18 @@ class Dataset(LoaderDataset):
         return self.cut.why_none(self.lengths, "num_steps")
 
     def _no_length(self) -> int:
-        """Return 0, and say why in the log, once, if there are episodes: all that PyTorch's shuffling loader says is
-        that `num_samples=0`, and an error would keep those from waiting who wait for longer episodes.
+        """Return 0, and say why in the log, once, if there are episodes.
+
+        Raises:
+            NoClipsError: a sampler of PyTorch asks, and all episodes are too short: a shuffling one would say `num_samples=0`, and
+                nothing else, the other yield nothing. To others it is no error, since they may wait for longer episodes.
         """
-        if not self._told_empty and len(self.lengths):
-            self._told_empty = True
-            log.warning("%s: len() is 0: %s", type(self).__name__, self._why_no_clips())
+        if len(self.lengths):
+            if _loader_asks():
+                raise NoClipsError(f"{type(self).__name__}: {self._why_no_clips()}")
+            if not self._told_empty:
+                self._told_empty = True
+                log.warning("%s: len() is 0: %s", type(self).__name__, self._why_no_clips())
         return 0
 
     def _clip_index(self) -> ClipIndex:
@@ -721,6 +737,14 @@ class Dataset(LoaderDataset):
             f"{type(self).__name__}(episodes={len(self.lengths)}, steps={int(self.lengths.sum())}, "
             f"num_steps={self.num_steps}, frameskip={self.frameskip}, columns={self.column_names})"
         )
+
+
+def _loader_asks() -> bool:
+    """Tell whether the caller outside of this package is a sampler of PyTorch, which is given no other way to say that it asks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("ringmap."):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.utils.data")
 
 
 def cut_of_dataset(dataset: Any) -> Cut:

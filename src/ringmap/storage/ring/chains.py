@@ -236,6 +236,11 @@ class WholeEpisodes:
         found: Array = self._episode_of.take(indices)
         return found
 
+    def lengths_of(self, indices: Array) -> Array:
+        """Return how many steps are left of the episode of each part."""
+        found: Array = self.lengths.take(self._episode_of.take(indices))
+        return found
+
     def begin_of(self, indices: Array) -> Array:
         """Return the place of the first step of the episode of each part."""
         found: Array = self._begin_of.take(indices)
