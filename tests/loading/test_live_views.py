@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from ringmap import Marks, ReplayBuffer
+from ringmap import Marks, ReplayBuffer, TransitionReplayBuffer
 from ringmap.data import Index, Sequences, ShardedReplayBuffer, Window
 from ringmap.errors import InputError, RoleError
 from ringmap.formats.base import EPISODE_DATA_KEY
@@ -389,6 +389,49 @@ def test_ranks_divide_a_pass_and_another_number_of_them_goes_on(tmp_path, drop_l
     assert len(list(one)) == count
     assert one.state_dict()["pass"] == 1, "it had ended"
     writer.close()
+
+
+def test_a_buffer_in_ram_and_rows_that_were_not_committed():
+    """Positions mean the same in all copies of a buffer in RAM, which have names of their own."""
+    buf = ReplayBuffer(230)
+    fill(buf, 30, 0)
+    view = buf.view(window={"step": Window([0, 1])}, live=True)
+    sampler = view.pass_sampler(seed=1)
+    passing = iter(sampler)
+    had, state = [next(passing) for _ in range(8)], sampler.state_dict()
+    copy = pickle.loads(pickle.dumps(buf))
+    again = copy.view(window={"step": Window([0, 1])}, live=True)
+    resumed = again.pass_sampler()
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+    assert had + rest == list(buf.view(window={"step": Window([0, 1])}).pass_sampler(seed=1))
+    assert steps(again, rest) == steps(view, rest)
+    fill(buf, 2, 30)
+    assert max(steps(view, list(sampler)))[0] // 1000 == 31
+
+
+def test_passes_over_transitions_are_divided_and_resumed(tmp_path):
+    ring = TransitionReplayBuffer(100, (1,), device=None, path=tmp_path / "fleet" / "0")
+    for t in range(130):
+        ring.add(np.full(1, t), 0, 0.0, np.full(1, t + 1), t % 10 == 9)
+    ring.flush()
+    fleet = ShardedReplayBuffer(tmp_path / "fleet")
+    for data in (ring, fleet):
+        whole = list(data.pass_sampler(seed=2))
+        assert sorted(data[whole]["observations"].ravel().tolist()) == list(range(30, 130))
+        ranks = [data.pass_sampler(rank=rank, num_ranks=3, drop_last=True) for rank in range(3)]
+        first = data.pass_sampler(seed=2, num_ranks=3, drop_last=True)
+        state = first.next_pass()
+        for one in ranks:
+            one.load_state_dict(json.loads(json.dumps(state)))
+        passes = [list(one) for one in ranks]
+        merged = [place for places in zip(*passes, strict=True) for place in places]
+        assert merged == whole[:99]
+        (one,) = [data.pass_sampler()]
+        one.load_state_dict(json.loads(json.dumps(ranks[0].state_dict(taken=20))))
+        assert list(one) == whole[60:]
+    fleet.close()
+    ring.close()
 
 
 def test_ranks_take_the_moment_of_one(tmp_path):

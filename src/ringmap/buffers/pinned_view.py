@@ -242,14 +242,15 @@ class PinnedView(Dataset):
             raise InputError(
                 f"{type(self).__name__}.refresh: this view stays as it is; make it with view(live=True), or make a new one"
             )
-        before = self.moment
+        before = self.starts, self.lengths, self.ended
         self.engine.settle(f"{type(self).__name__}.refresh")  # workers see what is committed
         self.engine.refresh()
         made = self.of(self._buffer)
         if self._moves.where is not None:
             made = made._selected(self._moves.where, self._where("view"))
         self.move_to(made)
-        return self.moment != before
+        now = self.starts, self.lengths, self.ended
+        return not all(map(np.array_equal, now, before))
 
     @classmethod
     def asked(
