@@ -50,7 +50,7 @@ def test_half_a_picture_is_refused(tmp_path):
     path = tmp_path / "made"
     with get_format("folder").open_writer(path, image_format="png") as writer:
         writer.write_episode({"pixels": pixels[:1]})
-        size = os.path.getsize(path / ".ringmap.log")
+        size = os.path.getsize(path / "ep_len.log")
         with (
             files_at_most(size + size // 2),
             pytest.raises(EnvironmentFault, match="nothing was written"),
@@ -113,7 +113,7 @@ def test_a_limit_while_the_log_goes_over(tmp_path, name, every):
         assert wheres(path)[0] == expected, limit
         write_all(path, name, [])
         assert wheres(path)[0] == expected, limit
-        assert not (path / ".ringmap.log").exists()
+        assert not (path / "ep_len.log").exists()
     assert refused > 1
 
 

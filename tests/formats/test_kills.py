@@ -1,7 +1,11 @@
 """Writers that are killed before every system call that changes a file; and wrong orders, which that must find."""
 
+import subprocess
+
+import numpy as np
 import pytest
 
+from ringmap.data import get_format, list_formats, load_dataset
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.store import InsideStore
@@ -52,3 +56,30 @@ def test_control_a_log_that_is_dropped_too_early(tmp_path, monkeypatch):
 def test_control_a_reader_that_knows_no_log(tmp_path, monkeypatch):
     monkeypatch.setattr(Zarr, "logs", False)
     assert test_zarr.TestZarr().losses(tmp_path, 0, 4, stop=True)[1]
+
+
+LOGGED = ["zarr", "folder", "video", "lance", "parquet", "lerobot", "minari", "robomimic"]
+
+
+@pytest.mark.parametrize("name", [name for name in LOGGED if name in list_formats()])
+def test_a_copy_of_what_a_shell_sees_has_every_episode(tmp_path, name):
+    """`cp DIR/* NEW/` beside a writer, or after its kill, copies no hidden file: what was acknowledged comes along."""
+    made = tmp_path / "made"
+    path = made / {"minari": "set-v0", "robomimic": "set.hdf5", "lance": "set.lance"}.get(
+        name, "set"
+    )
+    x = np.arange(4.0)
+    with get_format(name).open_writer(path) as writer:
+        writer.write_episode({"obs": x[:, None], "action": x[:, None], "reward": x})
+        for folder, copy in ((made, tmp_path / "all"), (path, tmp_path / "inside" / path.name)):
+            if folder.is_dir():
+                copy.mkdir(parents=True)
+                seen = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+                subprocess.run(["cp", "-r", *seen, copy], check=True)
+    places = [tmp_path / "all" / path.name]
+    if (
+        made != path and path.is_dir() and name not in ("zarr", "parquet")
+    ):  # whose own hidden files say what they are
+        places.append(tmp_path / "inside" / path.name)
+    for place in places:
+        assert len(load_dataset(place, format=name, output="numpy").lengths) == 1, place

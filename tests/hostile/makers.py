@@ -492,20 +492,20 @@ def link_to_victim(path, out, name="secret"):
     os.symlink(join(out, name), path)
 
 
-@case("folder", "its log is a link to a file that would be cut to nothing", ".ringmap.log")
+@case("folder", "its log is a link to a file that would be cut to nothing", "ep_len.log")
 def _(at, out):
-    link_to_victim(join(at, ".ringmap.log"), out)
+    link_to_victim(join(at, "ep_len.log"), out)
 
 
-@case("folder", "its log is a pipe", ".ringmap.log")
+@case("folder", "its log is a pipe", "ep_len.log")
 def _(at, out):
-    pipe(join(at, ".ringmap.log"))
+    pipe(join(at, "ep_len.log"))
 
 
 @case("folder", "its log is as large as a disk", opens=True)
 def _(at, out):
-    vast(join(at, ".ringmap.log"))
-    with open(join(at, ".ringmap.log"), "r+b") as file:
+    vast(join(at, "ep_len.log"))
+    with open(join(at, "ep_len.log"), "r+b") as file:
         file.write(struct.pack("<8sQQQ", b"RINGMAPL", 1 << 33, 1 << 39, 0))
 
 
@@ -543,15 +543,15 @@ def _(at, out):
 
     with get_format("folder").open_writer(at):
         pass
-    write(join(at, ".ringmap.log"), log_record([["../out/new", "npz"]], [["x", "<f4", [2]]], 0, 0))
+    write(join(at, "ep_len.log"), log_record([["../out/new", "npz"]], [["x", "<f4", [2]]], 0, 0))
 
 
-@case("folder", "its log tells of a thousand million pictures and holds none", ".ringmap.log")
+@case("folder", "its log tells of a thousand million pictures and holds none", "ep_len.log")
 def _(at, out):
     from ringmap.formats.common.log import Log
     from ringmap.formats.common.pending import base_of
 
-    log = Log(join(at, ".ringmap.log"))
+    log = Log(join(at, "ep_len.log"))
     log.start(base_of(np.load(join(at, "ep_len.npz"))["arr_0"]))
     log.close()
     with open(log.path, "ab") as file:
@@ -568,14 +568,14 @@ def _(at, out):
 def _(at, out):
     os.symlink(join(out, "secret"), join(at, "action.npz.new"))
     os.symlink(join(out, "secret"), join(at, "ep_len.npz.new"))
-    write(join(at, ".ringmap.log"), log_record(
+    write(join(at, "ep_len.log"), log_record(
         [["pixels", "png"], ["action", "npz"]], [["action", "<f4", [2]]]))  # fmt: skip
 
 
 @case("folder", "a folder of images is a link to one whose files would be removed", "pixels")
 def _(at, out):
     link_to_victim(join(at, "pixels"), out, "victim")
-    write(join(at, ".ringmap.log"), b"")
+    write(join(at, "ep_len.log"), b"")
 
 
 @case("folder", "images are a link out of it", "pixels")
@@ -1055,9 +1055,9 @@ def _(at, out):
     pipe(only(join(at, "data")))
 
 
-@case("lance", "its log is a link to a file that would be cut to nothing", ".ringmap.log")
+@case("lance", "its log is a link to a file that would be cut to nothing", "ep_len.log")
 def _(at, out):
-    link_to_victim(join(at, ".ringmap.log"), out)
+    link_to_victim(join(at, "ep_len.log"), out)
 
 
 @case("lance", "its rows lie under another base", "elsewhere")

@@ -3,8 +3,9 @@
     magic, size of head, size of body, checksum | head (JSON)                     what the log extends
     magic, size of head, size of body, checksum | head (JSON) | columns, data     per episode
 
-A folder has its log inside, as `.ringmap.log`, so that moving or removing the dataset includes the log; a file has it in
-the folder beside it (staged.py). An episode is written once its record is complete.
+A folder has its log inside, as `ep_len.log`, so that moving, removing and copying the dataset include the log; a file has it
+beside it, as `NAME.ringmap-log`. Neither is hidden: `cp DIR/* NEW/` leaves hidden files behind, and written episodes with them.
+An episode is written once its record is complete.
 Invariants: records have consecutive episode numbers, so that a record whose episode the dataset already has is known;
 bytes after an incomplete record do not count; a log that a reader has open is replaced, never truncated.
 Not here: when records are moved into the dataset (staged.py), how they are read (pending.py).
@@ -30,11 +31,15 @@ from ringmap.formats.episode import EPISODE_DATA_KEY
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.records.blobs import decode_data
 
-__all__ = ["FILE", "FILM", "Encoded", "Log", "Place", "Record", "groups_of"]
+__all__ = ["FILE", "FILM", "SUFFIX", "Encoded", "Log", "Place", "Record", "groups_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FILE = ".ringmap.log"
+FILE = "ep_len.log"
+"""In a folder. Readers of stable-worldmodel's folders pass over whatever is called ep_len."""
+
+SUFFIX = ".ringmap-log"
+"""What is added to the path of a file for that of its log."""
 
 VERSION = 1
 

@@ -26,8 +26,7 @@ from ringmap.formats.common.directory import (
     steps_of,
 )
 from ringmap.formats.common.episode_cache import EpisodeCache
-from ringmap.formats.common.log import FILE, FILM, Encoded, Log, Place, Record
-from ringmap.formats.common.swap import LOG, staging_folder
+from ringmap.formats.common.log import FILE, FILM, SUFFIX, Encoded, Log, Place, Record
 from ringmap.formats.common.untrusted import check_row
 from ringmap.formats.media.images import decode_into
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -44,7 +43,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def log_path(path: str) -> str:
     """Return the path of a dataset's log: inside a folder, beside a file."""
     path = os.path.realpath(path)
-    return os.path.join(path, FILE) if os.path.isdir(path) else os.path.join(staging_folder(path), LOG)  # fmt: skip
+    return os.path.join(path, FILE) if os.path.isdir(path) else path + SUFFIX
 
 
 def base_of(lengths: Array) -> dict[str, Any]:

@@ -40,7 +40,6 @@ from ringmap.formats.common import disk
 from ringmap.formats.common.log import Encoded, Log, Record
 from ringmap.formats.common.pending import Again, Pending, base_of, log_path
 from ringmap.formats.common.swap import (
-    LOG,
     Staging,
     each_file,
     finish_swap,
@@ -277,7 +276,7 @@ class StagedWriter(EpisodeWriter):
     def _appear(self) -> None:
         """Create an empty dataset at the path."""
         staging = self._stage()
-        disk.remove(os.path.join(staging.folder, LOG))  # of a dataset that was deleted since
+        disk.remove(log_path(self.path))  # of a dataset that was deleted since
         self._export(staging.dataset, ())
         staging.put()
         if self.extends and os.path.isdir(self.path):

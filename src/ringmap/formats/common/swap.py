@@ -3,7 +3,6 @@
     .NAME.new/             beside the dataset: the folder of the new one (one writer at a time: its lock)
     .NAME.new/NAME         ... the new dataset
     .NAME.new/plan         written when the new dataset is complete: THE COMMIT POINT. Inodes before and after
-    .NAME.new/log          episodes that a dataset which is one file lacks (log.py)
 
     plan -> exchange each item (RENAME_EXCHANGE, else two renames) -> delete the old ones -> no plan
 
@@ -30,9 +29,6 @@ from ringmap.formats.common.untrusted import kind_at, read_json
 __all__ = ["Staging", "each_file", "finish_swap", "lock_folder", "restore", "staging_folder"]
 
 PLAN = "plan"
-
-LOG = "log"
-"""The log of a dataset that is one file. A swap removes it; clearing the folder does not."""
 
 log = logging.getLogger("ringmap")
 
@@ -121,15 +117,14 @@ class Staging:
         try:
             if not _has_plan(self.folder):
                 self._clear()
-                if not disk.remove_folder(self.folder) and os.listdir(self.folder) != [LOG]:
+                if not disk.remove_folder(self.folder):
                     log.warning("%s holds files that no dataset has: left there", self.folder)
         finally:
             disk.unlock(fd)
 
     def _clear(self) -> None:
         for name in os.listdir(self.folder):
-            if name != LOG:
-                _delete(os.path.join(self.folder, name), self._owns)
+            _delete(os.path.join(self.folder, name), self._owns)
 
 
 def finish_swap(path: str, owns: Owns | None) -> None:
