@@ -3,6 +3,7 @@
 import os
 
 from ringmap import ReplayBuffer
+from ringmap.data import convert, load_dataset
 from tests.cli.conftest import episode, fill
 
 
@@ -55,3 +56,45 @@ def test_check_of_a_directory_of_rings(cli, tmp_path):
     done = cli("check", "fleet")
     assert done.code == 1
     assert "ring-2/state.bin: " in done.out
+
+
+def test_what_reads_a_ring_reads_a_directory_of_them(cli, tmp_path):
+    """`episodes, convert, preview, plot, dump, snapshot, merge`, and the functions behind them; a writer may be at work."""
+    fill(tmp_path / "fleet" / "one", 2, reward_at="next").close()
+    writer = fill(tmp_path / "fleet" / "two", 3, reward_at="next")
+    rows = cli("episodes", "fleet", "--json").json
+    assert [(row["episode"], row["ring"], row["data"]["seed"]) for row in rows] == [
+        (0, "one", 100), (1, "one", 101), (2, "two", 100), (3, "two", 101), (4, "two", 102),
+    ]  # fmt: skip
+    assert [
+        row["episode"]
+        for row in cli("episodes", "fleet", "-w", "ring = two and seed > 100", "--json").json
+    ] == [3, 4]
+    assert "ring" in cli("episodes", "fleet").out.splitlines()[0]
+    assert cli("preview", "fleet", "-o", "a.png").code == 0
+    assert cli("snapshot", "fleet", "copy").out == "wrote copy: 5 episodes, 54 steps\n"
+    assert cli("snapshot", "fleet", "copy").code == 2
+    assert sorted(os.listdir(tmp_path / "copy")) == ["one", "two"]
+    seeds = [100, 101, 100, 101, 102]
+    for command, name in (("convert", "b.h5"), ("dump", "c.h5"), ("merge", "d.h5")):
+        done = cli(command, "fleet", name)
+        assert done.out == f"wrote {name}, format hdf5: it holds 5 episodes, 54 steps\n", command
+        assert load_dataset(tmp_path / name).get_episode_data()["seed"] == seeds
+        assert load_dataset(tmp_path / name).reward_at == "next"
+    convert(tmp_path / "fleet", tmp_path / "e.h5", where="seed = 101", progress=False)
+    assert load_dataset(tmp_path / "e.h5").get_episode_data()["seed"] == [101, 101]
+    whole = load_dataset(tmp_path / "fleet", num_steps=2, output="numpy")
+    assert whole.get_episode_data()["seed"] == seeds and whole[0]["reward"].shape == (2,)
+    writer.close()
+    with fill(
+        tmp_path / "fleet" / "odd", 1, reward_at="same"
+    ):  # a ring that does not fit is not left out in silence
+        for command in (
+            ["episodes", "fleet"],
+            ["convert", "fleet", "f.h5"],
+            ["dump", "fleet", "f.h5"],
+            ["snapshot", "fleet", "g"],
+        ):
+            done = cli(*command)
+            assert done.code != 0 and "'same'" in done.err, command
+    assert not (tmp_path / "f.h5").exists() and not (tmp_path / "g").exists()

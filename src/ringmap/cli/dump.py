@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from ringmap.cli.options import Buffer, Destination, FormatName, Mode, WriterOptions, writer_options
 from ringmap.cli.progress import is_watched
-from ringmap.cli.resolve import EPISODES, format_for, look, say_written
+from ringmap.cli.resolve import EPISODES, episodes_at, format_for, holds_rings, look, say_written
 
 
 def dump(
@@ -16,17 +18,14 @@ def dump(
 ) -> None:
     """Write the episodes of a buffer as a dataset.
 
-    Each is verified by its checksum; a writer may be at work. `ringmap convert` does the same for datasets.
+    Each is verified by its checksum; a writer may be at work. Of a directory of rings it is those of all, ring by ring. `ringmap convert`
+    does the same for datasets.
     """
-    look(path, "dump", (EPISODES,))
-    from ringmap.buffers.replay import ReplayBuffer
-
+    options = writer_options(option, "dump")
+    if not holds_rings(path):
+        look(path, "dump", (EPISODES,))
+        options["progress"] = is_watched()
     chosen = format_for(dest, format, mode, "dump")
-    buffer = ReplayBuffer.open(path)
-    try:
-        buffer.dump(
-            dest, chosen, mode=mode, progress=is_watched(), **writer_options(option, "dump")
-        )
-    finally:
-        buffer.close()
+    with contextlib.closing(episodes_at(path, "dump")) as buffer:
+        buffer.dump(dest, chosen, mode=mode, **options)
     say_written(dest, chosen)

@@ -8,8 +8,7 @@ import typer
 
 from ringmap.cli.console import show, show_json, show_table, value_text
 from ringmap.cli.options import AsJson, Place
-from ringmap.cli.resolve import episodes_at
-from ringmap.cli.table import kept, rows_of, sorted_by
+from ringmap.cli.table import kept, rows_at, sorted_by
 
 MinLength = Annotated[
     int, typer.Option("--min-length", metavar="N", help="Only those of at least N steps.")
@@ -44,10 +43,9 @@ def episodes(
 ) -> None:
     """List episodes: length, return, ending and data of each.
 
-    Episode 0 is the oldest one stored. The return is the sum of the column `reward` (or `rewards`, `next.reward`, `next/reward`), if there is one.
+    Episode 0 is the oldest one stored; of a directory of rings, that of the first ring, and a column names the ring. The return is the sum of the column `reward` (or `rewards`, `next.reward`, `next/reward`), if there is one.
     """
-    dataset = episodes_at(path, "episodes")
-    rows = [row for row in rows_of(dataset) if row["length"] >= min_length]
+    rows = [row for row in rows_at(path, "episodes") if row["length"] >= min_length]
     rows = kept(rows, where or ())
     if last is not None:
         rows = rows[max(0, len(rows) - last) :]

@@ -8,8 +8,8 @@ import typer
 
 from ringmap.cli.console import clean, show
 from ringmap.cli.options import Force, Place
-from ringmap.cli.resolve import EPISODES, episodes_at, free_path, look
-from ringmap.cli.table import rows_of
+from ringmap.cli.resolve import EPISODES, free_path, holds_rings, look
+from ringmap.cli.table import rows_at
 from ringmap.errors import InputError
 from ringmap.extras import require
 
@@ -21,24 +21,23 @@ _MEAN_OVER = 20
 def plot(path: Place, output: Output = "ringmap.png", force: Force = False) -> None:
     """Draw lengths, returns, fill and eviction as a PNG.
 
-    Of a dataset, which evicts nothing: lengths and returns.
+    Of a dataset, which evicts nothing, and of a directory of rings: lengths and returns.
     """
     if not output.lower().endswith(".png"):
         raise InputError(f"plot: --output is a .png, got {output}")
     target = free_path(output, "plot", force)
-    dataset = episodes_at(path, "plot")
-    rows = rows_of(dataset)
+    rows = rows_at(path, "plot")
     if not rows:
         raise InputError(f"plot: {path}: no episodes are stored yet")
     series = [("length, steps", [row["length"] for row in rows])]
     if "return" in rows[0]:
         series.append(("return", [row["return"] for row in rows]))
-    commits: Any = None
-    if look(path, "plot").kind == EPISODES:
-        from ringmap.storage.inspect.describe import commits_of
+    commits, most = None, 0
+    if not holds_rings(path) and look(path, "plot").kind == EPISODES:
+        from ringmap.storage.inspect.describe import commits_of, facts_of
 
-        commits = commits_of(path)
-    _draw(target, path, series, commits, getattr(dataset, "max_steps", 0))
+        commits, most = commits_of(path), facts_of(path).max_steps
+    _draw(target, path, series, commits, most)
     show(f"wrote {target}")
 
 

@@ -26,12 +26,16 @@ __all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Located", "epi
 
 
 def episodes_at(path: str, where: str) -> Any:
-    """Open the episodes at a path: a buffer as a live reader, or a dataset, images as they are stored.
+    """Open the episodes at a path: a buffer as a live reader, a directory of rings as one, or a dataset, images as they are stored.
 
     Raises:
         InputError: it is a buffer of something else.
         NotFoundError, UnknownFormatError, CorruptError: as `look`.
     """
+    if holds_rings(path):
+        from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
+
+        return ShardedReplayBuffer(path, wait_s=0, on_bad="raise")
     found = look(path, where, (EPISODES, DATASET))
     if found.kind == EPISODES:
         from ringmap.buffers.replay import ReplayBuffer

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from ringmap.cli.console import count, show
 from ringmap.cli.options import Buffer, Destination
-from ringmap.cli.resolve import EPISODES, look
+from ringmap.cli.resolve import EPISODES, episodes_at, holds_rings, look
 
 
 def snapshot(path: Buffer, dest: Destination) -> None:
     """Copy a buffer as it is now, while its writer goes on.
 
     The copy is a buffer of its own, equal to one committed state. DEST is a directory that is new or empty; it is
-    there whole, or not at all.
+    there whole, or not at all. Of a directory of rings each ring is copied, one after the other.
     """
-    look(path, "snapshot", (EPISODES,))
-    from ringmap.buffers.replay import ReplayBuffer
-
-    buffer = ReplayBuffer.open(path)
-    try:
+    if not holds_rings(path):
+        look(path, "snapshot", (EPISODES,))
+    with contextlib.closing(episodes_at(path, "snapshot")) as buffer:
         buffer.snapshot(dest)
-    finally:
-        buffer.close()
-    made = ReplayBuffer.open(dest)
-    try:
+    with contextlib.closing(episodes_at(dest, "snapshot")) as made:
         stored = made.num_episodes, made.num_steps_stored
-    finally:
-        made.close()
     show(f"wrote {dest}: {count(stored[0], 'episode')}, {count(stored[1], 'step')}")

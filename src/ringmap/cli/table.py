@@ -15,16 +15,40 @@ from typing import Any
 import numpy as np
 
 from ringmap.cli.console import plain
+from ringmap.cli.resolve import episodes_at, holds_rings
 from ringmap.clips.outcomes import REWARDS, TERMINATED, TRUNCATED, name_among
 from ringmap.datasets.where import Values, select
 from ringmap.errors import InputError
 from ringmap.storage.read.read_live import look_again
 
-__all__ = ["Row", "kept", "rows_of", "sorted_by"]
+__all__ = ["Row", "kept", "rows_at", "rows_of", "sorted_by"]
 
 Row = dict[str, Any]
 
-OWN = ("episode", "length", "return", "ended")
+OWN = ("episode", "ring", "length", "return", "ended")
+
+
+def rows_at(path: str, where: str) -> list[Row]:
+    """Return a row for each episode at a path; of a directory of rings ring by ring, each as of a moment, with its name.
+
+    Raises:
+        InputError, NotFoundError, UnknownFormatError, CorruptError: as `episodes_at`.
+    """
+    dataset = episodes_at(path, where)
+    if not holds_rings(path):
+        return rows_of(dataset)
+    rows: list[Row] = []
+    with dataset as rings:
+        for ring in rings.engine.each():
+            for row in rows_of(ring.buffer):
+                rows.append(
+                    {
+                        "episode": len(rows),
+                        "ring": ring.name,
+                        **{k: v for k, v in row.items() if k != "episode"},
+                    }
+                )
+    return rows
 
 
 def rows_of(dataset: Any) -> list[Row]:
@@ -122,7 +146,8 @@ def kept(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
     """
     if not rows:
         return []
-    names = [*OWN, *dict.fromkeys(name for row in rows for name in row["data"])]
+    own = [name for name in OWN if name != "ring" or name in rows[0]]
+    names = [*own, *dict.fromkeys(name for row in rows for name in row["data"])]
     columns = {name: _values([value_of(row, name) for row in rows]) for name in names}
     met = np.ones(len(rows), np.bool_)
     for text in conditions:

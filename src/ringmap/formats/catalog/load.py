@@ -17,6 +17,7 @@ from typing import Any
 
 from ringmap.clips.window import WindowSpec, check_fps, check_reward_at
 from ringmap.datasets.base import Dataset, Where
+from ringmap.datasets.joined import ConcatDataset
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import ArgumentTypeError, InputError, NotFoundError, UnknownFormatError
 from ringmap.formats.catalog.prefixes import has_prefix, load_prefixed
@@ -62,7 +63,8 @@ def load_dataset(
 
     Args:
         name: a path, a name below `datasets` in the cache folder, or an id with a prefix ("minari:...", "lerobot:...",
-            "d4rl:...", or one of `register_dataset`), which is split at the first ":". A path that exists goes first.
+            "d4rl:...", or one of `register_dataset`), which is split at the first ":". A path that exists goes first. Of a directory of
+            rings, as collectors write them, it is a `ConcatDataset` of these.
         cache_dir: the cache folder; `get_cache_dir` says which by default.
         format: the format's name; found out by default.
         window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch that returns a
@@ -136,6 +138,10 @@ def _opened(
     # A file of HDF5 stands for its folder, in which it may be one of several.
     if path.is_dir() and (found is None or found.name == "hdf5"):
         inside = _datasets_in(path)
+        if len(inside) > 1 and all(get_format("ringmap").detect(place) for place in inside):
+            return ConcatDataset(
+                [get_format("ringmap").open_dataset(p, **reader_options) for p in inside]
+            )
         if len(inside) > 1:
             raise InputError(
                 f"Ambiguous dataset: {path} holds several: {', '.join(p.name for p in inside[:5])}; pass "
@@ -165,8 +171,9 @@ def load_arrays(name: str | os.PathLike[str], format: str | None = None) -> Any:
         NotFoundError, UnknownFormatError, InputError: as for `load_dataset`.
     """
     dataset = load_dataset(name, format=format, layout="HWC")
-    if isinstance(dataset, StoredDataset):  # a reader of somebody else's may know no such option
-        dataset.output = "numpy"
+    for part in dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]:
+        if isinstance(part, StoredDataset):  # a reader of somebody else's may know no such option
+            part.output = "numpy"
     return dataset
 
 
