@@ -15,10 +15,11 @@ Not here: files (stored.py and formats/), batches (PyTorch's DataLoader makes th
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,11 @@ import numpy as np
 from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex, ClipPairs
 from ringmap.clips.wanted import Wanted, check_anchors, tell_no_lanes, warn_unreached
-from ringmap.clips.window import WindowSpec
+from ringmap.clips.window import WindowSpec, positive_length
 from ringmap.datasets.batch import worker
 from ringmap.datasets.choose import choose
 from ringmap.datasets.image_axes import stored_layout
-from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns
+from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns, stacked
 from ringmap.datasets.windows import DatasetRows, Runs, fold, gather, rows_by_slices
 from ringmap.errors import (
     ClipIndexError,
@@ -441,8 +442,8 @@ class Dataset(LoaderDataset):
         self._tell_short()
         return len(self.clip_indices) or self._no_length()
 
-    def __getitem__(self, idx: int) -> dict[str, Any]:
-        """Return one clip, or what the window of a view says.
+    def __getitem__(self, idx: Any) -> dict[str, Any]:
+        """Return one clip, or what the window of a view says; with a list of ids the batch: column -> `(B, ...)`, text as arrays.
 
         Shapes: observations (num_steps, ...), `action` (num_steps, -1); with a window of n offsets (n, ...), without one (...).
 
@@ -451,7 +452,39 @@ class Dataset(LoaderDataset):
                 from the end.
             SubscriptError: it is not an integer.
         """
-        return self.__getitems__([clip_id(idx, type(self).__name__)])[0]
+        name = type(self).__name__
+        if np.ndim(idx):
+            return self._batch(clip_ids(idx, name))
+        return self.__getitems__([clip_id(idx, name, has_batches=True)])[0]
+
+    def sample(self, batch_size: int) -> dict[str, Any]:
+        """Draw a batch of clips, each equally likely, with replacement: column -> `(B, ...)`, as `dataset[ids]`.
+
+        Draws are another process's in each worker of a DataLoader. For draws that repeat: `dataset[rng.integers(len(dataset), size=B)]`.
+
+        Raises:
+            InputError: `batch_size` is not positive.
+            NoClipsError: there are no clips.
+        """
+        where = f"{type(self).__name__}.sample"
+        size, count = positive_length(where, "batch_size", batch_size), len(self)
+        if not count:
+            raise NoClipsError(f"{where}: {self._why_no_clips()}")
+        return self._batch(Dataset._generator(self).integers(count, size=size))
+
+    def batches(self, batch_size: int, steps: int | None = None) -> Iterator[dict[str, Any]]:
+        """Return an iterator over `steps` calls of `sample(batch_size)`; without `steps` it does not end."""
+        positive_length(f"{type(self).__name__}.batches", "batch_size", batch_size)
+        numbers = itertools.count() if steps is None else range(steps)
+        return (self.sample(batch_size) for _ in numbers)
+
+    def _batch(self, ids: Array) -> dict[str, Any]:
+        """Return clips as one batch."""
+        items = self.__getitems__(ids if len(ids) or not len(self) else np.zeros(1, np.int64))
+        if not items:
+            return {}
+        found = stacked(items)
+        return found if len(ids) else {name: values[:0] for name, values in found.items()}
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once: what PyTorch's DataLoader calls.

@@ -25,6 +25,7 @@ from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_ids, cut_of_dataset, num_rows, stored_steps
 from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.image_axes import EpisodeDict
+from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.selected import SelectedDataset
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -271,7 +272,7 @@ class MergeDataset(_Joined):
             self._held(part, keys, clips[0]) if clips else keys
             for part, keys, clips in zip(self.datasets, self.keys_from_dataset, parts, strict=True)
         ]
-        return [self._join(clips, keys) for clips in zip(*parts, strict=True)]
+        return [as_clip(dict(self._join(clips, keys))) for clips in zip(*parts, strict=True)]
 
     def _held(self, part: Any, keys: list[str], item: Any) -> list[str]:
         """Return the columns to take from the items of a part: with those that its window adds, if it has one."""

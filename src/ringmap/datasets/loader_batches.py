@@ -11,14 +11,22 @@ Not here: the list of clips (batch.py), tensors and shared memory (worker_slots.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
 
-__all__ = ["allocate", "as_clip", "as_mapping", "collates_whole", "of_clips", "of_columns"]
+__all__ = [
+    "allocate",
+    "as_clip",
+    "as_mapping",
+    "collates_whole",
+    "of_clips",
+    "of_columns",
+    "stacked",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,6 +70,20 @@ def as_mapping(columns: dict[str, Array]) -> dict[str, Array]:
     from ringmap.datasets.worker_slots import SlotBatch
 
     return SlotBatch(columns)
+
+
+def stacked(clips: Sequence[Any]) -> dict[str, Any]:
+    """Return clips as one batch: tensors as tensors, and all else, text too, as arrays."""
+    if isinstance(clips, ClipBatch) and clips.whole:
+        return dict(clips.columns)
+    columns = {name: [clip[name] for clip in clips] for name in clips[0]}
+    torch = sys.modules.get("torch")
+    return {
+        name: torch.stack(values)
+        if torch is not None and isinstance(values[0], torch.Tensor)
+        else np.stack([np.asarray(value) for value in values])
+        for name, values in columns.items()
+    }
 
 
 def collates_whole(values: Any) -> bool:

@@ -17,6 +17,7 @@ Not here: which rows are gathered (clips/), the list that a collate_fn sees (bat
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import math
 import os
@@ -49,6 +50,7 @@ _FREE, _TAKEN, _SEEN, _KEPT = 0, 1, 2, 3
 KEPT is free, and mapped in the loader's process: its number is enough to send it."""
 
 _TENSOR_KINDS = "biufc"
+_PLAIN_KINDS = "SUmM"
 
 
 # -- collating -------------------------------------------------------------------------------
@@ -72,7 +74,7 @@ def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
 
 
 def _stack(clips: Any, collate_fn_map: Any) -> dict[str, Any]:
-    """Collate changed clips as PyTorch does, but arrays and tensors into a slot."""
+    """Collate clips one by one as PyTorch does, but arrays and tensors into a slot, and text and dates to a list of B, as a block has them."""
     columns = {name: [_as_array(clip[name]) for clip in clips] for name in clips[0]}
     alike = {
         name: ((len(values), *values[0].shape), values[0].dtype)
@@ -86,13 +88,24 @@ def _stack(clips: Any, collate_fn_map: Any) -> dict[str, Any]:
             room = into.get(name)
             room = empty(*alike[name]) if room is None else room
             done[name] = as_tensor(np.stack(values, out=room))
+        elif all(map(_is_text, values)):
+            done[name] = values
         else:
             done[name] = collate(values, collate_fn_map=collate_fn_map)
     return done
 
 
+def _is_text(value: Any) -> bool:
+    """Tell whether a value is text or a date, or (nested) lists of such."""
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_text, value))
+    return isinstance(value, str | bytes | datetime.date | datetime.timedelta)
+
+
 def _as_array(value: Any) -> Any:
-    """Return a plain tensor as an array over the same memory; anything else, and what no array can be, as it is."""
+    """Return a plain tensor as an array over the same memory, text and dates as Python's own, and anything else as it is."""
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _PLAIN_KINDS:
+        return value.tolist()
     if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
         try:
             return value.numpy()

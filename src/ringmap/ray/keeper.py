@@ -11,6 +11,7 @@ Not here: what the counts of all nodes say together (census.py).
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import time
@@ -83,7 +84,7 @@ class Keeper:
         self.release()
         progress = self._rings.enter_context(held(rings, self._job.collection, self._job.wait_s))
         nodes: dict[str, str] = {}
-        for folder in [found for pattern in patterns for found in Disk().matching(pattern)]:
+        for folder in [found for pattern in patterns for found in glob.glob(pattern)]:
             nodes |= _noted_in(os.path.join(folder, FOLDER, _NODES))
         return Count(progress, nodes)
 

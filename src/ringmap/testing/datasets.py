@@ -131,7 +131,7 @@ class DatasetTests:
         """NumPy integers are ids too; negative ids count from the end."""
         dataset = self.open(tmp_path, make_episodes())
         assert np.array_equal(dataset[-1]["where"], [[4, 6]])
-        assert np.array_equal(dataset[int(np.int64(2))]["where"], dataset[np.int64(2)]["where"])  # type: ignore[index]
+        assert np.array_equal(dataset[int(np.int64(2))]["where"], dataset[np.int64(2)]["where"])
 
     def test_clips_are_copies(self, tmp_path: Path) -> None:
         """Writing into one clip changes neither another nor the next read."""

@@ -44,8 +44,6 @@ class EpisodeSampler(DrawingSampler):
         True
     """
 
-    any_order = True
-
     def __init__(
         self,
         rng: Seed = None,
