@@ -21,6 +21,7 @@ from ringmap.data import (
 )
 from ringmap.errors import NoClipsError, ReplacedError
 from ringmap.formats.common.directory import DirectorySource
+from tests.formats.others import later_than
 
 NEEDS = {"video": "av", "lance": "lance", "parquet": "pyarrow", "lerobot": "av", "minari": "minari"}
 FORMATS = ["hdf5", "zarr", "folder", "video", "lance", "parquet", "ringmap", "lerobot", "minari", "robomimic"]  # fmt: skip
@@ -112,17 +113,6 @@ def flat(value):
     if isinstance(value, Mapping):
         return {str(k): flat(v) for k, v in value.items()}
     return np.asarray(value).tolist()
-
-
-def later_than(folder):
-    """Return when a file that is written now has a later time than all that are there."""
-    newest = max(os.stat(os.path.join(at, n)).st_ctime_ns for at, _, names in os.walk(folder) for n in names)  # fmt: skip
-    probe = folder / ".probe"
-    while True:
-        probe.write_text("")
-        if os.stat(probe).st_ctime_ns > newest:
-            probe.unlink()
-            return
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import struct
 
 import numpy as np
@@ -15,11 +16,13 @@ from ringmap.errors import (
     CorruptError,
     InputError,
     MissingExtraError,
+    ReplacedError,
     RoleError,
     UnknownFormatError,
 )
 from ringmap.formats.rlds import records
 from ringmap.formats.rlds.example import features_of, values_of
+from tests.formats.others import later_than
 from tests.formats.rlds import LARGE, STEPS, data, episode, fixture, flat
 
 TRAIN = (0, 1, 2)
@@ -220,6 +223,7 @@ def test_control_without_checksums_a_flipped_bit_is_a_value(frames, monkeypatch)
 
     monkeypatch.setattr(records.TFRecord, "read", staticmethod(unchecked))
     assert real is not unchecked
+    monkeypatch.setattr(found.source, "_refuse_newer", lambda path: None)  # it would see it
     assert not np.array_equal(found.load_episode(0)["action/arm"], episode(number)["action"]["arm"])
 
 
@@ -251,6 +255,19 @@ def edit(path, name, change):
     body = json.loads((path / name).read_text())
     change(body)
     (path / name).write_text(json.dumps(body))
+
+
+def test_it_is_overwritten_while_it_is_open(frames, tmp_path):
+    """A record that was not read before is not read from other files."""
+    found = opened(frames)
+    first = found.load_episode(0)["observation/state"].tolist()
+    later_than(frames)
+    for file in frames.glob("*.tfrecord*"):
+        shutil.copyfile(file, tmp_path / "copy")
+        shutil.copyfile(tmp_path / "copy", file)
+    with pytest.raises(ReplacedError, match="was written since"):
+        found.load_episode(2)
+    assert opened(frames).load_episode(0)["observation/state"].tolist() == first
 
 
 def test_what_is_no_such_data_set(frames):

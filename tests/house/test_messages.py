@@ -100,6 +100,11 @@ def raised():
     with ReplayBuffer.open("runs/demo") as reader:
         reader.dump("demo.h5", "hdf5")
         yield error(reader.dump, "demo.h5", "hdf5", mode="error")
+        yield error(reader.dump, "demos.hdf5", "robomimic", mode="append")
+        reader.dump("demo.zarr")
+        dataset = load_dataset("demo.zarr", output="numpy")
+        reader.dump("demo.zarr", mode="overwrite")
+        yield error(lambda: dataset[0])
     writer = ReplayBuffer.open("runs/demo", mode="r+")
     os.rename("runs/demo", "runs/aside")
     ReplayBuffer(max_steps=512, path="runs/demo").close()

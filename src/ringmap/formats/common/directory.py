@@ -87,12 +87,12 @@ class DirectorySource:
         if not os.path.exists(self.path):
             raise NotFoundError(f"{self.path}: no such file or folder")
         self._loaded_ns = time.time_ns()
-        self._watched = tuple(self._witnesses())
+        self._watched = tuple(filter(os.path.exists, self._witnesses()))
         self._identity = self._identify()
         self._forget()
 
     def _witnesses(self) -> Sequence[str]:
-        """Return the paths of the witnesses. Asked once."""
+        """Return the paths of the witnesses; those that are not there count for nothing. Asked once."""
         return ()
 
     def _kept(self, handle: Any) -> Any:

@@ -88,8 +88,7 @@ class MinariSource(DirectorySource):
         self.episode_columns = list(dict.fromkeys(names))
 
     def _witnesses(self) -> Sequence[str]:
-        files = (os.path.join(self.path, "data", name) for name in _WITNESSES)
-        return [file for file in files if os.path.exists(file)]
+        return [os.path.join(self.path, "data", name) for name in _WITNESSES]
 
     def _open(self) -> Any:
         from minari import MinariDataset

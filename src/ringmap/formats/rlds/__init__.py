@@ -131,6 +131,9 @@ class RldsSource(DirectorySource):
         self.schema = Schema(tuple(specs))
         self.episode_columns = [*(leaf.name for leaf in self._data), "split"]
 
+    def _witnesses(self) -> Sequence[str]:
+        return [os.path.join(self.path, name) for name in ("dataset_info.json", "features.json")]
+
     def _features(self) -> tuple[dict[str, Leaf], list[Leaf]]:
         """Return the columns, and the leaves that are episode data."""
         file = os.path.join(self.path, "features.json")
@@ -218,6 +221,7 @@ class RldsSource(DirectorySource):
     ) -> Iterator[tuple[str, Array]]:
         record = self._records[episode]
         data = self._reader.read(record)
+        self._refuse_newer(record.file)
         with damage_named(record.file):
             places = features_of(data, len(data))
         for name, leaf in leaves.items():

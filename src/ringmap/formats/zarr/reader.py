@@ -82,8 +82,7 @@ class ZarrSource(DirectorySource):
         self.schema = Schema(tuple(c.spec for c in handle.columns.values()))
 
     def _witnesses(self) -> Sequence[str]:
-        files = (os.path.join(self.path, name) for name in (".zgroup", "zarr.json"))
-        return [file for file in files if os.path.exists(file)]
+        return [os.path.join(self.path, name) for name in (".zgroup", "zarr.json")]
 
     def _open(self) -> Any:
         found = _Handle(open_group(self.path), self.path, self._refuse_newer)
