@@ -19,6 +19,7 @@ from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.joined import FIRST_STEP, joined_data, read_joined, read_pieces
+from ringmap.storage.read.origins import ORIGIN_KEY, origin_of
 from ringmap.storage.read.read_live import is_live, read_whole
 from ringmap.storage.records.blobs import decode_blob, decode_data, is_shown
 from ringmap.storage.records.table import DROPPED, END, EPISODE, INTERRUPTED, PART, Record, are_live
@@ -50,20 +51,22 @@ class StoredEpisodes:
         self._names_at_end: dict[int, tuple[str, ...]] = {}
 
     def each(
-        self, most: float = math.inf, tell: Callable[[int, int], None] | None = None
-    ) -> Iterator[dict[str, Any]]:
+        self, most: float = math.inf, tell: Callable[[int, int], None] | None = None, with_origins: bool = False
+    ) -> Iterator[dict[str, Any]]:  # fmt: skip
         """Yield every episode, oldest first; an episode that is evicted meanwhile is left out.
 
         Args:
             most: steps; an episode that is stored in parts comes in pieces of half as many if it has more.
             tell: called with the number of an episode that comes in pieces, and its steps.
+            with_origins: whether its data say what it was first stored as, for a copy.
 
         Iterates by position, which never changes: ordinals are assigned again when a refresh finds that the writer restarted.
         """
         source = self._source
         if source.live.chains is not None:
-            yield from self._each_joined(most, tell)
+            yield from self._each_joined(most, tell, with_origins)
             return
+        lineage = source.manifest.lineage
         position, stop = source.tail, source.head
         while (next_one := source.episode_from(position, stop)) is not None:
             start, record = next_one
@@ -71,28 +74,34 @@ class StoredEpisodes:
             found = source.read_record(record)
             if found is None:
                 continue
-            steps, data, _ = found
+            steps, data, stored = found
+            if with_origins:
+                data.setdefault(ORIGIN_KEY, origin_of(lineage, stored.ordinal))
             yield self._as_dict(steps, data)
 
     def _each_joined(
-        self, most: float, tell: Callable[[int, int], None] | None
+        self, most: float, tell: Callable[[int, int], None] | None, with_origins: bool
     ) -> Iterator[dict[str, Any]]:
         """Yield every episode, parts joined, in the order of their first steps."""
         source = self._source
         with source.memory:
             whole = source.live.whole
+            lineages, ordinals = source.origins() if with_origins else (None, None)
         for number, (name, length) in enumerate(
             zip(whole.names.tolist(), whole.lengths.tolist(), strict=True)
         ):
             if length > most:
                 if tell is not None:
                     tell(number, length)
-                for piece in read_pieces(source, name, most / 2):
-                    yield self._as_dict(*piece)
-                continue
-            found = read_joined(source, name)
-            if found is not None:
-                yield self._as_dict(*found)
+                pieces = read_pieces(source, name, most / 2)
+            else:
+                found = read_joined(source, name)
+                pieces = iter(() if found is None else (found,))
+            for steps, data in pieces:
+                if lineages is not None and ordinals is not None:
+                    origin = origin_of(lineages[number].tobytes(), int(ordinals[number]))
+                    data.setdefault(ORIGIN_KEY, origin)
+                yield self._as_dict(steps, data)
 
     def _as_dict(self, steps: list[Array], data: dict[str, Any]) -> dict[str, Any]:
         source = self._source

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
@@ -36,10 +36,9 @@ from ringmap.datasets.batch import Layout, worker
 from ringmap.datasets.choose import choose
 from ringmap.errors import InputError
 
-__all__ = ["EpisodeNumbers", "Live", "PinnedView", "mixed", "split"]
+__all__ = ["EpisodeNumbers", "Live", "PinnedView"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-V = TypeVar("V", bound="PinnedView")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +155,10 @@ class PinnedView(Dataset):
     @abstractmethod
     def positions_of(self, episodes: Array, steps: Array) -> Array:
         """Return where steps of episodes stand, as the engine reads them."""
+
+    @abstractmethod
+    def origins(self) -> tuple[Array, Array]:
+        """Return what each episode that is still stored was first stored as; see `Dataset.origins`."""
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored, bool `(B,)`."""
@@ -360,6 +363,10 @@ class PinnedView(Dataset):
     def _why_no_clips(self) -> str:
         return self.cut.why_none(self.lengths)
 
+    def split(self, train: float | Sequence[float] = 0.9, seed: int = 0) -> tuple[Self, ...]:
+        """Return views that share no episode; see `Dataset.split`."""
+        return super().split(train, seed)  # type: ignore[return-value]
+
     # -- draws -------------------------------------------------------------------------------
 
     def sample(
@@ -430,26 +437,3 @@ class _ViewClips:
 
     def want(self, positions: Array, cut: Cut) -> None:
         self._engine.want(positions, cut)
-
-
-def split(view: V, train: float, seed: int, where: str) -> tuple[V, V]:
-    """Return two views that share no episode."""
-    if not 0 <= train <= 1:
-        raise InputError(f"{where}: train must lie between 0 and 1, got {train!r}")
-    # By a hash of each episode's position: as the buffer grows, hardly any episode changes sides.
-    ranks = np.argsort(mixed(view.starts.astype(np.uint64), seed), kind="stable")
-    count = round(train * len(ranks))
-    return view.take(np.sort(ranks[:count])), view.take(np.sort(ranks[count:]))
-
-
-def mixed(values: Array, seed: int) -> Array:
-    """Return splitmix64 of each value.
-
-    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-    """
-    golden = 0x9E3779B97F4A7C15
-    mixed = values * np.uint64(golden) + np.uint64(((seed + 1) * golden) % 2**64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    found: Array = mixed ^ (mixed >> np.uint64(31))
-    return found

@@ -41,6 +41,7 @@ from ringmap.buffers.updates import updated
 from ringmap.clips import outcomes
 from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.stored_episodes import episodes_of
 from ringmap.errors import ClosedError, InputError, RingmapError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.common.writer import fill
@@ -603,12 +604,10 @@ class ReplayBuffer(Sampled):
         """
         self._expect_those_of(dataset, "ReplayBuffer.extend_from")
         if isinstance(dataset, ReplayBuffer):
-            self.write_episodes(_bar(dataset.episodes(), dataset.num_episodes, "extend_from"))
-            return
-        for i in _bar(range(len(dataset.lengths)), len(dataset.lengths), "extend_from"):
-            episode = dict(stored_layout(dataset.load_episode(i)))
-            data = {n: v[0] for n, v in dataset.get_episode_data(i).items() if v[0] is not None}
-            self.write_episode({**episode, EPISODE_DATA_KEY: data} if data else episode)
+            each = dataset.engine.episodes.each(with_origins=True)
+        else:
+            each = ({**steps, EPISODE_DATA_KEY: data} for steps, data in episodes_of(dataset, True))
+        self.write_episodes(_bar(each, len(dataset.lengths), "extend_from"))
 
     def update(self, ids: Any, values: Mapping[str, Any]) -> int:
         """Change values of stored steps, in columns that were made with `ringmap.Column(..., mutable=True)`.
@@ -949,7 +948,7 @@ class ReplayBuffer(Sampled):
                 stacklevel=3,
             )
 
-        episodes: Iterable[Any] = self.engine.episodes.each(most, tell)
+        episodes: Iterable[Any] = self.engine.episodes.each(most, tell, chosen.supports_episode_data)
         if progress:
             episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
         if dropped:

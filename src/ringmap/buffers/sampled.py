@@ -25,7 +25,6 @@ from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.notebook import InNotebook
 from ringmap.buffers.options import positive
 from ringmap.buffers.passes import PassBuffer
-from ringmap.buffers.pinned_view import split
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
@@ -204,15 +203,15 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         return BufferView.of(self)
 
     def split(
-        self, train: float = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
+        self, train: float | Sequence[float] = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
         columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
         where: Where | None = None,
-    ) -> tuple[BufferView, BufferView]:  # fmt: skip
-        """Return two views that share no episode: `train` of the episodes, and the rest.
+    ) -> tuple[BufferView, ...]:  # fmt: skip
+        """Return views that share no episode: `train` of the episodes, and the rest; see `Dataset.split`.
 
         Args:
-            train: fraction of the stored episodes, rounded, in the first view.
-            seed: of the choice; an episode's rank among the others depends on the seed alone.
+            train: the share of the first view, or the shares of all, such as `[0.8, 0.1, 0.1]`.
+            seed: of the choice.
             window: as for `view`.
             columns: as for `view`.
             anchors: as for `view`.
@@ -220,7 +219,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
             where: as for `view`.
         """
         made = self.view(window, columns, anchors, drop_all_padded, where=where)
-        return split(made, train, seed, "ReplayBuffer.split")
+        return made.split(train, seed)
 
     def batches(
         self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",

@@ -32,6 +32,7 @@ from ringmap.datasets.windows import Runs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
+from ringmap.storage.read.origins import origins_at
 from ringmap.storage.ring.chains import NONE, Parts, WholeEpisodes
 from ringmap.storage.ring.live import LiveEpisodes
 
@@ -97,7 +98,7 @@ class BufferView(PinnedView):
     def with_cut(self, cut: Cut | None) -> BufferView:
         """Return a view of the same episodes with other items."""
         made = BufferView(self._buffer, self.starts, self.lengths, cut, self._stored, self._is_part)
-        made._source_episodes = self._source_episodes
+        made._source_episodes, made._arcs = self._source_episodes, self._arcs
         return made
 
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
@@ -107,7 +108,7 @@ class BufferView(PinnedView):
         made = BufferView(
             self._buffer, self.starts[chosen], self.lengths[chosen], self._cut, stored, True
         )
-        made._source_episodes = self.source_episodes[chosen]
+        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
         return made
 
     def marked_ring(self) -> tuple[Handle, Array]:
@@ -154,6 +155,11 @@ class BufferView(PinnedView):
     def positions(self, ids: Array) -> Array:
         """Return the positions on the ring of the anchors of the clips with these ids: of their first steps, without a window."""
         return self.positions_of(*self._locate(ids))
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return what each episode that is still stored was first stored as; see `Dataset.origins`."""
+        lineages, ordinals, _ = origins_at(self.engine.source, self.starts)
+        return lineages, ordinals
 
     def positions_of(self, episodes: Array, steps: Array) -> Array:
         """Return the positions on the ring of steps of episodes."""

@@ -34,6 +34,7 @@ from ringmap.datasets.batch import worker
 from ringmap.datasets.choose import choose
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns, stacked
+from ringmap.datasets.split import Arcs, shares_of, split_seed
 from ringmap.datasets.windows import DatasetRows, Runs, fold, gather, rows_by_slices
 from ringmap.errors import (
     ClipIndexError,
@@ -115,6 +116,8 @@ class Dataset(LoaderDataset):
     """Where rewards stand: "next": in the row of the step that their action led to, "same": in the row of the action."""
     _cut: Cut | None = None
     _source_episodes: Array | None = None
+    _arcs: Arcs | None = None
+    """Of the side of a split that this is, or is a part of."""
     _found_runs: tuple[Array, Runs] | None = None
     _clips: ClipIndex | None = None
     _rows: DatasetRows | None = None
@@ -325,6 +328,65 @@ class Dataset(LoaderDataset):
         from ringmap.datasets.selected import SelectedDataset  # it is a Dataset itself
 
         return SelectedDataset(self, self._episode_numbers(np.asarray(episodes, np.int64)))
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return what each episode was first stored as, by which it is the same in every copy.
+
+        Returns:
+            The lineage of the ring of each, uint8 `(n, 16)`, and its number there, uint64 `(n,)`. A file that does not say it: lineage
+            zero, and the numbers of the episodes in the file.
+        """
+        return np.zeros((len(self.lengths), 16), np.uint8), self.source_episodes.astype(np.uint64)
+
+    def split(self, train: float | Sequence[float] = 0.9, seed: int = 0) -> tuple[Dataset, ...]:
+        """Return datasets that share no episode: `train` of the episodes, and the rest.
+
+        The side of an episode depends on the episode and the seed alone: it is the same in every process, after any growth and
+        eviction, and in every copy of the episode. The share is exact to within 3 episodes of a ring, or of a file. A split of a side
+        divides that side: 0.9 of 0.8 is 0.72. Episodes that a view has lost are on no side.
+
+        Args:
+            train: the share of the first side; or the shares of all sides, such as `[0.8, 0.1, 0.1]`.
+            seed: of the choice.
+
+        Raises:
+            InputError: the shares are not between 0 and 1, or do not add up to 1; a side has no episode.
+
+        Source: Weyl's equidistribution on the golden ratio.
+
+        Example:
+            >>> from ringmap.data import ReplayBuffer
+            >>> buf = ReplayBuffer(max_steps=100, seed=0)
+            >>> for number in range(10):
+            ...     buf.write_episode({"x": np.full(5, number)})
+            >>> train, test = buf.split(0.8)
+            >>> len(train.lengths), len(test.lengths)
+            (8, 2)
+        """
+        where = f"{type(self).__name__}.split"
+        shares, seed = shares_of(train, where), split_seed(seed, where)
+        pinned = self.pinned()
+        lineages, ordinals = pinned.origins()
+        there = pinned._episodes_left()
+        arcs = self._arcs or Arcs.whole(seed)
+        sides = list[Dataset]()
+        for part, share in zip(arcs.divided(shares, seed), shares, strict=True):
+            chosen = np.flatnonzero(part.hold(lineages, ordinals) & there)
+            if not len(chosen):
+                raise InputError(
+                    f"{where}: the side of {share:g} has none of the {int(there.sum())} episodes; of {part.longest_wait} episodes in a row "
+                    "it has one: collect more first, or make it larger"
+                )
+            side = pinned.take(chosen)
+            side._arcs = part
+            sides.append(side)
+        return tuple(sides)
+
+    def _episodes_left(self) -> Array:
+        """Tell which episodes are still stored, at least with their last step, bool `(n,)`."""
+        count = len(self.lengths)
+        stored = self.are_stored(np.arange(count), np.maximum(np.asarray(self.lengths) - 1, 0))
+        return np.ones(count, np.bool_) if stored is None else stored
 
     def _selected(self, where: Where, caller: str, marks: Any = None) -> Dataset:
         """Return a dataset of the episodes that are wanted; `marks` is the file of their flags and notes."""
@@ -785,6 +847,14 @@ def cut_of_dataset(dataset: Any) -> Cut:
     if isinstance(dataset, Dataset):
         return dataset.cut
     return Cut.clip(dataset.num_steps, dataset.frameskip)
+
+
+def origins_of(dataset: Any) -> tuple[Array, Array]:
+    """Return the origins of the episodes of a dataset, or of an object like one; see `Dataset.origins`."""
+    if isinstance(dataset, Dataset):
+        return dataset.origins()
+    count = len(dataset.lengths)
+    return np.zeros((count, 16), np.uint8), np.arange(count, dtype=np.uint64)
 
 
 def stored_steps(dataset: Any, episodes: Array, steps: Array) -> Array | None:

@@ -273,6 +273,10 @@ class GoalDataset(Forkable, Dataset):
         ids = clip_ids(indices, "GoalDataset")
         return read_stored(self, ids, self._clips_at, "GoalDataset") if len(ids) else []
 
+    def origins(self) -> tuple[Array, Array]:
+        """Return those of the wrapped dataset."""
+        return self.dataset.origins() if isinstance(self.dataset, Dataset) else super().origins()
+
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored in the wrapped dataset."""
         return stored_steps(self.dataset, episodes, steps)

@@ -22,7 +22,14 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Dataset, clip_ids, cut_of_dataset, num_rows, stored_steps
+from ringmap.datasets.base import (
+    Dataset,
+    clip_ids,
+    cut_of_dataset,
+    num_rows,
+    origins_of,
+    stored_steps,
+)
 from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.image_axes import EpisodeDict
 from ringmap.datasets.loader_batches import as_clip
@@ -233,7 +240,7 @@ class MergeDataset(_Joined):
         """Return the same columns of some of the episodes, as `Dataset.take`."""
         chosen = self._episode_numbers(np.asarray(episodes, np.int64))
         made = self._over([_take(part, chosen) for part in self.datasets])
-        made._source_episodes = self.source_episodes[chosen]
+        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
         return made
 
     def _rows_at(
@@ -248,6 +255,10 @@ class MergeDataset(_Joined):
 
     def _homes(self) -> list[tuple[Any, list[str]]]:
         return list(zip(self.datasets, self.keys_from_dataset, strict=True))
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return those of the first part."""
+        return origins_of(self.datasets[0])
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored in every part."""
@@ -463,7 +474,7 @@ class ConcatDataset(_Joined):
         runs = [(int(homes[a]), chosen[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
         parts = [_take(self.datasets[home], run - firsts[home]) for home, run in runs]
         made = self._over(parts or [_take(self.datasets[0], chosen)])
-        made._source_episodes = self.source_episodes[chosen]
+        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
         return made
 
     def _rows_at(
@@ -479,6 +490,11 @@ class ConcatDataset(_Joined):
                 parts[name].append(values)
         back = np.argsort(np.concatenate(order))
         return {name: np.concatenate(values)[back] for name, values in parts.items()}
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return those of the parts."""
+        lineages, ordinals = zip(*map(origins_of, self.datasets), strict=True)
+        return np.concatenate(lineages), np.concatenate(ordinals)
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored in their parts."""

@@ -43,7 +43,7 @@ class SelectedDataset(Dataset):
         self._source_episodes = episodes
         if isinstance(dataset, Dataset):
             self._cut, self.fps, self.reward_at = dataset._cut, dataset.fps, dataset.reward_at
-            self._source_episodes = dataset.source_episodes[episodes]
+            self._source_episodes, self._arcs = dataset.source_episodes[episodes], dataset._arcs
 
     @property
     def column_names(self) -> list[str]:
@@ -57,6 +57,13 @@ class SelectedDataset(Dataset):
     def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
         found: list[Any] = self.dataset._load_steps(self._episodes[episodes], steps, names)
         return found
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return those of the whole dataset."""
+        if not isinstance(self.dataset, Dataset):
+            return super().origins()
+        lineages, ordinals = self.dataset.origins()
+        return lineages[self._episodes], ordinals[self._episodes]
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored in the whole dataset."""

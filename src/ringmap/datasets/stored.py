@@ -28,6 +28,7 @@ from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
+from ringmap.storage.read.origins import ORIGIN_KEY, origin_in, origins_at
 from ringmap.storage.records.blobs import is_shown
 
 __all__ = ["ColumnSource", "StoredDataset"]
@@ -239,11 +240,25 @@ class StoredDataset(Dataset):
         made = copy.copy(self)
         made.source = SelectedSource(self.source, self.lengths, self.offsets, chosen)
         made._lengths, made._offsets = made.source.lengths, made.source.offsets
-        made._source_episodes = self.source_episodes[chosen]
+        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
         made._rows = made._clips = made._found_runs = None
         rows = made.source.rows_of(np.arange(int(made.lengths.sum(dtype=np.int64))))
         made._cache = {name: values.take(rows, 0) for name, values in self._cache.items()}
         return made
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return what the ring, or the file, says of each episode; see `Dataset.origins`."""
+        ring = self.marked_ring()
+        if ring is not None:
+            lineages, ordinals, _ = origins_at(*ring)
+            return lineages, ordinals
+        lineages, ordinals = super().origins()
+        if ORIGIN_KEY in self.source.episode_columns:
+            for number in range(len(self.lengths)):
+                said = origin_in(self.source.episode_data(number))
+                if said is not None:
+                    lineages[number], ordinals[number] = np.frombuffer(said[0], np.uint8), said[1]
+        return lineages, ordinals
 
     def episode_data(self, episode_idx: int) -> dict[str, Any]:
         """Return the values that are constant within one episode; {} if it has none. Reads those of this episode.

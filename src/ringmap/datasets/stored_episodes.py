@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.base import Dataset
+from ringmap.datasets.base import Dataset, origins_of
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import ClipIndexError
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.read.origins import ORIGIN_KEY, origin_of
 
 __all__ = ["episodes_of", "schema_of"]
 
@@ -21,20 +22,25 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def episodes_of(dataset: Any, with_data: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield `(columns, values constant within the episode)` of each episode; the latter only on request.
+    """Yield `(columns, values constant within the episode)` of each episode; the latter only on request, and with its origin.
 
     A buffer's are those that it holds when this begins; what is evicted meanwhile is left out.
+
+    Raises:
+        ClipIndexError: an episode of a view was evicted.
     """
-    ours = isinstance(dataset, Dataset)
-    dataset = dataset.pinned() if ours else dataset
+    asked = dataset
+    dataset = dataset.pinned() if isinstance(dataset, Dataset) else dataset
+    lineages, ordinals = origins_of(dataset)
     for number in range(len(dataset.lengths)):
         try:
             episode, data = dict(stored_layout(dataset.load_episode(number))), {}
             if with_data:
                 found = dataset.get_episode_data([number])
                 data = {name: values[0] for name, values in found.items() if values[0] is not None}
+                data[ORIGIN_KEY] = origin_of(lineages[number].tobytes(), int(ordinals[number]))
         except ClipIndexError:
-            if not ours or dataset._rows_are_fixed():
+            if dataset is asked:
                 raise
             continue  # evicted since
         yield episode, data

@@ -26,7 +26,6 @@ import numpy as np
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import evicted
 from ringmap.buffers.options import check_reads, fraction, positive, sendable
-from ringmap.buffers.pinned_view import split
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.sharded.engine import ShardEngine, Weights
@@ -665,13 +664,13 @@ class ShardedReplayBuffer(Sampled):
         return ShardedView.of(self)
 
     def split(  # type: ignore[override]
-        self, train: float = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
+        self, train: float | Sequence[float] = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
         columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
         where: Where | None = None,
-    ) -> tuple[ShardedView, ShardedView]:  # fmt: skip
-        """Return two views that share no episode: `train` of the episodes of all rings, and the rest."""
+    ) -> tuple[ShardedView, ...]:  # fmt: skip
+        """Return views that share no episode: `train` of the episodes of each ring, and the rest; see `Dataset.split`."""
         made = self.view(window, columns, anchors, drop_all_padded, where=where)
-        return split(made, train, seed, "ShardedReplayBuffer.split")
+        return made.split(train, seed)
 
     # -- copies -------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from ringmap.clips.many import groups
 from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.read.origins import origins_at
 
 __all__ = ["ShardedView"]
 
@@ -139,7 +140,7 @@ class ShardedView(PinnedView):
     def with_cut(self, cut: Cut | None) -> ShardedView:
         """Return a view of the same episodes with other items."""
         made = ShardedView(self._buffer, self._parts, self._home, self._local, cut)
-        made._source_episodes = self._source_episodes
+        made._source_episodes, made._arcs = self._source_episodes, self._arcs
         return made
 
     def take(self, episodes: Sequence[int] | Array) -> ShardedView:
@@ -152,7 +153,7 @@ class ShardedView(PinnedView):
             parts[which] = parts[which].take(local[mine])
             numbers[mine] = np.arange(len(mine))
         made = ShardedView(self._buffer, parts, home, numbers, self._cut)
-        made._source_episodes = self.source_episodes[chosen]
+        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
         return made
 
     # -- clips --------------------------------------------------------------------------------
@@ -160,6 +161,18 @@ class ShardedView(PinnedView):
     def positions(self, ids: Array) -> Array:
         """Return the ids in the engine (see numbers.py) of the anchors of the clips with these ids."""
         return self.positions_of(*self._locate(ids))
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return what each episode that is still stored was first stored as; see `Dataset.origins`."""
+        count = len(self.lengths)
+        lineages, ordinals = np.zeros((count, 16), np.uint8), np.zeros(count, np.uint64)
+        for which, places in groups(self._home):
+            part = self._parts[which]
+            ring = self.engine.members.of(part.number)
+            if ring is not None:
+                names = part.starts[self._local[places]]
+                lineages[places], ordinals[places], _ = origins_at(ring.source, names)
+        return lineages, ordinals
 
     def positions_of(self, episodes: Array, steps: Array) -> Array:
         """Return the ids in the engine of steps of episodes."""

@@ -163,7 +163,7 @@ def _copy(
             stacklevel=3,
         )
     total = sum(len(part.lengths) for _, part in parts)
-    episodes = _with_data(parts, keeps and bool(data_names), widths)
+    episodes = _with_data(parts, keeps, widths)
     if progress:
         from tqdm import tqdm
 

@@ -113,10 +113,10 @@ class ExportWriter(StagedWriter):
     def _stored(self, path: str) -> Iterable[Record]:
         from ringmap.datasets.stored_episodes import episodes_of
 
-        name = type(self).__name__
+        name, has_data = type(self).__name__, self._format.supports_episode_data
         dataset = self._format.open_reader(path, layout="HWC")
         try:
-            for number, (columns, data) in enumerate(episodes_of(dataset, True)):
+            for number, (columns, data) in enumerate(episodes_of(dataset, has_data)):
                 found = check_episode({**columns, EPISODE_DATA_KEY: data}, None, name)
                 if found is not None:
                     packed = encode_data(data, name) if data else b""

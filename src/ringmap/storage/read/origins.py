@@ -20,17 +20,37 @@ from ringmap.storage.ring.integers import Ordinal, Position
 if TYPE_CHECKING:
     from ringmap.storage.read.handle import Handle
 
-__all__ = ["Origins", "origin_in"]
+__all__ = ["ORIGIN_KEY", "Origins", "origin_in", "origin_of", "origins_at"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+ORIGIN_KEY = "_origin"
+"""The name in episode data."""
 
 _ORIGIN = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,18})")
 
 
 def origin_in(data: Any) -> tuple[bytes, int] | None:
     """Return the lineage and the ordinal that episode data name; None if they name none."""
-    found = _ORIGIN.fullmatch(data) if isinstance(data := data.get("_origin"), str) else None
+    found = _ORIGIN.fullmatch(data) if isinstance(data := data.get(ORIGIN_KEY), str) else None
     return None if found is None else (bytes.fromhex(found[1]), int(found[2]))
+
+
+def origin_of(lineage: bytes, ordinal: int) -> str:
+    """Return an origin in the form that `origin_in` reads."""
+    return f"{lineage.hex()}-{ordinal}"
+
+
+def origins_at(handle: Handle, names: Array) -> tuple[Array, Array, Array]:
+    """Return lineages and ordinals of the episodes that begin at these positions, as `Handle.origins`, and which of them are stored."""
+    with handle.memory:
+        live = handle.live
+        here = live.starts if live.chains is None else live.whole.names
+        lineages, ordinals = handle.origins()
+        at = np.minimum(here.searchsorted(names), max(0, len(here) - 1))
+        if not len(here):
+            return np.zeros((len(names), 16), np.uint8), np.zeros(len(names), np.uint64), np.zeros(len(names), np.bool_)  # fmt: skip
+        return lineages[at], ordinals[at], here[at] == names
 
 
 class Origins:
