@@ -34,6 +34,7 @@ from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.datasets.batch import Layout, worker
 from ringmap.datasets.choose import choose
+from ringmap.datasets.split import Arcs
 from ringmap.errors import InputError
 
 __all__ = ["EpisodeNumbers", "Live", "PinnedView"]
@@ -43,10 +44,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What a live view holds at each moment: the episodes to keep, None for all, and the items to cut out of them."""
+    """What a live view holds at each moment: the episodes to keep, None for all, the items to cut out of them, and the side of a split."""
 
     where: Where | None
     cut: Cut | None
+    arcs: Arcs | None = None
 
 
 class EpisodeNumbers:
@@ -251,6 +253,9 @@ class PinnedView(Dataset):
         made = self.of(self._buffer)
         if self._moves.where is not None:
             made = made._selected(self._moves.where, self._where("view"))
+        if self._moves.arcs is not None:
+            made = made.take(np.flatnonzero(self._moves.arcs.hold(*made.origins())))
+            made._arcs = self._moves.arcs
         self.move_to(made)
         now = self.starts, self.lengths, self.ended
         return not all(map(np.array_equal, now, before))
@@ -318,6 +323,7 @@ class PinnedView(Dataset):
             raise InputError(
                 f"{where}: the state is of a view of another moment; make this one with view(at=state['moment']), or with live=True"
             )
+        made._arcs = self._arcs
         return made.with_cut(self._cut if self._moves is None else self._moves.cut)
 
     def move_to(self, view: Any) -> None:
@@ -364,8 +370,13 @@ class PinnedView(Dataset):
         return self.cut.why_none(self.lengths)
 
     def split(self, train: float | Sequence[float] = 0.9, seed: int = 0) -> tuple[Self, ...]:
-        """Return views that share no episode; see `Dataset.split`."""
-        return super().split(train, seed)  # type: ignore[return-value]
+        """Return views that share no episode; see `Dataset.split`. Of a live view they are live, each of its own side."""
+        sides: tuple[Self, ...] = super().split(train, seed)  # type: ignore[assignment]
+        if self._moves is not None:
+            for side in sides:
+                side._moves = replace(self._moves, arcs=side._arcs)
+                side.move_to(side)
+        return sides
 
     # -- draws -------------------------------------------------------------------------------
 
