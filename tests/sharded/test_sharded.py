@@ -349,7 +349,7 @@ def test_split_shares_no_episode(three):
     a, b = (set(v[list(range(len(v)))]["episode"].ravel().tolist()) for v in (one, other))
     assert not a & b
     assert a | b == set(three.lengths)
-    assert len(one.lengths) == 5
+    assert abs(len(one.lengths) - 0.6 * len(three.lengths)) < 3
 
 
 def test_a_pass_yields_each_clip_once_and_can_be_resumed(three):
