@@ -948,7 +948,9 @@ class ReplayBuffer(Sampled):
                 stacklevel=3,
             )
 
-        episodes: Iterable[Any] = self.engine.episodes.each(most, tell, chosen.supports_episode_data)
+        episodes: Iterable[Any] = self.engine.episodes.each(
+            most, tell, chosen.supports_episode_data
+        )
         if progress:
             episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
         if dropped:
