@@ -8,7 +8,7 @@ import torch
 
 from ringmap import Column, ReplayBuffer
 from ringmap.data import Computed, Index, ShardedReplayBuffer, Window
-from ringmap.errors import ClipIndexError
+from ringmap.errors import ClipIndexError, SubscriptError
 from ringmap.samplers import PrioritizedSampler
 from tests.tiers import few
 
@@ -186,6 +186,40 @@ def test_an_id_stays_with_a_batch_that_is_collated_or_moved(home, workers):
         assert buf.update(moved["at_id"], {"value": moved["number"][:, 0].float()}) == 5
     np.testing.assert_array_equal(buf.get_col_data("value"), buf.get_col_data("number"))
     buf.close()
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("kind", ["ring", "view", "fleet", "fleet's view"])
+def test_the_ids_of_a_batch_say_where_its_items_are(home, kind, in_parts):
+    """Also of one that came without such columns, and after evictions."""
+    writers = [
+        filled(home / "fleet" / f"ring-{n}", in_parts) for n in range(3 if "fleet" in kind else 1)
+    ]
+    buf = ShardedReplayBuffer(str(home / "fleet"), seed=0) if "fleet" in kind else writers[0]
+    source = buf.view(where="number > 3") if "view" in kind else buf
+    batch = source.sample(64)
+    episodes, steps = source.locate(batch.ids)
+    assert source.get_episode_data(episodes)["number"] == batch["number"].ravel().tolist()
+    pairs = list(source.clip_indices)
+    assert set(zip(episodes.tolist(), steps.tolist(), strict=True)) <= set(pairs)
+    few = source[range(0, len(pairs), 7)]
+    assert list(zip(*map(np.ndarray.tolist, source.locate(few.ids)), strict=True)) == pairs[::7]
+    assert source.locate([])[0].tolist() == []
+    with pytest.raises(ClipIndexError, match=r"locate: no step with the id \d+ is there"):
+        source.locate(batch.ids + 10**6)
+    for number in range(20, 40):
+        write(writers[0], number, in_parts)
+    buf.refresh()
+    with pytest.raises(ClipIndexError, match="it was evicted"):
+        source.locate(batch.ids)
+    if source is not buf:
+        with pytest.raises(ClipIndexError, match="or is not in this view"):
+            source.locate(buf.view(where="number > 35").sample(4).ids)
+    if kind == "ring":
+        with pytest.raises(SubscriptError, match=r"locate\(batch.ids\) says the same"):
+            buf.clip_indices[batch.ids]
+    for one in (buf, *writers):
+        one.close()
 
 
 def test_every_computed_column_knows_the_number(home):

@@ -19,17 +19,34 @@ import numpy as np
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.nested import flat
+from ringmap.clips.computed.place import Index
 from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Crossing
+from ringmap.clips.gather import GONE, PINNED
 from ringmap.clips.items import EpisodeMoment
+from ringmap.datasets.base import clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_clips, of_columns
-from ringmap.errors import InputError
+from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.aligned import aligned
 
-__all__ = ["ClipBuffer", "Clips", "fitting", "mapping", "one", "read", "several"]
+__all__ = [
+    "STANDS",
+    "ClipBuffer",
+    "Clips",
+    "fitting",
+    "locate",
+    "mapping",
+    "one",
+    "read",
+    "several",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+STANDS = Cut({}, None, computed=(("at", Index()),))
+"""Says of a step in which episode it is, and where there."""
 
 
 class Clips(Protocol):
@@ -165,6 +182,36 @@ def read(buffer: ClipBuffer, ids: Array, out: dict[str, Array] | None = None) ->
     asked = clips.anchors(ids, cut)
     positions = clips.replaced(asked.copy(), cut)
     return Batch(clips.read(positions, cut, out), positions, None, asked)
+
+
+def locate(buffer: ClipBuffer, ids: Any, where: str) -> tuple[Array, Array]:
+    """Return the numbers of the episodes of steps, and the steps in them, int64 `(B,)`, given the ids of steps.
+
+    Args:
+        buffer: a buffer, or a view whose cut is `STANDS`.
+        ids: as in `batch.ids`.
+        where: the call to name in an error.
+
+    Raises:
+        ClipIndexError: a step is not stored, or not in the view.
+    """
+    clips, cut = buffer.clips, buffer.cut if buffer.cut.computed else STANDS
+    wanted = clip_ids(ids, where)
+    asked = clips.anchors(wanted + PINNED, cut)
+    positions, numbers, lost = asked.copy(), clips.numbering(cut), asked == GONE
+    if not lost.any():
+        found = clips.read(positions, cut, numbers=numbers)
+        lost = positions != asked
+        if not lost.any() and len(wanted):
+            lost = found["at_episode"] < 0
+    if lost.any():
+        raise ClipIndexError(
+            f"{where}: no step with the id {int(wanted[lost][0])} is there; it was evicted, or is not in this view"
+        )
+    if numbers is not None and (table := numbers.table()) is not None:
+        buffer.engine.numbered = table
+    none = np.empty(0, np.int64)
+    return (found["at_episode"], found["at_step"]) if len(wanted) else (none, none)
 
 
 def _send(batch: Batch[Any]) -> Any:

@@ -366,6 +366,15 @@ class PinnedView(Dataset):
         """Return several clips at once, as with a list of ids. PyTorch's DataLoader calls this method."""
         return lookup.several(self, clip_ids(indices, type(self).__name__))
 
+    def locate(self, ids: Any) -> tuple[Array, Array]:
+        """Return in which episodes of the view steps are, and which steps they are there, as the buffer does.
+
+        Raises:
+            ClipIndexError: a step was evicted, or is in no episode of the view.
+        """
+        view = self.with_cut(lookup.STANDS)
+        return lookup.locate(view, ids, f"{type(self).__name__}.locate")
+
     def _why_no_clips(self) -> str:
         return self.cut.why_none(self.lengths)
 

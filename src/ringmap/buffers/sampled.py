@@ -83,9 +83,32 @@ class Sampled(InNotebook, PassBuffer, Dataset):
 
     @property
     def clip_indices(self) -> Sequence[tuple[int, int]]:
-        """The `(episode, first step)` of every clip, oldest first: a lazy sequence, no memory per clip."""
+        """The `(episode, first step)` of every clip, oldest first, by the number of the clip: a lazy sequence, no memory per clip.
+
+        Of the ids of a batch `locate` says the same.
+        """
         source = self.engine.source
         return ClipPairs(self.engine.reader.index, self.span, source.memory)
+
+    def locate(self, ids: Any) -> tuple[Array, Array]:
+        """Return in which episodes steps are, by number, and which steps they are there, both int64 `(B,)`.
+
+        Args:
+            ids: of steps, as in `batch.ids`, a column `<name>_id` of `Index`, or `step_id` of `Sequences`.
+
+        Raises:
+            ClipIndexError: a step was evicted, or never was there.
+
+        Example:
+            >>> from ringmap import ReplayBuffer
+            >>> buf = ReplayBuffer(max_steps=100, history_len=2)
+            >>> for length in (3, 4):
+            ...     buf.write_episode({"obs": np.arange(length)})
+            >>> episodes, steps = buf.locate(buf[[0, 3]].ids)
+            >>> episodes.tolist(), steps.tolist(), buf.clip_indices[3]
+            ([0, 1], [0, 1], (1, 1))
+        """
+        return lookup.locate(self, ids, f"{type(self).__name__}.locate")
 
     @property
     def cut(self) -> Cut:
@@ -181,6 +204,9 @@ class Sampled(InNotebook, PassBuffer, Dataset):
                 is wanted. An episode that is still being recorded is not selected before it ends.
             live: whether the view moves.
             at: the `moment` of another view, whose episodes and ids this one has, whatever was evicted since.
+
+        An item whose episode was evicted is replaced by another one of the view. An episode that is still being recorded has the items
+        that it had: their padding, and columns that are computed up to its end, are those of when they are read.
 
         Raises:
             InputError: as for `sample`; `at` with `where` or `live`, or of another buffer.

@@ -45,7 +45,7 @@ import numpy as np
 from ringmap.clips.drawing import integers
 from ringmap.clips.drawn import ANCHOR_ONLY, NO_CROSSING, Around, Crossing, Drawn
 from ringmap.clips.guide_table import GuideTable
-from ringmap.errors import ClipIndexError
+from ringmap.errors import ClipIndexError, SubscriptError
 from ringmap.storage.ring.chains import NONE, WholeEpisodes
 from ringmap.storage.ring.growing import GrowingArray
 from ringmap.storage.ring.integers import ClipNumber, Ordinal, Position
@@ -522,7 +522,11 @@ class ClipPairs(Sequence[tuple[int, int]]):
         with self._lock:
             return self._at(item)
 
-    def _at(self, item: int | slice) -> tuple[int, int] | Sequence[tuple[int, int]]:
+    def _at(self, item: Any) -> tuple[int, int] | Sequence[tuple[int, int]]:
+        if np.ndim(item):
+            raise SubscriptError(
+                "clip_indices: takes the number of one clip, or a slice of them; of the ids of a batch locate(batch.ids) says the same"
+            )
         of = self._index.of(*self._span)
         if isinstance(item, slice):
             ids = np.arange(of.end - of.base)[item]

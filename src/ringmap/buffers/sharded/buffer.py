@@ -479,6 +479,15 @@ class ShardedReplayBuffer(Sampled):
             before += len(counts)
         return found
 
+    def locate(self, ids: Any) -> tuple[Array, Array]:
+        """Return in which episodes steps are, and which steps they are there, as `ReplayBuffer.locate` does.
+
+        Raises:
+            ClipIndexError: a step was evicted, or never was there, or its ring is away.
+        """
+        self.episodes_only("locate")
+        return super().locate(ids)
+
     @property
     def num_unreachable_steps(self) -> int:
         """Number of stored steps that are in no clip: most often their episodes are too short for one. O(episodes)."""
