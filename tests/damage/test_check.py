@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer
-from ringmap.errors import NewerVersionError, UnknownFormatError
+from ringmap.errors import NewerVersionError, UnknownFormatError, UnreleasedVersionError
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
@@ -21,6 +22,7 @@ from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect import scan as survey
 from ringmap.storage.inspect.check import Finding, check_folder
+from ringmap.storage.inspect.describe import facts_of
 from ringmap.storage.records.manifest import VERSION
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import CLEAR, EpisodeTable, Record
@@ -344,6 +346,7 @@ def foreign_manifest(v):
 
 STREAM = "open/*/steps.bin"
 OBS, PIXELS, LAST = "columns/000-obs-x.npy", "columns/001-pixels.npy", "columns/003-name.npy"
+SEGMENT = "data/000000000009.bin"
 
 VANDALS = {
     # manifest
@@ -432,6 +435,11 @@ VANDALS = {
     "a file in data": (lambda v: (v.folder / "data/x").touch(), "data/x", "not part of a buffer"),
     "a file in open": (lambda v: (v.folder / "open/x").touch(), "open/x", "not part of a buffer"),
     "a pipe": (lambda v: os.mkfifo(v.folder / "pipe"), "pipe", "not part of a buffer"),
+    "a link to a segment": (
+        lambda v: (os.rename(v.folder / SEGMENT, v.folder.with_suffix(".x")), os.symlink(v.folder.with_suffix(".x"), v.folder / SEGMENT)),
+        SEGMENT, "is a symbolic link, expected a regular file"),
+    "a pipe for a segment": (
+        lambda v: (os.remove(v.folder / SEGMENT), os.mkfifo(v.folder / SEGMENT)), SEGMENT, "is a pipe, expected a regular file"),
     "a link to a column": (
         lambda v: (os.rename(v.folder / PIXELS, v.folder.with_suffix(".x")), os.symlink(v.folder.with_suffix(".x"), v.folder / PIXELS)),
         PIXELS, "is a symbolic link"),
@@ -564,6 +572,31 @@ def test_newer_version_is_one_finding(place):
     assert (finding.file, "upgrade" in finding.what) == ("manifest.json", True)
     with pytest.raises(NewerVersionError):
         ringmap.repair(v.folder)
+
+
+@pytest.mark.parametrize("change", [{"version": 1}, {"version": 2}, {"layout": "0" * 16}], ids=str)
+def test_what_was_never_released_is_refused_by_name_before_a_lock_is_made(place, change):
+    folder = Vandal(place / "a").folder
+    body = json.loads((folder / "manifest.json").read_bytes()) | change
+    del body["checksum"]
+    (folder / "manifest.json").write_text(json.dumps({**body, "checksum": json_checksum(body)}))
+    (folder / "lock").unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    words = "was made by an unreleased version of ringmap.*: record again"
+    for call in (
+        lambda: ringmap.ReplayBuffer(60, path=folder), lambda: ringmap.ReplayBuffer.open(folder),
+        lambda: ringmap.ReplayBuffer.open(folder, "r+"), lambda: ringmap.TransitionReplayBuffer.open(folder),
+        lambda: ringmap.repair(folder), lambda: ringmap.repair(folder, dry_run=False),
+        lambda: ringmap.repair(folder, dry_run=False, to=place / "b"), lambda: facts_of(folder),
+        lambda: ringmap.data.load_dataset(folder),
+    ):  # fmt: skip
+        with pytest.raises(UnreleasedVersionError, match=words):
+            call()
+    (finding,) = ringmap.check(folder)
+    assert finding.file == "manifest.json"
+    assert re.search(words, finding.what)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in place.iterdir()] == ["a"]
 
 
 def test_no_buffer(place):

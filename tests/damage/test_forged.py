@@ -125,12 +125,15 @@ def packed(sums, carried, data):
     return struct.pack("<III", len(sums) // 8, len(carried), len(data)) + sums + carried + data
 
 
+NO_NAME = b'[[7, "json", null, 0]]'
 BAD_BLOBS = {
     "parts that do not add up": lambda sums, carried, data: packed(sums, carried, data) + b"?",
     "nothing in it": lambda sums, carried, data: b"",
     "a cut head": lambda sums, carried, data: b"1234567",
     "data that do not decode": lambda sums, carried, data: packed(sums, carried, b"\xff" * 9),
-    "other sums": lambda sums, carried, data: packed(sums[::-1], carried, data),
+    "a name that is none": lambda sums, carried, data: packed(
+        sums, carried, len(NO_NAME).to_bytes(4, "little") + NO_NAME
+    ),
 }
 
 
@@ -141,6 +144,19 @@ def test_a_bad_blob_is_found_and_costs_its_episode_alone(bench, forger, what):
     result = judged(bench, number)
     assert result["wrong"] == []
     assert f"record {number}" in result["findings"][0]
+
+
+@pytest.mark.parametrize("of", ["no columns", "one more", "others"])
+def test_sums_that_readers_do_not_need_cost_nothing(bench, forger, of):
+    """The rows are whole by the record. Repair dropped the episode."""
+    wrong = {"no columns": lambda sums: b"", "one more": lambda sums: sums + bytes(8), "others": lambda sums: sums[::-1]}  # fmt: skip
+    give_blob(
+        forger,
+        forger.numbers()[2],
+        lambda sums, carried, data: packed(wrong[of](sums), carried, data),
+    )
+    result = judged(bench)  # of which every episode must be there
+    assert (result["wrong"], result["findings"]) == ([], [])
 
 
 def test_the_command_line_says_what_is_wrong_with_a_blob(bench, forger, capsys):

@@ -76,7 +76,7 @@ COSTS = {
     "a record": [10], "two records": [10, 11], "the newest record": [14], "all records": "all", "table missing": "all",
     "table cut": [8, 9, 10, 11, 12, 13, 14], "a row": [10], "the last byte of the ring": [10], "a blob": [9],
     "segment missing": [9], "segment cut": [9], "data missing": "all", "column missing": "all", "no column at all": "all",
-    "a link to a column": "all", "a gap in positions": [10], "too many steps": [14],
+    "a link to a column": "all", "a link to a segment": [9], "a pipe for a segment": [9], "a gap in positions": [10], "too many steps": [14],
 }  # fmt: skip
 MARKED = [
     "a tail that goes back", "a tail beyond the head", "an earlier time", "an ordinal given before", "a wrong count of ordinals",
@@ -94,6 +94,8 @@ def test_vandal_is_mended(place, vandal):
         "no column at all": [PIXELS + ".aside"],
         "manifest of another buffer": ["manifest.json.aside"],
         "manifest a folder": ["manifest.json.aside"],
+        "a link to a segment": ["data/000000000009.bin.aside"],
+        "a pipe for a segment": ["data/000000000009.bin.aside"],
     }
     left = aside.get(vandal, [])
     if vandal == "table cut":

@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import NewerVersionError
+from ringmap.errors import NewerVersionError, UnreleasedVersionError
 from ringmap.storage.directory.entries import SIGNS, Paths
 from ringmap.storage.directory.opening import links_in
 from ringmap.storage.disk.files import Disk
@@ -128,7 +128,7 @@ def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> l
         return [Finding(SALVAGE, what)]
     try:
         survey = Scan(disk, folder)
-    except NewerVersionError as error:
+    except (NewerVersionError, UnreleasedVersionError) as error:
         return [Finding(MANIFEST, str(error).removeprefix(f"{Paths(folder).manifest}: "))]
     try:
         return list(faults_in(survey, progress))

@@ -34,11 +34,14 @@ from ringmap.storage.records.table import EPISODE, Record
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
 
 __all__ = [
-    "ASIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "home_of", "orphans_in", "sidecar_faults", "stream_of",
+    "ASIDE", "FRESH", "NO_FILE", "ORPHAN", "Finding", "faults_in", "home_of", "orphans_in", "sidecar_faults", "stream_of",
 ]  # fmt: skip
 
 ASIDE, FRESH = ".aside", ".new"
 """What repair adds to the name of a file that it set aside, and of one that is not finished."""
+
+NO_FILE = ", expected a regular file: what leads elsewhere is not followed"
+"""The end of what is said of a segment that is none."""
 
 ORPHAN = "segment is an orphan: no record names it"
 
@@ -329,7 +332,9 @@ def _others(survey: Scan) -> Iterator[Finding]:
             strange = [inner for inner in files.names(name) if inner != f"{name}/{STREAM}"]
             yield from (Finding(inner, "is not part of a buffer") for inner in strange)
         elif number is not None:
-            if name in orphans:
+            if not files.is_file(name) and files.disk.exists(files.path(name)):
+                yield Finding(name, f"is {files.disk.kind(files.path(name)) or 'a file'}{NO_FILE}")
+            elif name in orphans:
                 yield Finding(name, ORPHAN)
         elif base.endswith(ASIDE):
             yield Finding(

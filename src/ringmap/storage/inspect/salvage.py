@@ -36,6 +36,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryFile
 from ringmap.storage.inspect.faults import (
     FRESH,
+    NO_FILE,
     ORPHAN,
     faults_in,
     home_of,
@@ -378,6 +379,8 @@ class Salvage:
             name, folder = finding.file, finding.file.removesuffix(f"/{STREAM}")
             if name in (SALVAGE, SALVAGED):  # which is removed when the next one begins
                 self._act(name, "remove it: nothing names it")
+            elif finding.what.endswith(NO_FILE):
+                self._set_aside(name)
             elif finding.what == ORPHAN or name.endswith(FRESH):
                 self._remove(name, "remove it: nothing names it")
             elif name.startswith(f"{OPEN}/") and folder != name:

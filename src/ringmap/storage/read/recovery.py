@@ -78,6 +78,11 @@ _LIMITS = np.array([MOST, MOST, MOST, MOST, MOST, LAST_TIME], np.uint64)
 """The words of a record, 64 bits each: seq, start, tail, first, ordinal, time."""
 _LENGTH, _OFFSET = 12, 14
 """The place of the length, and of the blob's offset, in a record, in words of 32 bits."""
+_CHAIN, _KIND = 10, 14
+"""That of the chain, and of kind, flags, part and behind, in words of 64 bits."""
+_PLAIN = np.uint64(EPISODE | 1 << 32)
+_PLAIN_BITS = np.uint64(0xFF | DROPPED << 8 | (COPIED ^ 0xFF) << 16 | 0xFFFFFFFF << 32)
+"""The last of these words of a whole episode that is not dropped, in the bits that tell this."""
 
 
 @dataclass(slots=True)
@@ -285,11 +290,33 @@ def broken_order(records: Array) -> list[str]:
 
 def breaks_of(records: Array) -> list[tuple[int, str]]:
     """Return the number of the first record of each contradiction, and what it is; see `broken_order`."""
-    faults = dict[tuple[int, str], None]()
+    faults, are_plain = dict[tuple[int, str], None](), True
     for at in range(0, len(records), BLOCK):  # each is examined while it is in the cache
         block = records[max(0, at - 1) : at + BLOCK]  # with the record before it
-        faults |= dict.fromkeys(_broken_order(block))
-    return [*_faults_of(records, _broken_parts(records)), *faults]
+        if not _are_plain_episodes(block):
+            are_plain = False
+            faults |= dict.fromkeys(_broken_order(block))
+    return [] if are_plain else [*_faults_of(records, _broken_parts(records)), *faults]
+
+
+def _are_plain_episodes(records: Array) -> bool:
+    """Tell whether consecutive records are of episodes that are whole, and in order: nothing else about them is to be examined."""
+    words = records.view("<u8").reshape(-1, RECORD.itemsize // 8)
+    if not ((words[:, _KIND] & _PLAIN_BITS) == _PLAIN).all():
+        return False
+    chain, step, previous = words.T[_CHAIN : _CHAIN + 3]
+    start, length, tail, time = (records[n] for n in ("start", "length", "tail", "time"))
+    heads, ordinal = start + length, records["ordinal"]
+    return bool(
+        ((chain & previous) == np.uint64((1 << 64) - 1)).all()  # both are NONE
+        and not step.any()
+        and length.all()
+        and (start[1:] == heads[:-1]).all()
+        and (tail <= heads).all()
+        and (tail[1:] >= tail[:-1]).all()
+        and (time[1:] >= time[:-1]).all()
+        and (ordinal[1:] > ordinal[:-1]).all()
+    )
 
 
 def _broken_order(records: Array) -> list[tuple[int, str]]:

@@ -189,6 +189,8 @@ def _decode_data(data: bytes) -> dict[str, Any]:
     at = 4 + size
     values: dict[str, Any] = {}
     for name, kind, head, nbytes in json.loads(data[4:at]):
+        if not isinstance(name, str):
+            raise ValueError(f"{name!r} is no name")
         values[name] = _decode_value(kind, head, data[at : at + nbytes])
         at += nbytes
     return values

@@ -213,7 +213,10 @@ def are_live(records: Array, tail: int) -> Array:
 
 def parts_of(records: Array) -> Parts | None:
     """Return the chains of the records of episodes; None if none is of a part."""
-    is_part = records["part"] & PART != 0
+    part = records["part"]
+    if not part.any():
+        return None
+    is_part = part & PART != 0
     if not is_part.any():
         return None
     lanes = records["lane"].astype(np.int64)  # as of 4 bytes, NONE would be their greatest number
@@ -224,8 +227,9 @@ def parts_of(records: Array) -> Parts | None:
 def origins_of(records: Array) -> Array:
     """Return the ordinal of each record, int64, with its bits inverted where the blob says what the episode was first stored as."""
     ordinals: Array = records["ordinal"].astype(np.int64)
-    copied = records["part"] & COPIED != 0
-    if copied.any():
+    part = records["part"]
+    if part.any():
+        copied = part & COPIED != 0
         ordinals[copied] = ~ordinals[copied]
     return ordinals
 
