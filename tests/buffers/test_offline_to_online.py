@@ -20,6 +20,7 @@ from ringmap.data import (
     ReplayBuffer,
     ShardedReplayBuffer,
     Window,
+    convert,
     get_format,
     list_formats,
     list_prefixes,
@@ -33,6 +34,7 @@ from ringmap.errors import (
     NoClipsError,
     NotFoundError,
     ReadOnlyError,
+    ReplacedError,
 )
 from ringmap.formats.catalog import prefixes
 from ringmap.samplers import PrioritizedSampler
@@ -983,3 +985,65 @@ def _a_transition():
     return {
         "observations": zero, "actions": [0], "rewards": [0.0], "next_observations": zero, "dones": [False],
     }  # fmt: skip
+
+
+# -- the rows of a ring go out -------------------------------------------------------------------
+
+
+def a_step(number, ended, lane=0):
+    now, then = ([[number + 100 * lane + i]] for i in (0, 1))
+    return {"obs": np.array(now, "f4"), "next_obs": np.array(then, "f4"), "reward": [1.0], "terminated": [ended]}  # fmt: skip
+
+
+@pytest.mark.parametrize("has_next", [False, True])
+def test_the_rows_of_a_ring_as_episodes(has_next, tmp_path):
+    """Cut at ends, and where rows don't go on from each other; the same in memory, from the directory, and converted."""
+    offline = ReplayBuffer(9)
+    rb = OfflineToOnlineReplayBuffer(offline, online_capacity=60, path=tmp_path / "mix")
+    for number in range(100):
+        step = a_step(number if number < 95 else number + 7, number % 10 == 9)
+        if not has_next:
+            del step["next_obs"]
+        rb.extend(step)
+    lengths = [10] * 6 if not has_next else [10] * 5 + [5, 5]
+    told = rb.episode_dataset()
+    rows = list(rb.rows(batch_size=7))
+    assert [len(part["obs"]) for part in rows] == [7] * 8 + [4]
+    rb.flush()
+    convert(tmp_path / "mix", tmp_path / "out.h5", progress=False)
+    convert(rb, tmp_path / "of-object.h5", progress=False)
+    places = [load_dataset(tmp_path / name, output="numpy") for name in ("mix", "out.h5", "of-object.h5")]  # fmt: skip
+    for dataset in (told, pickle.loads(pickle.dumps(told)), *places):
+        assert dataset.lengths.tolist() == lengths
+        for name in told.column_names:
+            expected = np.concatenate([part[name] for part in rows])
+            np.testing.assert_array_equal(dataset.get_col_data(name), expected)
+    assert told.reward_at == places[0].reward_at == "same"
+    for _ in range(300):
+        rb.extend(a_step(0, False) if has_next else {n: a_step(0, False)[n] for n in told.column_names})  # fmt: skip
+    with pytest.raises(ReplacedError, match="look them up again"):
+        told.load_episode(0)
+    rb.close()
+
+
+def test_rows_of_environments_in_turn_are_no_episode_together():
+    rb = OfflineToOnlineReplayBuffer(ReplayBuffer(9), online_capacity=60)
+    for number in range(5):
+        for lane in range(2):
+            rb.extend(a_step(number, False, lane))
+    assert rb.episode_dataset().lengths.tolist() == [1] * 10
+
+
+def test_rows_that_do_not_say_where_an_episode_ends(tmp_path):
+    offline = ReplayBuffer(9)
+    rb = OfflineToOnlineReplayBuffer(offline, online_capacity=60, path=tmp_path / "mix")
+    rb.extend({"obs": np.zeros((5, 2))})
+    for call in (rb.episode_dataset, lambda: (rb.flush(), load_dataset(tmp_path / "mix"))):
+        with pytest.raises(InputError, match=r"no column of its rows, \['obs'\], tells .*rows\(\)"):
+            call()
+    assert [part["obs"].shape for part in rb.rows()] == [(5, 2)]
+    rb.close()
+    mine = OfflineToOnlineReplayBuffer(offline, online_storage=ReplayBuffer(9))
+    for call in (mine.episode_dataset, lambda: list(mine.rows())):
+        with pytest.raises(InputError, match="is a ReplayBuffer of yours"):
+            call()

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from ringmap import TransitionReplayBuffer, Zarr
-from ringmap.data import DistillationBuffer, ReplayBuffer, convert
+from ringmap.data import (
+    DistillationBuffer,
+    OfflineToOnlineReplayBuffer,
+    ReplayBuffer,
+    convert,
+)
+from ringmap.errors import InputError
 from tests.cli.conftest import fill
 
 
@@ -116,13 +122,35 @@ def test_transitions(cli, tmp_path):
     found = cli("info", "t", "--json").json
     assert (found["kind"], found["capacity"], found["steps_written"]) == ("transitions", 20, 60)
     assert (found["episodes"], found["lengths"]) == (None, None)  # a call is none
-    for command in ("episodes", "plot", "preview", "dump", "snapshot"):
-        words = [command, "t", *(["x.h5"] if command in ("dump", "snapshot") else [])]
-        done = cli(*words)
-        assert done.code == 2
-        assert "buffer of transitions" in done.err
+    episodes = cli("episodes", "t", "--json").json
+    assert [(row["length"], row["return"]) for row in episodes] == [
+        (11, 0.0),
+        (11, 10.0),
+    ]  # by lane
+    for command in ("dump", "convert"):
+        assert "2 episodes, 22 steps" in cli(command, "t", f"{command}.h5").out
+    done = cli("snapshot", "t", "x.h5")
+    assert done.code == 2
+    assert "buffer of transitions" in done.err
     assert cli("watch", "t", "--once").out.startswith("40 of")
     assert cli("check", "t").code == 0
+
+
+def test_the_rows_of_a_mix(cli, tmp_path):
+    """They are no episodes by their commits, but by their ends."""
+    mix = OfflineToOnlineReplayBuffer(ReplayBuffer(9), online_capacity=50, path=tmp_path / "m")
+    for number in range(0, 20, 4):
+        step = np.arange(number, number + 4)
+        mix.extend({"obs": step, "reward": np.ones(4), "terminated": step % 10 == 9})
+    mix.close()
+    found = cli("info", "m", "--json").json
+    assert (found["kind"], found["capacity"], found["steps"]) == ("rows", 50, 20)
+    episodes = cli("episodes", "m", "--json").json
+    assert [(row["length"], row["return"]) for row in episodes] == [(10, 10.0)] * 2
+    for command in ("dump", "convert"):
+        assert "2 episodes, 20 steps" in cli(command, "m", f"{command}.h5").out
+    with pytest.raises(InputError, match="holds rows, expected episodes; open it with Offline"):
+        ReplayBuffer.open(tmp_path / "m")
 
 
 def test_a_teachers_labels(cli, tmp_path):

@@ -105,12 +105,14 @@ def test_in_every_process_and_format(size, tmp_path):
     models = expected(reference)
     before = buf.episode_dataset()
     elsewhere = pickle.loads(pickle.dumps(before))
-    for one in (before, elsewhere, copy.copy(before)):
+    loaded_here = load_dataset(path, output="numpy")
+    for one in (before, elsewhere, copy.copy(before), loaded_here):
         same(loaded(one), models)
         assert one.reward_at == "next"
     buf.dump(tmp_path / "dumped.h5", progress=False)
     convert(buf, tmp_path / "converted.h5", progress=False)
-    for name in ("dumped", "converted"):
+    convert(path, tmp_path / "of-path.h5", progress=False)
+    for name in ("dumped", "converted", "of-path"):
         same(loaded(load_dataset(tmp_path / f"{name}.h5", output="numpy")), models)
     cut = [bool(one.get("_episode_data")) for one in buf.episodes()]
     assert before.get_episode_data().get("front_evicted", [None] * len(cut)) == [c or None for c in cut]  # fmt: skip

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import contextlib
 
+from ringmap.cli.convert import convert
 from ringmap.cli.options import Buffer, Destination, FormatName, Mode, WriterOptions, writer_options
 from ringmap.cli.progress import is_watched
-from ringmap.cli.resolve import EPISODES, episodes_at, format_for, holds_rings, look, say_written
+from ringmap.cli.resolve import (
+    EPISODES,
+    ROWS,
+    TRANSITIONS,
+    episodes_at,
+    format_for,
+    holds_rings,
+    look,
+    say_written,
+)
 
 
 def dump(
@@ -18,14 +28,17 @@ def dump(
 ) -> None:
     """Write the episodes of a buffer as a dataset.
 
-    Each is verified by its checksum; a writer may be at work. Of a directory of rings it is those of all, ring by ring. `ringmap convert`
-    does the same for datasets.
+    Each is verified by its checksum; a writer may be at work. Of a directory of rings it is those of all, ring by ring; transitions,
+    and rows of a mix, are cut into episodes. `ringmap convert` does the same for datasets.
     """
-    options = writer_options(option, "dump")
-    if not holds_rings(path):
-        look(path, "dump", (EPISODES,))
+    options, is_ring = writer_options(option, "dump"), not holds_rings(path)
+    if is_ring:
+        kind = look(path, "dump", (EPISODES, TRANSITIONS, ROWS)).kind
         options["progress"] = is_watched()
     chosen = format_for(dest, format, mode, "dump")
+    if is_ring and kind != EPISODES:
+        convert(path, dest, chosen, mode, option)
+        return
     with contextlib.closing(episodes_at(path, "dump")) as buffer:
         buffer.dump(dest, chosen, mode=mode, **options)
     say_written(dest, chosen)

@@ -13,6 +13,7 @@ from ringmap.buffers.located import (
     DATASET,
     DISTILLATION,
     EPISODES,
+    ROWS,
     TRANSITIONS,
     Located,
     folders_of,
@@ -22,11 +23,12 @@ from ringmap.buffers.located import (
 )
 from ringmap.errors import ExistsError, NotFoundError
 
-__all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Located", "episodes_at", "folders_of", "format_for", "free_path", "holds_rings", "is_dataset", "look", "say_written"]  # fmt: skip
+__all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "ROWS", "TRANSITIONS", "Located", "episodes_at", "folders_of", "format_for", "free_path", "holds_rings", "is_dataset", "look", "say_written"]  # fmt: skip
 
 
 def episodes_at(path: str, where: str) -> Any:
-    """Open the episodes at a path: a buffer as a live reader, a directory of rings as one, or a dataset, images as they are stored.
+    """Open the episodes at a path: a buffer as a live reader, a directory of rings as one, transitions or rows as they are now, or a
+    dataset, images as they are stored.
 
     Raises:
         InputError: it is a buffer of something else.
@@ -36,7 +38,7 @@ def episodes_at(path: str, where: str) -> Any:
         from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
 
         return ShardedReplayBuffer(path, wait_s=0, on_bad="raise")
-    found = look(path, where, (EPISODES, DATASET))
+    found = look(path, where, (EPISODES, TRANSITIONS, ROWS, DATASET))
     if found.kind == EPISODES:
         from ringmap.buffers.replay import ReplayBuffer
 

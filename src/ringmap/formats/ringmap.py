@@ -25,7 +25,7 @@ from ringmap.formats.common.directory import (
     stamp_of,
     steps_of,
 )
-from ringmap.formats.common.source_format import StoredFormat
+from ringmap.formats.common.source_format import StoredFormat, named
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.opening import read_manifest
@@ -33,7 +33,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.joined import joined_data
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.records.kinds import EPISODES, must_be
+from ringmap.storage.records.kinds import EPISODES, ROWS, TRANSITIONS, must_be
 from ringmap.storage.records.names import MANIFEST, TABLE
 
 __all__ = ["BufferSource", "Ringmap"]
@@ -43,17 +43,30 @@ Array = np.ndarray[Any, np.dtype[Any]]
 log = logging.getLogger("ringmap")
 
 
+_SOURCES = {
+    EPISODES: "ringmap.formats.ringmap:BufferSource",
+    TRANSITIONS: "ringmap.buffers.transitions.episodes:TransitionSource",
+    ROWS: "ringmap.buffers.row_episodes:RowSource",
+}
+"""What reads the episodes of a buffer, by the kind of its rows."""
+
+
 @register_format
 class Ringmap(StoredFormat):
-    """Buffers on disk. Read-only."""
+    """Buffers on disk: of episodes, or of transitions or rows, which are cut into episodes. Read-only."""
 
     name = "ringmap"
-    source = "ringmap.formats.ringmap:BufferSource"
+    source = _SOURCES[EPISODES]
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
         """Return the dataset at a path, which knows what the buffer does: its clips, its rate, and where rewards stand."""
-        settings = read_manifest(Disk(), os.path.abspath(path)).settings
+        manifest = read_manifest(Disk(), os.path.abspath(path))
+        settings, place = manifest.settings, _SOURCES.get(manifest.kind)
+        if place is None:
+            must_be(manifest, EPISODES, os.path.abspath(path), "load_dataset")
+        if place != cls.source:
+            return cls._of_steps(path, str(place), options)
         for name, stored in (("num_steps", "history_len"), ("frameskip", "frameskip")):
             value = settings.get(stored)
             if type(value) is int and value > 0:
@@ -64,6 +77,14 @@ class Ringmap(StoredFormat):
             dataset.reward_at = check_reward_at(cls.name, settings.get("reward_at"))
         except InputError as error:
             log.warning("%s; the manifest says so, and it is left out", error)
+        return dataset
+
+    @classmethod
+    def _of_steps(cls, path: str | os.PathLike[str], place: str, options: dict[str, Any]) -> StoredDataset:  # fmt: skip
+        """Return the episodes of a buffer of transitions or rows."""
+        source = named(place)(path)
+        dataset = StoredDataset(source, **options)
+        dataset.reward_at = source.reward_at
         return dataset
 
     @classmethod

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ from ringmap.buffers.offline_to_online.batch_source import BatchSource, StepsHal
 from ringmap.buffers.offline_to_online.concat import joined
 from ringmap.buffers.offline_to_online.offline_fraction import Share
 from ringmap.buffers.options import check_whole, positive
+from ringmap.buffers.row_episodes import RowSource
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.clips.window import WindowSpec
+from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
 from ringmap.storage.disk.files import Disk
 
@@ -328,6 +330,49 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             if str(said).startswith(where):
                 raise
             raise type(error)(*rest, f"{where}: {said}") from error  # it names a call of the source
+
+    def rows(self, batch_size: int = 1024) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the ring that was made here, oldest first, as arrays, column -> `(n, ...)`.
+
+        Args:
+            batch_size: rows at a time.
+
+        Raises:
+            InputError: the online source is yours.
+            LappedError: the writer evicted rows before they were read.
+        """
+        positive(f"{_WHERE}.rows", "batch_size", batch_size)
+        ring = self._own_ring("rows")
+        ring.buffer.refresh()
+        ids, schema = ring.ids(), ring.schema
+        for begin in range(0, len(ids), batch_size):
+            part = ids[begin : begin + batch_size]
+            yield {name: ring.column(name, part) for name in (schema.names if schema else ())}
+
+    def episode_dataset(self, **options: Any) -> StoredDataset:
+        """Return the rows of the ring that was made here as episodes, as they are now: for `convert`.
+
+        An episode ends where `terminated`, `truncated` or `done` says so (also below `next`), and, with next observations, where the
+        next row does not begin with them: rows of several environments that were added in turn are episodes of one row.
+        `reward_at` is "same".
+
+        Args:
+            options: of a dataset: `num_steps`, `transform`, `keys_to_load`, ...; arrays by default (`output`, `layout`).
+
+        Raises:
+            InputError: the online source is yours, or no column tells where an episode ends.
+        """
+        source = RowSource(self._own_ring("episode_dataset"))
+        dataset = StoredDataset(source, **{"output": "numpy", "layout": "HWC", **options})
+        dataset.reward_at = source.reward_at
+        return dataset
+
+    def _own_ring(self, method: str) -> StepRing:
+        if self._ring is None:
+            raise InputError(
+                f"{_WHERE}.{method}: the online half is a {type(self.online_buffer).__name__} of yours; read it by its own means"
+            )
+        return self._ring
 
     def update_priorities(self, ids: Any, values: Any) -> int:
         """Set the priorities of online rows, if the online source draws by priority; return the number updated.

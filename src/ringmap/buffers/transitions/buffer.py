@@ -512,10 +512,9 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             >>> [dataset.load_episode(i)["obs"].tolist() for i in range(2)]
             [[0.0, 1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]
         """
-        dataset = StoredDataset(
-            TransitionSource(self), **{"output": "numpy", "layout": "HWC", **options}
-        )
-        dataset.reward_at = "next"
+        source = TransitionSource(self)
+        dataset = StoredDataset(source, **{"output": "numpy", "layout": "HWC", **options})
+        dataset.reward_at = source.reward_at
         return dataset
 
     def episodes(self) -> Iterator[dict[str, Any]]:

@@ -52,6 +52,8 @@ class TransitionSource:
     Cost: reads the flags of all transitions, and the next observation of each episode's last one.
     """
 
+    reward_at = "next"
+
     def __init__(self, buffer: TransitionReplayBuffer | str | os.PathLike[str]) -> None:
         self._opened_at = os.path.abspath(buffer) if isinstance(buffer, str | os.PathLike) else None
         self._held = None if isinstance(buffer, str | os.PathLike) else buffer

@@ -22,7 +22,7 @@ from ringmap.formats.base import Format, Writer
 if TYPE_CHECKING:
     from ringmap.datasets.stored import ColumnSource, StoredDataset
 
-__all__ = ["StoredFormat"]
+__all__ = ["StoredFormat", "named"]
 
 
 class StoredFormat(Format):
@@ -55,7 +55,7 @@ class StoredFormat(Format):
         """
         from ringmap.datasets.stored import StoredDataset
 
-        made = _named(cls.source)
+        made = named(cls.source)
         source = cls._with_log(os.fspath(path), made) if cls.logs else made(path)
         return StoredDataset(source, **options)
 
@@ -64,7 +64,7 @@ class StoredFormat(Format):
         """Return a writer to a path; its class has the options and errors."""
         if not cls.writer:
             return super().open_writer(path, **options)
-        kind = _named(cls.writer)
+        kind = named(cls.writer)
         known = list(inspect.signature(kind).parameters)[1:]
         for name in options:
             if name not in known:
@@ -91,6 +91,7 @@ class StoredFormat(Format):
         return with_pending(path, source_of)
 
 
-def _named(place: str) -> Any:
+def named(place: str) -> Any:
+    """Return what stands at `module:name`, which is imported now."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
