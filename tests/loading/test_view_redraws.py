@@ -7,6 +7,7 @@ import pytest
 from torch.utils.data import BatchSampler, DataLoader
 
 from ringmap import ReplayBuffer
+from ringmap.buffers.pinned_view import PinnedView
 from ringmap.data import (
     EPISODE_DATA_KEY,
     Computed,
@@ -238,3 +239,27 @@ def test_what_is_evicted_during_the_copy_is_redrawn_from_the_view(made):
     assert view.num_redraws > 0
     for batch in itertools.islice(view.batches(64, prefetch=0), 3):
         assert is_wanted({"number": batch["where"][:, 0]}).all()
+
+
+@pytest.mark.parametrize("made", [PARTS], indirect=True)
+def test_what_was_dropped_is_not_drawn_again(made):
+    """A collection that is resumed drops what it plays again, in the middle of the ring."""
+    view = made.buffer.view(where=is_wanted)
+    known = known_of(view)
+    assert 20 in known[:, 0]
+    made.buffer.engine.drop_chains([int(made.buffer.episode_spans()[0][20])], "here")
+    every = np.arange(len(view))
+    batch = view[every]
+    np.testing.assert_array_equal(batch.redrawn, known[:, 0] == 20)
+    for drawn in (batch, view.sample(500)):
+        assert 20 not in drawn["where"][:, 0]
+
+
+@pytest.mark.parametrize("made", [ONE, THREE], indirect=True)
+def test_control_redraws_from_the_whole_buffer_are_seen(made, monkeypatch):
+    def anywhere(view, count):
+        return made.buffer.engine.draw(made.buffer, count, view.cut).positions
+
+    monkeypatch.setattr(PinnedView, "redraw_here", anywhere)
+    with pytest.raises(AssertionError, match="from the view, and nothing else"):
+        test_a_view_gives_what_it_had_or_another_of_its_own(made, "split")

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from ringmap import Column, ReplayBuffer
+from ringmap.buffers.engine import Engine
+from ringmap.clips.items import EpisodeMoment
 from ringmap.data import Computed, Index, ShardedReplayBuffer, Window
 from ringmap.errors import ClipIndexError, SubscriptError
 from ringmap.samplers import PrioritizedSampler
@@ -150,6 +152,23 @@ def test_the_data_of_one_episode_are_one_read(home, monkeypatch):
     assert buf.get_episode_data(3) == {"number": [3]}
     assert len(read) == 1
     buf.close()
+
+
+def test_control_numbers_of_another_moment_are_seen(home, monkeypatch):
+    """Where a batch is not remembered, and where its numbers are not of one moment."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "names_in_batch", lambda self, numbers: None)
+        with pytest.raises(AssertionError):
+            test_the_number_of_an_item_names_its_episode(home / "a", "writer", False)
+    numbers = EpisodeMoment._numbers
+
+    def newest(self, source, starts):
+        self.begin()
+        return numbers(self, source, starts)
+
+    monkeypatch.setattr(EpisodeMoment, "_numbers", newest)
+    with pytest.raises(AssertionError):
+        test_the_number_of_an_item_names_its_episode(home / "b", "writer", False)
 
 
 # -- one kind of id ----------------------------------------------------------------------------
