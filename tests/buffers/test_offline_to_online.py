@@ -769,6 +769,20 @@ def test_notes_of_a_flush(tmp_path):
     again.close()
 
 
+def test_a_reader_reads_the_notes(tmp_path):
+    """As of its last refresh, whichever of a commit and a flush carries the newest."""
+    with ReplayBuffer(max_steps=10, path=tmp_path / "buf", schema={"x": ((), "int64")}) as buf:
+        reader = ReplayBuffer.open(tmp_path / "buf")
+        assert reader.notes == {}
+        buf.write_episode({"x": [1]}, notes={"a": 1})
+        assert reader.refresh()
+        assert reader.notes == {"a": 1}
+        buf.flush(notes={"b": 2})
+        reader.refresh()
+        assert reader.notes == {"a": 1, "b": 2} == pickle.loads(pickle.dumps(buf)).notes
+        reader.close()
+
+
 def test_a_missing_extra_is_named(monkeypatch):
     for name in ("tensordict", "torchrl", "torchrl.data"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -8,6 +8,7 @@ import hashlib
 import os
 import pickle
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -398,7 +399,8 @@ def test_a_closed_handle_gives_its_directory_back(home):
 def test_a_row_that_joins_a_group_is_refused_again_and_again(home, monkeypatch):
     """A look at the directory that failed is not taken for one that passed."""
     now = [0.0]
-    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    clock = SimpleNamespace(monotonic=lambda: now[0], time_ns=time.time_ns)
+    monkeypatch.setattr(store, "time", clock)
     buf = TransitionReplayBuffer(50, (2,), path=home / "buf", device=None, sync_every_s=0)
     rows = StepRing(50, path=home / "rows", sync_every_s=0)
     adds = {

@@ -50,6 +50,16 @@ def test_the_same_as_json(cli, replay, tmp_path):
     assert found["nbytes"] == sum(p.stat().st_blocks * 512 for p in files)
 
 
+def test_a_fleet_of_transitions(cli, tmp_path):
+    for number in range(2):
+        with TransitionReplayBuffer(50, (3,), (), None, path=tmp_path / f"fleet/{number}") as ring:
+            for _ in range(10 + number):
+                ring.add(np.zeros(3), 1, 0.5, np.zeros(3), False)
+    assert "total of 2 rings         0     21       21" in cli("info", "fleet").out
+    found = cli("info", "fleet", "--json").json
+    assert [(ring["name"], ring["steps"]) for ring in found["shards"]] == [("0", 10), ("1", 11)]
+
+
 def test_who_writes(cli, tmp_path):
     buffer = fill(tmp_path / "open")
     done = cli("info", "open", "--json").json["writer"]

@@ -40,3 +40,12 @@ def test_a_state_gives_the_same_integers_and_an_empty_range_raises():
     assert integers(np.random.default_rng(3), 5, 5, 0).shape == (0,)
     with pytest.raises(ValueError, match=r"no integer lies in \[5, 5\)"):
         integers(np.random.default_rng(3), 5, 5, 1)
+
+
+def test_a_range_that_is_as_long_as_another_one_begins():
+    """The length is a float, the beginning an integer, and 5 == 5.0."""
+    for count, low in ((77, 77), (78, np.int64(78))):
+        assert integers(np.random.default_rng(0), 0, count, 3).dtype == np.int64
+        drawn = integers(np.random.default_rng(0), low, low + 10, 3)
+        assert drawn.dtype == np.int64
+        assert (drawn >= low).all()

@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode
 from ringmap import ReplayBuffer, ReplayBufferCollectionWrapper, Weights, World
 from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, InputError
+from ringmap.policy import FeedForwardPolicy
 from tests.world.envs import Proof
 
 
@@ -67,6 +68,21 @@ def test_world(tmp_path, num_envs, commit_every):
     assert sorted(data["seed"]) == list(range(12))
     check([buf.load_episode(i) for i in range(12)], list(data["policy_step"]), num_envs == 1)
     buf.close()
+
+
+def test_world_with_a_policy_that_holds_the_model(tmp_path):
+    learned, acting = (
+        torch.nn.Sequential(torch.nn.Unflatten(0, (-1, 1)), torch.nn.Linear(1, 2)).double()
+        for _ in range(2)
+    )
+    Weights(tmp_path / "policy").publish(learned, 7)
+    buf = ReplayBuffer(1000)
+    world = World("RingmapTest/Proof-v0", 1, add_pixels=False)
+    policy = FeedForwardPolicy(acting, keys="drawn")
+    world.collect(writer=buf, policy=policy, weights=Weights(tmp_path / "policy"), episodes=2, progress=False, seed=0)  # fmt: skip
+    world.close()
+    assert torch.equal(acting[1].weight, learned[1].weight)
+    assert list(buf.get_episode_data()["policy_step"]) == [7, 7]
 
 
 def test_world_into_a_file(tmp_path):

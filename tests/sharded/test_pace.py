@@ -5,7 +5,7 @@ import pickle
 import pytest
 from torch.utils.data import DataLoader
 
-from ringmap import Pace
+from ringmap import Pace, ReplayBuffer
 from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import InputError
 
@@ -64,6 +64,9 @@ def test_the_pace_travels_with_a_copy(paced):
     copy = pickle.loads(pickle.dumps(buf))
     assert (copy.pace.path, copy.pace.min_steps) == (pace.path, 20)
     copy.close()
+    with ReplayBuffer.open(pace.path + "/a") as ring:
+        ring.pace = pace
+        assert pickle.loads(pickle.dumps(ring)).pace.path == pace.path
 
 
 def test_the_pace_of_a_call_stands_in_for_it(three):

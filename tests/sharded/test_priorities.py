@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 
+from ringmap import ReplayBuffer
 from ringmap.buffers.sharded import learner_state
 from ringmap.buffers.sharded.numbers import apart, joined
 from ringmap.data import ShardedReplayBuffer
@@ -14,7 +15,7 @@ from ringmap.errors import InputError, LockedError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
 from tests.buffers.processes import Child
-from tests.buffers.steps import prove
+from tests.buffers.steps import columns, prove
 
 HISTORY = 3
 
@@ -23,6 +24,27 @@ def opened(fleet, state=None, rng=0, **options):
     sampler = PrioritizedSampler(alpha=options.pop("alpha", 0.7), rng=rng)
     given = {"history_len": HISTORY, "seed": 0, "wait_s": 0, "sampler": sampler, **options}
     return ShardedReplayBuffer(fleet.folder, state=state, **given)
+
+
+def test_the_sampler_of_a_fleet_stands_for_it(three):
+    """What the caller made, and what `buf.sampler` is, takes priorities and state as the buffer does."""
+    sampler = PrioritizedSampler(rng=0)
+    buf = opened(three, sampler=sampler)
+    batch = buf.sample(50)
+    assert sampler.update_priorities(batch.ids, np.full(50, 1e-9)) > 0
+    assert not set(buf.sample(300).ids.tolist()) & set(batch.ids.tolist())
+    state = pickle.loads(pickle.dumps(sampler.state_dict()))
+    again = opened(three, sampler=(other := PrioritizedSampler(rng=5)))
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(again.sample(100).ids, buf.sample(100).ids)
+    buf.close()
+    del buf
+    with pytest.raises(InputError, match="update_priorities: no clip was drawn"):
+        sampler.update_priorities(batch.ids, np.ones(50))
+    with ReplayBuffer(100, sampler=other, seed=0) as ring:  # of one ring from here on
+        ring.write_episode(columns(0, 0, 50))
+        assert other.update_priorities(ring.sample(5).ids, np.ones(5)) == 5
+    again.close()
 
 
 def all_ids(buf):
@@ -305,8 +327,6 @@ def test_what_is_refused(three, tmp_path):
     buf = opened(three)
     with pytest.raises(InputError, match="can't span rings"):
         buf.sampler = rank
-    with pytest.raises(InputError, match="weights='equal' contradict a PrioritizedSampler"):
-        opened(three, weights="equal")
     with pytest.raises(InputError, match="state=.* is a ring; give a directory of the learner's"):
         opened(three, three.folder / "a")
     with pytest.raises(InputError, match="no clip was drawn with this sampler yet"):

@@ -1,5 +1,6 @@
 """Rings that join, leave, or fail while they are read; the others go on."""
 
+import errno
 import logging
 import os
 import shutil
@@ -141,6 +142,34 @@ def test_a_removed_ring_leaves(three, caplog):
     assert rings_of(buf.sample(300)) == {0, 2}
     prove(buf.sample(300), three.lengths, 3)
     assert len(buf) == len(three.clips(3))
+
+
+@pytest.mark.parametrize("paths", ["", "*"])
+@pytest.mark.parametrize("on_bad", ["quarantine", "raise"])
+def test_a_listing_that_fails_removes_no_ring(three, caplog, monkeypatch, paths, on_bad):
+    """As where the process has too many open files; the next look takes what joined meanwhile."""
+    buf = ShardedReplayBuffer(three.folder / paths, 3, wait_s=0, on_bad=on_bad)
+
+    def fails(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    three.ring("d")
+    three.write("d", 20)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "ringmap"):
+        patch.setattr(os, "scandir", fails)
+        patch.setattr(os, "listdir", fails)
+        for _ in range(2):
+            if on_bad == "raise":
+                with pytest.raises(EnvironmentFault, match="can't be listed: Too many open files .*ulimit -n"):  # fmt: skip
+                    buf.refresh()
+            else:
+                buf.refresh()
+        assert rings_of(buf.sample(300)) == {0, 1, 2}
+        assert len(caplog.records) == (on_bad == "quarantine")
+    buf.refresh()
+    assert rings_of(buf.sample(300)) == {0, 1, 2, 3}
+    assert not problems(buf)
+    buf.close()
 
 
 def test_a_ring_that_comes_back_has_its_number(three, clock):

@@ -17,7 +17,14 @@ from ringmap.errors import (
     NoClipsError,
     ReadOnlyError,
 )
-from ringmap.samplers import EpisodeSampler, UniformSampler
+from ringmap.samplers import (
+    BaseSampler,
+    EpisodeSampler,
+    MixtureSampler,
+    PrioritizedSampler,
+    RecencySampler,
+    UniformSampler,
+)
 from tests.buffers.steps import clip, columns, prove, same
 
 
@@ -268,13 +275,23 @@ def test_episodes_in_parts(three):
 # -- samplers --------------------------------------------------------------------------------------
 
 
+def in_any_order(sampler):
+    sampler.any_order = True
+    return sampler
+
+
+@in_any_order
+def beyond(step, buffer, size, history):
+    return np.full(size, buffer.num_valid_ends(history))
+
+
 def test_samplers(three):
     buf = open_all(three, sampler=UniformSampler(0))
     found = prove(buf.sample(3000), three.lengths, 3)
     assert {e for e, _ in found} == set(three.lengths)
-    buf.sampler = lambda step, buffer, size, history: np.zeros(size, int)
+    buf.sampler = in_any_order(lambda step, buffer, size, history: np.zeros(size, int))
     assert set(prove(buf.sample(5), three.lengths, 3)) == {(0, 0)}
-    buf.sampler = lambda step, buffer, size, history: np.full(size, buffer.num_valid_ends(history))
+    buf.sampler = beyond
     with pytest.raises(ClipIndexError, match="out of range"):
         buf.sample(5)
     buf.sampler = EpisodeSampler()
@@ -282,11 +299,89 @@ def test_samplers(three):
         buf.sample(5)
 
 
+class Newest(BaseSampler):
+    def __call__(self, step, buffer, size, history):
+        return np.full(size, buffer.num_valid_ends(history) - 1)
+
+
+def test_samplers_that_go_by_the_order_of_ids_are_refused(three):
+    """Ids run ring by ring: the highest are those of the ring that joined last."""
+    buf = open_all(three)
+    plain = [Newest(), lambda *_: np.zeros(1, int)]
+    for sampler in [*plain, MixtureSampler([(UniformSampler(), 1), (plain[1], 1)])]:
+        with pytest.raises(InputError, match="ids ring by ring.* set any_order = True"):
+            buf.sampler = sampler
+        with pytest.raises(InputError, match="ids ring by ring.* set any_order = True"):
+            open_all(three, sampler=sampler)
+    assert set(prove(buf.sample(2000), three.lengths, 3)) == three.clips(3)
+
+
+@pytest.mark.parametrize("kind", [UniformSampler, PrioritizedSampler])
+def test_weights_and_a_sampler_are_refused(three, kind):
+    weights = {"a": 1.0}
+    with pytest.raises(InputError, match=f"weights={weights} contradict a {kind.__name__}"):
+        open_all(three, weights=weights, sampler=kind())
+    buf = open_all(three, weights=weights)
+    with pytest.raises(InputError, match="leave one of them out"):
+        buf.sampler = kind()
+    assert {e for e, _ in prove(buf.sample(300), three.lengths, 3)} == set(three.model["a"])
+
+
+# Time goes on from episode to episode, over the rings in turn; each has episodes of other lengths.
+TURNS = "abcabcbcaacb" * 4
+
+
+@pytest.fixture
+def turns(fleet):
+    """Rings that were written in turn: the highest numbers of episodes are the newest. One has an episode in parts."""
+    for name in "abc":
+        fleet.ring(name, 1000)
+    for at, name in enumerate(TURNS):
+        fleet.write(name, 4 + at % 3)
+    fleet.write_in_parts("b", 25)
+    fleet.write("a", 9)
+    return fleet
+
+
+@pytest.mark.parametrize("of", ["buffer", "view", "windows", "mixture"])
+def test_recency_goes_by_the_time_of_commits(turns, of):
+    clips = sorted(turns.clips(3))  # by time
+    sampler = RecencySampler(window=60, rng=0)
+    if of == "mixture":
+        sampler = MixtureSampler([(UniformSampler(0), 1), (sampler, 1)], rng=0)
+    buf = open_all(turns, sampler=sampler)
+    window = {"episode": Window((0, 1, 2)), "step": Window((0, 1, 2))}
+    drawn = buf.view(window) if of == "view" else buf
+    batch = drawn.sample(4000, **({"window": window} if of == "windows" else {}))
+    found = [(int(e), int(s)) for e, s in zip(batch["episode"][:, 0], batch["step"][:, 0], strict=True)]  # fmt: skip
+    if of != "mixture":
+        assert set(found) == set(clips[-60:])
+        return
+    newest = sum(clip in set(clips[-60:]) for clip in found) / 4000
+    assert set(found) == set(clips)
+    assert abs(newest - (0.5 + 0.5 * 60 / len(clips))) < 0.05
+
+
+def test_recency_by_a_half_life(turns):
+    """Each clip is drawn as often as the formula says of its age among all rings."""
+    clips = sorted(turns.clips(3))
+    buf = open_all(turns, sampler=RecencySampler(half_life=30, rng=0))
+    age = {clip: len(clips) - 1 - at for at, clip in enumerate(clips)}
+    ages = np.array([age[clip] for clip in prove(buf.sample(20_000), turns.lengths, 3)])
+    for most in (10, 30, 60, 150):
+        expected = (1 - 0.5 ** (most / 30)) / (1 - 0.5 ** (len(clips) / 30))
+        assert abs((ages < most).mean() - expected) < 0.02
+    turns.write("c", 50)  # a draw after a commit goes by it
+    newest = buf.sample(2000)["episode"][:, 0] == turns.next - 1
+    assert abs(newest.mean() - (1 - 0.5 ** (48 / 30))) < 0.04
+
+
 @pytest.mark.parametrize("how", ["view", "split", "windows"])
 def test_a_view_is_drawn_from_through_the_sampler(three, how):
     """Its sampler counts the clips of the view alone, ring by ring, as they are numbered there, while they are stored."""
     newest = []
 
+    @in_any_order
     def last(step, buffer, size, history):
         newest.append(buffer.num_valid_ends(history))
         return np.full(size, newest[-1] - 1)
@@ -306,12 +401,37 @@ def test_a_view_is_drawn_from_through_the_sampler(three, how):
         buf.refresh()
         ids = [number for number in ids if number not in (0, 1)]
         assert view.num_valid_ends() == sum(model[number] - 2 for number in ids)
-    buf.sampler = lambda step, buffer, size, history: np.full(size, buffer.num_valid_ends(history))
+    buf.sampler = beyond
     with pytest.raises(ClipIndexError, match="out of range"):
         view.sample(5)
     buf.sampler = EpisodeSampler()
     with pytest.raises(InputError, match="single ring"):
         view.sample(5)
+
+
+# -- what is not for many rings ---------------------------------------------------------------------
+
+WRITES = (
+    "write_episode", "write_episodes", "write_joined", "begin_episode", "extend_from", "add", "extend", "clear", "snapshot",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_writes_names_the_rings_to_open(three, name):
+    buf = open_all(three)
+    with pytest.raises(ReadOnlyError, match=rf"ShardedReplayBuffer\.{name}: .*ReplayBuffer\.open\(path, mode='r\+'\) of one of: .*/a, .*/c"):  # fmt: skip
+        getattr(buf, name)({})
+
+
+def test_a_finding_names_its_ring(three):
+    buf = open_all(three)
+    path = next((three.folder / "b" / "columns").glob("*episode*"))
+    with path.open("r+b") as file:
+        file.seek(128 + 8)
+        file.write(b"??")
+    findings = buf.check()
+    assert findings
+    assert {finding.file for finding in findings} == {f"b/columns/{path.name}"}
 
 
 # -- views and passes ------------------------------------------------------------------------------

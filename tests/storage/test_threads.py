@@ -1,5 +1,6 @@
 """A gather over several threads: whichever part fails, nobody writes into the caller's arrays any more."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.columns.threads import SPLIT_NBYTES, take
 from ringmap.storage.disk import threads
 from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.disk.system import System
 from ringmap.storage.disk.threads import begin
 
 PARTS, ROWS = 4, 64
@@ -93,3 +95,47 @@ def test_a_child_has_helpers_of_its_own():
             signal.alarm(20)
             os._exit(begin(lambda: 7).end())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_helpers_that_two_threads_ask_for_at_once_are_one_pool(monkeypatch):
+    """The pool that was made first was forgotten, with its threads, or in place of a larger one."""
+    made, kept, both = [], threads.pool, threading.Barrier(2)
+
+    def slow(count, name):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.3)  # until the other thread makes one, too
+        made.append(kept(count, name))
+        return made[-1]
+
+    monkeypatch.setattr(threads, "pool", slow)
+    monkeypatch.setattr(threads, "_helpers", None)
+    monkeypatch.setattr(threads, "_count", 0)
+    callers = [threading.Thread(target=lambda n=n: begin(int, n).end()) for n in (2, 5)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert begin(int, 5).end() == 0
+    (left,) = (one for one in made if not one._shutdown)
+    assert left is threads._helpers
+    assert left._max_workers == 5
+    left.shutdown()
+
+
+def test_what_a_helper_reads_from_the_disk_is_counted(monkeypatch):
+    """Hints for rows on the disk stopped when helpers alone had read from it."""
+    reads = {}
+    monkeypatch.setattr(threads, "thread_reads", lambda: reads.get(threading.get_ident(), 0))
+    began = threading.Event()
+
+    def work():
+        began.set()
+        reads[threading.get_ident()] = reads.get(threading.get_ident(), 0) + 7
+        return threading.get_ident()
+
+    system = System()
+    before = system.disk_reads()
+    one = begin(work)
+    assert began.wait(60)
+    assert one.end() != threading.get_ident()
+    assert system.disk_reads() == before + 7

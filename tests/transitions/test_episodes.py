@@ -126,13 +126,14 @@ def test_in_every_process_and_format(size, tmp_path):
             loaded(elsewhere)
 
 
-def test_equal_what_a_buffer_of_episodes_records():
+@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
+def test_equal_what_a_buffer_of_episodes_records(mode):
     """The same environments recorded both ways, autoreset and time limits included: the same episodes, in the same order."""
 
     def recorded(buffer):
         envs = gym.make_vec(
             "CartPole-v1", num_envs=3, vectorization_mode="sync", max_episode_steps=20,
-            vector_kwargs={"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP},
+            vector_kwargs={"autoreset_mode": gym.vector.AutoresetMode[mode]},
         )  # fmt: skip
         envs = ReplayBufferCollectionWrapper(envs, buffer)
         envs.action_space.seed(0)

@@ -554,7 +554,7 @@ def test_a_vector_environment_that_leaves_lanes_out_is_told(tmp_path):
     )
     env = ringmap.ReplayBufferCollectionWrapper(env, buf)
     env.reset(seed=0)
-    said = "the call before had 2 lanes, this one has 1; .*SAME_STEP"
+    said = "environment 1 comes 1 rows after its last step, and 2 before: .*SAME_STEP"
     with pytest.raises(InputError, match=said):
         for _ in range(9):
             env.step(np.zeros(2, int))

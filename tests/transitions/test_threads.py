@@ -98,8 +98,8 @@ def test_a_reader_in_another_process_gets_none_of_another_call(fast, n_step):
 # -- calls come exactly between two copies -------------------------------------------------------
 
 
-def struck(monkeypatch, proof, at, calls):
-    """Return how many of a batch are wrong if calls come after its copy number `at`, and whether it was reached."""
+def struck(monkeypatch, proof, at, calls, settled=False):
+    """Return how many of a batch are wrong if calls come after its copy number `at`, and are committed, and whether it was reached."""
     takes, kept = [0], MemmapColumn.take
     proof.buf.engine.settle("a test")  # rows that are pending are copied from memory
 
@@ -108,6 +108,8 @@ def struck(monkeypatch, proof, at, calls):
         takes[0] += 1
         if takes[0] == at:
             proof.add(calls)
+            if settled:
+                proof.buf.engine.settle("a test")
         return taken
 
     with monkeypatch.context() as patched:
@@ -116,20 +118,21 @@ def struck(monkeypatch, proof, at, calls):
     return num_wrong(batch), takes[0] >= at
 
 
-def strikes(monkeypatch, n_step):
+def strikes(monkeypatch, n_step, settled=False):
     wrong = 0
     for calls in (1, 2, 5):
         proof, at, reached = Proof(n_step=n_step), 0, True
         while reached:
             at += 1
-            found, reached = struck(monkeypatch, proof, at, calls)
+            found, reached = struck(monkeypatch, proof, at, calls, settled)
             wrong += found
     return wrong
 
 
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_a_call_between_any_two_copies(monkeypatch, n_step):
-    assert strikes(monkeypatch, n_step) == 0
+def test_a_call_between_any_two_copies(monkeypatch, n_step, settled):
+    assert strikes(monkeypatch, n_step, settled) == 0
 
 
 def test_the_strikes_find_what_is_handed_out_for_another_head(monkeypatch):
@@ -140,7 +143,7 @@ def test_the_strikes_find_what_is_handed_out_for_another_head(monkeypatch):
         return newest._replace(stop=head)
 
     monkeypatch.setattr(NextObservations, "_of_newest", whatever)
-    assert strikes(monkeypatch, 1) > 0
+    assert strikes(monkeypatch, 1, settled=True) > 0
 
 
 def test_the_newest_call_is_read_again_not_drawn_anew(monkeypatch):

@@ -93,13 +93,13 @@ def buffer_at(path: str) -> Located | None:
 
 
 def holds_rings(path: str) -> bool:
-    """Return whether a path is no buffer itself, but a directory with buffers of episodes directly below it."""
+    """Return whether a path is no buffer itself, but a directory with buffers of episodes, or of transitions, directly below it."""
     if not os.path.isdir(path) or buffer_at(path) is not None or is_dataset(path):
         return False
     for name in sorted(os.listdir(path)):
         with contextlib.suppress(DamageError):  # one of them may be damaged
             found = buffer_at(os.path.join(path, name))
-            if found is not None and found.kind == EPISODES:
+            if found is not None and found.kind in (EPISODES, TRANSITIONS):
                 return True
     return False
 

@@ -510,9 +510,8 @@ class ReplayBuffer(Sampled):
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The notes stored with episodes, as of the newest commit: name -> JSON value. For a writer only."""
-        source = self.engine.source
-        return copy.deepcopy(source.carried.get("notes", {})) if isinstance(source, Store) else {}
+        """The notes stored with episodes, as of the newest commit, for a reader of its last refresh: name -> JSON value."""
+        return copy.deepcopy(self.engine.source.carried.get("notes", {}))
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
         """Store episodes as they arrive, as `write_episode` does. At durability "power" one sync makes all of them durable.
@@ -1009,11 +1008,12 @@ class ReplayBuffer(Sampled):
         return {
             "options": asdict(replace(self.options, **cut)), "transform": sendable("ReplayBuffer", "transform", self.transform),
             "key_filter": sendable("ReplayBuffer", "key_filter", self.key_filter), "engine": self.engine.to_send(),
+            "pace": self.pace,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._choose(Options(**state["options"]), state["transform"], state["key_filter"])
-        self.engine = Engine.received(state["engine"])
+        self.engine, self.pace = Engine.received(state["engine"]), state["pace"]
 
     def _card(self) -> dict[str, str]:
         self.engine.check_open()

@@ -50,7 +50,7 @@ def integers(rng: np.random.Generator, low: int, high: int, count: int) -> Array
     return found
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)  # 5 and 5.0 are arrays of two types
 def _number(value: float) -> Array:
     """Return a number as NumPy calls take it: to convert one takes as long as to multiply 32 by it."""
     return np.array(value)

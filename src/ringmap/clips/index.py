@@ -270,6 +270,12 @@ class SpanIndex:
         count = int(self.live.starts.searchsorted(position))
         return self._ends.at(self.first + count - 1) if count else self.base
 
+    def episodes_from(self, number: int) -> tuple[Array, Array]:
+        """Return the episodes, or parts, from that of a clip number on: where each starts, and one past the number of its last clip."""
+        ends = self._ends.span(self.first, self.last)
+        at = int(ends.searchsorted(number, side="right"))
+        return self.live.starts[at:], ends[at:].copy()
+
     def _find(self, numbers: Array) -> Array:
         """Return, for each clip number in `[base, end)`, the index of its episode."""
         ends = self._ends.span(self.first, self.last)

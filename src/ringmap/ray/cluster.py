@@ -190,9 +190,13 @@ class Layout:
 
 
 def rings_at(patterns: tuple[str, ...]) -> Scan:
-    """Return the rings that this machine has. One directory for each folder, and a small file for each ring."""
+    """Return the rings that this machine has. One directory for each folder, and a small file for each ring.
+
+    Raises:
+        OSError: a folder can't be listed.
+    """
     disk, scan, host = Disk(), Scan(), socket.gethostname()
-    for folder in [found for pattern in patterns for found in sorted(glob.glob(pattern))]:
+    for folder in [found for pattern in patterns for found in disk.matching(pattern)]:
         if not disk.is_folder(folder):
             continue
         scan.folders.append(folder)

@@ -11,7 +11,6 @@ Not here: what the counts of all nodes say together (census.py).
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 import time
@@ -84,7 +83,7 @@ class Keeper:
         self.release()
         progress = self._rings.enter_context(held(rings, self._job.collection, self._job.wait_s))
         nodes: dict[str, str] = {}
-        for folder in [found for pattern in patterns for found in glob.glob(pattern)]:
+        for folder in [found for pattern in patterns for found in Disk().matching(pattern)]:
             nodes |= _noted_in(os.path.join(folder, FOLDER, _NODES))
         return Count(progress, nodes)
 

@@ -178,22 +178,26 @@ class RowSink(Sink):
     ) -> None:  # fmt: skip
         super().__init__(buffer, columns, casting)
         self._extra = extra
+        self._most, self._is_named = 0, False
 
-    def add(self, rows: Mapping[str, Any], fresh: Array) -> None:
-        """Store transitions, column -> `(n, ...)`; `fresh` `(n,)` says which are the first of an episode."""
+    def add(self, rows: Mapping[str, Any], fresh: Array, slots: Sequence[int]) -> None:
+        """Store transitions, column -> `(n, ...)`, of these slots; `fresh` `(n,)` says which are the first of an episode."""
         with self.room(len(fresh)):
-            self._add(rows, fresh)
+            self._add(rows, fresh, slots)
         self.num_stored += 1
 
-    def _add(self, rows: Mapping[str, Any], fresh: Array) -> None:
+    def _add(self, rows: Mapping[str, Any], fresh: Array, slots: Sequence[int]) -> None:
         if isinstance(self.buffer, OfflineToOnlineReplayBuffer):
             self.buffer.extend(dict(rows))
             return
         rows = dict(rows)
+        # Slots that are reset have no transition; then each row says whose it is. A buffer of stacks refuses that, and says why.
+        self._is_named |= len(slots) < self._most
+        self._most = max(self._most, len(slots))
         self.buffer.add(
             _nest(rows, "obs"), rows["action"], rows["reward"], _nest(rows, "next_obs"), rows["terminated"],
             _nest(rows, "critic_obs"), _nest(rows, "next_critic_obs"), truncated=rows.get("truncated"),
-            fresh=fresh, extra={name: rows[name] for name in self._extra} or None,
+            fresh=fresh, extra={name: rows[name] for name in self._extra} or None, lane=slots if self._is_named else None,
         )  # fmt: skip
 
 

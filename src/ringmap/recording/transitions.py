@@ -76,6 +76,8 @@ class Transitions:
         self._built: list[list[Values]] = [[] for _ in by_slot]
         self._hooked = hooks.builds or hooks.validates
         self._sinks = list(dict.fromkeys(by_slot))
+        self._numbers = [list(by_slot[:s]).count(sink) for s, sink in enumerate(by_slot)]
+        """The number of each slot among those of its sink."""
         self._idle = not self._hooked and all(
             isinstance(s, EpisodeSink) and not s.stream for s in by_slot
         )
@@ -104,7 +106,7 @@ class Transitions:
                 try:
                     taken = np.array(mine)
                     batch = self._batch(sink, taken, built, terminated, truncated)
-                    sink.add(batch, self._slots.steps[taken] == 0)
+                    sink.add(batch, self._slots.steps[taken] == 0, [self._numbers[s] for s in mine])
                 except Exception as error:
                     faults.cut.update(mine)
                     faults.note(error, f"{where}: envs {mine}: this step is not stored")

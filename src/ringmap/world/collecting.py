@@ -31,6 +31,7 @@ from ringmap.formats.episode import no_append
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows
 from ringmap.world.infos import Row
+from ringmap.world.policies import BasePolicy
 from ringmap.world.progress import Progress, identity_of
 from ringmap.world.rollout import Stage, Turn, bar_of, count_of, options_of, roll
 from ringmap.world.wrappers import named
@@ -226,7 +227,8 @@ class _Played:
                 f"{WHERE}: weights= must be a ringmap.Weights, got {type(weights).__name__}"
             )
         self._weights = weights
-        self._model = policy if weights is None or weights.model is None else weights.model
+        played = policy.trained_part() if isinstance(policy, BasePolicy) else policy
+        self._model = played if weights is None or weights.model is None else weights.model
         self.load()
 
     def load(self, reset: Any = None) -> None:

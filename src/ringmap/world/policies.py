@@ -72,6 +72,10 @@ class BasePolicy:
         if self.env is not None:
             self._played = [-1] * self.env.num_envs
 
+    def trained_part(self) -> Any:
+        """Return what published weights are loaded into (see `ringmap.Weights`): this policy, if it is a torch module."""
+        return self
+
     def new_episodes(self) -> Iterator[tuple[int, np.random.SeedSequence]]:
         """Yield each environment that began an episode since the last call, with what its draws start from."""
         if self.env is None:
@@ -183,6 +187,10 @@ class FeedForwardPolicy(BasePolicy):
         if device is None:
             device = next((p.device for p in getattr(model, "parameters", list)()), "cpu")
         self.device = device
+
+    def trained_part(self) -> Any:
+        """Return the model."""
+        return self.model
 
     def get_action(self, infos: Mapping[str, Any]) -> Any:
         """Return the model's output, without gradients."""

@@ -285,8 +285,8 @@ class World:
                 learner that follows. For a `ReplayBuffer`. What a kill left of an episode is dropped by `resume` before its seed is
                 played again; in a buffer with `interrupted="keep"` it stays, and its seed counts as played.
             policy: set first, as by `set_policy`; None: the one that is set.
-            weights: where a learner publishes the policy: the newest is loaded into `weights.model`, or into the policy itself if it
-                is a `torch.nn.Module`, whenever an episode begins. Each episode has `policy_step` in its data: the step of the weights
+            weights: where a learner publishes the policy: the newest is loaded into `weights.model`, or into the policy if it is a
+                `torch.nn.Module`, or into the model of a `FeedForwardPolicy`, whenever an episode begins. Each episode has `policy_step` in its data: the step of the weights
                 that chose its first action, -1 if none were published. With several environments, later actions may come from newer ones.
             pace: wait before a commit while the collectors are too far ahead of the learners. For a `ReplayBuffer` in its directory.
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -88,6 +88,21 @@ class Shard:
     number: int | None = None
 
 
+def _refused(name: str) -> Callable[..., NoReturn]:
+    """Return a method that raises: a ring is written by its own writer."""
+
+    def refuse(self: ShardedReplayBuffer, *_: Any, **__: Any) -> NoReturn:
+        self.engine.refuse(f"ShardedReplayBuffer.{name}")
+
+    refuse.__name__ = name
+    refuse.__doc__ = """Raise: a ring is written, and copied, by itself.
+
+        Raises:
+            ReadOnlyError: always; it names the rings.
+        """
+    return refuse
+
+
 class ShardedReplayBuffer(Sampled):
     """Many rings, read as one buffer. The rings are only read; no server runs.
 
@@ -104,9 +119,10 @@ class ShardedReplayBuffer(Sampled):
             cases, and in a list whose rings are not all there yet, new rings join: at `refresh`, and at a draw at most a second later.
         history_len: observations per clip; None: as the first ring has stored.
         frameskip: stride between the observations of a clip; None: as the first ring has stored.
-        sampler: a `PrioritizedSampler`, whose priorities then span all rings; or `fn(step, buffer, batch_size, history_len) -> ids`
-            that asks for `num_valid_ends` only; None draws by `weights`. Samplers that draw by episode or position are refused when
-            they draw.
+        sampler: a `PrioritizedSampler`, whose priorities then span all rings; a `RecencySampler`, which goes by the times of commits
+            (those of one machine agree); a `UniformSampler`; a mixture of the last two; or `fn(step, buffer, batch_size, history_len)
+            -> ids` with the attribute `any_order = True`: ids run ring by ring, so the highest are not the newest clips. None draws by
+            `weights`. Samplers that draw by episode or position are refused when they draw.
         transform: dict -> dict, applied to each clip read by index or DataLoader, not to `sample`.
         weights: how often `sample` draws from a ring: "clips": every clip of all rings is equally likely; "equal": every ring with
             clips is; name -> weight, as `shards` names them (a ring without one is not drawn from). Ids, views and passes know no
@@ -132,7 +148,7 @@ class ShardedReplayBuffer(Sampled):
 
     Raises:
         InputError: an argument is wrong, or is for rings of the other kind; the same ring twice, by a link or a copy; the path is a ring
-            itself; a `PrioritizedSampler` by rank, or with `weights`.
+            itself; a `PrioritizedSampler` by rank; a sampler that may take the highest ids for the newest; a sampler and `weights`.
         LockedError: another learner holds `state`.
         NoClipsError: no ring is there after `wait_s` seconds.
         DamageError, EnvironmentFault: a ring can't be read, with on_bad="raise"; methods that read raise them, too.
@@ -319,14 +335,15 @@ class ShardedReplayBuffer(Sampled):
         """Observations per clip; `num_steps` is another name for it."""
         return self.num_steps
 
-    def write_episode(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise: a ring is written by its own writer.
-
-        Raises:
-            ReadOnlyError: always; it names the rings.
-        """
-        self.engine.writer("ShardedReplayBuffer.write_episode")
-        raise AssertionError
+    write_episode = _refused("write_episode")
+    write_episodes = _refused("write_episodes")
+    write_joined = _refused("write_joined")
+    begin_episode = _refused("begin_episode")
+    extend_from = _refused("extend_from")
+    add = _refused("add")
+    extend = _refused("extend")
+    clear = _refused("clear")
+    snapshot = _refused("snapshot")
 
     def update(self, ids: Any, values: Mapping[str, Any]) -> int:
         """Change values of stored steps, in columns that the rings declare `mutable=True`, as this learner reads them.
@@ -574,11 +591,17 @@ class ShardedReplayBuffer(Sampled):
         return ring.episodes.load_steps(local, start, end)
 
     def check(self) -> list[Finding]:
-        """Return the faults of all open rings, and of the values in `state`, each with its file; empty when sound. Reads all rows.
+        """Return the faults of all open rings, of the priorities, and of the values in `state`, each with its file; empty when sound.
+        Reads all rows.
 
-        A ring that can't be opened is in `shards`, with its problem.
+        A file of a ring is named as in `shards`, `collector-0/episodes.npy`. A ring that can't be opened is in `shards`, with its problem.
         """
-        found = [finding for ring in self.engine.each() for finding in ring.buffer.check()]
+        found = [
+            replace(finding, file=f"{ring.name}/{finding.file}")
+            for ring in self.engine.each()
+            for finding in ring.buffer.check()
+        ]
+        found += [Finding("memory", fault) for fault in self.engine.sampler.check()]
         kept = self.engine.values
         return found if kept is None else [*found, *kept.check()]
 

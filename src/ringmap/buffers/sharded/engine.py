@@ -28,6 +28,7 @@ from ringmap.buffers.engine import DISK, NO_SAMPLER, Engine, Nest
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import sendable
 from ringmap.buffers.sharded.clip_table import ClipTable
+from ringmap.buffers.sharded.commit_times import Clips, CommitTimes, in_order
 from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.moments import Moment, Moments, told_state
@@ -92,7 +93,7 @@ class ShardEngine(Engine):
         retiring: which rings are removed; None: none. A copy in another process removes none.
 
     Raises:
-        InputError: the sampler draws by rank, or by priority with weights.
+        InputError: the sampler draws by rank, or by the order of ids; or there are weights, too.
     """
 
     def __init__(
@@ -113,14 +114,21 @@ class ShardEngine(Engine):
         self._begin()
 
     def _over_rings(self, sampler: BaseSampler) -> BaseSampler:
-        if not isinstance(sampler, PrioritizedSampler):
+        if sampler.given is None:
             return sampler
+        name = type(sampler.given).__name__
         if self.weights != "clips":
             raise InputError(
-                f"{_WHERE}: weights={self.weights!r} contradict a PrioritizedSampler, whose priorities say how often each clip is drawn; "
-                "leave weights out"
+                f"{_WHERE}: weights={self.weights!r} contradict a {name}: both say how often each clip is drawn; leave one of them out"
             )
-        return FleetPriorities(sampler, self.members, self.state)
+        if isinstance(sampler, PrioritizedSampler):
+            return FleetPriorities(sampler, self.members, self.state)
+        if not (sampler.any_order or sampler.by_age):
+            raise InputError(
+                f"{_WHERE}: the clips of many rings have ids ring by ring, and the sampler {name} may take the highest for the newest; "
+                "set any_order = True on it if it does not, draw with a RecencySampler, or from the rings apart"
+            )
+        return sampler
 
     def _begin(self, state: LoaderState | None = None) -> None:
         self.pins.loader_state = state or told_state()
@@ -131,6 +139,7 @@ class ShardEngine(Engine):
         self._redraws = self._redraws_gone = 0
         self._layouts: dict[int, tuple[Cut, Layout]] = {}
         self._cuts: dict[tuple[int, int], tuple[Cut, Cut, Ring]] = {}
+        self._times: dict[int, tuple[Ring, CommitTimes]] = {}
 
     # -- which rings --------------------------------------------------------------------------
 
@@ -356,8 +365,21 @@ class ShardEngine(Engine):
                     f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0])}, which is out of range for "
                     f"{moment.clips} clips"
                 )
+            if sampler.by_age:
+                ranges = [(ring, ring.reader.window(cut)) for ring in self.members.open]
+                numbers = self._by_age(numbers, ranges)
             found = self.replaced(self._placed(numbers, moment, cut), cut)
             return Drawn(found, weigh=sampler.weigh())
+
+    def _by_age(self, ids: Array, ranges: list[tuple[Ring, ClipRange]]) -> Array:
+        """Return the ids, ring by ring, of clips that a sampler names by their order in time; `ranges`: the clips of each ring."""
+        rings, times = list[Clips](), self._times
+        for ring, clips in ranges:
+            known = times.get(ring.number)
+            if known is None or known[0] is not ring:
+                known = times[ring.number] = ring, CommitTimes(ring.source)
+            rings.append(Clips(clips, known[1]))
+        return in_order(ids, rings)
 
     def draw_among(self, view: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
         """Draw `size` clips of a view, as `draw` does; `view`: its `ranges` are the clips to draw from, ring by ring."""
@@ -383,6 +405,8 @@ class ShardEngine(Engine):
                 raise ClipIndexError(
                     f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for {count} clips"
                 )
+            if sampler.by_age:
+                ids = self._by_age(ids, ranges)
             found = np.empty(size, np.int64)
             for which, places in groups(ends.searchsorted(ids, side="right")):
                 ring, clips = ranges[which]
@@ -735,7 +759,7 @@ class ShardEngine(Engine):
         Raises:
             ReadOnlyError: always.
         """
-        self._refuse(where)
+        self.refuse(where)
 
     def writer(self, where: str) -> Store:
         """Raise: each ring has a writer of its own.
@@ -743,7 +767,7 @@ class ShardEngine(Engine):
         Raises:
             ReadOnlyError: always.
         """
-        self._refuse(where)
+        self.refuse(where)
 
     def written_back(self, where: str) -> FleetValues:
         """Return the values that a learner writes back, for an update.
@@ -764,9 +788,15 @@ class ShardEngine(Engine):
             )
         return self.values
 
-    def _refuse(self, where: str) -> NoReturn:
+    def refuse(self, where: str) -> NoReturn:
+        """Raise: rings are only read here.
+
+        Raises:
+            ReadOnlyError: always; it names the rings.
+        """
+        kind = "ReplayBuffer" if self.transitions is None else "TransitionReplayBuffer"
         raise ReadOnlyError(
-            f"{where}: rings are only read here; open the ring to write, ReplayBuffer.open(path, mode='r+') of one of: "
+            f"{where}: rings are only read here; open the ring to write, {kind}.open(path, mode='r+') of one of: "
             + (", ".join(ring.folder for ring in self.members.open) or f"none {self.rings.where}")
         )
 

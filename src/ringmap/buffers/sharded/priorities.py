@@ -64,6 +64,7 @@ class FleetPriorities(BaseSampler):
                 "kind='proportional'"
             )
         self._given, self._members, self._state = given, members, state
+        given.stand_for(self)
         self._trees: dict[int, PrioritizedSampler] = {}  # by ring number
         self._restored: dict[str, Any] = {}  # by uuid
         self._highest = 1.0

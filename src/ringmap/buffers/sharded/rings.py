@@ -9,12 +9,13 @@ A ring holds episodes or transitions, as its columns say. Where they are not kno
 one of transitions when they come.
 
 Invariants: no two open rings have the same uuid; all have the columns of the first one; whoever calls `scan` or `set_aside` hears
-of a change by a new `open`.
+of a change by a new `open`; where the folder can't be listed, the rings that are open stay.
 Not here: draws and gathers (engine.py), what users see of a ring (buffer.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import logging
 import os
@@ -35,6 +36,7 @@ from ringmap.errors import InputError, ReplacedError, RingmapError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.disk.advice import clear_error, remedy
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.kinds import TRANSITIONS
@@ -125,6 +127,7 @@ class Rings:
         """The columns of transitions; None for rings of episodes, and while no columns are known."""
         self._is_settled = False
         self._wrong_call: Exception | None = None
+        self._not_listed = ""
         self._told: set[tuple[str, str]] = set()
         self._delays: dict[str, tuple[float, float]] = {}  # by folder: seconds, and when
 
@@ -141,21 +144,26 @@ class Rings:
     @property
     def why(self) -> str:
         """What is wrong with the rings that can't be read, for the end of a sentence; "" if there are none."""
-        return "".join(f"; {one.folder}: {one.error}" for one in list(self.problems.values()))
+        unlisted = f"; {self._not_listed}" if self._not_listed else ""
+        return unlisted + "".join(
+            f"; {one.folder}: {one.error}" for one in list(self.problems.values())
+        )
 
     def candidates(self) -> list[tuple[str, str]]:
-        """Return name and folder of each place where a ring may be, by name."""
+        """Return name and folder of each place where a ring may be, by name.
+
+        Raises:
+            OSError: they can't be listed.
+        """
         paths = self.paths
         if isinstance(paths, tuple):
             return [(path, os.path.abspath(path)) for path in paths]
         if glob.has_magic(paths) and not os.path.isdir(paths):
-            found = [path for path in sorted(glob.glob(paths)) if os.path.isdir(path)]
+            found = filter(os.path.isdir, Disk().matching(paths))
             return [(path, os.path.abspath(path)) for path in found]
-        try:
-            with os.scandir(paths) as entries:
-                names = sorted(entry.name for entry in entries if entry.is_dir())
-        except OSError:
-            return []
+        names = list[str]()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(paths) as entries:  # fmt: skip
+            names = sorted(entry.name for entry in entries if entry.is_dir())
         return [(name, os.path.abspath(os.path.join(paths, name))) for name in names]
 
     def scan(self, now: float, is_first: bool = False, only_known: bool = False) -> bool:
@@ -168,12 +176,17 @@ class Rings:
 
         Raises:
             InputError: the same ring twice, at the opening.
-            RingmapError: what a ring raised, with on_bad="raise".
+            RingmapError: what a ring raised, with on_bad="raise"; or the rings can't be listed.
 
         Cost: one directory, and one stat for each place without a ring that is open.
         """
         before = self.open
-        places = self.candidates()
+        try:
+            places = self.candidates()
+        except OSError as error:
+            self._stay(error)
+            return False
+        self._not_listed = ""
         there = {folder for _, folder in places}
         for ring in before:
             if ring.folder not in there:
@@ -191,6 +204,22 @@ class Rings:
                 continue
             self._join(name, folder, now, is_first, only_known)
         return self.open is not before
+
+    def _stay(self, error: OSError) -> None:
+        """Go on with the rings that are open: which others there are is not known at this moment.
+
+        Raises:
+            EnvironmentFault: that error, with on_bad="raise".
+        """
+        fault = clear_error(
+            error, f"{_WHERE}: the rings {self.where} can't be listed", self.where,
+            "those that are open are read on", f"{remedy(error)}; it is tried again at the next look",
+        )  # fmt: skip
+        if self.on_bad == "raise":
+            raise fault from error
+        if self._not_listed != str(fault) and worker() is None:
+            log.warning("%s", fault)
+        self._not_listed = str(fault)
 
     def _join(
         self, name: str, folder: str, now: float, is_first: bool, only_known: bool

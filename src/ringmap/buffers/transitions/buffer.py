@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.steps import ROW, StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.episodes import TransitionSource
+from ringmap.buffers.transitions.lane_ends import FURTHEST, LaneEnds
 from ringmap.buffers.transitions.next_observations import (
     NextObservations,
     lane_breaks,
@@ -107,7 +108,6 @@ class _Reading(NamedTuple):
 
 
 _NOWHERE = _LedTo(-1, -1, {}, np.empty(0, np.uint8))
-_NO_VALUES: dict[str, Array] = {}
 _EARLIER_MOST = EARLIER_LIMIT // 2
 
 _ROOM_LEAST = 256
@@ -248,6 +248,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             )
         )  # fmt: skip
         self._led_to = _NOWHERE
+        given = {spec.name: spec for spec in self._columns.given.columns}
+        self._ends = LaneEnds([given[name] for name in self._columns.observed])
         row = sum(
             spec.row_nbytes
             for spec in (*owned.manifest.schema.columns, *self._columns.apart.schema.columns)
@@ -263,9 +265,9 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     def add(
         self, observations: Any, actions: Any, rewards: Any, next_observations: Any, dones: Any,
         critic_observations: Any = None, next_critic_observations: Any = None, *, truncated: Any = None,
-        fresh: Any = None, extra: Mapping[str, Any] | None = None,
+        fresh: Any = None, extra: Mapping[str, Any] | None = None, lane: Any = None,
     ) -> None:  # fmt: skip
-        """Store one step, or a batch of N steps, where row i of each batch is lane i.
+        """Store one step, or a batch of N steps, where row i of each batch is lane i, or that of environment `lane[i]`.
 
         Args:
             observations: `(*obs_shape)` or `(N, *obs_shape)`, nested like `obs_shape`; arrays or tensors.
@@ -280,12 +282,18 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             fresh: `(N,)`: the lane begins an episode here, so that n-step sums before it stop. Detected without it, unless
                 the first observation equals the lane's last next observation bit for bit.
             extra: the columns that the buffer was made with, name -> `(N, *shape)`.
+            lane: the environment of the step, or of each, `(N,)`: integers or text. For environments that are added one by one, or
+                some in one call and others in the next. Without it each call has all lanes.
+
+        Environments that are named may come in any order. In turn they cost what one call of all of them does; out of turn a
+        step stores its next observation too. One that is missing for more than 1,024 rows begins anew.
 
         With `frame_stack` observations are whole stacks, `(N, *obs_shape)`, as the environment hands them out. An episode begins
         with a stack of one frame and padding; each further stack is the lane's last next one.
 
         Raises:
-            InputError: with `frame_stack`: a stack neither goes on from the lane's last step nor begins an episode.
+            InputError: with `frame_stack`: a stack neither goes on from the lane's last step nor begins an episode, or named
+                environments come in another order than before. A call names an environment twice.
             InputError: shapes differ, a dtype can't hold a value, or N exceeds the capacity. Nothing was changed.
             ReadOnlyError, ClosedError: this handle may not write.
             EnvironmentFault: the disk is full or fails. Nothing was changed.
@@ -294,6 +302,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         """
         where = f"{type(self).__name__}.add"
         columns, store = self._columns, self.engine.writer(where)
+        is_named = lane is not None or self._ends.is_of(store.head, store.live.era)
         if (
             critic_observations is None
             and next_critic_observations is None
@@ -305,7 +314,10 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             )
             is_single = step is not None and type(step[2]) is not np.ndarray
             count = 1 if is_single or step is None else len(observations)
-            if step is not None and count <= self._at_once:
+            if step is not None and is_named:
+                if is_single and columns.stack is None and self._add_named(store, step, next_observations, lane, where):  # fmt: skip
+                    return
+            elif step is not None and count <= self._at_once:
                 if columns.stack is None:
                     if self._add_as_given(store, step, next_observations, count, is_single, where):
                         return
@@ -337,7 +349,113 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         begun = None if fresh is None else np.asarray(fresh, np.bool_)
         if begun is not None and begun.shape not in ((), (count,)):
             raise InputError(f"{where}: fresh has shape {begun.shape}, expected ({count},)")
-        self._store(store, rows, after, rest.values(), count, begun, where, beside)
+        if is_named:
+            names = _names_of(lane, count, where)
+            self._store_named(
+                store, rows, after, [*rest.values()], count, begun, where, beside, names
+            )
+        else:
+            self._store(store, rows, after, rest.values(), count, begun, where, beside)
+
+    def _store_named(
+        self, store: Store, rows: dict[str, Array], after: dict[str, Array], rest: Sequence[Array], count: int, begun: Any,
+        where: str, beside: Sequence[Array], names: list[Any],
+    ) -> None:  # fmt: skip
+        """Store a call that was checked, of environments with these names."""
+        columns, following, stack, ends = self._columns, self._following, self._columns.stack, self._ends  # fmt: skip
+        store.refuse_within(where, following.lock)
+        with following.lock:
+            store.recover_if_stale()
+            self._look_at_ends(store)
+            head = store.head
+            places = np.array([ends.place(name, rows, i) for i, name in enumerate(names)])
+            parted = ~ends.goes_on(places, rows)
+            if begun is not None:
+                parted |= begun
+            back = head + np.arange(count) - ends.at[places]
+            is_near = (ends.at[places] >= store.tail) & (back <= FURTHEST)
+            parted |= ~is_near
+            strides = np.where(is_near, back, self._stride)
+            ages, led = ends.ages[places], after
+            if stack is not None:
+                stacks = {name: rows[name] for name in columns.stacked}
+                stack.check(stacks, after, parted, count, where)
+                turned = ~parted & (ages > 0) & (back != ends.strides[places])
+                if turned.any():
+                    which = int(turned.argmax())
+                    raise InputError(
+                        f"{where}: environment {names[which]!r} comes {back[which]} rows after its last step, and {ends.strides[places[which]]} "
+                        "before: a stack is read from rows that are equally far apart; with frame_stack give all environments, in one "
+                        "order, each time (of Gymnasium's vector environments those with AutoresetMode.SAME_STEP), or begin anew with a reset"
+                    )
+                ages = stack.earlier(parted, ages)
+                rows, after = columns.newest(rows), columns.newest(after)
+                beside = [*beside, ages]
+            arrays = [*rows.values(), *rest, np.where(parted, -strides, strides), *beside]
+
+            def earlier() -> dict[str, Array]:
+                return columns.newest(ends.earlier())
+
+            if count <= self._at_once and ends.nbytes <= _EARLIER_MOST:
+                store.append(
+                    [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
+                )  # fmt: skip
+            else:
+                self._commit(store, arrays, after, earlier(), count, where)
+            following.forget()
+            ends.follow(places, head, strides, ages, led, store.live.era)
+            if len(ends) > 2 * FURTHEST:
+                ends.drop_before(store.head - FURTHEST)
+
+    @property
+    def _stride(self) -> int:
+        """How far on the next row of an environment is expected of which there is no row yet."""
+        return max(1, min(len(self._ends), FURTHEST, self.capacity))
+
+    def _look_at_ends(self, store: Store) -> None:
+        """Learn the newest rows of all environments from what is stored, unless they are known."""
+        ends, era = self._ends, store.live.era
+        if ends.is_of(store.head, era):
+            return
+        is_own = self._following.is_own_call(store)  # then row i is lane i, and there are no others
+        ends.forget()
+        ends.begin(*self.reader.newest_of_lanes(0 if is_own else FURTHEST), is_own)
+        ends.head, ends.era = store.head, era
+
+    def _add_named(self, store: Store, step: Any, after: Array, lane: Any, where: str) -> bool:
+        """Store a step of one environment whose values have their columns' types; False if it is not known yet."""
+        ends, following, name = self._ends, self._following, self._columns.observed[0]
+        store.refuse_within(where, following.lock)
+        with following.lock:
+            store.recover_if_stale()
+            if not ends.is_of(store.head, store.live.era):
+                return False
+            place = ends.known(0 if lane is None else lane)
+            if place is None:
+                return False
+            head = store.head
+            at = int(ends.at[place])
+            is_near = store.tail <= at and head - at <= FURTHEST
+            stride = head - at if is_near else self._stride
+            goes_on = is_near and same_bytes(ends.led[name][place], step[0])
+            lanes = stride if goes_on else -stride
+            store.append(
+                (*step, lanes, after), 1, self._at_once, where, self._columns.apart, ends.earlier, self.engine.committing, True
+            )  # fmt: skip
+            following.forget()
+            ends.follow_one(place, head, stride, name, after, store.live.era)
+        return True
+
+    def _commit(
+        self, store: Store, arrays: Sequence[Any], after: Mapping[str, Array], earlier: Mapping[str, Array], count: int, where: str,
+    ) -> None:  # fmt: skip
+        """Store a call as a commit of its own."""
+        given = [
+            np.ascontiguousarray(np.broadcast_to(values, (count, *spec.shape)), spec.dtype)
+            for spec, values in zip(self._columns.schema.columns, arrays, strict=True)
+        ]
+        apart = {name: np.ascontiguousarray(values) for name, values in after.items()}
+        self._ring.commit(given, encode_data(earlier, where), where, apart)
 
     def _store(
         self, store: Store, rows: dict[str, Array], after: dict[str, Array], rest: Iterable[Any], count: int, begun: Any,
@@ -359,15 +477,11 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             arrays = [*rows.values(), *rest, lanes, *beside]
             if count <= self._at_once and nbytes_of(earlier) <= _EARLIER_MOST:
                 store.append(
-                    [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
+                    [*arrays, *after.values()], count, self._at_once, where, columns.apart, partial(dict, earlier),
+                    self.engine.committing,
                 )  # fmt: skip
             else:
-                given = [
-                    np.ascontiguousarray(np.broadcast_to(values, (count, *spec.shape)), spec.dtype)
-                    for spec, values in zip(columns.schema.columns, arrays, strict=True)
-                ]
-                apart = {name: np.ascontiguousarray(values) for name, values in after.items()}
-                self._ring.commit(given, encode_data(earlier, where), where, apart)
+                self._commit(store, arrays, after, earlier, count, where)
             following.committed(store, after)
             if stack is not None:
                 self._led_to = _LedTo(store.head, store.live.era, led, ages)
@@ -413,18 +527,20 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         with following.lock:
             store.recover_if_stale()
             lanes: Any = count
-            before, earlier = following.before(store), _NO_VALUES
+            before = following.before(store)
+            earlier: Callable[[], dict[str, Array]] = dict
             if (
                 before is None
                 or len(before[name]) != count
                 or not same_bytes(before[name], step[0])
             ):
                 now = step[0][None] if is_single else step[0]
-                parted, earlier = lane_breaks({name: now}, before)
+                parted, broken = lane_breaks({name: now}, before)
                 lanes = np.where(parted, -count, count)
                 lanes = lanes[0] if is_single else lanes
-                if nbytes_of(earlier) > _EARLIER_MOST:
+                if nbytes_of(broken) > _EARLIER_MOST:
                     return False
+                earlier = partial(dict, broken)
             store.append(
                 (*step, lanes, after), count, self._at_once, where, self._columns.apart, earlier, self.engine.committing,
                 is_single,
@@ -439,6 +555,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         with self._following.lock:
             self._ring.buffer.clear()
             self._following.forget()
+            self._ends.forget()
 
     # -- what is stored ----------------------------------------------------------------------
 
@@ -894,6 +1011,28 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         place = "" if self.path is None else f", path={str(self.path)!r}, mode={self.mode!r}"
         shapes = {spec.name: spec.shape for tree in self._columns.trees for spec in tree.columns}
         return f"{type(self).__name__}({len(self)}/{self.capacity}, {shapes}, n_step={self.n_step}{place})"
+
+
+def _names_of(lane: Any, count: int, where: str) -> list[Any]:
+    """Return the name of the environment of each row; without names they are numbered.
+
+    Raises:
+        InputError: there are more or fewer names than rows, one is named twice, or is neither an integer nor text.
+    """
+    if lane is None:
+        return list(range(count))
+    names = [lane] if isinstance(lane, str) or not np.ndim(lane) else list(lane)
+    names = [name.item() if isinstance(name, np.generic) else name for name in names]
+    if len(names) != count:
+        raise InputError(
+            f"{where}: lane names {len(names)} environments, but there are {count} rows"
+        )
+    wrong = [name for name in names if isinstance(name, bool) or not isinstance(name, int | str)]
+    if wrong:
+        raise InputError(f"{where}: lane: an environment is named by an integer or text, got {wrong[0]!r}")  # fmt: skip
+    if len(set(names)) < count:
+        raise InputError(f"{where}: lane names an environment twice: {names!r:.60}; give its steps one by one")  # fmt: skip
+    return names
 
 
 def _check_stored(

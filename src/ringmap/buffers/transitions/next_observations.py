@@ -39,7 +39,7 @@ from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.successors import Successors
 
-__all__ = ["NextObservations", "lane_breaks", "nbytes_of", "same_bytes"]
+__all__ = ["NextObservations", "different", "lane_breaks", "nbytes_of", "same_bytes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Observations = Mapping[str, Array]
@@ -174,8 +174,12 @@ class NextObservations:
         source.follow_with(newest)
 
     def forget(self) -> None:
-        """Record that all rows were removed."""
+        """Record that all rows were removed, or that the newest ones are of several calls."""
         self._newest = Newest(-1, None)
+
+    def is_own_call(self, store: Handle) -> bool:
+        """Whether the newest rows are those of one call of this handle."""
+        return self._newest.head == store.head and self._era == store.live.era
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -201,7 +205,10 @@ class NextObservations:
             ours, values = pending.apart_at(positions)
             found.put(ours.nonzero()[0], values)
         left = found.left()
-        now = self._of_newest(source, head) if len(left) else None
+        are_pending = (
+            pending is not None and pending.count
+        )  # then those of the newest call were found
+        now = self._of_newest(source, head) if len(left) and not are_pending else None
         if now is not None and now.observations:
             count = len(next(iter(now.observations.values())))
             lanes = positions[left] - (now.stop - count)
@@ -346,7 +353,7 @@ def lane_breaks(
         fresh |= begun
     for name, then in before.items():
         if not same_bytes(rows[name], then):
-            fresh |= _different(rows[name], then)
+            fresh |= different(rows[name], then)
     left = np.flatnonzero(fresh)
     if not len(left):
         return fresh, {}
@@ -365,7 +372,7 @@ def same_bytes(one: Array, other: Array) -> bool:
     return bool((one.reshape(-1).view(np.uint8) == other.reshape(-1).view(np.uint8)).all())
 
 
-def _different(rows: Array, others: Array) -> Array:
+def different(rows: Array, others: Array) -> Array:
     """Tell for each row whether its bytes differ from those of the other array's row."""
     if not rows.nbytes:
         return np.zeros(len(rows), np.bool_)

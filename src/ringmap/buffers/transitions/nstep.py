@@ -3,7 +3,8 @@
     position p, lanes N:   p -> p + N -> p + 2N          n_step = 3: r + gamma r' + gamma^2 r''
                                          \\__ its next observation: row p + 3N, or a separately stored one
 
-A sum ends where an episode ends, and where a lane breaks. The frames of a stack (stacks.py), N = 1:
+A sum ends where an episode ends, and where a lane breaks. Where environments are named one by one and come out of turn, the row
+that goes on is another than p + N, and says so: it is looked for. The frames of a stack (stacks.py), N = 1:
 
     stack at p:          p - 3   p - 2   p - 1   p
     the next stack:              p - 2   p - 1   p   p + 1, or a separately stored frame
@@ -23,6 +24,7 @@ import numpy as np
 
 from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions.columns import TransitionColumns
+from ringmap.buffers.transitions.lane_ends import FURTHEST
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.buffers.transitions.rows import RowsOfAdjacent, RowsOfMany, RowsOfOne, are_live
 from ringmap.buffers.transitions.stacks import FrameStack
@@ -44,6 +46,9 @@ from ringmap.storage.ring.extremes import all_true
 __all__ = ["TransitionReader"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_LOOKED_AT = 128
+"""Rows that are looked at together for one that goes on."""
 
 _LARGE_NBYTES = 512
 """Bytes of an observation from which a batch of 256 takes blocks that an allocator may give back to the system."""
@@ -287,11 +292,33 @@ class TransitionReader(ClipReader):
         stack, rows = self.columns.stack, self.source.rows
         if stack is None or rows is None or not len(positions):
             return np.ones(len(positions), np.bool_)
-        at = stack.positions(positions, *self._heads(rows, positions % rows.ring.rows))
+        at = stack.positions(positions, *self._heads(rows, positions))
         found: Array = np.logical_and.reduce(
             (at >= self.source.tail) & are_live(self.source, at), 1
         )
         return found
+
+    def newest_of_lanes(
+        self, most: int
+    ) -> tuple[Array, Array, Array, dict[str, Array], Array]:  # fmt: skip
+        """Return the rows that no other goes on from, oldest first: positions, strides, column `earlier`, what they led to, which end an episode.
+
+        Args:
+            most: rows before the head in which they are looked for; those of the newest call are in any case.
+        """
+        source, rows = self.source, self.source.rows
+        if rows is None or source.head == source.tail:
+            none = np.empty(0, np.int64)
+            return none, none, none, {}, none
+        newest = abs(int(rows.take(["lanes"], np.array([source.head - 1]))[0][0]))
+        at = np.arange(max(source.tail, source.head - max(most, newest)), source.head)
+        at = at[are_live(source, at)]
+        lanes = rows.take(["lanes"], at)[0].astype(np.int64)
+        at = at[~np.isin(at, (at - lanes)[lanes > 0])]
+        batch, good = self.singly(at)
+        at, led = at[good], {n: batch[f"next_{n}"][good] for n in self.columns.observed}
+        dones, truncated = rows.take(["dones", "truncated"], at)
+        return at, *self._heads(rows, at), led, dones | truncated
 
     def led_to(self, head: int) -> dict[str, Array] | None:
         """Return the next observations of the call that ended at `head`, by leaf, from what was stored since; None if evicted."""
@@ -372,37 +399,52 @@ class TransitionReader(ClipReader):
         def of(name: str, at: Array) -> Array:
             return rows.take([name], at)[0]
 
-        def next_of(at: Array, names: list[str]) -> tuple[Array, Array, list[Array]]:
-            """Return the positions after some rows; which of these are rows with their next observations; and columns of these."""
-            after = at + lanes
+        def next_of(
+            at: Array, strides: Array, names: list[str], wanted: Array | None = None
+        ) -> tuple[Array, Array, list[Array]]:
+            """Return the positions after some rows; which of these are rows with their next observations; and columns of these.
+
+            `wanted`: which are looked for further on if they are not where they are expected.
+            """
+            after = at + strides
             inside = after < stop
             if all_true(inside):
                 then, *values = rows.take(names, after, "next_")
-                found: Array = then == lanes
+                found: Array = then == strides
             else:  # the newest call, or rows damaged by a power cut
                 then, *values = rows.take(names, np.where(inside, after, at), "next_")
-                found = inside & (then == lanes)
+                found = inside & (then == strides)
+            if wanted is not None:
+                out_of_turn = (wanted & ~found).nonzero()[0]
+                if len(out_of_turn):
+                    further = self._further(rows, at, stop, out_of_turn)
+                    here = further >= 0
+                    after[out_of_turn[here]] = further[here]
+                    found[out_of_turn[here]] = True
             return after, (found if rows.is_dense else found & rows.are_live(after)), values
 
-        last = positions
+        last, strides = positions, lanes
         if is_single:
             batch["dones"] = batch["dones"].astype(np.float32)
         else:
             rewards = batch["rewards"].astype(np.float64)
             discounts = np.full(len(positions), self.gamma)
+            on = np.ones(len(positions), np.bool_)
             for power in range(1, self.n_step):
                 dones, truncated = rows.take(["dones", "truncated"], last)
-                ended = dones | truncated | (last < positions + (power - 1) * lanes)
-                on = ~ended & next_of(last, ["lanes"])[1]
+                on &= ~(dones | truncated)
+                after, is_row, _ = next_of(last, strides, ["lanes"], on)
+                on &= is_row
                 if not on.any():
                     break
-                last = np.where(on, last + lanes, last)
+                strides = np.where(on, after - last, strides)
+                last = np.where(on, after, last)
                 rewards[on] += self.gamma**power * of("rewards", last)[on]
                 discounts[on] *= self.gamma
             batch["rewards"] = rewards.astype(np.float32)
             batch["dones"] = of("dones", last).astype(np.float32)
             batch["discounts"] = discounts.astype(np.float32)
-        after, on, following = next_of(last, self._of_next)
+        after, on, following = next_of(last, strides, self._of_next)
         batch.update(zip(self._next_names, following, strict=True))
         if self._wide:
             batch |= self._large(rows, np.where(on, after, last), out, "next_", threads)
@@ -410,7 +452,7 @@ class TransitionReader(ClipReader):
             here = at
             if not is_single:
                 earlier = of(stack.column.name, last)
-                here = stack.positions(last, lanes, earlier)
+                here = stack.positions(last, strides, earlier)
             then = np.concatenate([here[:, 1:], np.where(on, after, last)[:, None]], 1)
             batch |= self._stacks(rows, then, out, "next_", threads, stack, earlier)
         good: Array | None = None
@@ -429,6 +471,32 @@ class TransitionReader(ClipReader):
             stored = np.logical_and.reduce(rows.are_live(at), 1)
             good = stored if good is None else good & stored
         return _Found(batch, good, oldest, after, stop, rows.head)
+
+    def _further(
+        self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, at: Array, stop: Any, which: Array
+    ) -> Array:  # fmt: skip
+        """Return the positions of the rows that go on from some rows, wherever they are ahead; -1 where there is none.
+
+        Args:
+            rows: of the transitions.
+            at: of all transitions.
+            stop: where the newest call ended, for all or for each.
+            which: the transitions that are asked for.
+        """
+        found, left = np.full(len(which), -1, np.int64), np.arange(len(which))
+        ends = np.broadcast_to(stop, at.shape)[which]
+        for begin in range(1, FURTHEST + 1, _LOOKED_AT):
+            ahead = np.arange(begin, min(begin + _LOOKED_AT, FURTHEST + 1))
+            part = which[left]
+            here = at[part][:, None] + ahead
+            inside = here < ends[left][:, None]
+            goes_on = inside & (rows.lanes_of(part, np.where(inside, here, at[part][:, None])) == ahead)  # fmt: skip
+            is_here = goes_on.any(1)
+            found[left[is_here]] = at[part[is_here]] + ahead[goes_on[is_here].argmax(1)]
+            left = left[~is_here & inside[:, -1]]
+            if not len(left):
+                break
+        return found
 
     def read_adjacent(
         self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int

@@ -60,6 +60,10 @@ class RowsOfOne:
         """Tell which positions are stored."""
         return are_live(self.source, at)
 
+    def lanes_of(self, which: Array, at: Array) -> Array:
+        """Return the column `lanes` of rows near some transitions: `at` is `(len(which), n)`."""
+        return self.rows.take(["lanes"], at, self.head)[0]
+
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
         return self.following.find(self.source, last[which], self.head)
@@ -111,6 +115,15 @@ class RowsOfAdjacent:
         for place, which in groups(self._ring_of):
             found[which] = are_live(self._rings.sources[place], at[which])
         return found
+
+    def lanes_of(self, which: Array, at: Array) -> Array:
+        """Return the column `lanes` of rows near some transitions: `at` is `(len(which), n)`."""
+        laps, first = (
+            value if isinstance(value, int) else value[which][:, None]
+            for value in (self._laps, self._first)
+        )
+        lanes: Array = self._rings.rows.by_name["lanes"].take(at % laps + first, None, self._rings.head)  # fmt: skip
+        return lanes
 
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
@@ -238,6 +251,19 @@ class RowsOfMany:
         for ring, (start, stop) in zip(self._rings, self.bounds, strict=True):
             found[start:stop] = ring.are_live(at[start:stop])
         return found
+
+    def lanes_of(self, which: Array, at: Array) -> Array:
+        """Return the column `lanes` of rows near some transitions: `at` is `(len(which), n)`."""
+        lanes = np.zeros(at.shape, np.int32)
+        cuts = which.searchsorted([stop for _, stop in self.bounds]).tolist()
+        for number, (ring, start, stop) in enumerate(zip(self._rings, [0, *cuts], cuts, strict=False)):  # fmt: skip
+            if start == stop or number in self.faults:
+                continue
+            try:
+                lanes[start:stop] = ring.lanes_of(which[start:stop], at[start:stop])
+            except RING_FAULTS as error:
+                self.faults[number] = error
+        return lanes
 
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""

@@ -105,6 +105,11 @@ class BaseSampler(ABC):
     """Whether it returns quickly, so that a buffer may keep the writer waiting during the call."""
     has_priorities: bool = False
     """Whether clips can be given priorities, by the ids of a batch."""
+    any_order: bool = False
+    """Whether it draws rightly where the highest ids are not the newest clips. Those of many rings have ids ring by ring, so a
+    `ShardedReplayBuffer` takes no other sampler, unless it is `by_age`."""
+    by_age: bool = False
+    """Whether an id means to it an age alone: over many rings its ids are taken in the order of commits, at more cost."""
 
     @property
     def given(self) -> Any:
@@ -228,6 +233,8 @@ class _Wrapped(BaseSampler):
         self._given: Any = given
         self.is_quick = getattr(given, "is_quick", False)
         self.has_priorities = hasattr(given, "update_priorities")
+        self.any_order = getattr(given, "any_order", False)
+        self.by_age = getattr(given, "by_age", False)
         for name in _OPTIONAL:
             if hasattr(given, name):
                 setattr(self, name, getattr(given, name))

@@ -44,6 +44,8 @@ class EpisodeSampler(DrawingSampler):
         True
     """
 
+    any_order = True
+
     def __init__(
         self,
         rng: Seed = None,

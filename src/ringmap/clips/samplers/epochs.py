@@ -36,6 +36,8 @@ class EpochSampler(BaseSampler):
         [0, 1, 2, 3, 4, 5]
     """
 
+    any_order = True
+
     is_quick = True
 
     def __init__(self, seed: int = 0) -> None:

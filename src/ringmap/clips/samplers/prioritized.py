@@ -28,6 +28,7 @@ import numpy as np
 from ringmap.clips.clip_range import ClipRange, HasClipRange
 from ringmap.clips.samplers.base import (
     Array,
+    BaseSampler,
     DrawingSampler,
     Seed,
     Weigh,
@@ -99,6 +100,8 @@ class PrioritizedSampler(DrawingSampler):
         (7, 1.0)
     """
 
+    any_order = True
+
     has_priorities = True
 
     def __init__(
@@ -144,6 +147,15 @@ class PrioritizedSampler(DrawingSampler):
             )
         super().begin_in_worker(seeds)
 
+    _over: Callable[[], BaseSampler | None] | None = None
+
+    def stand_for(self, over: BaseSampler) -> None:
+        """Pass priorities and state on to what draws with these options over many rings, as long as that lives."""
+        self._over = weakref.ref(over)
+
+    def _stands_for(self) -> BaseSampler | None:
+        return None if self._over is None else self._over()
+
     def for_ring(self, kept_by: Callable[[Handle], Opened] | None) -> PrioritizedSampler:
         """Return a sampler with the same options and generator for one ring of many.
 
@@ -176,6 +188,7 @@ class PrioritizedSampler(DrawingSampler):
 
         Clips that a power cut removed are no longer at their positions: their priorities must not go to the next clips there.
         """
+        self._over = None
         with source.memory, self._lock:
             if source is not self._source:
                 self._bind(source)
@@ -299,6 +312,8 @@ class PrioritizedSampler(DrawingSampler):
 
         Cost: O(B log rows), and one write.
         """
+        if (over := self._stands_for()) is not None:
+            return over.update_priorities(ids, values)
         where = "PrioritizedSampler.update_priorities"
         places, priorities = checked_priorities(where, ids, values)
         asked = self._asked
@@ -455,6 +470,8 @@ class PrioritizedSampler(DrawingSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, with priorities, to store with a checkpoint. O(rows)."""
+        if (over := self._stands_for()) is not None:
+            return over.state_dict() or {}
         with self._lock:
             if self._leaves is None:
                 return {**self.small_state(), **(self._restored or {})}
@@ -473,6 +490,9 @@ class PrioritizedSampler(DrawingSampler):
         Raises:
             InputError: the state is not valid. Nothing was changed.
         """
+        if (over := self._stands_for()) is not None:
+            over.load_state_dict(state)
+            return
         kept = self.check_state_dict(state)
         self.load_small_state(state)
         if kept is not None:

@@ -31,6 +31,8 @@ class RecencySampler(DrawingSampler):
         True
     """
 
+    by_age = True
+
     def __init__(
         self, half_life: float | None = None, window: int | None = None, rng: Seed = None
     ) -> None:

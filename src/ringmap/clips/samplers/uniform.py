@@ -30,6 +30,8 @@ class UniformSampler(DrawingSampler):
         (4, 1)
     """
 
+    any_order = True
+
     def __call__(self, step: int, buffer: HasClips, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size)."""
         return uniform(self.rng, buffer, batch_size, history_len)

@@ -69,7 +69,8 @@ def follows(record: Record | None) -> list[int]:
 def kept_apart(lanes: Array, apart: Values, earlier: Values) -> tuple[Values, Values]:
     """Return the values apart that a group's commit keeps as its data, and those of its newest call.
 
-    Row i of a call of n rows needs none if row i + n has n in `lanes`: that row continues its lane.
+    Row i with n or -n in `lanes` needs none if row i + n has n: that row continues its lane. The newest call is that of as many rows as
+    the last one says.
 
     Args:
         lanes: of the rows: n or -n.
@@ -84,7 +85,9 @@ def kept_apart(lanes: Array, apart: Values, earlier: Values) -> tuple[Values, Va
     after = number + each
     is_row = after < len(lanes)
     goes_on = is_row & (lanes[np.where(is_row, after, 0)] == each)
-    left = np.flatnonzero(~goes_on[:newest])
+    # Where lanes come out of turn, one of the newest rows may not be its lane's last one: no later group asks for its values.
+    in_turn = bool((each[newest:] == each[-1]).all())
+    left = np.flatnonzero(~goes_on[:newest] if in_turn else ~goes_on)
     following = {name: np.ascontiguousarray(values[newest:]) for name, values in apart.items()}
     if not earlier:
         kept = {"rows": left.astype(np.int32), **{n: v[left] for n, v in apart.items()}}

@@ -899,7 +899,7 @@ class Store(Handle):
 
     def append(
         self, arrays: Sequence[Any], count: int, limit: int, where: str, apart: Apart | None = None,
-        earlier: Values | None = None,
+        earlier: Callable[[], Values] = dict,
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]] = nullcontext,
         is_single: bool = False,
     ) -> Position:  # fmt: skip
@@ -914,7 +914,7 @@ class Store(Handle):
             limit: at most the spare rows.
             where: the method to name in an error.
             apart: further columns; see `kept_apart`.
-            earlier: values apart of rows of earlier calls, in case that this call begins a group.
+            earlier: returns values apart of rows of earlier calls; called if this call begins a group.
             small: provides the small state for a commit of the rows of earlier calls.
             is_single: whether the arrays are values of one row, without the first axis.
 
@@ -932,7 +932,7 @@ class Store(Handle):
                 self._writing = True
                 group = self._group
                 if group is None or group.count + count > group.limit or not self._is_ready(group):
-                    group = self._next_group(count, limit, where, apart, earlier or {}, small)
+                    group = self._next_group(count, limit, where, apart, earlier, small)
                 position = Position(group.start + group.count)
                 self._stale = True
                 try:
@@ -971,7 +971,7 @@ class Store(Handle):
         return is_recent and files.poison is None and not files.unpublished
 
     def _next_group(
-        self, count: int, limit: int, where: str, apart: Apart | None, earlier: Values,
+        self, count: int, limit: int, where: str, apart: Apart | None, earlier: Callable[[], Values],
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]],
     ) -> OpenGroup:  # fmt: skip
         """Return the open group if it goes on; else commit it, and begin another."""
@@ -993,7 +993,12 @@ class Store(Handle):
         return bool(group.count) and not self.disk.volatile and 0 < most < 2 * age
 
     def _begin_group(
-        self, files: CommitFiles, count: int, limit: int, apart: Apart | None, earlier: Values
+        self,
+        files: CommitFiles,
+        count: int,
+        limit: int,
+        apart: Apart | None,
+        earlier: Callable[[], Values],
     ) -> OpenGroup:
         rows, start = self.rows, self.head
         assert rows is not None
@@ -1005,7 +1010,7 @@ class Store(Handle):
             if first >= count:  # it ends where the ring wraps
                 limit, in_place = first, rows.writable(start, first)
         group = OpenGroup(
-            rows.schema, apart, start, limit, self.ring.rows, after, earlier, in_place
+            rows.schema, apart, start, limit, self.ring.rows, after, earlier(), in_place
         )
         if not self.disk.volatile:
             spent, self._spent = self._spent, None

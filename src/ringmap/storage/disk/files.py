@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
+import glob
 import mmap
 import os
 import shutil
@@ -609,6 +611,30 @@ class Disk:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return sorted(self.system.names(at, None if held is None else held.fd))
         return []
+
+    def matching(self, pattern: str) -> list[str]:
+        """Return the sorted paths that match a glob, as `glob.glob` does, which takes a folder that it can't list for an empty one.
+
+        Raises:
+            OSError: a folder can't be listed; where the pattern names many, those that may not be read are passed over.
+        """
+        parent, name = os.path.split(pattern)
+        if not glob.has_magic(pattern) or not parent or parent == pattern:
+            return [pattern] if os.path.lexists(pattern) else []
+        if not glob.has_magic(parent):
+            return self._matching_in(parent, name)
+        found = list[str]()
+        for folder in filter(os.path.isdir, self.matching(parent)):
+            with contextlib.suppress(PermissionError):
+                found += self._matching_in(folder, name)
+        return found
+
+    def _matching_in(self, folder: str, pattern: str) -> list[str]:
+        if not glob.has_magic(pattern):
+            path = os.path.join(folder, pattern)
+            return [path] if os.path.lexists(path) else []
+        names = fnmatch.filter(self.names(folder), pattern)
+        return [os.path.join(folder, n) for n in names if pattern[0] == "." or n[0] != "."]
 
     def free(self, path: str) -> int | None:
         """Return the free bytes of the file system of an existing folder, or None if it does not tell."""

@@ -48,6 +48,7 @@ from itertools import repeat
 
 from ringmap.errors import CorruptError
 from ringmap.storage.disk.forks import Forkable, Renew
+from ringmap.storage.disk.threads import disk_reads
 
 __all__ = ["Data", "NotAFileError", "System", "cores", "file_system", "kind_of", "memory_left"]
 
@@ -113,9 +114,6 @@ try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
-    _RUSAGE_THREAD = None
-else:
-    _RUSAGE_THREAD = getattr(resource, "RUSAGE_THREAD", None)
 
 
 class NotAFileError(CorruptError):
@@ -365,11 +363,8 @@ class System(Forkable):
             return os.fstat(fd).st_size if error.errno == errno.ENXIO else offset
 
     def disk_reads(self) -> int:
-        """Return a number that grows when this thread reads from the disk; always 0 if the system does not tell."""
-        if _RUSAGE_THREAD is None or self.portable:
-            return 0
-        used = resource.getrusage(_RUSAGE_THREAD)
-        return used.ru_inblock + used.ru_majflt
+        """Return a number that grows when this thread, or a helper of it, reads from the disk; always 0 if the system does not tell."""
+        return 0 if self.portable else disk_reads()
 
     def boot_id(self) -> bytes | None:
         """Return 16 bytes that change at each boot, or None if the system has none."""

@@ -4,6 +4,7 @@ r"""Thread pools, where the system can start threads; and the helpers of this pr
             \---> no helper took it yet -> end: done by the caller
 
 A busy machine may have no core for a helper: what it has not begun when the caller could go on, the caller does itself.
+What a helper reads from the disk counts as read by its caller: `disk_reads`.
 Not here: the work of the threads.
 """
 
@@ -15,13 +16,36 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
-__all__ = ["Begun", "begin", "mapped", "pool"]
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["Begun", "begin", "disk_reads", "mapped", "pool"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_RUSAGE_THREAD = getattr(resource, "RUSAGE_THREAD", None)
+
 _helpers: ThreadPoolExecutor | None = None
 _count = 0
+_growing = threading.RLock()
+_read: dict[int, int] = {}
+"""What helpers have read from the disk so far, by thread: each changes its own number."""
+
+
+def thread_reads() -> int:
+    """Return a number that grows when this thread reads from the disk; always 0 if the system does not tell."""
+    if _RUSAGE_THREAD is None:
+        return 0
+    used = resource.getrusage(_RUSAGE_THREAD)
+    return used.ru_inblock + used.ru_majflt
+
+
+def disk_reads() -> int:
+    """Return a number that grows when this thread, or a helper of this process, reads from the disk."""
+    return thread_reads() + sum(tuple(_read.values()))
 
 
 def pool(count: int, name: str) -> ThreadPoolExecutor | None:
@@ -76,20 +100,43 @@ def begin(work: Callable[[], Result], helpers: int = 1) -> Begun[Result]:
 
     The caller calls `end`, or `drop`.
     """
-    global _helpers, _count
     if _helpers is None or _count < helpers:
-        grown = pool(helpers, "ringmap-helper")
-        if grown is not None:
-            _helpers, _count = grown, helpers
+        _grow(helpers)
     try:
-        return Begun(work, None if _helpers is None else _helpers.submit(work))
-    except RuntimeError:  # the interpreter is about to end
+        return Begun(work, None if _helpers is None else _helpers.submit(_counted, work))
+    except (
+        RuntimeError
+    ):  # the interpreter is about to end, or another thread has just made a larger pool
         return Begun(work, None)
 
 
-def _forget_after_fork() -> None:
+def _counted(work: Callable[[], Result]) -> Result:
+    before, helper = thread_reads(), threading.get_ident()
+    try:
+        return work()
+    finally:
+        _read[helper] = _read.get(helper, 0) + thread_reads() - before
+
+
+def _grow(helpers: int) -> None:
+    """Replace the helpers by so many, unless another thread was faster; the old ones end once they have done what they took."""
     global _helpers, _count
+    with _growing:
+        if _helpers is not None and _count >= helpers:
+            return
+        grown = pool(helpers, "ringmap-helper")
+        if grown is None:
+            return
+        old, _helpers, _count = _helpers, grown, helpers
+    if old is not None:
+        old.shutdown(wait=False)
+
+
+def _forget_after_fork() -> None:
+    global _helpers, _count, _growing
     _helpers, _count = None, 0  # a child process has none of its parent's threads
+    _growing = threading.RLock()
+    _read.clear()
 
 
 if hasattr(os, "register_at_fork"):

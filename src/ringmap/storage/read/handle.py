@@ -27,11 +27,12 @@ from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.rows import Rows, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.room import Room
 from ringmap.storage.read.origins import Origins
 from ringmap.storage.read.read_live import RETRY_S, is_live
-from ringmap.storage.read.recovery import RecoveredState, bad_rows
+from ringmap.storage.read.recovery import RecoveredState, bad_rows, small_state_of
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.table import (
@@ -327,6 +328,19 @@ class Handle:
         """Return the data in the blob of a record; {} if it was deleted."""
         blob = self.blob_of(record)
         return {} if blob is None else self._data_in(blob, record)
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """The small state that commits carry, by section, as of the newest record that is known here. Reads the manifest and a blob.
+
+        Raises:
+            CorruptError: it is not valid.
+        """
+        kept = read_manifest(self.disk, self.folder).carried
+        found = small_state_of(self.seq, self.table, self.blob_of, kept)
+        if found.fault:
+            raise CorruptError(f"{self.folder}: {found.fault}; run ringmap.check on the buffer")
+        return found.state
 
     def read_data(self, ordinal: Ordinal) -> dict[str, Any] | None:
         """Return an episode's data, or None when it was evicted meanwhile."""
