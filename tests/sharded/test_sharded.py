@@ -412,7 +412,7 @@ def test_a_view_is_drawn_from_through_the_sampler(three, how):
 # -- what is not for many rings ---------------------------------------------------------------------
 
 WRITES = (
-    "write_episode", "write_episodes", "write_joined", "begin_episode", "extend_from", "add", "extend", "clear", "snapshot",
+    "write_episode", "write_episodes", "write_joined", "begin_episode", "extend_from", "add", "extend", "clear",
 )  # fmt: skip
 
 

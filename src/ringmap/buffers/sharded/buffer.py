@@ -343,7 +343,6 @@ class ShardedReplayBuffer(Sampled):
     add = _refused("add")
     extend = _refused("extend")
     clear = _refused("clear")
-    snapshot = _refused("snapshot")
 
     def update(self, ids: Any, values: Mapping[str, Any]) -> int:
         """Change values of stored steps, in columns that the rings declare `mutable=True`, as this learner reads them.
