@@ -207,7 +207,10 @@ class PinnedView(Dataset):
         self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
         drop_all_padded: bool = False, *, where: Where | None = None,
     ) -> Self:  # fmt: skip
-        """Return a view of the same episodes with other items, or of some of them, as `ReplayBuffer.view` does."""
+        """Return a view of the same episodes with other items, or of some of them, as `ReplayBuffer.view` does.
+
+        It stays as it is, also that of a live view: it has the episodes of this moment.
+        """
         if where is not None:
             chosen = self._selected(where, self._where("view"))
             return chosen.view(window, columns, anchors, drop_all_padded)
