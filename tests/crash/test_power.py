@@ -35,7 +35,7 @@ from tests.crash.kill.planted import successors_after_the_commit
 from tests.crash.labels import LabelSession
 from tests.crash.priorities import PrioritySession
 from tests.crash.recording import Always, Model, RecordingDisk, RecordingHandle, same_ids
-from tests.crash.transitions import StackSession, TransitionSession
+from tests.crash.transitions import NamedSession, StackSession, TransitionSession
 from tests.disks import Through, ram_folder
 from tests.tiers import few
 
@@ -104,11 +104,18 @@ def test_a_cut_shows_a_committed_state(run, seed, storage, power):
 
 SESSIONS = {
     "transitions": TransitionSession, "stacks": StackSession, "priorities": PrioritySession, "labels": LabelSession,
-    "joined": JoinedSession,
+    "joined": JoinedSession, "named": NamedSession,
 }  # fmt: skip
 
 
-OTHERS = [("transitions", 3), ("stacks", 5), ("priorities", 4), ("labels", 2), ("joined", 3)]
+OTHERS = [
+    ("transitions", 3),
+    ("stacks", 5),
+    ("priorities", 4),
+    ("labels", 2),
+    ("joined", 3),
+    ("named", 3),
+]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ transition it is, and from that follows what its next observation must be.
 
 import contextlib
 import os
+from functools import partial
 
 import numpy as np
 
@@ -66,8 +67,8 @@ def in_order(step, buffer, size, history_len):
     return np.arange(size)
 
 
-def prove(batch):
-    """Check what was drawn byte by byte, and return which (call, lane) it is."""
+def prove(batch, is_named=False):
+    """Check what was drawn byte by byte, and return which (call, lane) it is; `is_named`: an environment may be another row of a call."""
     found = []
     for obs, action, reward, after, done in zip(
         batch["observations"], batch["actions"], batch["rewards"], batch["next_observations"],
@@ -80,7 +81,8 @@ def prove(batch):
         assert after.tolist() == led_to(number, lane + 1)[lane].tolist(), f"{at} led to {after}"
         if obs[2]:
             assert obs[0] < number, f"{at} goes on from {obs}"
-            assert obs.tolist() == led_to(int(obs[0]), lane + 1)[lane].tolist(), f"{at}: {obs}"
+            was = int(obs[1]) if is_named else lane
+            assert obs.tolist() == led_to(int(obs[0]), was + 1)[was].tolist(), f"{at}: {obs}"
         else:
             assert obs.tolist() == began_afresh(number, lane + 1)[lane].tolist(), f"{at}: {obs}"
         found.append((number, lane))
@@ -183,6 +185,28 @@ class TransitionSession(Session):
     def do_sample(self):
         if len(self.buf) > 1 and not look(self.buf, self.prove)[1]:
             self.buf.sample(2)
+
+
+class NamedSession(TransitionSession):
+    """The same with named environments: some are in one call, and go on in a later one, whatever came in between."""
+
+    def put(self, number, length):
+        stored = self.look()
+        names = [(number * 3 + i) % 5 for i in range(length)] if length <= 5 else range(length)
+        newest = {}
+        for call, lanes in stored:
+            named = [(call * 3 + i) % 5 for i in range(lanes)] if lanes <= 5 else range(lanes)
+            newest |= {name: (call, i) for i, name in enumerate(named)}
+        obs, *rest = call_of(number, length, None)
+        for i, name in enumerate(names):
+            if name in newest and (number + i) % 4:
+                call, lane = newest[name]
+                obs[i] = led_to(call, lane + 1)[lane]
+        self.buf.add(obs, *rest, lane=list(names))
+        with contextlib.suppress(EnvironmentFault):
+            self.buf.engine.settle("a test")
+
+    prove = staticmethod(partial(prove, is_named=True))
 
 
 STACK = 3

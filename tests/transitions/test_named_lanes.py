@@ -11,6 +11,7 @@ from ringmap import TransitionReplayBuffer
 from ringmap.buffers.transitions import buffer as buffer_module
 from ringmap.buffers.transitions import nstep as nstep_module
 from ringmap.buffers.transitions.lane_ends import LaneEnds
+from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError
 from tests.transitions.reference import Reference, in_order, same
 from tests.transitions.test_episodes import expected, loaded
@@ -163,6 +164,30 @@ def test_in_a_directory(is_in_turn, size, tmp_path):
         compare(copy, reference)
     reader.close()
     buf.close()
+
+
+@pytest.mark.parametrize("reads", ["map", "pread"])
+def test_in_a_fleet(reads, tmp_path):
+    """Rings side by side, and ring by ring: each transition is that of its own ring's model."""
+    rng, expected_of = np.random.default_rng(0), {}
+    for number in range(3):
+        ring = TransitionReplayBuffer(100, (2,), path=tmp_path / f"rings/{number}", sync_every_s=0, device=None)  # fmt: skip
+        reference, envs = Named(100, 3, 0.9), Envs(number, 4)
+        envs.number = number * 10_000
+        envs.now = {name: envs.start() for name in envs.now}
+        for _ in range(50):
+            names = rng.permutation(4)[: rng.integers(1, 5)].tolist()
+            add(ring, reference, envs.step(names), names)
+        ring.close()
+        batch = reference.batch()
+        for i, obs in enumerate(batch["observations"]):
+            expected_of[float(obs[0])] = {name: values[i] for name, values in batch.items()}
+    with ShardedReplayBuffer(tmp_path / "rings", n_step=3, gamma=0.9, seed=0, reads=reads) as fleet:
+        for _ in range(5):
+            batch = fleet.sample(64)
+            mine = [expected_of[float(obs[0])] for obs in batch["observations"]]
+            same(batch, {name: np.array([one[name] for one in mine]) for name in mine[0]})
+    fleet.close()
 
 
 def test_the_test_finds_rows_that_are_looked_for_nowhere(monkeypatch, tmp_path):
