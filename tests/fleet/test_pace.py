@@ -699,6 +699,18 @@ def test_a_buffer_elsewhere(tmp_path, pace):
             pace.check_ring(path, "X")
 
 
+@pytest.mark.parametrize("path", [None, "deeper/ring"])
+def test_a_draw_from_a_buffer_that_it_does_not_count(tmp_path, pace, path):
+    with ReplayBuffer(1000, path=path and tmp_path / path) as buf:
+        buf.write_episode({"obs": np.zeros((500, 2), np.float32)})
+        with pytest.raises(InputError, match="ReplayBuffer.sample: pace= counts the rings in"):
+            buf.sample(8, pace=pace)
+        buf.pace = pace
+        with pytest.raises(InputError, match="ReplayBuffer.batches: pace= counts the rings in"):
+            buf.batches(8)
+    assert pace.drawn == 0
+
+
 class Distant(System):
     def is_network(self, path):
         return True

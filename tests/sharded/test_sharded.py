@@ -7,9 +7,9 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from ringmap import ReplayBuffer, Zarr
+from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
-from ringmap.data import Index, NStep, ShardedReplayBuffer, Window
+from ringmap.data import Index, NStep, Sequences, ShardedReplayBuffer, Window
 from ringmap.errors import (
     ClipIndexError,
     ClosedError,
@@ -20,6 +20,7 @@ from ringmap.errors import (
 from ringmap.samplers import (
     BaseSampler,
     EpisodeSampler,
+    EpochSampler,
     MixtureSampler,
     PrioritizedSampler,
     RecencySampler,
@@ -410,6 +411,45 @@ def test_a_view_is_drawn_from_through_the_sampler(three, how):
 
 
 # -- what is not for many rings ---------------------------------------------------------------------
+
+REFUSED = {
+    "rank priorities": (lambda b: setattr(b, "sampler", PrioritizedSampler(kind="rank")), "can't span rings"),
+    "across in a view": (lambda b: b.view(window=Sequences(4, across=True)), "across=True runs on into the next episode of its ring"),
+    "across in a split": (lambda b: b.split(window=Sequences(4, across=True)), "across=True runs on into the next episode of its ring"),
+    "a caller's function": (lambda b: setattr(b, "sampler", Newest()), "set any_order = True"),
+}  # fmt: skip
+OF_TRANSITIONS = {
+    "episodes": (lambda b: drawn_by(b, EpisodeSampler()), "draws by episode"),
+    "epochs": (lambda b: drawn_by(b, EpochSampler()), "draws by episode"),
+    "windows": (lambda b: b.sample(4, window={"rewards": Window((0, 1))}), "hold transitions, not episodes"),
+    "windows of views": (lambda b: b.view({"rewards": Window((0, 1))}), "hold transitions, not episodes"),
+    "rank priorities": REFUSED["rank priorities"],
+    "a caller's function": REFUSED["a caller's function"],
+}  # fmt: skip
+
+
+def drawn_by(buf, sampler):
+    buf.sampler = sampler
+    buf.sample(4)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_many_rings_refuse(three, what):
+    call, message = REFUSED[what]
+    three.write_in_parts("b", 30)
+    with pytest.raises(InputError, match=message):
+        call(open_all(three))
+
+
+@pytest.mark.parametrize("what", OF_TRANSITIONS)
+def test_what_rings_of_transitions_refuse(tmp_path, what):
+    call, message = OF_TRANSITIONS[what]
+    for number in range(2):
+        with TransitionReplayBuffer(50, (3,), (), None, path=tmp_path / f"{number}") as ring:
+            ring.add(np.zeros(3), 1, 0.5, np.zeros(3), False)
+    with ShardedReplayBuffer(tmp_path, wait_s=0) as buf, pytest.raises(InputError, match=message):
+        call(buf)
+
 
 WRITES = (
     "write_episode", "write_episodes", "write_joined", "begin_episode", "extend_from", "add", "extend", "clear",

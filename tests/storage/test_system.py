@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import glob
 import io
 import os
 import shutil
@@ -358,3 +359,24 @@ def test_a_lock_that_the_kernel_leaves_out(tmp_path, monkeypatch, looks, found, 
     monkeypatch.setattr("ringmap.storage.disk.system._read_locks", read)
     assert System().is_locked(str(lock)) is found
     assert len(given) == asked
+
+
+@pytest.mark.parametrize("pattern", ["*", "a*", ".*", "*/x", "a?/*", "[a]1/*", "*/*/y", "none/*", "a1", "*/none", "file/*"])  # fmt: skip
+def test_what_matches_a_glob(tmp_path, pattern):
+    for name in ("a1/x/y", "a2/x", "b/x/y", ".hidden/x", "a1/.x"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "file").touch()
+    where = os.path.join(tmp_path, pattern)
+    assert Disk().matching(where) == sorted(glob.glob(where))
+
+
+def test_a_folder_that_can_not_be_listed_is_not_empty(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+
+    def fails(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "listdir", fails)
+    for pattern in ("*", "*/*"):
+        with pytest.raises(OSError, match="Too many"):
+            Disk().matching(os.path.join(tmp_path, pattern))

@@ -56,6 +56,7 @@ from ringmap.errors import (
     ReadOnlyError,
     RingmapError,
 )
+from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
@@ -266,6 +267,14 @@ class Engine(Forkable):
     def path(self) -> Path | None:
         """The directory, or None for a ring in RAM."""
         return None if self.owned.disk.volatile else Path(self.owned.folder)
+
+    def check_pace(self, pace: Pace, where: str) -> None:
+        """Raise unless a pace counts the steps that come into this ring.
+
+        Raises:
+            InputError: the ring is in RAM, or in another directory.
+        """
+        pace.check_ring(self.path, where)
 
     def refresh(self) -> bool:
         """Move a reader to the newest state; tell whether anything changed. A writer is always up to date."""

@@ -287,7 +287,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
             draw = partial(self.engine.draw, clips, size, cut)
             return map(self.engine.shown, drawn_ahead(self.clips, draw, cut, count))
 
-        pace = self.pace
+        pace = self._checked_pace(self.pace, "ReplayBuffer.batches")
         wait = None if pace is None else partial(pace.draw, int(batch_size) * cut.widest)
         return Batches(
             sample, ahead, batch_size, steps, prefetch, to, device, pin_memory, wait=wait,
@@ -314,7 +314,8 @@ class Sampled(InNotebook, PassBuffer, Dataset):
             anchors: the steps t to leave out at the ends of episodes: `slice(2, -7)` the first 2 and the last 7.
             drop_all_padded: whether to leave out steps t at which a padded column would be padding alone. Where the offsets of a
                 window have gaps, episodes shorter than the widest gap have no anchors then.
-            pace: waits while the learner is too far ahead of the collectors; counts B times the most steps of a column.
+            pace: waits while the learner is too far ahead of the collectors; counts B times the most steps of a column. Of a ring in
+                its directory.
 
         Returns:
             column -> `(B, H, ...)` array; `action` `(B, H, -1)`; with a window of n offsets `(B, n, ...)`, without one `(B, ...)`.
@@ -331,7 +332,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         Cost: O(B log episodes), and one copy of the rows.
         """
         positive("ReplayBuffer.sample", "batch_size", batch_size)
-        pace = self.pace if pace is None else pace
+        pace = self._checked_pace(pace or self.pace, "ReplayBuffer.sample")
         if window is None and columns is None and anchors is None and not drop_all_padded:
             history = self.num_steps if history_len is None else history_len
             positive("ReplayBuffer.sample", "history_len", history)
@@ -358,6 +359,16 @@ class Sampled(InNotebook, PassBuffer, Dataset):
             pace.draw(count)
             self.engine.refresh()
         return self._sample(cut, clips, batch_size, step, out)
+
+    def _checked_pace(self, pace: Pace | None, where: str) -> Pace | None:
+        """Return a pace that counts this buffer.
+
+        Raises:
+            InputError: it counts other rings.
+        """
+        if pace is not None:
+            self.engine.check_pace(pace, where)
+        return pace
 
     def _wanted(
         self, history_len: int | None, window: WindowSpec | None, columns: Iterable[str] | None,

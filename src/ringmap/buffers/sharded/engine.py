@@ -57,6 +57,7 @@ from ringmap.errors import (
     NoClipsError,
     ReadOnlyError,
 )
+from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.schema import Schema
@@ -252,6 +253,9 @@ class ShardEngine(Engine):
         if self.retiring is not None:
             self._retire_due(self.retiring)
         self._begin_draw()
+
+    def check_pace(self, pace: Pace, where: str) -> None:
+        """Do nothing: all are rings on disk, and may lie in several directories."""
 
     def refresh(self) -> bool:
         """Catch up with every ring, and look for new ones; tell whether anything changed.
