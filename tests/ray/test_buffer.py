@@ -54,6 +54,17 @@ def test_clips_are_equally_likely(buf, nodes):
     assert squares < count + 5 * (2 * count) ** 0.5  # chi-square
 
 
+def test_a_seed_decides_the_draws(nodes):
+    drawn = []
+    for seed in (3, 3, 4):
+        with rr.ReplayBuffer(nodes.folder, history_len=4, wait_s=90, seed=seed) as buffer:
+            until(lambda buffer=buffer: len(buffer) == nodes.clips(4))
+            drawn.append([prove(buffer.sample(64), nodes.lengths, 4) for _ in range(3)])
+    assert drawn[0] == drawn[1] != drawn[2]
+    with pytest.raises(InputError, match="seed must be an integer"):
+        rr.ReplayBuffer(nodes.folder, seed=-1)
+
+
 def test_mixed_within_a_batch(buf, nodes):
     """A part of a batch is a batch: its first half does not come from one node."""
     halves = [np.mean(buf.sample(256)["episode"][:128, 0] < 10) for _ in range(10)]

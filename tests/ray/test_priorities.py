@@ -144,7 +144,13 @@ def test_of_windows(buf, nodes):
     scale = 20 * 256 / sum(wanted.values())
     often = {clip: mass * scale for clip, mass in wanted.items() if mass * scale > 5}
     assert sum((seen[c] - n) ** 2 / n for c, n in often.items()) / len(often) < 1.8
+    assert len(buf) == nodes.clips(4), "of its own clips, whatever was drawn last"
     assert prove(buf.sample(8), nodes.lengths, 4)
+    assert deviation(buf, nodes, list(wanted_clips(nodes))) < 1.5
+
+
+def wanted_clips(nodes):
+    return ((n, s) for n, size in nodes.lengths.items() for s in range(size - 3))
 
 
 def test_evicted_clips_are_passed_over(buf, nodes):

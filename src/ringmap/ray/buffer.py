@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.batch import Batch
-from ringmap.buffers.options import positive
+from ringmap.buffers.options import count, positive
 from ringmap.buffers.prefetch import Batches
 from ringmap.buffers.sharded.buffer import Shard
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
@@ -33,7 +33,7 @@ from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClosedError, InputError, NoClipsError, RingmapError
 from ringmap.ray.cluster import Layout, answer, ray_for
 from ringmap.ray.memory import Memory
-from ringmap.ray.reader import Changed, Part
+from ringmap.ray.reader import PLAIN, Changed, Part
 from ringmap.ray.readers import Readers, Station
 
 __all__ = ["NodeShards", "ReplayBuffer"]
@@ -97,6 +97,9 @@ class ReplayBuffer:
         state: with a sampler, the directory on each node where its reader keeps priorities: a template like `path`. They survive a kill
             of the reader and of the learner; one learner at a time. When another node reads a ring, because the first is gone, all its clips have the highest priority again.
 
+        seed: of the draws: while rings, nodes and priorities stay as they are, `sample` gives the same batches again. A reader hands out
+            the parts that `batches` asks ahead two at a time, in any order.
+
     Raises:
         MissingExtraError, RoleError: Ray is not installed, or not initialised.
         InputError: an argument is wrong.
@@ -122,6 +125,7 @@ class ReplayBuffer:
     def __init__(
         self, path: Any, history_len: int | None = None, frameskip: int | None = None, *, wait_s: float = 60.0,
         patience_s: float = 30.0, threads: int | None = None, sampler: PrioritizedSampler | None = None, state: Any = None,
+        seed: int | None = None,
     ) -> None:  # fmt: skip
         for name, value in (("history_len", history_len), ("frameskip", frameskip), ("threads", threads)):  # fmt: skip
             if value is not None:
@@ -129,6 +133,8 @@ class ReplayBuffer:
         for name, seconds in (("wait_s", wait_s), ("patience_s", patience_s)):
             if not seconds >= 0:
                 raise InputError(f"{_WHERE}: {name} must not be negative, got {seconds!r}")
+        if seed is not None:
+            count(_WHERE, "seed", seed)
         layout = Layout(path, _WHERE)
         kept = _kept(sampler, state, layout)
         self._sampler, self._step = sampler, 0
@@ -137,11 +143,11 @@ class ReplayBuffer:
         self.path = layout.path
         self._wait_s, self._patience_s = float(wait_s), float(patience_s)
         self._numbers = RingNumbers()
-        self._rng = np.random.default_rng()
+        self._rng = np.random.default_rng(seed)
         self._memory = Memory()
         self._is_closed = False
         options = {"history_len": history_len, "frameskip": frameskip, "threads": threads}
-        self._readers = Readers(self._ray, layout, options, self._patience_s, sampler, kept)
+        self._readers = Readers(self._ray, layout, options, self._patience_s, sampler, kept, seed)
         try:
             if not self._readers.wait(self._is_open, self._wait_s):
                 raise NoClipsError(f"{_WHERE}: {self._readers.why_none()}")
@@ -186,7 +192,7 @@ class ReplayBuffer:
                 report = s.report
                 shards = [] if report is None else list(report.shards)
                 pid = None if report is None else report.pid
-                clips = 0 if report is None or s.problem else next(iter(report.clips.values()), 0)
+                clips = 0 if report is None or s.problem else report.clips.get(PLAIN, 0)
                 found.append(NodeShards(s.node.name, s.node.host, clips, shards, pid, s.problem))
         return sorted(found, key=lambda node: node.name)
 
@@ -397,6 +403,7 @@ class ReplayBuffer:
     def _settle(self, most: int) -> None:
         """Take what updates returned, until at most so many are under way."""
         while self._updates:
+            self._check_open()
             ref = self._updates[0]
             if len(self._updates) <= most and not self._ray.wait([ref], timeout=0)[0]:
                 return
@@ -412,6 +419,7 @@ class ReplayBuffer:
         """Return a part; None if it is to be drawn again."""
         ray = self._ray
         faults = ray.exceptions
+        self._check_open()
         try:
             part: Part = ray.get(one.ref, timeout=self._patience_s)
             return part
@@ -500,9 +508,13 @@ class ReplayBuffer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(f"{_WHERE}: the buffer of {self.path} is closed; open it again")
+        self._readers.session.check(f"{_WHERE}: the buffer of {self.path}")
 
     def close(self) -> None:
-        """End the readers. A closed buffer raises ClosedError on use; closing twice is allowed."""
+        """End the readers. A closed buffer raises ClosedError on use; closing twice is allowed, and after `ray.shutdown()`.
+
+        Close it, and its `batches`, before `ray.shutdown()`: Ray ends a process in which another thread calls it at that moment.
+        """
         if not self._is_closed:
             self._is_closed = True
             self._readers.close()
@@ -519,7 +531,7 @@ class ReplayBuffer:
         self.close()
 
     def __repr__(self) -> str:
-        if self._is_closed:
+        if self._is_closed or self._readers.session.is_over:
             return f"ringmap.ray.ReplayBuffer(closed, {self.path})"
         found = self.nodes
         return (

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmap.errors import InputError, RingmapError, RoleError
+from ringmap.errors import ClosedError, InputError, RingmapError, RoleError
 from ringmap.extras import require
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
@@ -32,6 +32,7 @@ __all__ = [
     "Lookout",
     "Node",
     "Scan",
+    "Session",
     "answer",
     "nodes_of",
     "pinned_to",
@@ -88,6 +89,43 @@ def ray_for(where: str) -> Any:
     return ray
 
 
+class Session:
+    """The cluster that this process is in now, as long as it stays in it.
+
+    Ray starts a new cluster for a call after `ray.shutdown()`, from any thread, and ends the process where an object of an
+    earlier one is used. So what outlives a call asks this before the next one.
+
+    Args:
+        ray: the module.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._id = self._now()
+
+    def _now(self) -> tuple[str, str] | None:
+        if not self._ray.is_initialized():
+            return None
+        context = self._ray.get_runtime_context()
+        return context.get_node_id(), context.get_job_id()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether Ray was shut down since, or started again."""
+        return self._now() != self._id
+
+    def check(self, where: str) -> None:
+        """Raise if it is over.
+
+        Raises:
+            ClosedError: it is.
+        """
+        if self.is_over:
+            raise ClosedError(
+                f"{where}: Ray was shut down, or started again, since it was opened; its readers have ended: open it again"
+            )
+
+
 def nodes_of(ray: Any) -> list[Node]:
     """Return the nodes that are alive, by name. One call to Ray's head, about a millisecond."""
     found = [
@@ -103,10 +141,11 @@ class Lookout:
 
     Args:
         ray: the module.
+        session: whose nodes they are.
     """
 
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
+    def __init__(self, ray: Any, session: Session) -> None:
+        self._ray, self._session = ray, session
         self._answer: Future[list[Node]] | None = None
 
     def ask(self) -> None:
@@ -118,6 +157,7 @@ class Lookout:
 
     def _ask(self, answer: Future[list[Node]]) -> None:
         try:
+            self._session.check("ringmap.ray")
             answer.set_result(nodes_of(self._ray))
         except Exception as error:
             answer.set_exception(error)

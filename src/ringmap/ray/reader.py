@@ -50,7 +50,7 @@ class Report:
         history_len: of the buffer; None while none is open.
         frameskip: likewise.
         pid: of the reader.
-        mass: of the priorities of all clips of the newest request; None: clips are equally likely.
+        masses: of the priorities of all clips, of the newest request; None: clips are equally likely.
     """
 
     scan: Scan
@@ -60,7 +60,11 @@ class Report:
     history_len: int | None
     frameskip: int | None
     pid: int
-    mass: float | None = None
+    masses: dict[bytes, float] | None = None
+
+    def has(self, request: bytes) -> bool:
+        """Whether it says how likely clips of a request are."""
+        return request in (self.clips if self.masses is None else self.masses)
 
 
 @dataclass(slots=True)
@@ -92,10 +96,14 @@ class Reader:
     Args:
         options: of `ShardedReplayBuffer`.
         drawing: by priority; None: every clip is equally likely.
+        seed: of its draws.
     """
 
-    def __init__(self, options: Mapping[str, Any], drawing: Drawing | None = None) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], drawing: Drawing | None = None, seed: Sequence[int] | None = None
+    ) -> None:  # fmt: skip
         self._options, self._drawing = dict(options), drawing
+        self._seed = seed
         self._lock = threading.Lock()
         self._folders: tuple[str, ...] = ()
         self._buffer: ShardedReplayBuffer | None = None
@@ -116,9 +124,11 @@ class Reader:
         }
         sizes = buffer.history_len, buffer.frameskip
         priorities = buffer.engine.priorities
-        newest = cuts[requests[-1]] if requests else None
-        mass = None if priorities is None or newest is None else priorities.mass(newest)
-        return Report(scan, folders, clips, buffer.shards, *sizes, os.getpid(), mass)
+        masses: dict[bytes, float] | None = None
+        if priorities is not None:
+            newest = cuts[requests[-1]]
+            masses = {requests[-1]: 0.0 if newest is None else priorities.mass(newest)}
+        return Report(scan, folders, clips, buffer.shards, *sizes, os.getpid(), masses)
 
     def read(self, size: int, request: bytes) -> Part:
         """Return clips, drawn from the rings that the last look opened.
@@ -195,10 +205,13 @@ class Reader:
             return self._buffer
 
     def _open(self, folders: tuple[str, ...]) -> ShardedReplayBuffer:
-        by = self._drawing
+        by, seed = self._drawing, None
+        if self._seed is not None:  # of other rings another one
+            words = [*self._seed, *"/".join(folders).encode()]
+            seed = int(np.random.SeedSequence(words).generate_state(1)[0])
         if by is None:
-            return ShardedReplayBuffer(folders, wait_s=0, **self._options)
-        sampler = PrioritizedSampler(by.alpha, eps=by.eps)
+            return ShardedReplayBuffer(folders, wait_s=0, seed=seed, **self._options)
+        sampler = PrioritizedSampler(by.alpha, eps=by.eps, rng=seed)
         buffer = ShardedReplayBuffer(folders, wait_s=0, sampler=sampler, state=by.state, **self._options)  # fmt: skip
         assert buffer.engine.priorities is not None
         buffer.engine.priorities.mass(buffer.cut)  # an update may come before a draw
@@ -216,9 +229,9 @@ def _cut(buffer: ShardedReplayBuffer, wanted: Mapping[str, Any]) -> Cut | None:
 
 
 def started_on(
-    ray: Any, node: Node, options: Mapping[str, Any], drawing: Drawing | None = None
-) -> Any:
+    ray: Any, node: Node, options: Mapping[str, Any], drawing: Drawing | None = None, seed: Sequence[int] | None = None
+) -> Any:  # fmt: skip
     """Start a reader on a node, where Ray restarts it for ever; return its handle. It ends with the process that has the handle."""
     groups = {"look": 1, "read": _READS, "update": 1}
     actor = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups=groups)(Reader)
-    return actor.options(scheduling_strategy=pinned_to(node)).remote(dict(options), drawing)
+    return actor.options(scheduling_strategy=pinned_to(node)).remote(dict(options), drawing, seed)

@@ -21,7 +21,7 @@ from typing import Any
 
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.errors import LockedError, NoClipsError, RingmapError
-from ringmap.ray.cluster import Layout, Lookout, Node, Scan, nodes_of, pinned_to, rings_at
+from ringmap.ray.cluster import Layout, Lookout, Node, Scan, Session, nodes_of, pinned_to, rings_at
 from ringmap.ray.reader import PLAIN, Drawing, Report, started_on
 from ringmap.ray.roster import Roster, assign, copies
 
@@ -64,9 +64,9 @@ class Station:
     def share(self, request: bytes) -> float:
         """Return its chance against other nodes, not scaled: the mass of its clips, if they have priorities, else their number."""
         clips, report = self.clips(request), self.report
-        if not clips or report is None or report.mass is None:
+        if not clips or report is None or report.masses is None:
             return clips
-        return report.mass
+        return report.masses.get(request, 0.0)
 
 
 class Readers:
@@ -79,14 +79,15 @@ class Readers:
         patience_s: how long an answer may take.
         sampler: by whose priorities they draw; None: every clip is equally likely.
         state: where priorities lie on each node.
+        seed: of the draws of all readers.
     """
 
     def __init__(
         self, ray: Any, layout: Layout, options: Mapping[str, Any], patience_s: float,
-        sampler: PrioritizedSampler | None = None, state: Layout | None = None,
+        sampler: PrioritizedSampler | None = None, state: Layout | None = None, seed: int | None = None,
     ) -> None:  # fmt: skip
         self._ray, self._layout, self._options = ray, layout, dict(options)
-        self._sampler, self._state = sampler, state
+        self._sampler, self._state, self._seed = sampler, state, seed
         self._patience_s = patience_s
         self._scout = ray.remote(num_cpus=0, max_retries=0)(rings_at)
         self.lock = threading.RLock()
@@ -94,7 +95,8 @@ class Readers:
         self._owners: dict[bytes, str] = {}
         self._roster: Roster = {}
         self._requests = [PLAIN]
-        self._lookout = Lookout(ray)
+        self.session = Session(ray)
+        self._lookout = Lookout(ray, self.session)
         self._nodes_at = time.monotonic()
         self._take_nodes(nodes_of(ray))
         self._told: set[str] = set()
@@ -104,6 +106,7 @@ class Readers:
     def follow(self) -> None:
         """Take in what was answered, and ask again what is due. About 0.2 ms."""
         now = time.monotonic()
+        self.session.check(_WHERE)
         with self.lock:
             if (alive := self._lookout.take()) is not None:
                 self._take_nodes(alive)
@@ -143,8 +146,9 @@ class Readers:
         station.sent_at = now
         folders = self._roster.get(station.node.id, ())
         if folders and station.actor is None:
+            seed = None if self._seed is None else [self._seed, *station.node.name.encode()]
             station.actor = started_on(
-                self._ray, station.node, self._options, self._drawing(station.node)
+                self._ray, station.node, self._options, self._drawing(station.node), seed
             )
         if station.actor is None:
             place = pinned_to(station.node)
@@ -247,7 +251,8 @@ class Readers:
             here = [stations[i] for i in self._roster if i in stations and not stations[i].problem]
             if not here or any(s.asked_at < oldest for s in here):
                 return False
-            known = [s for s in here if s.report is not None and request in s.report.clips]
+            known = [s for s in here if s.report is not None and s.report.has(request)]
+            known.sort(key=lambda s: s.node.name)  # in an order that a seed decides the draws with
             if len(known) < len(here):
                 return False  # a look that counts is under way
             found = {s: share for s in known if (share := s.share(request))}
@@ -256,7 +261,9 @@ class Readers:
 
         with self.lock:
             if self._sampler is not None:
-                self._requests = [request]  # masses are those of one at a time
+                self._requests = list(
+                    dict.fromkeys((PLAIN, request))
+                )  # masses are those of the last alone
             elif request not in self._requests:
                 self._requests = [PLAIN, *self._requests[1:][-_MOST_REQUESTS:], request]
         self.wait(is_settled, wait_s)
@@ -300,12 +307,14 @@ class Readers:
             return f"the rings below {self._layout.path} on the nodes {names} hold no clips that are long enough"
 
     def close(self) -> None:
-        """End the readers."""
+        """End the readers; those of a cluster that this process has left have ended."""
         with self.lock:
-            for station in self.stations.values():
+            stations, self.stations = self.stations, {}
+            if self.session.is_over:
+                return
+            for station in stations.values():
                 if station.actor is not None:
                     self._ray.kill(station.actor)
-            self.stations = {}
 
 
 def _said(error: Exception) -> str:
