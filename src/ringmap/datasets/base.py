@@ -18,6 +18,7 @@ import copy
 import itertools
 import logging
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -840,6 +841,26 @@ def _loader_asks() -> bool:
     while frame is not None and frame.f_globals.get("__name__", "").startswith("ringmap."):
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.utils.data")
+
+
+def check_dataset(part: Any, where: str) -> None:
+    """Raise unless this is a dataset: ours, or an object with the same methods."""
+    if isinstance(part, Dataset) or all(
+        hasattr(part, n) for n in ("num_steps", "frameskip", "lengths", "column_names")
+    ):
+        return
+    if isinstance(part, str | os.PathLike):
+        remedy = f"open it first: load_dataset({os.fspath(part)!r})"
+    elif hasattr(part, "sample"):
+        remedy = (
+            "a buffer of rows has no episodes to join, and no goals: draw from it with sample(batch_size), or mix it with a "
+            "dataset in an OfflineToOnlineReplayBuffer"
+        )
+    else:
+        remedy = (
+            "expected a ReplayBuffer, what load_dataset returns, or another ringmap.data.Dataset"
+        )
+    raise InputError(f"{where} is a {type(part).__name__}, and no dataset of episodes; {remedy}")
 
 
 def cut_of_dataset(dataset: Any) -> Cut:

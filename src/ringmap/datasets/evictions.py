@@ -17,13 +17,15 @@ import numpy as np
 
 from ringmap.clips.cut import Cut
 from ringmap.datasets.batch import worker
-from ringmap.errors import ClipIndexError, LappedError, NoClipsError
-from ringmap.storage.read.read_live import RETRY_S, Tries
+from ringmap.errors import ClipIndexError, NoClipsError
+from ringmap.storage.read.read_live import look_again
 
 __all__ = ["read_stored", "stored_items"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
+
+_MOST_ERRORS = 10
 
 
 class Losing(Protocol):
@@ -43,22 +45,25 @@ def read_stored(dataset: Losing, ids: Array, read: Callable[[Array], T], where: 
         NoClipsError: all were.
         LappedError: the writer overtook this reader for 5 s without progress.
     """
-    tries = Tries(RETRY_S)
-    while True:
+    found, errors = list[T](), 0
+
+    def attempt() -> int:
+        nonlocal ids, errors
         ids = _replaced(dataset, ids, where)
-        lost: ClipIndexError | None = None
         try:
-            found = read(ids)
-            if stored_items(dataset, ids).all():
-                return found
-        except ClipIndexError as error:  # of a step that was evicted since
-            lost = error
-        if not tries.again():
-            if lost is not None:
-                raise lost
-            raise LappedError(
-                f"{where}: the writer overtook this reader {tries}; raise max_steps of the buffer"
-            )
+            items = read(ids)
+        except ClipIndexError:  # of a step that was evicted since
+            errors += 1
+            if errors == _MOST_ERRORS:
+                raise
+            return 1
+        if not stored_items(dataset, ids).all():
+            return 1
+        found.append(items)
+        return 0
+
+    look_again(attempt, lambda: None, where, "raise max_steps of the buffer")
+    return found[0]
 
 
 def _replaced(dataset: Losing, ids: Array, where: str) -> Array:

@@ -21,7 +21,14 @@ import numpy as np
 from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Dataset, Where, clip_ids, cut_of_dataset, stored_steps
+from ringmap.datasets.base import (
+    Dataset,
+    Where,
+    check_dataset,
+    clip_ids,
+    cut_of_dataset,
+    stored_steps,
+)
 from ringmap.datasets.batch import worker
 from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.loader_batches import as_clip
@@ -104,6 +111,7 @@ class GoalDataset(Forkable, Dataset):
             )
         if not 0 <= gamma < 1:
             raise InputError(f"GoalDataset: gamma must be in [0, 1), got {gamma}")
+        check_dataset(dataset, "GoalDataset: the dataset")
         inner = cut_of_dataset(dataset)
         if inner.across:
             raise InputError(

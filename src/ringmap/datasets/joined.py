@@ -24,6 +24,7 @@ from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import (
     Dataset,
+    check_dataset,
     clip_ids,
     cut_of_dataset,
     num_rows,
@@ -45,8 +46,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 T = TypeVar("T")
 
-_A_DATASET_HAS = ("num_steps", "frameskip", "lengths", "column_names")
-
 
 class _Joined(Dataset):
     """The shared base class: parts, with the same clip settings."""
@@ -61,7 +60,7 @@ class _Joined(Dataset):
         if not self.datasets:
             raise InputError(f"{name}: Need at least one dataset")
         for number, part in enumerate(self.datasets):
-            _check_part(part, f"{name}: dataset {number}")
+            check_dataset(part, f"{name}: dataset {number}")
         first = self.datasets[0]
         super().__init__([], [], frameskip=first.frameskip, num_steps=first.num_steps)
         for number, part in enumerate(self.datasets):
@@ -621,24 +620,6 @@ class ConcatDataset(_Joined):
 
 def _take(part: Any, episodes: Array) -> Dataset:
     return part.take(episodes) if isinstance(part, Dataset) else SelectedDataset(part, episodes)
-
-
-def _check_part(part: Any, where: str) -> None:
-    """Raise unless this is a dataset: ours, or an object with the same methods."""
-    if isinstance(part, Dataset) or all(hasattr(part, n) for n in _A_DATASET_HAS):
-        return
-    if isinstance(part, str | os.PathLike):
-        remedy = f"open it first: load_dataset({os.fspath(part)!r})"
-    elif hasattr(part, "sample"):
-        remedy = (
-            "a buffer of rows has no episodes to join: draw from it with sample(batch_size), or mix it with a "
-            "dataset in an OfflineToOnlineReplayBuffer"
-        )
-    else:
-        remedy = (
-            "expected a ReplayBuffer, what load_dataset returns, or another ringmap.data.Dataset"
-        )
-    raise InputError(f"{where} is a {type(part).__name__}, and no dataset of episodes; {remedy}")
 
 
 def _in_range(indices: Any, size: int, name: str) -> Array:

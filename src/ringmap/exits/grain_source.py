@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from ringmap.datasets.base import LoaderDataset
+from ringmap.datasets.base import LoaderDataset, check_dataset
 
 __all__ = ["Source", "source"]
 
@@ -41,7 +41,7 @@ class Source:
         return f"Source({self._clips!r})"
 
 
-def source(data: LoaderDataset) -> Source:
+def source(data: Any) -> Source:
     """Return a data source for `grain.DataLoader` and `grain.MapDataset.source`.
 
     Args:
@@ -49,6 +49,9 @@ def source(data: LoaderDataset) -> Source:
 
     Returns:
         Clips as NumPy arrays, in the order of their ids.
+
+    Raises:
+        InputError: it has no items by number, as a mix of offline and online data.
 
     Cost: a clip at a time, as grain asks for them: one gather per column and clip. A `DataLoader` of PyTorch, or
         `buf.batches`, gathers whole batches.
@@ -61,4 +64,7 @@ def source(data: LoaderDataset) -> Source:
         >>> len(clips), clips[9]["obs"].tolist()
         (10, [9])
     """
-    return Source(data.pinned() if isinstance(data, LoaderDataset) else data)
+    if isinstance(data, LoaderDataset):
+        return Source(data.pinned())
+    check_dataset(data, "grain.source: the data")
+    return Source(data)
