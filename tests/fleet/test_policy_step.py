@@ -101,7 +101,8 @@ def test_world_loads_into_the_model_of_the_weights(tmp_path):
     world.collect(writer=buf, episodes=3, weights=Weights(tmp_path, model), progress=False)
     assert list(buf.get_episode_data()["policy_step"]) == [7, 7, 7]
     world.collect(writer=buf, episodes=1, progress=False)
-    assert buf.get_episode_data(3)["policy_step"] == [None]
+    assert buf.get_episode_data([2, 3])["policy_step"] == [buf.episode_data(2)["policy_step"], None]
+    assert "policy_step" not in buf.get_episode_data(3)
     with pytest.raises(InputError, match="FunctionPolicy.*Weights.path, model"):
         world.collect(writer=buf, episodes=1, weights=Weights(tmp_path), progress=False)
     with pytest.raises(InputError, match="World.collect: weights= must be a ringmap.Weights, got str"):  # fmt: skip
