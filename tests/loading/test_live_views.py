@@ -195,6 +195,21 @@ def test_a_worker_redraws_from_what_a_live_view_selects_now(tmp_path, kind):
     writer.close()
 
 
+def test_a_live_view_has_passes_with_functions_that_do_not_travel(tmp_path):
+    writer = Writer(tmp_path, "plain")
+    window = {"step": Window([0]), "half": lambda batch: batch["step"] / 2}
+    view = writer.data.view(where=lambda data: data["task"] == "a", window=window, live=True)
+    loader = DataLoader(
+        view, 16, sampler=view.pass_sampler(), num_workers=1, multiprocessing_context="fork"
+    )
+    for _ in range(2):
+        batches = list(loader)
+        assert sum(len(batch["half"]) for batch in batches) == len(view)
+        writer.go_on(4)
+    assert len(view.pinned()) == len(view)
+    writer.close()
+
+
 def test_an_open_episode_joins_a_selection_when_it_ends(tmp_path):
     buf = ReplayBuffer(400, path=tmp_path / "ring")
     fill(buf, 4, 0)

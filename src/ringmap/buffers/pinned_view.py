@@ -10,7 +10,6 @@ Not here: where the steps of an id stand (view.py, sharded/view.py), the order o
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -304,9 +303,10 @@ class PinnedView(Dataset):
         """Return this view; of a live one, a view of its moment that stays as it is."""
         if self._moves is None:
             return self
-        made = copy.copy(self)
-        made._moves = None
-        return made.with_cut(self._moves.cut)
+        made = self.with_cut(self._moves.cut)
+        made.num_steps, made.frameskip = self.num_steps, self.frameskip
+        made._moment = self._moment
+        return made
 
     def begin_pass(self) -> Self:
         """Return the view of a pass that begins: for `PassSampler`."""
