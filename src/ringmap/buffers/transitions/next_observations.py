@@ -242,32 +242,21 @@ class NextObservations:
                 found.put(left[before[known]], values)
         for ours in _by_commit(index, stored & ~found.good[left]):
             one = ours[0]
-            begin = int(begins[one])
-            self._put_kept(
-                source, found, left[ours], era, Ordinal(first + int(index[one])), begin, begin
-            )
+            own = Ordinal(first + int(index[one]))
+            self._put_kept(source, found, left[ours], era, own, int(begins[one]))
         for ours in _by_commit(index, followed & ~found.good[left]):
             one = ours[0]
-            after, begin = Ordinal(first + int(index[one]) + 1), int(begins[one])
-            self._put_kept(source, found, left[ours], era, after, int(stops[one]), begin)
+            after = Ordinal(first + int(index[one]) + 1)
+            self._put_kept(source, found, left[ours], era, after, int(stops[one]))
 
     def _put_kept(
-        self, source: Handle, found: _Search, which: Array, era: int, ordinal: Ordinal, start: int, before: int
-    ) -> None:  # fmt: skip
-        """Put those that are in the data of a commit whose first row is at `start`.
-
-        `era`: the era of the ordinal. `before`: the start of the call before it; a commit of version 1 counts rows from there.
-        """
+        self, source: Handle, found: _Search, which: Array, era: int, ordinal: Ordinal, start: int
+    ) -> None:
+        """Put those that are in the data of a commit whose first row is at `start`; `era`: that of the ordinal."""
         apart = self._apart(source, era, ordinal, start)
-        if not apart:
+        if not apart or "rows" not in apart:
             return
-        if "rows" in apart:
-            numbers, first = apart["rows"], start
-        elif "lanes" in apart and before < start:
-            numbers, first = apart["lanes"], before
-        else:
-            return
-        known, at = found_in(numbers, found.positions[which] - first)
+        known, at = found_in(apart["rows"], found.positions[which] - start)
         found.put(which[known], {name: apart[name].take(at, 0) for name in self._names})
 
     def _of_newest(self, source: Handle, head: int) -> Newest | None:
