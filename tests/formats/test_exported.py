@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import struct
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,7 +11,14 @@ import numpy as np
 import pytest
 
 from ringmap.data import Dataset, Format, convert, get_format, load_dataset
-from ringmap.errors import ClipIndexError, CorruptError, InputError, LockedError, NewerVersionError
+from ringmap.errors import (
+    ClipIndexError,
+    CorruptError,
+    InputError,
+    LockedError,
+    NewerVersionError,
+    UnreleasedVersionError,
+)
 from ringmap.formats.registry import FORMATS
 from ringmap.testing.datasets import make_episode, make_episodes
 from ringmap.testing.formats import VALUES, FormatTests
@@ -187,6 +195,21 @@ def test_a_log_beside_a_dataset_that_was_changed_meanwhile(tmp_path, name):
 def convert_to(path, name, episodes):
     with get_format(name).open_writer(path) as writer:
         writer.write_episodes(episodes)
+
+
+@pytest.mark.parametrize("name", NAMES[:1])
+def test_a_log_of_a_version_that_was_never_released_is_refused_and_kept(tmp_path, name):
+    """It began with an episode, where facts about the dataset begin now."""
+    path = tmp_path / f"made.{name}"
+    abandon(path, name, [make_episode(0, 4)])
+    log = next(p for p in tmp_path.rglob("*log") if p.is_file())
+    data = log.read_bytes()
+    _, *sizes, _ = struct.unpack_from("<8sQQQ", data)
+    log.write_bytes(data[32 + sum(sizes) :])
+    for use in (load_dataset, lambda p: convert_to(p, name, [])):
+        with pytest.raises(UnreleasedVersionError, match="made by an unreleased version"):
+            use(path)
+    assert log.read_bytes() == data[32 + sum(sizes) :]
 
 
 @pytest.mark.parametrize("name", NAMES)

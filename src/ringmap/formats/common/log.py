@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ringmap.errors import NewerVersionError
+from ringmap.errors import NewerVersionError, UnreleasedVersionError
 from ringmap.formats.common import disk
 from ringmap.formats.common.directory import damage_named
 from ringmap.formats.common.untrusted import open_fd
@@ -152,7 +152,7 @@ class Log:
         self.places: list[Place] = []
         self.size = 0
         self.base: dict[str, Any] | None = None
-        """Facts about the dataset from the first writer of this log; None for a log of an earlier release."""
+        """Facts about the dataset from the first writer of this log, which its first record has; None for a log that is empty."""
 
     def open(self, write: bool = False) -> None:
         """Find the complete records; for writing, truncate the file after them.
@@ -160,6 +160,7 @@ class Log:
         Raises:
             FileNotFoundError: there is no log.
             NewerVersionError: a newer release made it.
+            UnreleasedVersionError: a version made it that was never released.
             NotAFileError: the path is something else, such as a link.
         """
         self._fd = open_fd(self.path, os.O_RDWR if write else os.O_RDONLY)
@@ -169,7 +170,11 @@ class Log:
             first = self._read(self.size, _HEAD.size)
             magic, head_size, body_size, checksum = _HEAD.unpack(first)
             nbytes = _HEAD.size + head_size + body_size
-            known = magic == _MAGIC or (magic == _FIRST_MAGIC and not self.size)
+            if magic == _MAGIC and not self.size:
+                raise UnreleasedVersionError(
+                    f"{self.path}: was made by an unreleased version of ringmap: convert the dataset with that one, or record again"
+                )
+            known = magic == (_MAGIC if self.size else _FIRST_MAGIC)
             if not known or head_size > _HEAD_NBYTES or self.size + nbytes > end:
                 break
             if not self._holds(self.size + _HEAD.size, head_size + body_size, checksum):
@@ -297,9 +302,7 @@ def _parse(both: bytearray, head_size: int) -> Record:
                 np.empty((length, *spec.shape), spec.dtype)
             )  # fmt: skip
             at += size + -size % _ALIGN
-        elif (
-            how != "elsewhere"
-        ):  # of an earlier release: its images are already in the dataset's files
+        else:
             count = 1 if how == FILM else length
             ends = np.frombuffer(body[at : at + 8 * count], "<i8").tolist()
             at += 8 * count

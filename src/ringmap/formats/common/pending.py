@@ -132,7 +132,7 @@ def with_pending(path: str, source_of: Callable[[str], ColumnSource]) -> ColumnS
     source = source_of(path)
     if log is None:
         return source
-    if log.base is not None:  # else a writer of an earlier release is running
+    if log.base is not None:  # else it is empty
         with damage_named(log.path):
             pending = Pending(log, source.lengths, path)
             if pending.places:

@@ -10,13 +10,12 @@ Not here: which files belong to which format (`detect`).
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmap.errors import InputError, LockedError
+from ringmap.errors import InputError
 from ringmap.formats.base import Format, Writer
 
 if TYPE_CHECKING:
@@ -76,18 +75,10 @@ class StoredFormat(Format):
 
     @classmethod
     def _with_log(cls, path: str, source_of: Any) -> ColumnSource:
-        from ringmap.formats.common.pending import pending_at, with_pending
+        from ringmap.formats.common.pending import with_pending
         from ringmap.formats.common.swap import restore
 
         restore(os.path.realpath(path))
-        log = pending_at(path)
-        if log is not None:
-            log.close()
-            if (
-                log.base is None
-            ):  # of an earlier release, with its images elsewhere: a writer moves it into the dataset
-                with contextlib.suppress(LockedError), cls.open_writer(path):
-                    pass
         return with_pending(path, source_of)
 
 

@@ -254,11 +254,11 @@ class TabularWriter(StagedWriter):
                     disk.make_folder(os.path.join(path, column.file))
             for number, record in enumerate(episodes, len(lengths)):
                 for column in columns:
-                    value = record.columns.get(column.spec.name)
+                    value = record.columns[column.spec.name]
                     if isinstance(value, Encoded):
                         folder = os.path.join(path, column.file)
                         self._put(folder, number, column.how, value)
-                    elif value is not None:  # else of an earlier release, and there already
+                    else:
                         writers[column.spec.name].write(value)
         if any(packed) or os.path.exists(os.path.join(path, DATA)):
             _add_data(path, len(lengths), packed, list(names))
@@ -395,9 +395,6 @@ class TabularSource(DirectorySource):
 
 def _columns_of(path: str, record: Record) -> list[Column]:
     """Return where the columns of a dataset without episodes are to lie, as its first record has them."""
-    if "columns" in record.notes:  # of an earlier release, which noted it
-        files = record.notes["columns"]
-        return [_column(path, s, *files[i]) for i, s in enumerate(record.schema.columns)]
     found = []
     for spec in record.schema.columns:
         value = record.columns[spec.name]
