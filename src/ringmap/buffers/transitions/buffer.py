@@ -8,7 +8,8 @@ Where a lane's observation is not bit for bit the next observation of its last s
 was reset), the row is marked as fresh, and the next observation of that last step is stored with the commit, as its
 episode data. The next observations of the newest rows are in a file beside the columns until the next commit.
 
-    column lanes: N for a row that continues its lane, -N for a fresh one; N is the number of rows in the call
+    column lanes: N for a row that continues its lane, -N for a fresh one; N is the number of rows in the call, or, of named lanes,
+    how far back the lane's last row is (lane_ends.py)
 
 Invariants: what `add` returned from is stored whole; a transition is returned with the next observation that it
 was added with, whatever came after it; only the newest `capacity` transitions count.
