@@ -6,6 +6,7 @@
     items | clip_range      a batch as computed columns see it; the clips of a moment as samplers see them
     cut                     which steps an item holds, and which steps can be its anchor
     index, guide_table      clip numbers to episodes and steps, in integers only
+    outcomes                names of columns of rewards and ends
     sumtree | threads       masses of priorities; one copy over several threads
 
 Begin with `cut`, then `gather`: everything that draws and everything that reads meets there.
