@@ -443,15 +443,22 @@ def test_convert_writes_what_was_chosen(tmp_path, how):
 
 
 def test_convert_leaves_out_what_is_evicted_meanwhile(tmp_path):
-    from ringmap.datasets.stored_episodes import episodes_of
-
+    """Of a live buffer; a view that the caller made has lost an episode, and says so."""
     with fill(tmp_path / "b", range(10)) as buf:
-        found = []
-        for episode, data in episodes_of(buf.view(where="episode < 5"), True):
-            found.append((int(episode["x"][0]), data["seed"]))
-            if len(found) == 1:
-                write(buf, range(20, 23))  # evicts 0, 1 and 2; all numbers fall by three
-        assert found == [(0, 0), (3, 3), (4, 4)]
+
+        def wanted(data):
+            if data["seed"] == 9:
+                write(
+                    buf, range(20, 23)
+                )  # evicts 0, 1 and 2, which are chosen already; all numbers fall by three
+            return data["seed"] < 5
+
+        convert(buf, tmp_path / "a.h5", where=wanted, progress=False)
+        assert numbers_in(load_dataset(tmp_path / "a.h5")) == [3, 4]
+        view = buf.view(where="seed < 5")
+        write(buf, [23])
+        with pytest.raises(ClipIndexError, match="evicted"):
+            convert(view, tmp_path / "b.h5", progress=False)
 
 
 def test_a_copy_of_the_directory_keeps_its_marks(tmp_path):

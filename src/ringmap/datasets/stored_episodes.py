@@ -5,6 +5,7 @@ Not here: writing (formats/), copies of whole datasets (formats/catalog/).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,16 +22,20 @@ __all__ = ["episodes_of", "schema_of"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def episodes_of(dataset: Any, with_data: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def episodes_of(
+    dataset: Any, with_data: bool, is_live: bool = False
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield `(columns, values constant within the episode)` of each episode; the latter only on request, and with its origin.
 
-    A buffer's are those that it holds when this begins; what is evicted meanwhile is left out.
+    A buffer's are those that it holds when this begins; what is evicted meanwhile is left out. So it is of a view that was made for
+    this (`is_live`).
 
     Raises:
-        ClipIndexError: an episode of a view was evicted.
+        ClipIndexError: an episode of another view was evicted.
     """
     asked = dataset
     dataset = dataset.pinned() if isinstance(dataset, Dataset) else dataset
+    is_live = is_live or dataset is not asked
     lineages, ordinals = origins_of(dataset)
     for number in range(len(dataset.lengths)):
         try:
@@ -40,7 +45,7 @@ def episodes_of(dataset: Any, with_data: bool) -> Iterator[tuple[dict[str, Any],
                 data = {name: values[0] for name, values in found.items() if values[0] is not None}
                 data[ORIGIN_KEY] = origin_of(lineages[number].tobytes(), int(ordinals[number]))
         except ClipIndexError:
-            if dataset is asked:
+            if not is_live:
                 raise
             continue  # evicted since
         yield episode, data
@@ -53,7 +58,7 @@ def schema_of(dataset: Any, where: str) -> Schema | None:
     schema = getattr(dataset, "schema", None)
     if isinstance(schema, Schema) and getattr(dataset, "transform", None) is None:
         return schema
-    filled = np.flatnonzero(np.asarray(dataset.lengths))
-    if not len(filled):
-        return None
-    return Schema.of(as_columns(stored_layout(dataset.load_episode(int(filled[0]))), where))
+    for number in np.flatnonzero(np.asarray(dataset.lengths)).tolist():
+        with contextlib.suppress(ClipIndexError):  # evicted since
+            return Schema.of(as_columns(stored_layout(dataset.load_episode(number)), where))
+    return None

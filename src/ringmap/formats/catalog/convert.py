@@ -88,6 +88,7 @@ def convert(
     name, part = _opened(source, source_format, "convert")
     if marks is not None and where == "":
         raise InputError("convert: marks without where change nothing; give where='not flags contains bad', say")  # fmt: skip
+    is_live = False
     if callable(where) or where.strip():
         whole = (
             part
@@ -95,8 +96,9 @@ def convert(
             else SelectedDataset(part, np.arange(len(part.lengths)))
         )
         part = whole._selected(where, "convert", marks)
+        is_live = whole.pinned() is not whole
     options = {**writer_options, "mode": mode}
-    _copy([(name, part)], dest, chosen, progress, "convert", options, reward_at)
+    _copy([(name, part)], dest, chosen, progress, "convert", options, reward_at, is_live)
 
 
 def merge(
@@ -144,6 +146,7 @@ def _copy(
     where: str,
     options: dict[str, Any],
     reward_at: str | None,
+    is_live: bool = False,
 ) -> None:
     for name, part in parts:
         path = getattr(part, "path", None)
@@ -163,7 +166,7 @@ def _copy(
             stacklevel=3,
         )
     total = sum(len(part.lengths) for _, part in parts)
-    episodes = _with_data(parts, keeps, widths)
+    episodes = _with_data(parts, keeps, widths, is_live)
     if progress:
         from tqdm import tqdm
 
@@ -216,9 +219,11 @@ def _opened(source: Any, source_format: str | None, where: str) -> tuple[str, An
     return repr(source), source
 
 
-def _with_data(parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]]) -> Any:
+def _with_data(
+    parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]], is_live: bool
+) -> Any:
     for _, part in parts:
-        for episode, data in episodes_of(part, keeps):
+        for episode, data in episodes_of(part, keeps, is_live):
             wide = {n: _wide(episode[n], d) for n, d in widths.items() if n in episode}
             yield {**episode, **wide, **({EPISODE_DATA_KEY: data} if data else {})}
 
