@@ -138,6 +138,7 @@ class Script:
 
     def look(self, span, least):
         self.looks += 1
+        self.look_at_links()
         self.look_at_episodes()
         least = least if least > span else 0
         expected = self.model.clips(span, least)
@@ -212,6 +213,20 @@ class Script:
             assert self.live.starts[indices].tolist() == [part[0] for part in run]
             assert (whole.episode_of(indices) == number).all()
 
+    def look_at_links(self):
+        """A walk from part to part finds what the joined episodes have."""
+        live = self.live
+        if not len(live):
+            return
+        indices = np.array([self.rng.randrange(len(live)) for _ in range(20)])
+        steps = np.sort([[self.rng.randint(-20, 25) for _ in range(3)] for _ in indices], axis=1)
+        positions, good = live.along(indices, steps)
+        expected, same = live.whole.along(indices, steps)
+        assert good.tolist() == same.tolist()
+        assert positions[good].tolist() == expected[good].tolist()
+        chains = live.chains
+        assert chains is None or len(chains._newest) <= 2 * chains.num_parts + 65
+
     def steps(self, first, span):
         """Return the positions of the steps of clips, given those of the first ones."""
         live, whole = self.live, self.live.whole
@@ -272,6 +287,32 @@ def test_without_live_parts_nothing_is_known_of_chains():
     assert of.check() == []
 
 
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_draw_after_a_part_joins_no_episodes(lanes, monkeypatch):
+    """Clips that cross parts are found from part to part: episodes are joined for whoever asks for episodes."""
+    joined = []
+    right = chains_module.WholeEpisodes.__init__
+    made = lambda self, *args: joined.append(1) or right(self, *args)  # noqa: E731
+    monkeypatch.setattr(chains_module.WholeEpisodes, "__init__", made)
+    live, rng = LiveEpisodes(np.empty(0), np.empty(0)), np.random.default_rng(0)
+    index = ClipIndex(live)
+    for number in range(7000):
+        lane, turn = number % lanes, number // lanes
+        live.append(3 * number, 3, 3 * lane, 3 * turn, lane)
+        live.evict_before(3 * number - 18_000)
+        of = index.of(7)
+        if number < 6950:
+            continue
+        numbers = rng.integers(of.base, of.end, 16)
+        drawn = of.drawn(numbers.copy(), 2, rng, Around(range(-2, 5)))
+        assert of.are(drawn.positions, 2).all()
+        assert (of.numbers(drawn.positions, 2) < of.end).all()
+        assert not joined
+    for _ in range(20):  # many draws in one state pay for it
+        of.drawn(numbers.copy(), 2, rng, Around(range(-2, 5)))
+    assert len(joined) == 1
+
+
 def test_chains_that_are_gone_are_forgotten():
     live = LiveEpisodes(np.empty(0), np.empty(0))
     for number in range(10_000):
@@ -316,6 +357,15 @@ def follow_any_step(name, steps, sizes, is_part):
     return begins
 
 
+def link_any_part(self, chain, step, stop, oldest, newest, first):
+    """Link a part to the newest of its chain even if one between them was dropped."""
+    known = self._newest.get(chain)
+    if known is not None and known[0] >= first:
+        self.before.put(oldest, known[0])
+        self.after.put(known[0], oldest)
+    self._newest[chain] = newest, stop
+
+
 def count_live_steps(self, first, last):
     """Count the clips of a part as if nothing had been before it."""
     return index_module.counts(
@@ -330,6 +380,7 @@ def count_live_steps(self, first, last):
         (Crossing, "still_whole", look_at_the_anchor_only),
         (Crossing, "put", put_nothing),
         (chains_module, "_begins", follow_any_step),
+        (chains_module.Chains, "_link", link_any_part),
         (index_module.SpanIndex, "_clips_of", count_live_steps),
     ],
 )

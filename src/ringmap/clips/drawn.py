@@ -1,8 +1,8 @@
 """What a draw hands on to the read of its clips: their anchors, and which of them cross parts.
 
     numbers -> parts -> anchors (B,) ------------------------------------> slots (B, H)
-                  \\--> clips that begin in an earlier part: their places
-                            among the joined episodes, positions of all steps --> slots of these few
+                  \\--> clips that begin in an earlier part: a walk from
+                            part to part, positions of all steps --> slots of these few
 
 A draw looks up the part of each clip, and so it knows which clips begin in an earlier one. A read that is given anchors alone
 looks up the parts of all of them again.
@@ -23,6 +23,7 @@ from ringmap.clips.samplers.base import Weigh
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.chains import NONE, WholeEpisodes
 from ringmap.storage.ring.extremes import all_true
+from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["ANCHOR_ONLY", "NO_CROSSING", "Around", "Crossing", "Drawn"]
 
@@ -83,26 +84,23 @@ class Crossing:
 
     @classmethod
     def before(
-        cls, which: Array, whole: WholeEpisodes, index: Array, first: Array, step: int, around: Around, least: int = 0
+        cls, which: Array, live: LiveEpisodes | WholeEpisodes, index: Array, first: Array, step: int, around: Around,
+        enough: Array | None = None,
     ) -> Crossing:  # fmt: skip
-        """Return items that begin before the part that they belong to, or lie in an episode of which less than `least` steps are left.
+        """Return items that begin before the part that they belong to, or lie in an episode of which too little is left.
 
         Args:
             which: the items.
-            whole: the episodes.
-            index: of their parts.
-            first: positions that their first steps would have if the part began earlier.
+            live: the parts.
+            index: of the part of each.
+            first: their first steps, counted from those of the parts.
             step: which of their steps is the anchor.
             around: their steps.
-            least: steps that their episodes must have now.
+            enough: whether enough steps of the episode of each are left; None: of all.
         """
-        places = whole.places_in(index, first)
-        good = places >= whole.begin_of(index)
-        if least:
-            good &= whole.lengths_of(index) >= least
-        if step:
-            places += step
-        return cls(which, whole.positions(places[:, None] + around.array), around, good)
+        steps = (first + step)[:, None] + around.array
+        positions, good = live.along(index, np.concatenate([first[:, None], steps], 1))
+        return cls(which, positions[:, 1:], around, good if enough is None else good & enough)
 
     @classmethod
     def of(cls, source: Handle, anchors: Array, around: Around) -> Crossing:
@@ -120,12 +118,9 @@ class Crossing:
             which = far.nonzero()[0]
             if not len(which):
                 return NO_CROSSING
-            whole = live.whole
-        index, places = index.take(which), whole.places_in(index.take(which), anchors.take(which))
-        begins = whole.begin_of(index)
-        stops = begins + whole.lengths.take(whole.episode_of(index))
-        good = (places + low >= begins) & (places + high < stops)
-        return cls(which, whole.positions(places[:, None] + around.array), around, good)
+            steps = left.take(which)[:, None] + around.array
+            positions, good = live.links.along(index.take(which), steps)
+        return cls(which, positions, around, good)
 
     def put_anchors(self, anchors: Array) -> None:
         """Put the positions of the anchors among those of the batch; -1 for an item that is not good."""

@@ -337,15 +337,18 @@ class SpanIndex:
         index, positions = self._first_steps(numbers)
         crossing: Crossing | None = None
         if self.is_joined:
-            far = positions < self.live.starts.take(index)
+            steps = positions - self.live.starts.take(index)
+            far, enough = steps < 0, None
             if self.least:
-                far |= self.whole.lengths_of(index) < self.least
+                enough = self.whole.lengths_of(index) >= self.least
+                far |= ~enough
             which = far.nonzero()[0]
             if len(which):
-                index, first = index.take(which), positions.take(which)
+                live = self.whole if self.across or self.least else self.live.links
                 crossing = Crossing.before(
-                    which, self.whole, index, first, step, around, self.least
-                )
+                    which, live, index.take(which), steps.take(which), step, around,
+                    None if enough is None else enough.take(which),
+                )  # fmt: skip
         if step:
             positions += step
         return positions, crossing
@@ -372,9 +375,16 @@ class SpanIndex:
         if not self.is_joined:
             found: Array = positions - self._shifts.span(self.first, self.last).take(index) - step
             return found
+        after = self.span - 1 - step
+        if not (self.across or self.least):  # it belongs to the part that holds its last step
+            steps = positions - live.starts.take(index) + after
+            last = live.links.along(index, steps[:, None])[0][:, 0]
+            part = live.starts.searchsorted(last, side="right") - 1
+            found = last - self._shifts.span(self.first, self.last).take(part) - (self.span - 1)
+            return found
         whole = self.whole
         # It belongs to the part that holds its last step, or with which the chain is long enough.
-        last = whole.places_in(index, positions) + (self.span - 1 - step)
+        last = whole.places_in(index, positions) + after
         first_steps = whole.first_steps.take(whole.episode_of(index))
         long_enough = whole.begin_of(index) + self.least - 1 - first_steps
         part = whole.part_at(np.maximum(last, long_enough))
@@ -418,10 +428,15 @@ class SpanIndex:
         live = self.live
         if not len(live):
             return np.zeros(len(positions), np.bool_)
-        whole = self.whole
         index = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
-        offsets, episode = positions - live.starts.take(index), whole.episode_of(index)
+        offsets = positions - live.starts.take(index)
         found: Array = (offsets >= 0) & (offsets < live.lengths.take(index))
+        if not (self.across or self.least):
+            ends = (offsets - step)[:, None] + np.array([0, self.span - 1])
+            found &= live.links.along(index, ends)[1]
+            return found
+        whole = self.whole
+        episode = whole.episode_of(index)
         steps = whole.places_in(index, positions) - whole.begin_of(index)
         lengths = whole.lengths.take(episode)
         found &= (steps >= step) & (steps - step + self.span <= lengths)

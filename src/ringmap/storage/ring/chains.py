@@ -12,9 +12,12 @@ dropped, and it begins an episode of its own. An episode is named by the positio
 was evicted. So episodes keep their names and their order for life; only an episode that begins after a dropped part is named
 by what is left of it.
 
-Invariants: names rise; the parts of an episode meet, and their positions rise.
+Parts are linked as they are added, so that the steps around a part are found by walking from part to part (`Chains`). The joined
+episodes of one moment (`WholeEpisodes`) are made again after each change.
+
+Invariants: names rise; the parts of an episode meet, and their positions rise; a part is linked to the one that it follows.
 Not here: clips (clips/index.py), records (records/table.py).
-Cost: 24 bytes per live episode from the first part on that is stored; nothing before.
+Cost: 40 bytes per live episode from the first part on that is stored; nothing before.
 """
 
 from __future__ import annotations
@@ -53,32 +56,91 @@ class Chains:
         last: one past the ordinal of the newest one. None of these is a part.
     """
 
-    __slots__ = ("_most", "ended", "lanes", "names", "num_parts", "steps")
+    __slots__ = ("_most", "_newest", "after", "before", "ended", "lanes", "names", "num_parts", "steps")  # fmt: skip
 
     def __init__(self, first: int, last: int) -> None:
         self.names: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
         self.steps: GrowingArray[int] = GrowingArray(np.zeros(last - first, np.int64), first)
         self.lanes: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
+        self.before: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
+        """The ordinal of the part that each follows, which may have been evicted since; NONE for none."""
+        self.after: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
+        """The ordinal of the part that follows each; NONE for none."""
+        self._newest: dict[int, tuple[int, int]] = {}
+        """Chain -> the ordinal of its newest part, and the step of the chain at which that stops."""
         self.ended: dict[int, int] = {}
         """Chain -> the number of the record that ended it."""
         self.num_parts = 0
         """Live episodes that are parts."""
         self._most = 64
 
-    def append(self, chain: int, step: int, lane: int, first: int) -> None:
-        """Add the newest episode; values before ordinal `first` may be dropped. O(1) amortised."""
-        self.num_parts += chain != NONE
+    def append(
+        self, chain: int, step: int, lane: int, length: int, first: int, ordinal: int
+    ) -> None:
+        """Add the newest episode; values before ordinal `first` may be dropped. O(1) amortised.
+
+        Args:
+            chain: as in `Parts`.
+            step: as in `Parts`.
+            lane: as in `Parts`.
+            length: its steps.
+            first: the ordinal of the oldest live episode.
+            ordinal: its own.
+        """
+        is_part = chain != NONE
+        self.num_parts += is_part
         self.names.append(chain, first)
         self.steps.append(step, first)
-        self.lanes.append(lane if chain != NONE else NONE, first)
+        self.lanes.append(lane if is_part else NONE, first)
+        self.before.append(NONE, first)
+        self.after.append(NONE, first)
+        if is_part:
+            self._link(chain, step, step + length, ordinal, ordinal, first)
 
-    def extend(self, parts: Parts | None, count: int, first: int) -> None:
-        """Add `count` newest episodes; None: none of them is a part."""
+    def extend(self, parts: Parts | None, lengths: Array, first: int, ordinal: int) -> None:
+        """Add the newest episodes; None: none of them is a part. `ordinal`: of the first one."""
+        count = len(lengths)
         chains, steps, lanes = parts or _no_parts(count)
-        self.num_parts += int((chains != NONE).sum())
-        self.names.extend(chains, first)
-        self.steps.extend(steps, first)
-        self.lanes.extend(lanes, first)
+        before, after = np.full(count, NONE), np.full(count, NONE)
+        which = np.flatnonzero(chains != NONE)
+        self.num_parts += len(which)
+        which = which[np.argsort(chains[which], kind="stable")]  # chain by chain
+        name, stops = chains[which], steps[which] + lengths[which]
+        same = name[1:] == name[:-1]
+        meets = same & (steps[which][1:] == stops[:-1])
+        before[which[1:][meets]] = which[:-1][meets] + ordinal
+        after[which[:-1][meets]] = which[1:][meets] + ordinal
+        for values, added in (
+            (self.names, chains), (self.steps, steps), (self.lanes, lanes), (self.before, before), (self.after, after),
+        ):  # fmt: skip
+            values.extend(added, first)
+        ends = np.flatnonzero(np.append(~same, True)) if len(which) else which
+        begins = np.append(0, ends[:-1] + 1) if len(which) else which
+        oldest, newest = which[begins], which[ends]
+        for one in zip(
+            chains[oldest].tolist(), steps[oldest].tolist(), stops[ends].tolist(),
+            (oldest + ordinal).tolist(), (newest + ordinal).tolist(), strict=True,
+        ):  # fmt: skip
+            self._link(*one, first)
+
+    def _link(self, chain: int, step: int, stop: int, oldest: int, newest: int, first: int) -> None:
+        """Link a part that was added to the newest one of its chain, if it follows that.
+
+        Args:
+            chain: of the part.
+            step: at which it begins.
+            stop: the step at which the newest part stops that was added with it.
+            oldest: the ordinal of the part.
+            newest: that of the newest one.
+            first: the ordinal of the oldest live episode.
+        """
+        known = self._newest.get(chain)
+        if known is not None and known[0] >= first and known[1] == step:
+            self.before.put(oldest, known[0])
+            self.after.put(known[0], oldest)
+        self._newest[chain] = newest, stop
+        if len(self._newest) > 2 * self.num_parts + 64:
+            self._newest = {name: one for name, one in self._newest.items() if one[0] >= first}
 
     def evict(self, ordinal: int) -> None:
         """Forget the oldest live episode. O(1)."""
@@ -267,6 +329,14 @@ class WholeEpisodes:
         """Return the index of the part that holds each place. O(n log parts)."""
         found: Array = self.in_order.take(self._places.searchsorted(places, side="right") - 1)
         return found
+
+    def along(self, indices: Array, steps: Array) -> tuple[Array, Array]:
+        """Return where steps of episodes are stored, counted from the first steps of parts, as `LiveEpisodes.along` does."""
+        begins = self.begin_of(indices)
+        stops = begins + self.lengths.take(self.episode_of(indices))
+        places = self.place_of(indices)[:, None] + steps
+        good = (places[:, 0] >= begins) & (places[:, -1] < stops)
+        return self.positions(places), good
 
     def find(self, names: Array) -> Array:
         """Return the numbers of the episodes with these names, -1 for one that is not live. O(n log episodes)."""

@@ -20,12 +20,16 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.ring.chains import NONE, Chains, Parts, WholeEpisodes
+from ringmap.storage.ring.extremes import lowest
 from ringmap.storage.ring.growing import GrowingArray
 from ringmap.storage.ring.integers import Ordinal, Position
 
 __all__ = ["LiveEpisodes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_WALK = 512
+"""Parts that are joined in the time that a walk takes longer than a search among joined ones."""
 
 
 class LiveEpisodes:
@@ -44,6 +48,7 @@ class LiveEpisodes:
         "_origins",
         "_runs",
         "_starts",
+        "_walks",
         "_whole",
         "chains",
         "era",
@@ -74,9 +79,11 @@ class LiveEpisodes:
         self.chains: Chains | None = None
         """What is known of parts; None while there is none."""
         self._whole: tuple[tuple[int, ...], WholeEpisodes] | None = None
+        self._walks: tuple[tuple[int, ...], int] | None = None
+        """The state at the last walk, and how many there were in it."""
         self._runs: tuple[WholeEpisodes, WholeEpisodes] | None = None
         if parts is not None:
-            self._chain(len(starts)).extend(parts, len(starts), 0)
+            self._chain(len(starts)).extend(parts, self.lengths, 0, 0)
 
     def reset(
         self,
@@ -109,7 +116,7 @@ class LiveEpisodes:
     ) -> None:  # fmt: skip
         """Add the newest episode, or the newest part of a chain (see `Parts`). O(1) amortised."""
         if chain != NONE or self.chains is not None:
-            self._chain(0).append(chain, step, lane, self.first)
+            self._chain(0).append(chain, step, lane, length, self.first, self.last)
         self._starts.append(start, self.first)
         self._lengths.append(length, self.first)
         self._origins.append(origin, self.first)
@@ -132,7 +139,7 @@ class LiveEpisodes:
     ) -> None:
         """Add several newest episodes at once; `parts` is None if none of them is a part."""
         if parts is not None or self.chains is not None:
-            self._chain(0).extend(parts, len(starts), self.first)
+            self._chain(0).extend(parts, np.asarray(lengths, np.int64), self.first, self.last)
         self._starts.extend(starts, self.first)
         self._lengths.extend(lengths, self.first)
         self._origins.extend(_origins(origins, len(starts)), self.first)
@@ -160,7 +167,7 @@ class LiveEpisodes:
     @property
     def whole(self) -> WholeEpisodes:
         """The live episodes with their parts joined. O(episodes log episodes) after a change, else O(1)."""
-        key = self.era, self.first, self.last, self.num_steps
+        key = self._state
         if self._whole is None or self._whole[0] != key:
             first, last, chains = self.first, self.last, self.chains
             parts, ended = None, dict[int, int]()
@@ -189,6 +196,78 @@ class LiveEpisodes:
         if self.chains is None:
             return self.lengths
         found: Array = self.whole.lengths.astype(np.int32)
+        return found
+
+    @property
+    def _state(self) -> tuple[int, ...]:
+        return self.era, self.first, self.last, self.num_steps
+
+    @property
+    def links(self) -> LiveEpisodes | WholeEpisodes:
+        """What to ask `along`, once: the joined episodes if they are known, or were worth joining; else the links of the parts.
+
+        So what is asked once after each change costs O(1), and what is asked often in between no more than a search.
+        """
+        state, whole, walks = self._state, self._whole, self._walks
+        if whole is not None and whole[0] == state:
+            return whole[1]
+        count = 1 + (walks[1] if walks is not None and walks[0] == state else 0)
+        if count * _WALK >= len(self):
+            return self.whole
+        self._walks = state, count
+        return self
+
+    def along(self, indices: Array, steps: Array) -> tuple[Array, Array]:
+        """Return where steps are stored, in a part or those that it follows, or that follow it. O(steps, for each part on the way).
+
+        Args:
+            indices: of parts among the live ones, `(n,)`.
+            steps: counted from the first step of each part, `(n, m)`; they rise in each row.
+
+        Returns:
+            The positions, `(n, m)`, and for which parts all of them are stored; those of others mean nothing.
+        """
+        starts, lengths = self.starts, self.lengths
+        positions: Array = starts.take(indices)[:, None] + steps
+        good, oldest, newest = np.ones(len(indices), np.bool_), steps[:, 0], steps[:, -1]
+        which = (oldest < 0).nonzero()[0]
+        at, bound = indices.take(which), np.zeros(len(which), np.int64)
+        while len(which):  # steps before `bound` are in the part before, or earlier
+            found = self._linked(at, True)
+            if lowest(found) < 0:
+                good[which[found < 0]] = False
+                kept = (found >= 0).nonzero()[0]
+                which, found, bound = which[kept], found[kept], bound[kept]
+            begin, some = bound - lengths.take(found), steps.take(which, 0)
+            moved = some + (starts.take(found) - begin)[:, None]
+            positions[which] = np.where(some < bound[:, None], moved, positions.take(which, 0))
+            more = (oldest.take(which) < begin).nonzero()[0]
+            which, at, bound = which.take(more), found.take(more), begin.take(more)
+        which = (newest >= lengths.take(indices)).nonzero()[0]
+        at = indices.take(which)
+        bound = lengths.take(at).astype(np.int64)
+        while len(which):  # steps from `bound` on are in the part after, or later
+            found = self._linked(at, False)
+            if lowest(found) < 0:
+                good[which[found < 0]] = False
+                kept = (found >= 0).nonzero()[0]
+                which, found, bound = which[kept], found[kept], bound[kept]
+            some = steps.take(which, 0)
+            moved = some + (starts.take(found) - bound)[:, None]
+            positions[which] = np.where(some >= bound[:, None], moved, positions.take(which, 0))
+            bound = bound + lengths.take(found)
+            more = (newest.take(which) >= bound).nonzero()[0]
+            which, at, bound = which.take(more), found.take(more), bound.take(more)
+        return positions, good
+
+    def _linked(self, indices: Array, is_before: bool) -> Array:
+        """Return the indices of the parts that parts follow, or that follow them; a negative number for none that is live."""
+        chains = self.chains
+        if chains is None:
+            return np.full(len(indices), NONE)
+        links = chains.before if is_before else chains.after
+        found: Array = links.span(self.first, self.last).take(indices)
+        found -= self.first
         return found
 
     def tail_for(self, head: int, limit: int) -> Position:
