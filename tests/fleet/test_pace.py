@@ -1,6 +1,7 @@
 """The pace: both sides wait for each other, for nobody who is dead, and never for themselves; counts survive."""
 
 import contextlib
+import errno
 import json
 import logging
 import multiprocessing
@@ -219,12 +220,16 @@ def test_a_commit_larger_than_the_slack_is_let_through(tmp_path, ring):
     learner.close()
 
 
+class NoRoomError(Exception):
+    pass
+
+
 class Impatient(Pace):
     """Raises where it would wait."""
 
     def _may_insert(self, count, where):
         if not super()._may_insert(count, where):
-            raise TimeoutError
+            raise NoRoomError
         return True
 
 
@@ -249,7 +254,7 @@ def test_a_commit_that_ends_during_a_look_counts(tmp_path, ring):
         commit.__exit__(None, None, None)
 
     two.end = end
-    with pytest.raises(TimeoutError):
+    with pytest.raises(NoRoomError):
         write(ring, two)
     learner.close()
 
@@ -268,7 +273,7 @@ def test_transitions_count_before_they_are_committed(tmp_path, rings):
     draw = in_thread(lambda: learner.draw(1))
     while not learner.has_learner:
         time.sleep(0.001)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(NoRoomError):
         for added in range(10_000):
             pace, buf = collectors[added % rings]
             with pace.insert(1, buf.flush):
@@ -575,7 +580,7 @@ def test_a_thread_that_drew_once_is_a_collector_afterwards(tmp_path, ring):
     for _ in range(30):
         write(ring, pace)
     in_thread(lambda: pace.draw(BATCH)).join()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(NoRoomError):
         write(ring, pace)
     pace.close()
 
@@ -709,6 +714,21 @@ def test_a_draw_from_a_buffer_that_it_does_not_count(tmp_path, pace, path):
         with pytest.raises(InputError, match="ReplayBuffer.batches: pace= counts the rings in"):
             buf.batches(8)
     assert pace.drawn == 0
+
+
+def test_a_listing_that_fails_counts_nothing_down(tmp_path, pace, ring, monkeypatch):
+    """As where the process has too many open files: the call says so, and the next one goes on."""
+    write(ring, pace, 400)
+
+    def fails(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    for call in (lambda: pace.draw(8), lambda: write(ring, pace)):
+        with monkeypatch.context() as patch, pytest.raises(EnvironmentFault, match=r"Pace\.(draw|insert): Too many open files .*ulimit"):  # fmt: skip
+            patch.setattr(os, "listdir", fails)
+            call()
+        call()
+    assert (pace.inserted, pace.drawn) == (420, 8)
 
 
 class Distant(System):

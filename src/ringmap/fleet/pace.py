@@ -349,7 +349,7 @@ class Pace:
         where = "Pace.draw"
         count = _integer("num_steps", num_steps, 1, where)
         self._join(where)
-        with self._one_learner(where):
+        with self._one_learner(where), clear_errors(where, self.path):
             tally, turn = self._learner(where), self._turn
             is_own_turn = turn.has(count, self.slack_drawn)
             if not is_own_turn:
@@ -398,7 +398,7 @@ class Pace:
 
     def _learner(self, where: str) -> Tally:
         """Become the learner of this rank, as long as this object lives; return its counter."""
-        if self._tally is None:
+        if self._alive is None:
             lock = WriterLock(self._disk, self._learner_path("lock"), self._folder)
             try:
                 lock.acquire()
@@ -408,6 +408,7 @@ class Pace:
                     "learner a rank of its own, Pace(..., rank=1)"
                 ) from None
             self._alive = lock
+        if self._tally is None:  # reading it may have failed before
             self._tally = self._tallies().get(self.rank, Tally(fleet=self._fleet))
             self._tally.fleet = self._fleet  # one of an earlier release has none
         return self._tally
@@ -477,7 +478,8 @@ class Pace:
                 self._disk.before("lock", lock.lock_file)
                 lock.acquire(poll_interval=_FIRST_PAUSE_S)
             try:
-                yield
+                with clear_errors(where, self.path):
+                    yield
             finally:
                 lock.release(force=True)
 
