@@ -136,11 +136,12 @@ from ringmap import ReplayBuffer
 from ringmap.errors import RoleError
 
 buf = ReplayBuffer(100, path="b")
-buf.write_episode({"obs": np.arange(9)})
+for _ in range(9):
+    buf.write_episode({"obs": np.arange(9)})
 said, armed = [], False
 
 def calls(at):
-    return (lambda: buf.snapshot(f"s{at}"), buf.check, buf.view, buf.split, lambda: list(buf.pass_sampler()),
+    return (lambda: buf.snapshot(f"s{at}"), buf.check, buf.view, lambda: buf.split(0.5), lambda: list(buf.pass_sampler()),
             lambda: next(iter(buf.batches(2, prefetch=0))), lambda: buf.begin_episode().abandon())
 
 def handler(*_):

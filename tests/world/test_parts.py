@@ -73,7 +73,7 @@ def test_killed_and_resumed(tmp_path, interrupted):
         finish(path, *numbers)
         with ReplayBuffer.open(path) as buf:
             found = stored(buf)
-            assert buf.notes == {}  # a reader
+            assert buf.notes["collections"]["100"]["watermark"] == len(expected)
         assert sorted(found) == sorted(expected), "a seed is missing, or was stored twice"
         for seed, episode in found.items():
             if episode != expected[seed]:

@@ -39,7 +39,7 @@ class Arcs:
         >>> train, rest = Arcs.whole(seed=0).divided([0.8, 0.2], seed=0)
         >>> lineages, ordinals = np.zeros((10, 16), np.uint8), np.arange(10, dtype=np.uint64)
         >>> int(train.hold(lineages, ordinals).sum()), int(rest.hold(lineages, ordinals).sum())
-        (8, 2)
+        (9, 1)
     """
 
     seed: int
