@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import threading
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -60,6 +61,7 @@ _PIECE = 1 << 16
 """Leaves that the helper writes at once."""
 _LOG_LEAST = 1 << 18
 _MOST = 1 << 48
+_NONE = -1
 _TRIES = 10
 
 
@@ -122,6 +124,9 @@ class PriorityFile(Sidecar):
         self._based = 0
         """The newest generation whose leaves and header are durable: that of the log, or the one before."""
         self._helper: Begun[None] | None = None
+        self._wanted = _NONE
+        """The generation whose leaves a helper may write."""
+        self._writing = threading.RLock()
         self._is_ragged = False
 
     @staticmethod
@@ -145,7 +150,14 @@ class PriorityFile(Sidecar):
         path = home.path(cls.names[0])
         if home.disk.size(path) != cls.nbytes(home.rows):
             return None
-        return cls(home.disk.open(path, write), home.uuid, home.rows)
+        opened = cls(home.disk.open(path, write), home.uuid, home.rows)
+        if write:  # a kill may have left what no sync covers yet: nothing may rest on it before
+            try:
+                opened.sync()
+            except BaseException:
+                opened.close()
+                raise
+        return opened
 
     @classmethod
     def _loaded(cls, home: Home) -> tuple[Leaves | None, list[str]]:
@@ -210,21 +222,31 @@ class PriorityFile(Sidecar):
         """Write the priorities of the copy's rows. `kept`: gives the `Leaves` of a buffer in RAM."""
         leaves: Leaves | None = kept and kept(state)
         if not source.disk.volatile:
-            leaves = None
-            for _ in range(_TRIES if cls.exists(source) else 0):
-                leaves, faults = cls._loaded(source)
-                if not faults:  # else its writer may be writing it just now
-                    break
+            leaves = cls._loaded(source)[0] if cls.exists(source) else None
         if leaves is not None:
             cls.create(target, leaves.back_to(state.tail, state.head))
 
     def load(self) -> tuple[Leaves | None, list[str]]:
         """Return the content of the file, and its faults; None if nothing in it is valid.
 
-        Cost: reads 4 bytes per row, and the log.
+        Beside a writer it is that of one moment. Cost: reads 4 bytes per row, and the log.
         """
-        headers, faults = self._headers()
-        logs = [self._file.read(16, at)[8:] for at in _logs(self._rows)[:2]]
+        for _ in range(_TRIES):
+            heads = self._heads()
+            leaves, faults = self._load(heads)
+            if not faults and heads == self._heads():
+                break  # else a writer may have turned, or may be writing just now what was read
+        return leaves, faults
+
+    def _heads(self) -> list[bytes]:
+        """Return what begins both headers and both logs."""
+        headers = [self._file.read(_HEADER.size + 8, slot * _SLOT) for slot in (0, 1)]
+        return headers + [self._file.read(16, at) for at in _logs(self._rows)[:2]]
+
+    def _load(self, heads: list[bytes]) -> tuple[Leaves | None, list[str]]:
+        self._is_ragged = False
+        headers, faults = self._headers(heads[:2])
+        logs = [head[8:] for head in heads[2:]]
         numbers = [generation for generation, *_ in headers]
         numbers += [n for n in (int.from_bytes(head, "little") for head in logs) if n < _MOST]
         newest = max(
@@ -253,11 +275,10 @@ class PriorityFile(Sidecar):
             self._place = self._based, _FULL
         return found, faults
 
-    def _headers(self) -> tuple[list[tuple[int, int, float, int]], list[str]]:
+    def _headers(self, heads: list[bytes]) -> tuple[list[tuple[int, int, float, int]], list[str]]:
         """Return the valid headers, newest first, and the faults of the others."""
         found, faults = [], []
-        for slot in (0, 1):
-            data = self._file.read(_HEADER.size + 8, slot * _SLOT)
+        for slot, data in enumerate(heads):
             packed = data[:-8]
             if len(packed) == _HEADER.size and self._check(packed) == data[-8:]:
                 magic, generation, rows, upto, highest, leaves_sum = _HEADER.unpack(packed)
@@ -354,30 +375,39 @@ class PriorityFile(Sidecar):
             self.checkpoint(leaves)
             return
         number = generation + 1
+        self._place = generation, _FULL  # the next log may have begun: nothing follows in this one
         after = self._put_frame(number, 0, _TURNS, 0, _TURN.pack(end))
         assert after is not None
-        self._place = number, after
-        work = partial(self._write_leaves, number, leaves, leaves.upto, leaves.highest)
+        self._place, self._wanted = (number, after), number
+        work = partial(self._help, number, leaves, leaves.upto, leaves.highest)
         self._helper = begin(work)
+
+    def _help(self, generation: int, leaves: Leaves, upto: int, highest: float) -> None:
+        """Write leaves, unless a checkpoint came first: a turn that was interrupted knows of no helper."""
+        with self._writing:
+            if self._wanted == generation:
+                self._write_leaves(generation, leaves, upto, highest)
 
     def _wait(self) -> None:
         """Return once no helper writes: it has ended, or its work is done here."""
         if self._helper is not None:
             try:
                 self._helper.end()
-            except OSError as error:
+            except Exception as error:  # of the disk, or of memory
                 log.warning("%s: the priorities are written again: %s", self.path, error)
             self._helper = None  # not before: an interrupted wait must not leave one that writes
 
     def checkpoint(self, leaves: Leaves) -> None:
         """Write all leaves, durably, and begin a new log. O(rows): 4 bytes each, and a sync."""
         self._wait()
-        generation, based = self._place[0], self._based
-        number = max(generation, based) + 1
-        number += (number - based + 1) % 2  # not over the leaves that count
-        self._place = generation, _FULL  # if this fails, no frame fits until it succeeds
-        self._write_leaves(number, leaves, leaves.upto, leaves.highest)
-        self._place, self._is_ragged = (number, 0), False
+        with self._writing:
+            self._wanted = _NONE
+            generation, based = self._place[0], self._based
+            number = max(generation, based) + 1
+            number += (number - based + 1) % 2  # not over the leaves that count
+            self._place = generation, _FULL  # if this fails, no frame fits until it succeeds
+            self._write_leaves(number, leaves, leaves.upto, leaves.highest)
+            self._place, self._is_ragged = (number, 0), False
 
     def _write_leaves(self, generation: int, leaves: Leaves, upto: int, highest: float) -> None:
         """Write the leaves and the header of a generation, durably."""
@@ -399,7 +429,8 @@ class PriorityFile(Sidecar):
         """Release the file; what a helper has begun is ended first."""
         if self._helper is not None:
             self._helper.drop()
-        self._file = closed(self._file)
+        with self._writing:
+            self._wanted, self._file = _NONE, closed(self._file)
 
     def _area(self, generation: int) -> int:
         return 2 * _SLOT + generation % 2 * _paged(self._rows * 4)

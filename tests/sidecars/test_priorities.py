@@ -1,0 +1,233 @@
+"""The file of priorities by itself: kills and then power cuts, readers beside turns, helpers that fail or go on unknown.
+
+No two updates give the same priority, so one that stands says when it was given.
+"""
+
+import contextlib
+import os
+import random
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.sidecars import priorities
+from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
+from tests.crash.priorities import Late, recover_if_stale
+from tests.crash.recording import RecordingDisk, materialise
+from tests.disks import Cut, ram_folder
+from tests.sidecars.test_mutable import home_of
+from tests.tiers import few
+
+ROWS = 20
+
+
+class Handle:
+    """A writer of the file, as a sampler is: `given` notes what each position was given, in order."""
+
+    def __init__(self, home, given):
+        assert PriorityFile.recover(home, ROWS) is not None
+        self.file = PriorityFile.open(home, write=True)
+        self.leaves, _ = self.file.load()
+        self.given = given
+
+    def update(self, position, value):
+        self.given.setdefault(position, []).append(value)
+        positions, values = np.array([position]), np.array([value], np.float32)
+        if not self.file.append_points(positions, values):
+            self.file.turn(self.leaves)
+            assert self.file.append_points(positions, values)
+        self.leaves.values[position] = value
+
+
+def loaded(home):
+    with contextlib.closing(PriorityFile.open(home, write=False)) as file:
+        return file.load()
+
+
+def made(folder, disk=None, rows=ROWS):
+    os.makedirs(os.path.join(folder, "buf"), exist_ok=True)
+    home = home_of(disk or Disk(), str(folder), rows)
+    PriorityFile.create(home, Leaves(np.zeros(rows, np.float32), rows))
+    return home
+
+
+def lost_by(seed, folder, sessions=3, cuts=60):
+    """Return what is lost, in words, after sessions that are killed, and a power cut at a random moment."""
+    rng, given, synced = random.Random(seed), {}, [(0, {})]
+    root = str(folder / str(seed))
+    materialise({"buf": {}}, root)
+    disk = RecordingDisk(root, tree={"buf": {}})
+    home = made(root, disk)
+    first, value, at = len(disk.log), 1.0, [(0, {})]
+    for _ in range(sessions):
+        disk.fail(rng.randint(3, 60), Cut(), sticky=True)
+        with contextlib.suppress(Cut):
+            handle = Handle(home, given)
+            for _ in range(60):
+                value += 1
+                handle.update(rng.randrange(4), value)
+                at.append((len(disk.log), {p: len(v) for p, v in given.items()}))
+                if rng.random() < 0.1:
+                    handle.file.sync()
+                    synced.append((len(disk.log), {p: len(v) for p, v in given.items()}))
+        disk.lift()
+        found = loaded(home)[0].values  # a kill takes nothing that had returned
+        for position, values in given.items():
+            newest = at[-1][1].get(position, 0)
+            allowed = [0.0, *values][newest:]
+            if found[position] not in allowed:
+                return f"a kill left {found[position]} at {position}, expected {allowed}"
+            if values and found[position] != values[-1]:
+                values.pop()  # the call that was killed did nothing
+    for cut in range(cuts):
+        moment = rng.randint(first, len(disk.log))
+        model = type(disk.model)({"buf": {}})
+        for entry in disk.log[:moment]:
+            model.apply(entry)
+        left = str(folder / f"{seed}-{cut}")
+        materialise(model.crash(rng), left)
+        after = home_of(Disk(), left, ROWS)
+        found = loaded(after)[0]
+        counts = [known for logged, known in synced if logged <= moment][-1]
+        for position, values in given.items():
+            allowed = [0.0, *values][counts.get(position, 0) :]
+            if found is None or found.values[position] not in allowed:
+                got = None if found is None else found.values[position]
+                return f"a cut left {got} at {position}, expected {allowed}"
+    return ""
+
+
+@pytest.fixture
+def small(monkeypatch):
+    recover_if_stale(monkeypatch)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("seed", few(range(40), 1))
+def test_a_power_cut_after_a_kill_leaves_what_was_synced(small, seed):
+    with ram_folder() as folder:
+        assert [lost for at in range(10) if (lost := lost_by(10 * seed + at, folder))] == []
+
+
+class Striking(FileHandle):
+    """A file whose owner writes between its reads, as often as a script says."""
+
+    strike = None
+
+    def read(self, size, offset):
+        if self.strike is not None:
+            self.strike()
+        return super().read(size, offset)
+
+
+class StrikingDisk(Disk):
+    def open(self, path, write=False):
+        return Striking(self, super().open(path, write).detach(), path)
+
+
+@pytest.mark.parametrize("at", range(1, 14))
+def test_a_reader_has_what_was_given_before_however_often_the_writer_turns_meanwhile(
+    small, at, monkeypatch
+):
+    """A writer that turns twice before a read writes over the log that was to be read."""
+    with ram_folder() as folder:
+        home = made(folder)
+        handle = Handle(home, {})
+        for number in range(1, 30 + at):
+            handle.update(number % 4, 1000.0 + number)
+        known, reads = handle.leaves.values.copy(), [0]
+
+        def strike():
+            reads[0] += 1
+            if reads[0] == at:
+                for number in range(40):
+                    handle.update(5, number + 1.0)
+
+        monkeypatch.setattr(Striking, "strike", staticmethod(strike))
+        found, faults = loaded(replace(home, disk=StrikingDisk()))
+        assert faults == []
+        np.testing.assert_array_equal(found.values[:4], known[:4])
+
+
+def values_now(home):
+    found, faults = loaded(home)
+    assert faults == []
+    return found.values
+
+
+def fill(handle, count=60):
+    for number in range(count):
+        handle.update(number % 7, 1.0 + len(handle.given.get(number % 7, ())) * 7 + number % 7)
+
+
+def test_a_helper_that_an_interrupt_left_behind_writes_over_nothing(small):
+    """The interrupt comes when the helper has the work, and its caller does not know of it yet."""
+    gate, begun, written = threading.Event(), [], []
+
+    class Slow(Disk):
+        def before(self, change, path, *details):
+            if threading.current_thread() in begun:
+                written.append(change)
+                if len(written) == 2:  # the first piece is written
+                    gate.wait(10)
+
+    def interrupted(work):
+        begun.append(threading.Thread(target=work))
+        begun[0].start()
+        raise KeyboardInterrupt
+
+    with ram_folder() as folder:
+        handle = Handle(home := made(folder, Slow()), {})
+        with small.context() as patch:
+            patch.setattr(priorities, "begin", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                fill(handle)
+        threading.Timer(0.2, gate.set).start()
+        generation = handle.file._place[0]
+        while handle.file._place[0] == generation:
+            fill(handle, 1)
+        gate.set()
+        begun[0].join()
+        np.testing.assert_array_equal(values_now(home), handle.leaves.values)
+        handle.file.close()
+
+
+@pytest.mark.parametrize("error", [OSError, MemoryError])
+def test_a_helper_that_fails_keeps_no_later_update_from_being_stored(small, error):
+    class Failed(Late):
+        def __init__(self, work):
+            self.error = error("planted")
+
+    with ram_folder() as folder:
+        handle = Handle(home := made(folder), {})
+        with small.context() as patch:
+            patch.setattr(priorities, "begin", Failed)
+            fill(handle)
+        fill(handle)
+        np.testing.assert_array_equal(values_now(home), handle.leaves.values)
+
+
+def test_a_turn_that_was_interrupted_is_no_damage(small):
+    with ram_folder() as folder:
+        handle = Handle(home := made(folder), {})
+        put = handle.file._put_frame
+
+        def interrupted(*args):
+            if args[2] == priorities._TURNS:
+                put(*args)
+                raise KeyboardInterrupt
+            return put(*args)
+
+        handle.file._put_frame = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            while True:  # four at a time: behind them is room for one
+                values = np.arange(4, dtype=np.float32)
+                if not handle.file.append_points(np.arange(4), values):
+                    handle.file.turn(handle.leaves)
+                handle.leaves.values[:4] = values
+        handle.file._put_frame = put
+        handle.update(3, 3.0)
+        np.testing.assert_array_equal(values_now(home), handle.leaves.values)
