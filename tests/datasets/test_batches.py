@@ -5,7 +5,7 @@ import pytest
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from ringmap.data import Window
-from ringmap.errors import InputError, NoClipsError, SubscriptError
+from ringmap.errors import ClipIndexError, InputError, NoClipsError, SubscriptError
 from tests.datasets.test_where import KINDS, LENGTHS, episode, h5, loaded
 
 ROWS = [x for number in range(6) for x in episode(number)["x"].tolist()]
@@ -42,6 +42,25 @@ def test_what_can_not_be_drawn(tmp_path):
     with pytest.raises(InputError, match="a list of integers"):
         dataset[[True, False]]
     assert dataset[[]].keys() == dataset[[0]].keys()
+
+
+NO_NUMBERS = {
+    "mask": ([True, False, True, False, True, False], InputError), "array": (np.arange(6) == 2, InputError), "text": (["1"], InputError),
+    "fraction": ([1.5], InputError), "beyond": (np.array([2**64 - 1], np.uint64), ClipIndexError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", NO_NUMBERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_number_means_none(tmp_path, kind, given):
+    dataset, (wrong, error) = KINDS[kind](tmp_path), NO_NUMBERS[given]
+    chunk = np.zeros(len(wrong), np.int64), np.ones(len(wrong), np.int64)
+    for call in (
+        lambda: dataset[wrong], lambda: dataset.get_episode_data(wrong), lambda: dataset.get_row_data(wrong),
+        lambda: dataset.view().take(wrong), lambda: dataset.load_chunk(wrong, *chunk), lambda: dataset.load_chunk([0] * len(wrong), wrong, chunk[1]),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            call()
 
 
 @pytest.mark.parametrize("kind", ["file", "concat", "a user's"])

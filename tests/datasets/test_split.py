@@ -1,6 +1,7 @@
 """Splits: an episode has its side for good, whatever grows, is evicted, copied or opened elsewhere."""
 
 import itertools
+import json
 import subprocess
 import sys
 
@@ -223,6 +224,45 @@ def test_filters_joins_and_goals_keep_sides():
     )
 
 
+WAYS = {
+    "moment": lambda buf, side: buf.view(at=json.loads(json.dumps(side.moment))),
+    "goals": lambda buf, side: GoalDataset(side, goal_keys={}).view(where="number >= 0"),
+    "columns": lambda buf, side: MergeDataset([side, buf.view(at=side.moment)]),
+    "episodes": lambda buf, side: ConcatDataset([side.take(np.arange(5)), side.take(np.arange(5, len(side.lengths)))]),
+    "goals of joined": lambda buf, side: GoalDataset(ConcatDataset([side]), goal_keys={}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["ring", "live", "rings"])
+def test_a_side_is_divided_alike_wherever_it_goes(tmp_path, kind, way):
+    buf = write(ReplayBuffer(1000, seed=3, path=tmp_path / "ring"), range(40))
+    source = ShardedReplayBuffer([tmp_path / "ring"]) if kind == "rings" else buf
+    whole = source.view(live=True) if kind == "live" else source.view()
+    side, _ = whole.split(0.8)
+    made = WAYS[way](source, side)
+    inner, held_out = side.split(0.9)
+    assert sides(made, 0.9) == [numbers(inner), numbers(held_out)]
+    assert sides(made.split(0.9)[0], 0.5) == sides(inner, 0.5)
+
+
+def test_joined_sides_are_no_side():
+    buf = write(ReplayBuffer(1000, seed=3), range(40))
+    joined = ConcatDataset(buf.split(0.8))
+    check_sides(sides(joined, 0.7), sides(buf, 0.7), numbers(buf))
+
+
+def test_a_moment_whose_side_is_none_is_refused():
+    buf = write(ReplayBuffer(1000, seed=3), range(40))
+    moment = buf.split(0.8)[0].moment
+    for wrong in (
+        None, [], {}, {"seed": 0, "pieces": []}, {"seed": 0, "pieces": [[1]]}, {"seed": 1.5, "pieces": [[0, 1]]},
+        {"seed": 0, "pieces": [[2, 1]]}, {"seed": 0, "pieces": [[0, 1 << 65]]}, {"seed": 1 << 64, "pieces": [[0, 1]]},
+    ):  # fmt: skip
+        with pytest.raises(InputError):
+            buf.view(at={**moment, "arcs": wrong})
+
+
 def test_a_file_that_says_nothing_keeps_sides_as_it_grows(tmp_path):
     from ringmap.data import get_format
 
@@ -243,6 +283,11 @@ def test_a_file_that_says_nothing_keeps_sides_as_it_grows(tmp_path):
 # -- what is refused -------------------------------------------------------------------------------
 
 
+def test_shares_may_be_of_numpy():
+    buf = write(ReplayBuffer(1000, seed=3), range(30))
+    assert sides(buf, [np.float32(0.8), np.float32(0.2)]) == sides(buf, 0.8)
+
+
 def test_three_shares_make_three_sides():
     buf = write(ReplayBuffer(1000, seed=0), range(50))
     found = sides(buf, [0.8, 0.1, 0.1])
@@ -253,7 +298,7 @@ def test_three_shares_make_three_sides():
 
 @pytest.mark.parametrize(
     ("train", "match"),
-    [(0, "between 0 and 1"), (1.0, "between 0 and 1"), ([0.5, 0.4], "add up to 0.9"), ([1.0], "two sides"), ("half", "number")],
+    [(0, "between 0 and 1"), (1.0, "between 0 and 1"), ([0.5, 0.4], "add up to 0.9"), ([1.0], "two sides"), ("half", "number"), (None, "number"), (np.array(0.5), "number")],
 )  # fmt: skip
 def test_shares_that_are_none_are_refused(train, match):
     buf = write(ReplayBuffer(100, seed=0), range(10))

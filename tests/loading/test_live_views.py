@@ -514,6 +514,19 @@ def test_a_wrong_state_is_refused_and_nothing_changes(tmp_path):
     writer.close()
 
 
+def test_a_pass_goes_on_with_its_own_side_of_a_split(tmp_path):
+    writer = Writer(tmp_path, "plain")
+    train, validation = writer.data.view(live=True).split(0.5)
+    sampler, other = train.pass_sampler(), validation.pass_sampler()
+    next(iter(sampler))
+    other.next_pass()
+    for state in (other.state_dict(), writer.data.pass_sampler().next_pass()):
+        with pytest.raises(InputError, match="side of a split"):
+            sampler.load_state_dict(state)
+    train.pass_sampler().load_state_dict(sampler.state_dict())
+    writer.close()
+
+
 def test_a_source_of_grain_keeps_its_length(tmp_path):
     from ringmap.exits.grain_source import source
 

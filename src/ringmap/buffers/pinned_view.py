@@ -130,12 +130,28 @@ class PinnedView(Dataset):
 
     @classmethod
     @abstractmethod
+    def _at(cls, buffer: Any, moment: Any, where: str) -> Self:
+        """Return the view of the episodes of a moment.
+
+        Raises:
+            InputError: it is none of this buffer.
+        """
+
+    @classmethod
     def at(cls, buffer: Any, moment: Any, where: str) -> Self:
         """Return the view of a moment.
 
         Raises:
             InputError: it is none of this buffer.
         """
+        if not isinstance(moment, Mapping):
+            raise InputError(
+                f"{where}: expected what `moment` of a view returned, got {moment!r:.80}"
+            )
+        episodes = {name: value for name, value in moment.items() if name != "arcs"}
+        made = cls._at(buffer, episodes, where)
+        made._arcs = Arcs.of_json(moment["arcs"], where) if "arcs" in moment else None
+        return made
 
     @abstractmethod
     def redraw(self, count: int) -> Array:
@@ -232,6 +248,8 @@ class PinnedView(Dataset):
         """
         if self._moment is None:
             self._moment = self._named()
+            if self._arcs is not None:
+                self._moment["arcs"] = self._arcs.as_json()
         return dict(self._moment)
 
     @property
@@ -326,7 +344,10 @@ class PinnedView(Dataset):
             raise InputError(
                 f"{where}: the state is of a view of another moment; make this one with view(at=state['moment']), or with live=True"
             )
-        made._arcs = self._arcs
+        if self._moves is not None and made._arcs != self._moves.arcs:
+            raise InputError(
+                f"{where}: the state is of another side of a split, or of a view that is none"
+            )
         return made.with_cut(self._cut if self._moves is None else self._moves.cut)
 
     def move_to(self, view: Any) -> None:

@@ -128,8 +128,8 @@ class BufferView(PinnedView):
         return moment_of(_name_of(self.engine), self._episodes)
 
     @classmethod
-    def at(cls, buffer: ClipBuffer, moment: Any, where: str) -> BufferView:
-        """Return the view of a moment.
+    def _at(cls, buffer: ClipBuffer, moment: Any, where: str) -> BufferView:
+        """Return the view of the episodes of a moment.
 
         Raises:
             InputError: it is none of this buffer.

@@ -202,9 +202,7 @@ class Dataset(LoaderDataset):
             ClipIndexError: an episode or step lies outside what is stored.
             InputError: the lists differ in length, or a chunk is no multiple of `frameskip` long.
         """
-        episodes, starts, ends = (
-            np.asarray(v, np.int64).reshape(-1) for v in (episodes_idx, start, end)
-        )
+        episodes, starts, ends = self._chunks(episodes_idx, start, end)
         if not len(episodes) == len(starts) == len(ends):
             raise InputError(
                 f"{type(self).__name__}.load_chunk: {len(episodes)} episodes, {len(starts)} starts "
@@ -226,6 +224,14 @@ class Dataset(LoaderDataset):
                 steps["action"] = fold_actions(steps["action"], folds)
             chunks.append(steps)
         return chunks
+
+    def _chunks(self, *given: Any) -> list[Array]:
+        """Return the episodes, starts and ends of chunks as arrays."""
+        where, names = self._where("load_chunk"), ("episodes", "starts", "ends")
+        return [
+            whole_numbers(v, f"{where}: {name}").reshape(-1)
+            for name, v in zip(names, given, strict=True)
+        ]
 
     def load_steps(
         self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
@@ -328,7 +334,7 @@ class Dataset(LoaderDataset):
         """
         from ringmap.datasets.selected import SelectedDataset  # it is a Dataset itself
 
-        return SelectedDataset(self, self._episode_numbers(np.asarray(episodes, np.int64)))
+        return SelectedDataset(self, self._episode_numbers(episodes))
 
     def origins(self) -> tuple[Array, Array]:
         """Return what each episode was first stored as, by which it is the same in every copy.
@@ -369,7 +375,7 @@ class Dataset(LoaderDataset):
         pinned = self.pinned()
         lineages, ordinals = pinned.origins()
         there = pinned._episodes_left()
-        arcs = self._arcs or Arcs.whole(seed)
+        arcs = self.arcs() or Arcs.whole(seed)
         sides = list[Dataset]()
         for part, share in zip(arcs.divided(shares, seed), shares, strict=True):
             chosen = np.flatnonzero(part.hold(lineages, ordinals) & there)
@@ -382,6 +388,10 @@ class Dataset(LoaderDataset):
             side._arcs = part
             sides.append(side)
         return tuple(sides)
+
+    def arcs(self) -> Arcs | None:
+        """Return the arcs of the side of a split that this is, or is a part of; None if it is of none."""
+        return self._arcs
 
     def _episodes_left(self) -> Array:
         """Tell which episodes are still stored, at least with their last step, bool `(n,)`."""
@@ -878,6 +888,11 @@ def origins_of(dataset: Any) -> tuple[Array, Array]:
     return np.zeros((count, 16), np.uint8), np.arange(count, dtype=np.uint64)
 
 
+def arcs_of(dataset: Any) -> Arcs | None:
+    """Return the arcs of the side that a dataset, or an object like one, is of; see `Dataset.arcs`."""
+    return dataset.arcs() if isinstance(dataset, Dataset) else None
+
+
 def stored_steps(dataset: Any, episodes: Array, steps: Array) -> Array | None:
     """Tell which steps of a dataset, or of an object like one, are still stored; None for all."""
     return dataset.are_stored(episodes, steps) if isinstance(dataset, Dataset) else None
@@ -893,12 +908,34 @@ def in_range(idx: Any, count: int, what: str, where: str) -> Array:
 
     Raises:
         ClipIndexError: one lies outside.
+        InputError: they are not integers (a mask, for one).
     """
-    numbers = np.asarray(idx, np.int64).reshape(-1)
+    numbers = whole_numbers(idx, f"{where}: {what} numbers").reshape(-1)
     wrong = numbers[(numbers < -count) | (numbers >= count)]
     if len(wrong):
         raise ClipIndexError(f"{where}: {what} {wrong[0]} is out of range for {count} {what}s")
     return np.where(numbers < 0, numbers + count, numbers)
+
+
+def whole_numbers(given: Any, where: str) -> Array:
+    """Return integers as an int64 array, which never means other ones than were given.
+
+    Args:
+        given: an integer, or an array or a list of them.
+        where: what to name in an error.
+
+    Raises:
+        InputError: they are not integers (a mask, for one).
+        ClipIndexError: one is greater than any number of an item.
+    """
+    numbers = np.asarray(given)
+    if numbers.size and numbers.dtype.kind not in "iu":
+        raise InputError(
+            f"{where} must be a list of integers, got {numbers.dtype} of shape {numbers.shape}; turn a mask into numbers with np.flatnonzero"
+        )
+    if numbers.size and numbers.dtype == np.uint64 and int(numbers.max()) >> 63:
+        raise ClipIndexError(f"{where}: {int(numbers.max())} is out of range")
+    return numbers.astype(np.int64, copy=False)
 
 
 def clip_id(idx: Any, where: str, has_batches: bool = False) -> ClipId:
@@ -935,13 +972,13 @@ def clip_ids(indices: Any, where: str) -> Array:
     Raises:
         InputError: they are not integers (a mask, for one), or not in one row.
     """
-    ids = np.asarray(indices if hasattr(indices, "__array__") else list(indices))
-    if ids.size and (ids.dtype.kind not in "iu" or ids.ndim != 1):
+    given = np.asarray(indices if hasattr(indices, "__array__") else list(indices))
+    ids = whole_numbers(given, f"{where}: clip ids")
+    if ids.size and ids.ndim != 1:
         raise InputError(
-            f"{where}: clip ids must be a list of integers, got {ids.dtype} of shape {ids.shape}; "
-            "turn a mask into ids with np.flatnonzero"
+            f"{where}: clip ids must be a list of integers, got an array of shape {ids.shape}"
         )
-    return ids.reshape(-1).astype(np.int64, copy=False)
+    return ids.reshape(-1)
 
 
 def fold_actions(actions: Any, num_steps: int) -> Any:

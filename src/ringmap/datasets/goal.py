@@ -24,6 +24,7 @@ from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import (
     Dataset,
     Where,
+    arcs_of,
     check_dataset,
     clip_ids,
     cut_of_dataset,
@@ -33,6 +34,7 @@ from ringmap.datasets.batch import worker
 from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.selected import SelectedDataset
+from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, UnknownColumnError
 from ringmap.extras import missing
 from ringmap.storage.disk.forks import Forkable
@@ -248,7 +250,7 @@ class GoalDataset(Forkable, Dataset):
 
     def take(self, episodes: Sequence[int] | Array) -> GoalDataset:
         """Return the clips of some of the episodes, as `Dataset.take`; all goals are of these."""
-        chosen = self._episode_numbers(np.asarray(episodes, np.int64))
+        chosen = self._episode_numbers(episodes)
         inner = self.dataset
         return self._over(
             inner.take(chosen) if isinstance(inner, Dataset) else SelectedDataset(inner, chosen)
@@ -272,9 +274,11 @@ class GoalDataset(Forkable, Dataset):
 
     def _over(self, dataset: Any) -> GoalDataset:
         """Return the same goals over another dataset."""
-        return GoalDataset(
+        made = GoalDataset(
             dataset, self.goal_probabilities, self.gamma, self._given_offset, self._goal_keys, self.seed,
         )  # fmt: skip
+        made._arcs = self._arcs
+        return made
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips with their goals; goals are drawn again at each call."""
@@ -284,6 +288,10 @@ class GoalDataset(Forkable, Dataset):
     def origins(self) -> tuple[Array, Array]:
         """Return those of the wrapped dataset."""
         return self.dataset.origins() if isinstance(self.dataset, Dataset) else super().origins()
+
+    def arcs(self) -> Arcs | None:
+        """Return those of the wrapped dataset, of a side of these clips its own."""
+        return self._arcs or arcs_of(self.dataset)
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored in the wrapped dataset."""

@@ -24,6 +24,7 @@ from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import (
     Dataset,
+    arcs_of,
     check_dataset,
     clip_ids,
     cut_of_dataset,
@@ -35,6 +36,7 @@ from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.image_axes import EpisodeDict
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.selected import SelectedDataset
+from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.ring.live import LiveEpisodes
@@ -237,7 +239,7 @@ class MergeDataset(_Joined):
 
     def take(self, episodes: Sequence[int] | Array) -> MergeDataset:
         """Return the same columns of some of the episodes, as `Dataset.take`."""
-        chosen = self._episode_numbers(np.asarray(episodes, np.int64))
+        chosen = self._episode_numbers(episodes)
         made = self._over([_take(part, chosen) for part in self.datasets])
         made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
         return made
@@ -254,6 +256,10 @@ class MergeDataset(_Joined):
 
     def _homes(self) -> list[tuple[Any, list[str]]]:
         return list(zip(self.datasets, self.keys_from_dataset, strict=True))
+
+    def arcs(self) -> Arcs | None:
+        """Return those of the first part, of a side of all their own."""
+        return self._arcs or arcs_of(self.datasets[0])
 
     def origins(self) -> tuple[Array, Array]:
         """Return those of the first part."""
@@ -465,7 +471,7 @@ class ConcatDataset(_Joined):
 
     def take(self, episodes: Sequence[int] | Array) -> ConcatDataset:
         """Return some of the episodes, as `Dataset.take`: a part for each run of episodes of one part."""
-        chosen = self._episode_numbers(np.asarray(episodes, np.int64))
+        chosen = self._episode_numbers(episodes)
         ends = np.cumsum([len(part.lengths) for part in self.datasets])
         homes = np.searchsorted(ends, chosen, side="right")
         firsts = ends - [len(part.lengths) for part in self.datasets]
@@ -489,6 +495,11 @@ class ConcatDataset(_Joined):
                 parts[name].append(values)
         back = np.argsort(np.concatenate(order))
         return {name: np.concatenate(values)[back] for name, values in parts.items()}
+
+    def arcs(self) -> Arcs | None:
+        """Return those that all parts share, of a side of them its own; None where the parts are of several sides."""
+        shared = set(map(arcs_of, self.datasets))
+        return self._arcs or (shared.pop() if len(shared) == 1 else None)
 
     def origins(self) -> tuple[Array, Array]:
         """Return those of the parts."""
@@ -528,8 +539,8 @@ class ConcatDataset(_Joined):
         self, episodes_idx: Sequence[int] | Array, start: Any, end: Any
     ) -> list[dict[str, Any]]:
         """Return steps of episodes, grouped by part; as `Dataset.load_chunk`."""
-        episodes = self._episode_numbers(np.asarray(episodes_idx, np.int64))
-        starts, ends = (np.asarray(v, np.int64).reshape(-1) for v in (start, end))
+        asked, starts, ends = self._chunks(episodes_idx, start, end)
+        episodes = self._episode_numbers(asked)
         if not len(episodes) == len(starts) == len(ends):
             return super().load_chunk(episodes, starts, ends)  # it says what is wrong
         chunks: list[Any] = [None] * len(episodes)

@@ -43,7 +43,7 @@ class SelectedDataset(Dataset):
         self._source_episodes = episodes
         if isinstance(dataset, Dataset):
             self._cut, self.fps, self.reward_at = dataset._cut, dataset.fps, dataset.reward_at
-            self._source_episodes, self._arcs = dataset.source_episodes[episodes], dataset._arcs
+            self._source_episodes, self._arcs = dataset.source_episodes[episodes], dataset.arcs()
 
     @property
     def column_names(self) -> list[str]:

@@ -50,6 +50,30 @@ class Arcs:
         """Return the whole circle."""
         return cls(seed, ((0, _CIRCLE),))
 
+    @classmethod
+    def of_json(cls, given: Any, where: str) -> Arcs:
+        """Return the arcs that `as_json` returned.
+
+        Raises:
+            InputError: these are none.
+        """
+        try:
+            seed, pieces = given["seed"], tuple((a, b) for a, b in given["pieces"])
+            bounds = [bound for piece in pieces for bound in piece]
+            if (
+                pieces
+                and all(type(n) is int for n in [seed, *bounds])
+                and all(0 <= a < b <= _CIRCLE for a, b in pieces)
+            ):
+                return cls(split_seed(seed, where), pieces)
+        except (KeyError, TypeError, ValueError):
+            pass
+        raise InputError(f"{where}: these are no arcs of a side of a split: {given!r:.200}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return them for JSON."""
+        return {"seed": self.seed, "pieces": [list(piece) for piece in self.pieces]}
+
     @property
     def size(self) -> int:
         """Places on them."""
@@ -102,15 +126,16 @@ def shares_of(train: Any, where: str) -> list[float]:
     Raises:
         InputError: they are not numbers between 0 and 1, or do not add up to 1.
     """
-    given = [train, 1 - train] if isinstance(train, float | int | np.number) else list(train)
-    if not all(isinstance(share, float | int | np.number) for share in given):
+    one = isinstance(train, float | int | np.number)
+    given = [train, 1 - train] if one else list(train) if np.iterable(train) else [train]
+    if not all(isinstance(share, float | int | np.integer | np.floating) for share in given):
         raise InputError(f"{where}: expected a number between 0 and 1, or a list of such numbers, got {train!r}")  # fmt: skip
     shares = [float(share) for share in given]
     if len(shares) < 2 or not all(0 < share < 1 for share in shares):
         raise InputError(
             f"{where}: train must lie between 0 and 1, or be the shares of two sides or more, got {train!r}"
         )
-    if abs(sum(shares) - 1) > 1e-9:
+    if abs(sum(shares) - 1) > 1e-6:  # shares may be float32
         raise InputError(
             f"{where}: the shares {train!r} add up to {sum(shares):g}, expected 1; leave a side unused to leave episodes out"
         )

@@ -236,7 +236,7 @@ class StoredDataset(Dataset):
         Raises:
             ClipIndexError: there is no such episode.
         """
-        chosen = self._episode_numbers(np.asarray(episodes, np.int64))
+        chosen = self._episode_numbers(episodes)
         made = copy.copy(self)
         made.source = SelectedSource(self.source, self.lengths, self.offsets, chosen)
         made._lengths, made._offsets = made.source.lengths, made.source.offsets

@@ -197,15 +197,18 @@ class ShardedView(PinnedView):
         return {"rings": rings, **pack({"home": self._home, "local": self._local})}
 
     @classmethod
-    def at(cls, buffer: Any, moment: Any, where: str) -> ShardedView:
-        """Return the view of a moment; a ring of it that is away may come back.
+    def _at(cls, buffer: Any, moment: Any, where: str) -> ShardedView:
+        """Return the view of the episodes of a moment; a ring of it that is away may come back.
 
         Raises:
             InputError: it is no moment of many rings.
         """
         order = unpack(moment, ("home", "local"), where)
         parts = list[_Part]()
-        for one in moment.get("rings", ()):
+        rings = moment.get("rings")
+        if not isinstance(rings, list):
+            raise InputError(f"{where}: this is no moment of many rings: rings={rings!r:.80}")
+        for one in rings:
             uuid, episodes = episodes_of(one, where)
             parts.append(_Part(buffer.engine.rings.numbers.of(uuid), episodes))
         home, local = order["home"], order["local"]
