@@ -58,6 +58,9 @@ def state_of_a_prioritized():
         (lambda: ReplayBuffer(True), "max_steps"),
         (lambda: ReplayBuffer(50).write_episode([{"x": 1}]), "mapping of column .* got list; of a list of"),
         (lambda: ReplayBuffer(50).load_state_dict({}), r"has no \['rng', 'step'\]"),
+        *((lambda o=o: ReplayBuffer(50, **o).num_valid_ends(), "at most 16,777,216") for o in (
+            {"frameskip": 2**70}, {"history_len": 2**70}, {"history_len": 2**40, "frameskip": 2**40}
+        )),
         (lambda: transitions(seed="a"), "seed"),
         (lambda: transitions(seed=-1), "seed"),
         (lambda: transitions(obs_dtype="U5"), "no dtype of numbers"),

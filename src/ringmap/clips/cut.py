@@ -24,6 +24,7 @@ import numpy as np
 
 from ringmap.clips.drawn import Around
 from ringmap.clips.index import counts, why_no_clips
+from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.ring.extremes import highest
 
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_MOST_STEPS = 1 << 24
 Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 
@@ -309,8 +312,15 @@ class Cut:
             history_len: observations.
             frameskip: stride between them.
             columns: names of the columns to hold; None: all.
+
+        Raises:
+            InputError: it has more steps than any clip in memory.
         """
         span = history_len * frameskip
+        if span > _MOST_STEPS:
+            raise InputError(
+                f"a clip of history_len={history_len} and frameskip={frameskip} has {span:,} steps; at most {_MOST_STEPS:,}"
+            )
         strided = Taken(Steps(tuple(range(0, span, frameskip))))
         steps = strided.steps if frameskip == 1 else Steps(tuple(range(span)))
         dense = Taken(steps, fold=history_len)
