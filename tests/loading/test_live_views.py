@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from ringmap import Marks, ReplayBuffer, TransitionReplayBuffer
-from ringmap.data import Index, Sequences, ShardedReplayBuffer, Window
+from ringmap.data import ConcatDataset, Index, Sequences, ShardedReplayBuffer, Window
 from ringmap.errors import InputError, RoleError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from tests.loading.conftest import end
@@ -193,6 +193,44 @@ def test_a_worker_redraws_from_what_a_live_view_selects_now(tmp_path, kind):
     assert count == len(view)
     end(loader)
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "join", [lambda view: view, lambda view: ConcatDataset([view])], ids=["view", "concat"]
+)
+@pytest.mark.parametrize("kind", ["plain", "fleet"])
+def test_ids_mean_the_same_in_a_worker_that_redrew(tmp_path, kind, join):
+    """Half of the view is gone: what comes in place of one item is newer, the others stay what they were."""
+    writer = Writer(tmp_path, kind)
+    view = writer.data.view(live=True)
+    ids = [len(view) - 1]
+    loader = DataLoader(join(view), 1, sampler=ids, num_workers=1, persistent_workers=True)
+    (last,) = [batch["step"].tolist() for batch in loader]
+    before = writer.next
+    writer.go_on(16)
+    ids[:] = [0, len(view) - 1, 1, len(view) - 1]
+    found = [batch["step"].tolist() for batch in loader]
+    assert found[1] == found[3] == last
+    assert max(np.ravel(found)) // 1000 >= before or kind == "fleet"
+    end(loader)
+    writer.close()
+
+
+def test_a_selection_may_begin_before_the_first_episode_and_see_the_ring_cleared(tmp_path):
+    buf = ReplayBuffer(100, path=tmp_path / "ring")
+    view = buf.view(where="task = a", live=True)
+    assert len(view.lengths) == 0
+    assert list(view.pass_sampler()) == []
+    for again in range(2):
+        fill(buf, 4, again)
+        assert view.refresh()
+        assert len(view.lengths) == 2
+        buf.clear()
+        assert view.refresh()
+        assert len(view.lengths) == 0
+    with pytest.raises(InputError, match="character 7"):
+        buf.view(where="task >")
+    buf.close()
 
 
 def test_a_live_view_has_passes_with_functions_that_do_not_travel(tmp_path):

@@ -8,6 +8,7 @@ import torch
 
 from ringmap import Column, ReplayBuffer
 from ringmap.buffers.engine import Engine
+from ringmap.clips.gather import PINNED
 from ringmap.clips.items import EpisodeMoment
 from ringmap.data import Computed, Index, ShardedReplayBuffer, Window
 from ringmap.errors import ClipIndexError, SubscriptError
@@ -205,6 +206,40 @@ def test_an_id_stays_with_a_batch_that_is_collated_or_moved(home, workers):
         assert buf.update(moved["at_id"], {"value": moved["number"][:, 0].float()}) == 5
     np.testing.assert_array_equal(buf.get_col_data("value"), buf.get_col_data("number"))
     buf.close()
+
+
+@pytest.mark.parametrize("kind", ["view", "fleet's view"])
+def test_a_view_counts_the_steps_of_an_episode_that_lost_its_first_ones(home, kind):
+    """`locate`, `clip_indices` and `load_steps` mean one step by a number."""
+    writer = ReplayBuffer(60, path=home / "fleet" / "ring")
+    for number in range(2):
+        one = writer.begin_episode(commit_every=4)
+        for at in range(24):
+            one.append({"step": number * 100 + at})
+        if not number:
+            one.finish()
+    buf = ShardedReplayBuffer(str(home / "fleet")) if "fleet" in kind else writer
+    view = buf.view()
+    writer.write_episode({"step": np.arange(20)})  # the first 8 steps of episode 0 go
+    for at in range(24, 28):
+        one.append({"step": 100 + at})
+    buf.refresh()
+    batch = view.sample(64)
+    episodes, steps = view.locate(batch.ids)
+    assert (episodes * 100 + steps).tolist() == np.ravel(batch["step"]).tolist()
+    assert steps[episodes == 0].min() >= 8
+    for episode, step, value in zip(
+        episodes.tolist(), steps.tolist(), np.ravel(batch["step"]), strict=True
+    ):
+        assert view.load_steps(episode, step, step + 1)["step"].tolist() == [value]
+        assert buf[view.positions_of(np.array([episode]), np.array([step])) + PINNED][
+            "step"
+        ].ravel().tolist() == [value]
+    grown = buf.view().sample(200)
+    with pytest.raises(ClipIndexError, match="has grown since|is not in this view"):
+        view.locate(grown.ids[np.ravel(grown["step"]) >= 124][:1])
+    for made in {buf, writer}:
+        made.close()
 
 
 @pytest.mark.parametrize("in_parts", [False, True])

@@ -34,7 +34,7 @@ from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.datasets.batch import Layout, worker
 from ringmap.datasets.choose import choose
 from ringmap.datasets.split import Arcs
-from ringmap.errors import InputError
+from ringmap.errors import ClipIndexError, InputError
 
 __all__ = ["EpisodeNumbers", "Live", "PinnedView"]
 
@@ -96,6 +96,7 @@ class PinnedView(Dataset):
         self._cut = cut
         self._moves: Live | None = None
         self._moment: dict[str, Any] | None = None
+        self._newer: PinnedView | None = None
         self._told_short = cut is not None  # the buffer said so when it made the cut
         self.fps, self.reward_at = buffer.fps, buffer.reward_at
 
@@ -172,6 +173,10 @@ class PinnedView(Dataset):
     @abstractmethod
     def positions_of(self, episodes: Array, steps: Array) -> Array:
         """Return where steps of episodes stand, as the engine reads them."""
+
+    @abstractmethod
+    def steps_of(self, episodes: Array, positions: Array) -> Array:
+        """Return which steps of episodes stand at these positions, -1 for none: what `positions_of` takes back."""
 
     @abstractmethod
     def origins(self) -> tuple[Array, Array]:
@@ -303,15 +308,22 @@ class PinnedView(Dataset):
         return made
 
     def redraw_here(self, count: int) -> Array:
-        """Do what `redraw` does; a worker's copy of a live view, which no pass moves, first moves itself where half of it is gone.
+        """Do what `redraw` does; a worker's copy of a live view, which no pass moves, draws from what it selects now where half of it is gone.
 
         Raises:
             NoClipsError: nothing is left to draw.
         """
-        is_left_behind = self._moves is not None and worker() is not None
-        if is_left_behind and 2 * self.num_valid_ends() <= len(self):
-            self.refresh()
-        return self.redraw(count)
+        if self._moves is None or worker() is None:
+            return self.redraw(count)
+        # The ids of a worker stay those of the pass: it is another view that moves.
+        view = self if self._newer is None else self._newer
+        if 2 * view.num_valid_ends() <= len(view):
+            newer = self.pinned()
+            newer._moves = self._moves
+            newer.refresh()
+            self._newer = newer
+            return newer.redraw(count)
+        return view.redraw(count)
 
     @abstractmethod
     def num_valid_ends(self, history_len: int | None = None) -> int:
@@ -396,8 +408,17 @@ class PinnedView(Dataset):
         Raises:
             ClipIndexError: a step was evicted, or is in no episode of the view.
         """
-        view = self.with_cut(lookup.STANDS)
-        return lookup.locate(view, ids, f"{type(self).__name__}.locate")
+        where, asked = (
+            f"{type(self).__name__}.locate",
+            clip_ids(ids, f"{type(self).__name__}.locate"),
+        )
+        episodes, _ = lookup.locate(self.with_cut(lookup.STANDS), asked, where)
+        steps = self.steps_of(episodes, asked)
+        if (steps < 0).any():
+            raise ClipIndexError(
+                f"{where}: no step with the id {int(asked[steps < 0][0])} is in this view; its episode has grown since"
+            )
+        return episodes, steps
 
     def _why_no_clips(self) -> str:
         return self.cut.why_none(self.lengths)
@@ -450,7 +471,7 @@ class PinnedView(Dataset):
             sendable(type(self).__name__, f"window[{name!r}]", function)
         if self._moves is not None:
             sendable(type(self).__name__, "where", self._moves.where)
-        return super().__getstate__()
+        return {**super().__getstate__(), "_newer": None}
 
 
 class _ViewClips:

@@ -169,6 +169,14 @@ class BufferView(PinnedView):
         found: Array = self.starts[episodes] + steps
         return found
 
+    def steps_of(self, episodes: Array, positions: Array) -> Array:
+        """Return which steps of episodes stand at these positions, -1 for none."""
+        steps: Array = positions - self.starts[episodes]
+        if self._stored is not None:
+            whole, chosen = self._stored
+            steps = whole.places_at(positions) - whole.places[chosen[episodes]]
+        return np.where((steps >= 0) & (steps < self.lengths[episodes]), steps, -1)
+
     def steps(self, ep: int, start: int, end: int) -> dict[str, Any]:
         """Return steps `[start, end)` of an episode, every column dense.
 

@@ -84,6 +84,8 @@ def choose(
         columns |= _outcomes(dataset, count, asked, stored, caller)
     if asked - set(OWN):
         columns |= _data(dataset, count, stored)
+    if not count:  # no episode has a name yet: none is wanted
+        columns |= {name: Values(np.empty(0)) for name in asked - set(columns)}
     return np.flatnonzero(select(where, columns, count, caller) & stored)
 
 

@@ -19,7 +19,7 @@ from ringmap.buffers.moments import RingEpisodes, episodes_of, moment_of, pack, 
 from ringmap.buffers.pinned_view import PinnedView
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.engine import ShardEngine
-from ringmap.buffers.sharded.numbers import joined
+from ringmap.buffers.sharded.numbers import apart, joined
 from ringmap.buffers.sharded.rings import Ring
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
@@ -54,6 +54,14 @@ class _Part(NamedTuple):
             return whole.positions(whole.places[chosen[episodes]] + steps)
         found: Array = self.starts[episodes] + steps
         return found
+
+    def steps_of(self, episodes: Array, positions: Array) -> Array:
+        """Return which steps of its episodes stand at these positions, -1 for none."""
+        steps: Array = positions - self.starts[episodes]
+        if self.episodes.stored is not None:
+            whole, chosen = self.episodes.stored
+            steps = whole.places_at(positions) - whole.places[chosen[episodes]]
+        return np.where((steps >= 0) & (steps < self.episodes.lengths[episodes]), steps, -1)
 
     def take(self, chosen: Array) -> _Part:
         """Return some of its episodes."""
@@ -181,6 +189,14 @@ class ShardedView(PinnedView):
             part = self._parts[which]
             local = self._local[episodes[places]]
             found[places] = joined(part.number, part.positions(local, steps[places]))
+        return found
+
+    def steps_of(self, episodes: Array, positions: Array) -> Array:
+        """Return which steps of episodes have these ids in the engine, -1 for none."""
+        found = np.full(len(episodes), -1)
+        for which, places in groups(self._home[episodes]):
+            local = self._local[episodes[places]]
+            found[places] = self._parts[which].steps_of(local, apart(positions[places])[1])
         return found
 
     @property

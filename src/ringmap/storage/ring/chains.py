@@ -325,6 +325,16 @@ class WholeEpisodes:
         found += places
         return found
 
+    def places_at(self, positions: Array) -> Array:
+        """Return the places of positions, -1 of one that is in none of these parts. O(parts + n log parts)."""
+        if not len(self._starts):
+            return np.full(len(positions), NONE)
+        order = np.argsort(self._starts, kind="stable")
+        part = order[np.maximum(self._starts[order].searchsorted(positions, side="right") - 1, 0)]
+        steps = positions - self._starts[part]
+        lengths = np.diff(self._places, append=self.lengths.sum())
+        return np.where((steps >= 0) & (steps < lengths[part]), self._places[part] + steps, NONE)
+
     def part_at(self, places: Array) -> Array:
         """Return the index of the part that holds each place. O(n log parts)."""
         found: Array = self.in_order.take(self._places.searchsorted(places, side="right") - 1)
