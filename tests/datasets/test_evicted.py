@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ringmap.data import GoalDataset, MergeDataset, ReplayBuffer, ShardedReplayBuffer
+from ringmap.data import ConcatDataset, GoalDataset, MergeDataset, ReplayBuffer, ShardedReplayBuffer
 from ringmap.errors import NoClipsError
 
 
@@ -64,3 +64,22 @@ def test_a_goal_is_of_the_episode_of_what_came_or_of_one_that_is_stored(view):
     view.evict(6)
     with pytest.raises(NoClipsError):
         anywhere.__getitems__([0])
+
+
+def test_what_is_asked_of_any_step_is_asked_of_one_that_is_stored(view):
+    goals = GoalDataset(view, goal_keys={})
+    view.evict(3)
+    assert goals.dataset.get_dim("x") == view.get_dim("y") == 1
+    assert len(ConcatDataset([view]).view(columns=["x"])) == len(view)
+
+
+def test_a_buffer_says_what_its_episodes_are(tmp_path):
+    buf = written(tmp_path / "ring", 0, 20)
+    for mine, of_view in zip(buf.origins(), buf.view().origins(), strict=True):
+        np.testing.assert_array_equal(mine, of_view)
+    assert (
+        ConcatDataset([buf]).origins()[1].tolist()
+        == buf.origins()[1].tolist()
+        == list(range(14, 20))
+    )
+    buf.close()

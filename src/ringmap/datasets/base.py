@@ -14,6 +14,7 @@ Not here: files (stored.py and formats/), batches (PyTorch's DataLoader makes th
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import logging
@@ -343,6 +344,10 @@ class Dataset(LoaderDataset):
             The lineage of the ring of each, uint8 `(n, 16)`, and its number there, uint64 `(n,)`. A file that does not say it: lineage
             zero, and the numbers of the episodes in the file.
         """
+        pinned = self.pinned()
+        if pinned is not self:  # a buffer
+            found: tuple[Array, Array] = pinned.origins()
+            return found
         return np.zeros((len(self.lengths), 16), np.uint8), self.source_episodes.astype(np.uint64)
 
     def split(self, train: float | Sequence[float] = 0.9, seed: int = 0) -> tuple[Dataset, ...]:
@@ -491,10 +496,9 @@ class Dataset(LoaderDataset):
         Raises:
             NoClipsError: no step is stored that would show them.
         """
-        filled = np.flatnonzero(self.lengths)
-        if not len(filled):
+        first = self._first_row(self.column_names)
+        if first is None:
             raise NoClipsError(f"{where}: nothing is stored yet; collect first")
-        first = self._stored_rows(int(filled[0]), 0, 1, self.column_names)
         return Schema(tuple(ColumnSpec(n, v.shape[1:], v.dtype) for n, v in first.items()))
 
     def _tell_short(self) -> None:
@@ -593,11 +597,10 @@ class Dataset(LoaderDataset):
             UnknownColumnError: there is no such column.
         """
         self._check_column(col, "get_dim")
-        filled = np.flatnonzero(self.lengths)
-        if not len(filled):
+        row = self._first_row([col])
+        if row is None:
             raise InputError(f"{type(self).__name__}.get_dim: no steps are stored yet")
-        row = self._stored_rows(int(filled[0]), 0, 1, [col])[col]
-        return int(np.prod(row.shape[1:]))
+        return int(np.prod(row[col].shape[1:]))
 
     def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
         """Return steps by row, all columns, images in stored order.
@@ -829,6 +832,16 @@ class Dataset(LoaderDataset):
             raise UnknownColumnError(
                 f"{type(self).__name__}.{method}: no column {col!r}; there are {self.column_names}"
             )
+
+    def _first_row(self, names: Sequence[str]) -> dict[str, Array] | None:
+        """Return a step of the first episode that is still stored; None if none is."""
+        lengths = np.asarray(self.lengths)
+        for number in np.flatnonzero(lengths).tolist():
+            with contextlib.suppress(ClipIndexError):  # evicted since; the last step goes last
+                return self._stored_rows(
+                    number, int(lengths[number]) - 1, int(lengths[number]), names
+                )
+        return None
 
     def _stored_rows(self, ep: int, start: int, end: int, names: Sequence[str]) -> dict[str, Array]:
         steps = stored_layout(self._load_slice(ep, start, end))
