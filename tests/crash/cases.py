@@ -76,6 +76,44 @@ def look(buf):
     return tuple(seen)
 
 
+class Origins:
+    """Which ordinal each episode was seen with: its own for good, and greater than all that were given before.
+
+    Args:
+        before: what was seen before a crash; after a cut only what is left of it must be the same.
+        least: the greatest ordinal that was given before it, and is on the disk.
+    """
+
+    def __init__(self, before=(), least=-1):
+        self.before, self.most = dict(before), least
+        self.known = {}
+
+    def see(self, found, kept=()):
+        """Judge the ordinals of stored episodes, number -> ordinal. `kept`: those that an opening may have stored anew."""
+        for number in (found.keys() & self.before.keys()) - set(kept):
+            assert found[number] == self.before[number], (
+                f"{number} was {self.before[number]}: {found}"
+            )
+        new = {n: ordinal for n, ordinal in found.items() if n not in self.known}
+        again = {
+            n: ordinal for n, ordinal in found.items() if self.known.get(n, ordinal) != ordinal
+        }
+        assert not again, f"{again} had others before: {self.known}"
+        assert len({*new.values()}) == len(new), f"an ordinal was given twice: {found}"
+        later = {n for n in new if n not in self.before or n in kept}
+        assert all(new[n] > self.most for n in later), f"{new}: {self.most} was given before"
+        self.known |= new
+        self.most = max([self.most, *new.values()])
+        self.before = {}
+
+
+def ordinals_in(store, numbers):
+    """Return number -> ordinal of the stored episodes, of which these are the numbers, in order."""
+    found = store.origins()[1].tolist()
+    assert len(found) == len(numbers)
+    return dict(zip(numbers, found, strict=True))
+
+
 def sampling_of(buf):
     state = buf.state_dict()
     return state["step"], state["rng"]["state"]["state"]
@@ -304,6 +342,7 @@ class Session:
         self.buf = None
         self.streams = {}
         self.trace = []
+        self.origins = Origins()
         self.abandoned = {}  # streams whose end may not be on the disk
         self.ended = {}  # likewise, of those that were finished
         self.appended = {}  # a step may be there though its append was interrupted
@@ -381,8 +420,14 @@ class Session:
         """Return what is expected once all was forced to the disk."""
         return expect
 
-    def look(self):
-        return self.look_at(self.buf)
+    def look(self, kept=()):
+        seen = self.look_at(self.buf)
+        self.origins.see(self.ordinals(seen), kept)
+        return seen
+
+    def ordinals(self, seen):
+        """Return number -> ordinal of episodes."""
+        return ordinals_in(self.store_now, [number for number, _ in seen])
 
     @property
     def store_now(self):
@@ -449,7 +494,8 @@ class Session:
             self.fresh = False
             return self.open()
         self.disk.lift()
-        sampling, seen = self.sampling(), self.look()
+        kept = [number for number, *_ in (*before.streams, *before.ended)]
+        sampling, seen = self.sampling(), self.look(kept)
         dropped = reports.count if self.fresh else None
         before.judge(seen, dropped, sampling, self.cut, self.case.max_steps)
         also = self.judge_also(before)
@@ -791,14 +837,24 @@ class Campaign:
             ways = [Always(0), Always(1), *[rng] * self.samples][prefix % self.every :: self.every]
             for way in [rng] if depth else ways:
                 tree = model.crash(way)
+                origins = Origins(session.origins.known)
                 self.examine(
-                    session.case, tree, expect, boot, True, prefix, depth, reboots=self.boots
+                    session.case,
+                    tree,
+                    expect,
+                    boot,
+                    True,
+                    prefix,
+                    depth,
+                    origins,
+                    reboots=self.boots,
                 )
             if rng.random() < 0.1:
                 cut = depth > 0 and prefix < session.opened_at
-                self.examine(session.case, model.live(), expect, boot, cut, prefix, depth)
+                origins = Origins(session.origins.known)
+                self.examine(session.case, model.live(), expect, boot, cut, prefix, depth, origins)
 
-    def examine(self, case, tree, expect, boot, cut, prefix, depth, reboots=False):
+    def examine(self, case, tree, expect, boot, cut, prefix, depth, origins, reboots=False):
         """Open a disk as a reader, then as the writer, and judge both; sometimes go on from there."""
         boot += reboots
         tree.get("buf", {}).pop("lock", None)
@@ -814,7 +870,7 @@ class Campaign:
             looks = rng.random() < 0.4  # it takes as long as all the rest
             shown = read(self.session, root, expect, boot, cut, case.max_steps) if looks else None
             session = self.session(case, root, tree, boot, expect, cut, depth == 0, self.cheats)
-            session.power = expect.power
+            session.power, session.origins = expect.power, origins
             seen = session.open()
             kept = {s[0] for s in expect.streams_after(cut)} & {e[0] for e in seen}
             if reboots and shown is not None and not kept and not session.has_groups:

@@ -120,6 +120,9 @@ class LabelSession(Session):
     def store_of(buf):
         return buf._ring.buffer.engine.owned
 
+    def ordinals(self, seen):
+        return {}  # it stores rows, not episodes
+
     @classmethod
     def look_at(cls, buf):
         return look(buf)[0]

@@ -33,22 +33,17 @@ def draw(rng, max_steps, spare):
 
 
 class Late(Begun):
-    """Work that a helper would do: at once for every other generation, else only when it is waited for."""
+    """Work of a helper: done at once for every other generation, else as the caller waits for it, or never."""
 
     def __init__(self, work):
         super().__init__(work, None)
-        self.error = None
-        self.is_done = work.args[0] % 2 == 1
-        if self.is_done:
-            try:
-                work()
-            except OSError as error:
-                self.error = error
+        self.generation = work.args[0]
+        if self.generation % 2 == 1:
+            work()
 
-    def end(self):
-        if self.error is not None:
-            raise self.error
-        return None if self.is_done else super().end()
+    def drop(self):
+        if self.generation % 4 == 0:
+            self._work()
 
 
 def recover_if_stale(patch):

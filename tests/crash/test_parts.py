@@ -26,7 +26,7 @@ from ringmap.storage.open_episodes.open_episode import OpenEpisode
 from ringmap.storage.read.recovery import broken_order
 from ringmap.storage.records import table as table_module
 from ringmap.storage.records.table import DROPPED, PART, RECORD, Record
-from tests.crash.cases import at_length
+from tests.crash.cases import Origins, at_length
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
 from tests.disks import Cut, Through, ram_folder
 from tests.tiers import few
@@ -111,6 +111,7 @@ class Session:
         self.expects = [(0, expect)]
         self.opened_at = self.begin = 0
         self.buf = None
+        self.origins = Origins()
         self.streams = {}
         self.numbers = itertools.count(1000 * boot)
 
@@ -141,7 +142,9 @@ class Session:
     def open(self):
         self.buf = self.make()
         assert not self.buf.engine.source.live.whole.is_open.any(), "an episode is open"
-        self.judge(look(self.buf), self.now, self.cut, opened=True)
+        self.judge(
+            self.look(number for number, *_ in self.now.streams), self.now, self.cut, opened=True
+        )
         assert self.buf.check() == []
         self.cut = False
         self.buf.flush()
@@ -151,6 +154,15 @@ class Session:
         self.after(Expect(commits, len(commits), len(commits), len(commits)))
         self.opened_at = len(self.disk.log)
         self.begin = int(self.buf.engine.source.head)  # also of parts that were dropped
+
+    def look(self, kept=()):
+        """Return the parts that are stored; all of an episode have one ordinal."""
+        seen = look(self.buf)
+        source, found = self.buf.engine.owned, {}
+        for number, ordinal in zip(seen.values(), source.live.origins.tolist(), strict=True):
+            assert found.setdefault(number[0], ordinal) == ordinal, f"two ordinals: {seen}"
+        self.origins.see(found, kept)
+        return seen
 
     def judge(self, seen, expect, cut, opened=False, reader=False):
         """Raise unless the parts `seen` may be there. Parts are `(start, number, first, stop)` once they were seen."""
@@ -239,7 +251,7 @@ class Session:
     def settled(self, synced=False):
         """Note what is stored now, after a call."""
         before = self.now
-        seen = look(self.buf)
+        seen = self.look()
         self.judge(seen, before, False)
         fits = [
             n
@@ -393,16 +405,17 @@ class Campaign:
                 continue
             expect = session.expect_at(prefix)
             was_cut = session.cut_before if depth and prefix < session.opened_at else False
-            self.examine(model.live(), expect, boot, was_cut, power, depth)
+            known = session.origins.known
+            self.examine(model.live(), expect, boot, was_cut, power, depth, known)
             for way in [Always(0), Always(1), *[rng] * self.samples]:
-                self.examine(model.crash(way), expect, boot + 1, True, power, depth)
+                self.examine(model.crash(way), expect, boot + 1, True, power, depth, known)
 
-    def examine(self, tree, expect, boot, cut, power, depth):
+    def examine(self, tree, expect, boot, cut, power, depth, known):
         tree.get("buf", {}).pop("lock", None)
         self.states += 1
         root = self.new_root(tree)
         session = Session(root, tree, boot, power, self.keep, expect, cut, self.cheats)
-        session.cut_before = cut
+        session.cut_before, session.origins = cut, Origins(known)
         session.open()
         if depth < 1 and self.rng.random() < self.again:
             for _ in range(3):

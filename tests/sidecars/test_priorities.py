@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.threads import Begun
 from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 from tests.crash.priorities import Late, recover_if_stale
@@ -196,16 +197,47 @@ def test_a_helper_that_an_interrupt_left_behind_writes_over_nothing(small):
 
 
 @pytest.mark.parametrize("error", [OSError, MemoryError])
-def test_a_helper_that_fails_keeps_no_later_update_from_being_stored(small, error):
-    class Failed(Late):
-        def __init__(self, work):
-            self.error = error("planted")
+def test_a_helper_that_fails_keeps_no_later_update_from_being_stored(small, error, caplog):
+    struck = []
+
+    class Failing(Disk):
+        def before(self, change, path, *details):
+            if threading.current_thread() is not threading.main_thread():
+                struck.append(change)
+                raise error("planted")
+
+    def done(work):
+        helper = threading.Thread(target=work)
+        helper.start()
+        helper.join()
+        return Begun(work, None)
+
+    small.setattr(priorities, "begin", done)
+    with ram_folder() as folder:
+        handle = Handle(home := made(folder, Failing()), {})
+        fill(handle)
+        handle.file.close()
+        assert struck
+        assert "the priorities are written again" in caplog.text
+        np.testing.assert_array_equal(values_now(home), handle.leaves.values)
+
+
+def test_what_a_handler_of_signals_raises_arrives(small):
+    """It is not taken for an error of the helper that is waited for."""
+
+    class Interrupted(Late):
+        def drop(self):
+            raise TimeoutError("planted")
+
+        end = drop
 
     with ram_folder() as folder:
         handle = Handle(home := made(folder), {})
         with small.context() as patch:
-            patch.setattr(priorities, "begin", Failed)
-            fill(handle)
+            patch.setattr(priorities, "begin", Interrupted)
+            with pytest.raises(TimeoutError, match="planted"):
+                fill(handle)
+        handle.file._helper = None
         fill(handle)
         np.testing.assert_array_equal(values_now(home), handle.leaves.values)
 

@@ -365,7 +365,7 @@ class PriorityFile(Sidecar):
         return end
 
     def turn(self, leaves: Leaves) -> None:
-        """Begin the next log, once a frame did not fit. A helper writes `leaves` meanwhile; or they are written now, if it failed before.
+        """Begin the next log, once a frame did not fit. A helper writes `leaves` meanwhile; or they are written now, if it failed before, or found no time.
 
         Cost: one write, if the helper of the last turn has ended.
         """
@@ -383,18 +383,18 @@ class PriorityFile(Sidecar):
         self._helper = begin(work)
 
     def _help(self, generation: int, leaves: Leaves, upto: int, highest: float) -> None:
-        """Write leaves, unless a checkpoint came first: a turn that was interrupted knows of no helper."""
+        """Write leaves, in a helper, unless a checkpoint came first: a turn that was interrupted knows of no helper."""
         with self._writing:
             if self._wanted == generation:
-                self._write_leaves(generation, leaves, upto, highest)
+                try:
+                    self._write_leaves(generation, leaves, upto, highest)
+                except (OSError, MemoryError) as error:
+                    log.warning("%s: the priorities are written again: %r", self.path, error)
 
     def _wait(self) -> None:
-        """Return once no helper writes: it has ended, or its work is done here."""
+        """Return once no helper writes; what none has begun is left to a checkpoint."""
         if self._helper is not None:
-            try:
-                self._helper.end()
-            except Exception as error:  # of the disk, or of memory
-                log.warning("%s: the priorities are written again: %s", self.path, error)
+            self._helper.drop()
             self._helper = None  # not before: an interrupted wait must not leave one that writes
 
     def checkpoint(self, leaves: Leaves) -> None:
@@ -427,8 +427,7 @@ class PriorityFile(Sidecar):
 
     def close(self) -> None:
         """Release the file; what a helper has begun is ended first."""
-        if self._helper is not None:
-            self._helper.drop()
+        self._wait()
         with self._writing:
             self._wanted, self._file = _NONE, closed(self._file)
 
