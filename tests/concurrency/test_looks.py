@@ -261,6 +261,26 @@ def test_a_look_whose_second_half_is_three_states_later_is_no_old_copy(tmp_path,
     writer.close()
 
 
+def test_a_look_waits_for_a_slot_that_is_being_written(tmp_path, monkeypatch):
+    """The other slot may be two states behind: it would hide what was evicted."""
+    writer, whole, torn = restarted(tmp_path / "buf", 0), StateFile.data, []
+
+    def data(file):
+        found = whole(file)
+        if len(torn) < 3:
+            at = writer.engine.owned.files.state.generation % 2 * SLOT_NBYTES
+            found = found[: at + 40] + b"?" * 8 + found[at + 48 :]
+            torn.append(found)
+        return found
+
+    monkeypatch.setattr(StateFile, "data", data)
+    found, seen = writer.engine.owned.files.state_file.examine()
+    assert len(torn) == 3
+    assert found == writer.engine.owned.files.state
+    assert seen not in torn
+    writer.close()
+
+
 def test_a_full_table_keeps_the_records_that_the_shown_state_names(tmp_path):
     """Parts and their ends fill the table before steps fill the rows: a writer may be killed before it shows each state."""
     opened = []

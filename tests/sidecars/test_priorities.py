@@ -17,7 +17,7 @@ from ringmap.storage.disk.threads import Begun
 from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 from tests.crash.priorities import Late, recover_if_stale
-from tests.crash.recording import RecordingDisk, materialise
+from tests.crash.recording import Model, RecordingDisk, materialise
 from tests.disks import Cut, ram_folder
 from tests.sidecars.test_mutable import home_of
 from tests.tiers import few
@@ -55,6 +55,17 @@ def made(folder, disk=None, rows=ROWS):
     return home
 
 
+def values_now(home):
+    found, faults = loaded(home)
+    assert faults == []
+    return found.values
+
+
+def fill(handle, count=60):
+    for number in range(count):
+        handle.update(number % 7, 1.0 + len(handle.given.get(number % 7, ())) * 7 + number % 7)
+
+
 def lost_by(seed, folder, sessions=3, cuts=60):
     """Return what is lost, in words, after sessions that are killed, and a power cut at a random moment."""
     rng, given, synced = random.Random(seed), {}, [(0, {})]
@@ -85,7 +96,7 @@ def lost_by(seed, folder, sessions=3, cuts=60):
                 values.pop()  # the call that was killed did nothing
     for cut in range(cuts):
         moment = rng.randint(first, len(disk.log))
-        model = type(disk.model)({"buf": {}})
+        model = Model({"buf": {}})
         for entry in disk.log[:moment]:
             model.apply(entry)
         left = str(folder / f"{seed}-{cut}")
@@ -111,6 +122,58 @@ def small(monkeypatch):
 def test_a_power_cut_after_a_kill_leaves_what_was_synced(small, seed):
     with ram_folder() as folder:
         assert [lost for at in range(10) if (lost := lost_by(10 * seed + at, folder))] == []
+
+
+def test_nothing_rests_on_what_a_killed_helper_did_not_sync(small):
+    with ram_folder() as folder:
+        root = str(folder / "root")
+        materialise({"buf": {}}, root)
+        disk = RecordingDisk(root, tree={"buf": {}})
+        handle = Handle(home := made(root, disk), {})
+        fill(handle, 10)
+        synced = handle.leaves.values.copy()
+        handle.file.sync()
+        disk.fail(1, Cut(), only="sync")
+        with pytest.raises(Cut):
+            fill(handle, 40)
+        disk.lift()
+        first = len(disk.log)
+        fill(Handle(home, handle.given), 40)
+        for moment in range(first, len(disk.log) + 1):
+            model = Model({"buf": {}})
+            for entry in disk.log[:moment]:
+                model.apply(entry)
+            for seed in range(10):
+                materialise(model.crash(random.Random(seed)), left := f"{root}-{moment}-{seed}")
+                found, _ = loaded(home_of(Disk(), left, ROWS))
+                assert found is not None
+                assert (found.values >= synced).all(), "values only rise"
+
+
+def test_a_log_that_lost_its_end_is_told(small):
+    with ram_folder() as folder:
+        handle = Handle(home := made(folder), {})
+        generation, end = handle.file._place
+        while handle.file._place[0] == generation:
+            end = handle.file._place[1]
+            fill(handle, 1)
+        with contextlib.closing(home.disk.open(home.path("priorities.bin"), write=True)) as file:
+            file.write(bytes(40), handle.file._log(generation)[0] + end - 40)
+        assert "has lost its end" in str(loaded(home)[1])
+
+
+def test_positions_of_a_log_before_are_no_frame(small):
+    """What an earlier generation left behind the end of a log may look like the number of this one."""
+    with ram_folder() as folder:
+        handle, rng = Handle(home := made(folder), {}), random.Random(0)
+        for _ in range(120):
+            places = np.full(rng.randint(1, 6), min(handle.file._place[0] + 2, ROWS - 1))
+            values = np.ones(len(places), np.float32)
+            if not handle.file.append_points(places, values):
+                handle.file.turn(handle.leaves)
+                assert handle.file.append_points(places, values)
+            handle.leaves.values[places] = values
+            np.testing.assert_array_equal(values_now(home), handle.leaves.values)
 
 
 class Striking(FileHandle):
@@ -153,30 +216,23 @@ def test_a_reader_has_what_was_given_before_however_often_the_writer_turns_meanw
         np.testing.assert_array_equal(found.values[:4], known[:4])
 
 
-def values_now(home):
-    found, faults = loaded(home)
-    assert faults == []
-    return found.values
+@pytest.mark.parametrize("moment", [0, 2])
+def test_a_helper_that_an_interrupt_left_behind_writes_over_nothing(small, moment):
+    """The interrupt comes when the helper has the work, and its caller does not know of it yet.
 
-
-def fill(handle, count=60):
-    for number in range(count):
-        handle.update(number % 7, 1.0 + len(handle.given.get(number % 7, ())) * 7 + number % 7)
-
-
-def test_a_helper_that_an_interrupt_left_behind_writes_over_nothing(small):
-    """The interrupt comes when the helper has the work, and its caller does not know of it yet."""
+    moment: the change before which the helper has no processor; 0: before its work.
+    """
     gate, begun, written = threading.Event(), [], []
 
     class Slow(Disk):
         def before(self, change, path, *details):
             if threading.current_thread() in begun:
                 written.append(change)
-                if len(written) == 2:  # the first piece is written
+                if len(written) == moment:
                     gate.wait(10)
 
     def interrupted(work):
-        begun.append(threading.Thread(target=work))
+        begun.append(threading.Thread(target=lambda: (moment or gate.wait(10), work())))
         begun[0].start()
         raise KeyboardInterrupt
 
@@ -192,6 +248,7 @@ def test_a_helper_that_an_interrupt_left_behind_writes_over_nothing(small):
             fill(handle, 1)
         gate.set()
         begun[0].join()
+        fill(handle, 1)
         np.testing.assert_array_equal(values_now(home), handle.leaves.values)
         handle.file.close()
 

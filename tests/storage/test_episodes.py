@@ -190,6 +190,21 @@ def test_first_live_skips_what_is_evicted_dropped_or_no_episode():
     ]
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+def test_records_that_were_overwritten_count_as_older_than_all_that_are_left(mapped):
+    table = make_table(8)
+    for seq in range(1, 20):
+        table.write(small(seq))
+    if not mapped:
+        table._walk = None
+    for first in range(1, 13):  # of a reader that looked long ago
+        for seq in range(first, 20):
+            found = table.find(small(seq).start, first, 19)
+            assert found == (small(seq) if seq >= 12 else None), (first, seq)
+            if seq >= 12 and first >= 12:
+                assert table.search(small(seq).start, first, 19) == found
+
+
 def test_many_blocks_of_records_at_once():
     table = make_table(slots=20_000)
     for seq in range(1, 19_001):
