@@ -6,6 +6,7 @@ python child.py KIND ... -> a line of JSON per case and surface
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import functools
 import hashlib
 import json
@@ -252,6 +253,7 @@ def attempt(run, at, out, place):
     from ringmap.errors import RingmapError
 
     before = state_of(out)
+    gc.collect()  # what an earlier case left open is closed now
     EYES.open_at(out)
     forget_peak()
     base, start = peak(), time.perf_counter()

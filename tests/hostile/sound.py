@@ -100,7 +100,7 @@ def exported(name):
     def make(path):
         from ringmap.data import ReplayBuffer, convert
 
-        buf = ReplayBuffer(max_steps=100)
+        buf = ReplayBuffer(max_steps=100, reward_at="next")
         for length in (5, 8, 6):
             rows = np.ones((length, 2), np.float32)
             buf.write_episode({"obs": rows, "action": rows, "reward": np.zeros(length, np.float32)})

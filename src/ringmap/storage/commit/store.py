@@ -61,7 +61,7 @@ from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.threads import begin
 from ringmap.storage.read.handle import Handle, is_mine
 from ringmap.storage.read.recovery import Progress, bad_episodes
-from ringmap.storage.records.blobs import encode_data, names_origin
+from ringmap.storage.records.blobs import LARGEST_BLOB, encode_data, names_origin
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import Apart, Stream, read_stream
@@ -99,7 +99,7 @@ JOINED_NBYTES = 1 << 16
 _READY_S = 0.1
 """For so long a call that joins a group relies on the last look at the directory: a look takes as long as all else of the call."""
 
-_MOST_STEPS, _MOST_DATA = (1 << 31) - 1, 3 << 30
+_MOST_STEPS, _MOST_DATA = (1 << 31) - 1, LARGEST_BLOB // 2
 """Of an episode. Memory counts its steps in 32 bits; a blob of up to 4 GiB also has the small state."""
 
 _NO_PART = (NONE, 0, NONE, 0, 0)

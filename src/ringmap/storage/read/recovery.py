@@ -24,6 +24,7 @@ from ringmap.storage.columns.rows import Rows, combine
 from ringmap.storage.disk.threads import mapped
 from ringmap.storage.disk.xxh3 import BLOCK
 from ringmap.storage.records.blobs import (
+    LARGEST_BLOB,
     LAST_OFFSET,
     Segments,
     check_small_state,
@@ -76,8 +77,8 @@ log = logging.getLogger("ringmap")
 _WORDS = (0, 1, 2, 3, 8, 9)
 _LIMITS = np.array([MOST, MOST, MOST, MOST, MOST, LAST_TIME], np.uint64)
 """The words of a record, 64 bits each: seq, start, tail, first, ordinal, time."""
-_LENGTH, _OFFSET = 12, 14
-"""The place of the length, and of the blob's offset, in a record, in words of 32 bits."""
+_LENGTH, _OFFSET, _SIZE = 12, 14, 15
+"""The place of the length, and of the blob's offset and size, in a record, in words of 32 bits."""
 _CHAIN, _KIND = 10, 14
 """That of the chain, and of kind, flags, part and behind, in words of 64 bits."""
 _PLAIN = np.uint64(EPISODE | 1 << 32)
@@ -245,7 +246,7 @@ def possible(records: Array, max_steps: int, slots: int) -> Array:
         length = halves[:, _LENGTH].astype(np.uint64)
         # As unsigned numbers, negative ones are huge: one comparison detects both.
         good = (words[:, _WORDS] <= _LIMITS).all(axis=1)
-        good &= halves[:, _OFFSET] <= LAST_OFFSET
+        good &= (halves[:, _OFFSET] <= LAST_OFFSET) & (halves[:, _SIZE] <= LARGEST_BLOB)
         good &= (length <= max_steps) & (tail <= start + length)
         good &= start + length - tail <= max_steps
         good &= (first >= 1) & (first <= seq) & (seq - first < slots)
@@ -280,6 +281,7 @@ def is_next(
         and 1 <= record.first <= record.seq < record.first + slots
         and record.seq < MOST
         and record.blob_offset <= LAST_OFFSET
+        and record.blob_size <= LARGEST_BLOB
     )
 
 

@@ -54,8 +54,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SEGMENT_NBYTES = 4 << 20
 """At this size a segment is closed and the next one begun."""
 
-LARGEST_BLOB = (1 << 32) - 1
-"""A record has 32 bits for the size of its blob."""
+LARGEST_BLOB = 1 << 30
+"""A larger one is refused: its size may be forged, and is allocated."""
 
 LAST_OFFSET = 1 << 30
 """Maximum offset of a blob: segments are closed long before."""
