@@ -42,7 +42,7 @@ class Late(Begun):
             work()
 
     def drop(self):
-        if self.generation % 4 == 0:
+        if self.generation % 2 == 0 and self.generation % 8 != 6:
             self._work()
 
 
