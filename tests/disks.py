@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect import scan
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.records import state
 
 RAM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -28,6 +29,7 @@ def undisturbed(set=setattr, looks=5):
         set: as `setattr`; `monkeypatch.setattr` undoes it.
         looks: how often a slot is looked at that stays torn.
     """
+    set(Handle, "retry_s", 0)
     set(state, "_LOOKS", looks)
     set(scan, "_LOOKS", 1)
     set(scan, "pool", lambda count, name: None)
