@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from ringmap.data import ConcatDataset, GoalDataset, MergeDataset, ReplayBuffer, ShardedReplayBuffer
+from ringmap.data import (
+    ConcatDataset,
+    GoalDataset,
+    MergeDataset,
+    OfflineToOnlineReplayBuffer,
+    ReplayBuffer,
+    ShardedReplayBuffer,
+)
 from ringmap.errors import NoClipsError
 
 
@@ -82,4 +89,34 @@ def test_a_buffer_says_what_its_episodes_are(tmp_path):
         == buf.origins()[1].tolist()
         == list(range(14, 20))
     )
+    buf.close()
+
+
+@pytest.mark.parametrize("kind", ["goals", "concat", "merge"])
+def test_an_offline_half_draws_items_with_their_goals_not_rows(tmp_path, kind):
+    buf = ReplayBuffer(100, path=tmp_path / "ring", spare_rows=20, seed=0)
+    more(buf, 0, 10)
+    view = buf.view()
+    made = {
+        "goals": lambda: GoalDataset(view, (0, 1, 0, 0), goal_keys={"goal_of": "goal"}, seed=0),
+        "concat": lambda: ConcatDataset([view]),
+        "merge": lambda: MergeDataset([view, view.take(np.arange(10))], [["x", "goal_of"], ["y"]]),
+    }[kind]()
+    goal = {"goal": np.zeros(5)} if kind == "goals" else {}
+    mix = OfflineToOnlineReplayBuffer(
+        made, online_capacity=50, batch_size=64, offline_fraction=0.5, seed=0
+    )
+    mix.extend({"x": np.full(5, -1), "y": np.full(5, -1), "goal_of": np.full(5, -1), **goal})
+    for first in (0, 3):
+        seen = set()
+        for _ in range(20):
+            batch = mix.sample()
+            of_dataset = batch["x"] >= 0
+            seen |= set((batch["x"][of_dataset] // 100).tolist())
+            np.testing.assert_array_equal(batch["y"], batch["x"])
+            if kind == "goals":
+                ahead = batch["goal"][of_dataset] - batch["x"][of_dataset]
+                assert ((ahead > 0) & (ahead < 10)).all()
+        assert seen == set(range(first, 10))
+        more(buf, 10, 3)
     buf.close()

@@ -6,8 +6,8 @@ python child.py KIND ... -> a line of JSON per case and surface
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import functools
+import gc
 import hashlib
 import json
 import logging

@@ -776,6 +776,13 @@ class Dataset(LoaderDataset):
             for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)
         ]
 
+    @property
+    def items_are_rows(self) -> bool:
+        """Whether item i is row i, and nothing more: clips of one step, of episodes that are never evicted."""
+        none = np.empty(0, np.int64)
+        plain = (self.num_steps, self.frameskip) == (1, 1) and not self.is_view
+        return plain and self.transform is None and self.are_stored(none, none) is None
+
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored, bool `(B,)`; None for all: only a view of a buffer loses any, the oldest first."""
         return None

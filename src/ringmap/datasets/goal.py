@@ -293,6 +293,11 @@ class GoalDataset(Forkable, Dataset):
         """Return those of the wrapped dataset, of a side of these clips its own."""
         return self._arcs or arcs_of(self.dataset)
 
+    @property
+    def items_are_rows(self) -> bool:
+        """Whether an item is a row: never, it has goals."""
+        return False
+
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored in the wrapped dataset."""
         return stored_steps(self.dataset, episodes, steps)

@@ -125,8 +125,8 @@ class DatasetHalf(_Base):
         if isinstance(dataset, PinnedView):
             batch = dataset[ids]
             return batch if self.clip != (1, 1) else _flat_rows(dataset.engine, batch, count)
-        if self.clip == (1, 1) and dataset.transform is None:
-            return dataset.get_row_data(ids)  # a row is a clip, and actions are not folded
+        if dataset.items_are_rows:
+            return dataset.get_row_data(ids)  # actions are not folded
         clips = dataset.__getitems__(ids.tolist())
         batch = {name: _stacked([clip[name] for clip in clips]) for name in clips[0]}
         return batch if self.clip != (1, 1) else {name: v[:, 0] for name, v in batch.items()}
