@@ -10,6 +10,7 @@ from tests import ROOT
 PACKAGE = ROOT / "src" / "ringmap"
 OTHERS = {
     ("buffers/pins.py", "sys._getframe"): "Python's call stack: decision 085",
+    ("datasets/base.py", "sys._getframe"): "who asks for a length: PyTorch's sampler, or the user",
     (
         "buffers/torchrl_storage.py",
         "made._cursor",

@@ -212,7 +212,7 @@ def test_nothing_is_left(made, workers):
         lambda: view.__getitems__([0]),
         lambda: view.sample(2),
     ):
-        with pytest.raises(NoClipsError, match=r"View.*make a new view|evicted since it was made"):
+        with pytest.raises(NoClipsError, match=r"view.*make a new view|evicted since it was made"):
             read()
 
 

@@ -232,13 +232,14 @@ class PinnedView(Dataset):
         It stays as it is, also that of a live view: it has the episodes of this moment.
         """
         if where is not None:
-            chosen = self._selected(where, self._where("view"))
+            chosen = self.selected(where, self._where("view"))
             return chosen.view(window, columns, anchors, drop_all_padded)
         made = self.with_cut(self._cut_for(window, columns, anchors, drop_all_padded))
-        made._tell_none()
+        made.tell_none()
         return made
 
-    def _selected(self, where: Where, caller: str, marks: Any = None) -> Self:
+    def selected(self, where: Where, caller: str, marks: Any = None) -> Self:
+        """Return a view of the episodes that are wanted; see `Dataset.selected`."""
         wanted = choose(self, where, marks, f"{caller}: where")
         # What a condition asks for may come with the end: its data, its return, a mark.
         return self.take(wanted[self.ended[wanted]])
@@ -277,7 +278,7 @@ class PinnedView(Dataset):
         self.engine.refresh()
         made = self.of(self._buffer)
         if self._moves.where is not None:
-            made = made._selected(self._moves.where, self._where("view"))
+            made = made.selected(self._moves.where, self._where("view"))
         if self._moves.arcs is not None:
             made = made.take(np.flatnonzero(self._moves.arcs.hold(*made.origins())))
             made._arcs = self._moves.arcs
@@ -293,7 +294,7 @@ class PinnedView(Dataset):
         if at is None:
             made = cls.of(buffer)
             if where is not None:
-                made = made._selected(where, caller)
+                made = made.selected(where, caller)
         else:
             if live or where is not None:
                 raise InputError(
@@ -304,7 +305,7 @@ class PinnedView(Dataset):
         if live:
             made._moves = Live(where, cut)
             made.move_to(made)
-        made._tell_none()
+        made.tell_none()
         return made
 
     def redraw_here(self, count: int) -> Array:

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -52,7 +52,17 @@ from ringmap.storage.ring.integers import ClipId
 from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = [
-    "Dataset", "LoaderDataset", "Transform", "Where", "clip_id", "clip_ids", "cut_of_dataset", "fold_actions", "in_range", "num_rows",
+    "Dataset",
+    "LoaderDataset",
+    "SelectedDataset",
+    "Transform",
+    "Where",
+    "clip_id",
+    "clip_ids",
+    "cut_of_dataset",
+    "fold_actions",
+    "in_range",
+    "num_rows",
 ]  # fmt: skip
 
 log = logging.getLogger("ringmap")
@@ -66,6 +76,7 @@ else:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
+D = TypeVar("D", bound="Dataset")
 Where = str | Callable[[dict[str, Any]], Any]
 """Which episodes are wanted: a condition (`ringmap.datasets.where`), or a function of an episode's data, a dict."""
 
@@ -327,14 +338,27 @@ class Dataset(LoaderDataset):
             return np.arange(len(self.lengths))
         return self._source_episodes.copy()
 
+    def set_episodes(self, lengths: Array, offsets: Array) -> None:
+        """Say where the episodes are, of a dataset that has just been made."""
+        self._lengths, self._offsets = lengths, offsets
+
+    def _fresh(self) -> Self:
+        """Return a copy that has found nothing yet."""
+        made = copy.copy(self)
+        made._rows = made._clips = made._found_runs = None
+        return made
+
+    def _name(self, made: D, chosen: Array) -> D:
+        """Tell a dataset of some of the episodes which these are."""
+        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
+        return made
+
     def take(self, episodes: Sequence[int] | Array) -> Dataset:
         """Return a dataset of some of the episodes, in this order, numbered from 0.
 
         Raises:
             ClipIndexError: there is no such episode.
         """
-        from ringmap.datasets.selected import SelectedDataset  # it is a Dataset itself
-
         return SelectedDataset(self, self._episode_numbers(episodes))
 
     def origins(self) -> tuple[Array, Array]:
@@ -404,12 +428,12 @@ class Dataset(LoaderDataset):
         stored = self.are_stored(np.arange(count), np.maximum(np.asarray(self.lengths) - 1, 0))
         return np.ones(count, np.bool_) if stored is None else stored
 
-    def _selected(self, where: Where, caller: str, marks: Any = None) -> Dataset:
+    def selected(self, where: Where, caller: str, marks: Any = None) -> Dataset:
         """Return a dataset of the episodes that are wanted; `marks` is the file of their flags and notes."""
         pinned: Dataset = self.pinned()
         return pinned.take(choose(pinned, where, marks, f"{caller}: where"))
 
-    def _stored_steps(
+    def steps_as_stored(
         self, episode: int, start: int, end: int, names: Sequence[str] | None = None
     ) -> dict[str, Array]:
         """Return steps `[start, end)` as they are stored, whatever this dataset loads and makes of them.
@@ -458,7 +482,7 @@ class Dataset(LoaderDataset):
             (0.0, [0, 0, 1], [True, False, False])
         """
         if where is not None:
-            chosen = self._selected(where, self._where("view"))
+            chosen = self.selected(where, self._where("view"))
             return chosen.view(window, columns, anchors, drop_all_padded)
         made = copy.copy(self)
         made._cut = self._cut_for(window, columns, anchors, drop_all_padded)
@@ -466,7 +490,7 @@ class Dataset(LoaderDataset):
         if made.cut.across:
             made._lane_runs()  # raises, if some episodes are left out
         made._tell_short()
-        made._tell_none()
+        made.tell_none()
         return made
 
     def _cut_for(
@@ -508,7 +532,7 @@ class Dataset(LoaderDataset):
             if worker() is None:
                 warn_unreached(self._anchor_lengths(), self.cut, type(self).__name__)
 
-    def _tell_none(self) -> None:
+    def tell_none(self) -> None:
         """Say once in the log that this view has no item, if it has episodes."""
         lengths = self._anchor_lengths()
         sizes = np.asarray(lengths, np.int64).sum(keepdims=True) if self.cut.across else lengths
@@ -871,6 +895,92 @@ def _loader_asks() -> bool:
     while frame is not None and frame.f_globals.get("__name__", "").startswith("ringmap."):
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.utils.data")
+
+
+class SelectedDataset(Dataset):
+    """Some episodes of any dataset.
+
+    Args:
+        dataset: the whole; a dataset of ours, or an object with the same methods.
+        episodes: their numbers there.
+    """
+
+    def __init__(self, dataset: Any, episodes: Array) -> None:
+        lengths = np.asarray(dataset.lengths, np.int32)[episodes]
+        offsets = np.cumsum(lengths, dtype=np.int64) - lengths
+        super().__init__(lengths, offsets, dataset.frameskip, dataset.num_steps)
+        self.dataset, self._episodes = dataset, episodes
+        self._source_episodes = episodes
+        if isinstance(dataset, Dataset):
+            self._cut, self.fps, self.reward_at = dataset._cut, dataset.fps, dataset.reward_at
+            self._source_episodes, self._arcs = dataset.source_episodes[episodes], dataset.arcs()
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order."""
+        return list(self.dataset.column_names)
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.dataset._load_slice(self._there(ep), start, end)
+        return found
+
+    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
+        found: list[Any] = self.dataset._load_steps(self._episodes[episodes], steps, names)
+        return found
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return those of the whole dataset."""
+        if not isinstance(self.dataset, Dataset):
+            return super().origins()
+        lineages, ordinals = self.dataset.origins()
+        return lineages[self._episodes], ordinals[self._episodes]
+
+    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
+        """Tell which steps are still stored in the whole dataset."""
+        return stored_steps(self.dataset, self._episodes[episodes], steps)
+
+    def _rows_at(
+        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
+    ) -> dict[str, Array]:
+        return self._steps_of(self.dataset, names, self._episodes[episodes], steps, run)
+
+    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
+        return self.dataset._shown(columns) if isinstance(self.dataset, Dataset) else columns
+
+    def _rows_are_fixed(self) -> bool:
+        return isinstance(self.dataset, Dataset) and self.dataset._rows_are_fixed()
+
+    def steps_as_stored(
+        self, episode: int, start: int, end: int, names: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Return steps as they are stored; see `Dataset.steps_as_stored`."""
+        if not isinstance(self.dataset, Dataset):
+            return super().steps_as_stored(episode, start, end, names)
+        return self.dataset.steps_as_stored(self._there(episode), start, end, names)
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the values that are constant within an episode, first seen first."""
+        return list(self.dataset.episode_column_names)
+
+    def get_episode_data(
+        self, idx: int | Sequence[int] | Array | None = None
+    ) -> dict[str, list[Any]]:
+        """Return the values that are constant within an episode, as the whole dataset does.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        numbers = self._episodes[self._episode_numbers(idx)]
+        found: dict[str, list[Any]] = self.dataset.get_episode_data(numbers)
+        return found
+
+    def close(self) -> None:
+        """Close the files of the whole dataset."""
+        self.dataset.close()
+
+    def _there(self, episode: int) -> int:
+        return int(self._episodes[self._episode_number(episode)])
 
 
 def check_dataset(part: Any, where: str) -> None:

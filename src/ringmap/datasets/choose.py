@@ -117,7 +117,7 @@ def _outcomes(
     every = [name for kind in asked & set(kinds) for names in kinds[kind] for name in names]
     returns, endings, known = np.full(count, np.nan), np.full(count, "", object), set[str]()
     for number, episode in _each(
-        count, lambda n: dataset._stored_steps(n, 0, int(dataset.lengths[n]), every), stored
+        count, lambda n: dataset.steps_as_stored(n, 0, int(dataset.lengths[n]), every), stored
     ):
         known.update(episode)
         reward = name_among(REWARDS, episode)

@@ -24,6 +24,8 @@ __all__ = ["read_stored", "stored_items"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
+Locate = Callable[[Array], tuple[Array, Array]]
+"""Returns the episodes of items, and the steps of their anchors."""
 
 _MOST_ERRORS = 10
 
@@ -34,11 +36,12 @@ class Losing(Protocol):
     @property
     def cut(self) -> Cut: ...
     def __len__(self) -> int: ...
-    def _locate(self, ids: Array) -> tuple[Array, Array]: ...
     def are_stored(self, episodes: Array, steps: Array) -> Array | None: ...
 
 
-def read_stored(dataset: Losing, ids: Array, read: Callable[[Array], T], where: str) -> T:
+def read_stored(
+    dataset: Losing, locate: Locate, ids: Array, read: Callable[[Array], T], where: str
+) -> T:
     """Return `read(ids)`, with other items, drawn uniformly, in place of those that were evicted.
 
     Raises:
@@ -49,7 +52,7 @@ def read_stored(dataset: Losing, ids: Array, read: Callable[[Array], T], where: 
 
     def attempt() -> int:
         nonlocal ids, errors
-        ids = _replaced(dataset, ids, where)
+        ids = _replaced(dataset, locate, ids, where)
         try:
             items = read(ids)
         except ClipIndexError:  # of a step that was evicted since
@@ -57,7 +60,7 @@ def read_stored(dataset: Losing, ids: Array, read: Callable[[Array], T], where: 
             if errors == _MOST_ERRORS:
                 raise
             return 1
-        if not stored_items(dataset, ids).all():
+        if not stored_items(dataset, locate, ids).all():
             return 1
         found.append(items)
         return 0
@@ -66,11 +69,11 @@ def read_stored(dataset: Losing, ids: Array, read: Callable[[Array], T], where: 
     return found[0]
 
 
-def _replaced(dataset: Losing, ids: Array, where: str) -> Array:
-    stored = stored_items(dataset, ids)
+def _replaced(dataset: Losing, locate: Locate, ids: Array, where: str) -> Array:
+    stored = stored_items(dataset, locate, ids)
     if stored.all():
         return ids
-    left = np.flatnonzero(stored_items(dataset, np.arange(len(dataset))))
+    left = np.flatnonzero(stored_items(dataset, locate, np.arange(len(dataset))))
     if not len(left):
         raise NoClipsError(f"{where}: all episodes of the view were evicted since it was made; make a new view")  # fmt: skip
     info = worker()
@@ -78,8 +81,8 @@ def _replaced(dataset: Losing, ids: Array, where: str) -> Array:
     return np.where(stored, ids, left[rng.integers(len(left), size=len(ids))])
 
 
-def stored_items(dataset: Losing, ids: Array) -> Array:
+def stored_items(dataset: Losing, locate: Locate, ids: Array) -> Array:
     """Tell which items are still stored, bool `(B,)`."""
-    episodes, anchors = dataset._locate(ids)
+    episodes, anchors = locate(ids)
     stored = dataset.are_stored(episodes, np.maximum(anchors - dataset.cut.before, 0))
     return np.ones(len(ids), np.bool_) if stored is None else stored

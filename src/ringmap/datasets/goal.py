@@ -23,6 +23,7 @@ from ringmap.clips.index import ClipIndex
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import (
     Dataset,
+    SelectedDataset,
     Where,
     arcs_of,
     check_dataset,
@@ -33,7 +34,6 @@ from ringmap.datasets.base import (
 from ringmap.datasets.batch import worker
 from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.loader_batches import as_clip
-from ringmap.datasets.selected import SelectedDataset
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, UnknownColumnError
 from ringmap.extras import missing
@@ -265,12 +265,13 @@ class GoalDataset(Forkable, Dataset):
         """Return the ring that the episodes of the wrapped dataset are in."""
         return self.dataset.marked_ring() if isinstance(self.dataset, Dataset) else None
 
-    def _stored_steps(
+    def steps_as_stored(
         self, episode: int, start: int, end: int, names: Sequence[str] | None = None
     ) -> dict[str, Array]:
+        """Return steps as they are stored; see `Dataset.steps_as_stored`."""
         if not isinstance(self.dataset, Dataset):
-            return super()._stored_steps(episode, start, end, names)
-        return self.dataset._stored_steps(episode, start, end, names)
+            return super().steps_as_stored(episode, start, end, names)
+        return self.dataset.steps_as_stored(episode, start, end, names)
 
     def _over(self, dataset: Any) -> GoalDataset:
         """Return the same goals over another dataset."""
@@ -283,7 +284,9 @@ class GoalDataset(Forkable, Dataset):
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips with their goals; goals are drawn again at each call."""
         ids = clip_ids(indices, "GoalDataset")
-        return read_stored(self, ids, self._clips_at, "GoalDataset") if len(ids) else []
+        return (
+            read_stored(self, self._locate, ids, self._clips_at, "GoalDataset") if len(ids) else []
+        )
 
     def origins(self) -> tuple[Array, Array]:
         """Return those of the wrapped dataset."""

@@ -10,7 +10,6 @@ Not here: goals (goal.py), datasets merged into a new file (formats/catalog/).
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 from collections.abc import Iterable, Sequence
@@ -24,6 +23,7 @@ from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import (
     Dataset,
+    SelectedDataset,
     arcs_of,
     check_dataset,
     clip_ids,
@@ -35,7 +35,6 @@ from ringmap.datasets.base import (
 from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.image_axes import EpisodeDict
 from ringmap.datasets.loader_batches import as_clip
-from ringmap.datasets.selected import SelectedDataset
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -121,13 +120,8 @@ class _Joined(Dataset):
 
     def _over(self, parts: list[Any]) -> Self:
         """Return the same over other parts."""
-        made = copy.copy(self)
-        made.datasets, made._lengths, made._rows, made._clips = (
-            parts,
-            np.empty(0, np.int32),
-            None,
-            None,
-        )
+        made = self._fresh()
+        made.datasets, made._lengths = parts, np.empty(0, np.int32)
         return made
 
     def _clip_index(self) -> ClipIndex:
@@ -241,8 +235,7 @@ class MergeDataset(_Joined):
         """Return the same columns of some of the episodes, as `Dataset.take`."""
         chosen = self._episode_numbers(episodes)
         made = self._over([_take(part, chosen) for part in self.datasets])
-        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
-        return made
+        return self._name(made, chosen)
 
     def _rows_at(
         self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
@@ -277,7 +270,7 @@ class MergeDataset(_Joined):
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once; each part is asked once. In place of one that a part has lost comes another one of all parts."""
         ids = _in_range(indices, len(self), "MergeDataset")
-        return read_stored(self, ids, self._clips_at, "MergeDataset")
+        return read_stored(self, self._locate, ids, self._clips_at, "MergeDataset")
 
     def _clips_at(self, numbers: Array) -> list[dict[str, Any]]:
         ids = numbers.tolist()
@@ -479,8 +472,7 @@ class ConcatDataset(_Joined):
         runs = [(int(homes[a]), chosen[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
         parts = [_take(self.datasets[home], run - firsts[home]) for home, run in runs]
         made = self._over(parts or [_take(self.datasets[0], chosen)])
-        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
-        return made
+        return self._name(made, chosen)
 
     def _rows_at(
         self, names: Sequence[str], episodes: Array, steps: Array, run: range | None

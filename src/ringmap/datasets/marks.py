@@ -171,7 +171,7 @@ class Marks:
         length = int(self._of.lengths[number])
         digest = xxhash.xxh3_64(str(length).encode())
         for t in sorted({0, length - 1}) if length else ():
-            steps = self._of._stored_steps(number, t, t + 1)
+            steps = self._of.steps_as_stored(number, t, t + 1)
             for name, values in sorted(steps.items()):
                 text = values.dtype.kind in "OSUT"
                 digest.update(f"{name} {values.tolist() if text else values.dtype}".encode("utf-8", "replace"))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Some episodes of a dataset, numbered from 0: as a dataset, and as the source of one.
+"""What a stored dataset reads, and some episodes of it, numbered from 0.
 
     episodes   [5, 2]
     lengths    [9, 4]     row 10 here -> episode 1, step 1 -> step 1 of episode 2 there
@@ -11,105 +11,65 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.datasets.base import Dataset, stored_steps
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
 
-if TYPE_CHECKING:
-    from ringmap.datasets.stored import ColumnSource
-
-__all__ = ["SelectedDataset", "SelectedSource"]
+__all__ = ["ColumnSource", "SelectedSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class SelectedDataset(Dataset):
-    """Some episodes of any dataset.
+class ColumnSource(Protocol):
+    """Columns of rows at a path: the seam between a format and `StoredDataset`.
 
-    Args:
-        dataset: the whole; a dataset of ours, or an object with the same methods.
-        episodes: their numbers there.
+    Obligations: `windows` returns fresh, writable arrays in native byte order, and may be called
+    from any thread; the object pickles without data or handles and opens again by itself in
+    whatever process it wakes up in (fork and spawn), where it refuses a path that now holds
+    something else. It may have `reward_at`, "next" or "same": where rewards stand.
     """
 
-    def __init__(self, dataset: Any, episodes: Array) -> None:
-        lengths = np.asarray(dataset.lengths, np.int32)[episodes]
-        offsets = np.cumsum(lengths, dtype=np.int64) - lengths
-        super().__init__(lengths, offsets, dataset.frameskip, dataset.num_steps)
-        self.dataset, self._episodes = dataset, episodes
-        self._source_episodes = episodes
-        if isinstance(dataset, Dataset):
-            self._cut, self.fps, self.reward_at = dataset._cut, dataset.fps, dataset.reward_at
-            self._source_episodes, self._arcs = dataset.source_episodes[episodes], dataset.arcs()
+    path: str
 
     @property
-    def column_names(self) -> list[str]:
-        """Names of the columns in order."""
-        return list(self.dataset.column_names)
-
-    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
-        found: dict[str, Any] = self.dataset._load_slice(self._there(ep), start, end)
-        return found
-
-    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
-        found: list[Any] = self.dataset._load_steps(self._episodes[episodes], steps, names)
-        return found
-
-    def origins(self) -> tuple[Array, Array]:
-        """Return those of the whole dataset."""
-        if not isinstance(self.dataset, Dataset):
-            return super().origins()
-        lineages, ordinals = self.dataset.origins()
-        return lineages[self._episodes], ordinals[self._episodes]
-
-    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
-        """Tell which steps are still stored in the whole dataset."""
-        return stored_steps(self.dataset, self._episodes[episodes], steps)
-
-    def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
-    ) -> dict[str, Array]:
-        return self._steps_of(self.dataset, names, self._episodes[episodes], steps, run)
-
-    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
-        return self.dataset._shown(columns) if isinstance(self.dataset, Dataset) else columns
-
-    def _rows_are_fixed(self) -> bool:
-        return isinstance(self.dataset, Dataset) and self.dataset._rows_are_fixed()
-
-    def _stored_steps(
-        self, episode: int, start: int, end: int, names: Sequence[str] | None = None
-    ) -> dict[str, Array]:
-        if not isinstance(self.dataset, Dataset):
-            return super()._stored_steps(episode, start, end, names)
-        return self.dataset._stored_steps(self._there(episode), start, end, names)
+    def schema(self) -> Schema:
+        """Columns in order: names, per-step shapes, dtypes."""
+        ...
 
     @property
-    def episode_column_names(self) -> list[str]:
+    def lengths(self) -> Array:
+        """Steps of each episode, int32."""
+        ...
+
+    @property
+    def offsets(self) -> Array:
+        """Row of each episode's first step, int64."""
+        ...
+
+    @property
+    def episode_columns(self) -> list[str]:
         """Names of the values that are constant within an episode, first seen first."""
-        return list(self.dataset.episode_column_names)
+        ...
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
-        """Return the values that are constant within an episode, as the whole dataset does.
+    def windows(
+        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
+    ) -> dict[str, Array]:
+        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
 
-        Raises:
-            ClipIndexError: there is no such episode.
+        Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
         """
-        numbers = self._episodes[self._episode_numbers(idx)]
-        found: dict[str, list[Any]] = self.dataset.get_episode_data(numbers)
-        return found
+        ...
+
+    def episode_data(self, episode: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} when it has none."""
+        ...
 
     def close(self) -> None:
-        """Close the files of the whole dataset."""
-        self.dataset.close()
-
-    def _there(self, episode: int) -> int:
-        return int(self._episodes[self._episode_number(episode)])
+        """Close the file; the next read opens it again."""
+        ...
 
 
 class SelectedSource:

@@ -12,18 +12,17 @@ Not here: bytes on disk (formats/), the clip arithmetic (base.py, clips/).
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
 from ringmap.datasets.image_axes import EpisodeDict, is_image, to_channels_first
 from ringmap.datasets.loader_batches import as_clip
-from ringmap.datasets.selected import SelectedSource
+from ringmap.datasets.selected import ColumnSource, SelectedSource
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -39,55 +38,6 @@ LAYOUTS = ("CHW", "HWC")
 OUTPUTS = ("torch", "numpy")
 _DENSE = 2
 """Rows of a run for each step of an item: up to here, reading the whole run costs less than reading its steps one by one."""
-
-
-class ColumnSource(Protocol):
-    """Columns of rows at a path: the seam between a format and `StoredDataset`.
-
-    Obligations: `windows` returns fresh, writable arrays in native byte order, and may be called
-    from any thread; the object pickles without data or handles and opens again by itself in
-    whatever process it wakes up in (fork and spawn), where it refuses a path that now holds
-    something else. It may have `reward_at`, "next" or "same": where rewards stand.
-    """
-
-    path: str
-
-    @property
-    def schema(self) -> Schema:
-        """Columns in order: names, per-step shapes, dtypes."""
-        ...
-
-    @property
-    def lengths(self) -> Array:
-        """Steps of each episode, int32."""
-        ...
-
-    @property
-    def offsets(self) -> Array:
-        """Row of each episode's first step, int64."""
-        ...
-
-    @property
-    def episode_columns(self) -> list[str]:
-        """Names of the values that are constant within an episode, first seen first."""
-        ...
-
-    def windows(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
-    ) -> dict[str, Array]:
-        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
-
-        Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
-        """
-        ...
-
-    def episode_data(self, episode: int) -> dict[str, Any]:
-        """Return the values that are constant within one episode; {} when it has none."""
-        ...
-
-    def close(self) -> None:
-        """Close the file; the next read opens it again."""
-        ...
 
 
 class StoredDataset(Dataset):
@@ -220,9 +170,10 @@ class StoredDataset(Dataset):
         found = self._read(list(columns), self.offsets[[ep]] + start, end - start, 1)
         return {name: values[0] for name, values in found.items()}
 
-    def _stored_steps(
+    def steps_as_stored(
         self, episode: int, start: int, end: int, names: Sequence[str] | None = None
     ) -> dict[str, Array]:
+        """Return steps as they are stored; see `Dataset.steps_as_stored`."""
         specs = self.source.schema.columns
         wanted = [
             s.name for s in specs if (len(s.shape) <= 1 if names is None else s.name in names)
@@ -237,11 +188,9 @@ class StoredDataset(Dataset):
             ClipIndexError: there is no such episode.
         """
         chosen = self._episode_numbers(episodes)
-        made = copy.copy(self)
+        made = self._name(self._fresh(), chosen)
         made.source = SelectedSource(self.source, self.lengths, self.offsets, chosen)
-        made._lengths, made._offsets = made.source.lengths, made.source.offsets
-        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
-        made._rows = made._clips = made._found_runs = None
+        made.set_episodes(made.source.lengths, made.source.offsets)
         rows = made.source.rows_of(np.arange(int(made.lengths.sum(dtype=np.int64))))
         made._cache = {name: values.take(rows, 0) for name, values in self._cache.items()}
         return made

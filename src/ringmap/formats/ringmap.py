@@ -45,7 +45,7 @@ log = logging.getLogger("ringmap")
 
 _SOURCES = {
     EPISODES: "ringmap.formats.ringmap:BufferSource",
-    TRANSITIONS: "ringmap.buffers.transitions.episodes:TransitionSource",
+    TRANSITIONS: "ringmap.buffers.transitions.buffer:transition_source",
     ROWS: "ringmap.buffers.row_episodes:RowSource",
 }
 """What reads the episodes of a buffer, by the kind of its rows."""

@@ -306,7 +306,9 @@ def of_home(home, ledger):
     if home["kind"] == "episodes":
         there, found = stored(path, "r+", home["world"])
     else:
-        with contextlib.closing(ReplayBuffer.open(path, "r+")) as buffer:
+        with open(os.path.join(path, "manifest.json")) as file:
+            kind = json.load(file)["kind"]
+        with contextlib.closing(ReplayBuffer.open(path, "r+", kind=kind)) as buffer:
             there = [call for episode in buffer.episodes() for call in calls_of(episode)]
         found += of_other(home)
     found += faults(ledger.entries, there, home["max_steps"], home["world"], slack=home["slack"])

@@ -231,9 +231,9 @@ def memory_before_the_files():
     class Eager(live.LiveEpisodes):
         __slots__ = ()
 
-        def append(self, start, length):
+        def append(self, start, length, **words):
             if not len(self) or int(self.starts[-1]) != start:
-                super().append(start, length)
+                super().append(start, length, **words)
 
     start, commit = store.Store.__init__, store.Store.commit
 

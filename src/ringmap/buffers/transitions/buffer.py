@@ -73,7 +73,7 @@ from ringmap.storage.ring.extremes import highest
 from ringmap.storage.sidecars import Copied
 from ringmap.storage.sidecars.successors import Successors
 
-__all__ = ["TransitionReplayBuffer"]
+__all__ = ["TransitionReplayBuffer", "transition_source"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -1060,3 +1060,8 @@ def _check_stored(
         raise InputError(
             f"{where}: {asked}, but the buffer on disk has {stored}; open it with {where}.open, or make a new one"
         )
+
+
+def transition_source(path: str | os.PathLike[str]) -> TransitionSource:
+    """Return the episodes of the transitions in a directory."""
+    return TransitionSource(path, TransitionReplayBuffer.open)

@@ -16,17 +16,14 @@ Not here: how a transition is read (nstep.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ringmap.datasets.episode_rows import blank
 from ringmap.errors import LappedError, ReplacedError, UnknownColumnError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-
-if TYPE_CHECKING:
-    from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,6 +42,7 @@ class TransitionSource:
 
     Args:
         buffer: the buffer, or its directory.
+        open_at: opens a directory: `TransitionReplayBuffer.open`.
 
     Raises:
         NotFoundError, UnknownFormatError, CorruptError, InputError: as for `TransitionReplayBuffer.open`.
@@ -54,7 +52,8 @@ class TransitionSource:
 
     reward_at = "next"
 
-    def __init__(self, buffer: TransitionReplayBuffer | str | os.PathLike[str]) -> None:
+    def __init__(self, buffer: Any, open_at: Callable[..., Any] | None = None) -> None:
+        self._open = open_at
         self._opened_at = os.path.abspath(buffer) if isinstance(buffer, str | os.PathLike) else None
         self._held = None if isinstance(buffer, str | os.PathLike) else buffer
         self._uuid: bytes | None = None
@@ -68,13 +67,12 @@ class TransitionSource:
         self.episode_columns = [FRONT_EVICTED] if cut.any() else []
 
     @property
-    def _buffer(self) -> TransitionReplayBuffer:
+    def _buffer(self) -> Any:
         """The buffer, opened again after `close`."""
         if self._held is None:
-            from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
-
             assert self._opened_at is not None
-            opened = TransitionReplayBuffer.open(self._opened_at, device=None)
+            assert self._open is not None
+            opened = self._open(self._opened_at, device=None)
             uuid = opened.engine.owned.manifest.uuid
             if self._uuid not in (None, uuid):
                 opened.close()

@@ -17,8 +17,7 @@ import numpy as np
 
 from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.window import check_reward_at
-from ringmap.datasets.base import Dataset, Where
-from ringmap.datasets.selected import SelectedDataset
+from ringmap.datasets.base import Dataset, SelectedDataset, Where
 from ringmap.datasets.stored_episodes import episodes_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
@@ -95,7 +94,7 @@ def convert(
             if isinstance(part, Dataset)
             else SelectedDataset(part, np.arange(len(part.lengths)))
         )
-        part = whole._selected(where, "convert", marks)
+        part = whole.selected(where, "convert", marks)
         is_live = whole.pinned() is not whole
     options = {**writer_options, "mode": mode}
     _copy([(name, part)], dest, chosen, progress, "convert", options, reward_at, is_live)

@@ -10,15 +10,12 @@ Not here: who copies an episode and its origin; how ordinals are given (commit/s
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ringmap.storage.records.table import COPIED
 from ringmap.storage.ring.integers import Ordinal, Position
-
-if TYPE_CHECKING:
-    from ringmap.storage.read.handle import Handle
 
 __all__ = ["ORIGIN_KEY", "Origins", "origin_in", "origin_of", "origins_at"]
 
@@ -41,7 +38,7 @@ def origin_of(lineage: bytes, ordinal: int) -> str:
     return f"{lineage.hex()}-{ordinal}"
 
 
-def origins_at(handle: Handle, names: Array) -> tuple[Array, Array, Array]:
+def origins_at(handle: Any, names: Array) -> tuple[Array, Array, Array]:
     """Return lineages and ordinals of the episodes that begin at these positions, as `Handle.origins`, and which of them are stored."""
     with handle.memory:
         live = handle.live
@@ -60,7 +57,7 @@ class Origins:
         self._era = -1
         self._read: dict[int, tuple[bytes, int] | None] = {}
 
-    def of(self, handle: Handle) -> tuple[Array, Array]:
+    def of(self, handle: Any) -> tuple[Array, Array]:
         """Return lineages, uint8 `(n, 16)`, and ordinals, uint64 `(n,)`; see `Handle.origins`."""
         with handle.memory:
             live = handle.live
@@ -98,17 +95,21 @@ class Origins:
         return lineages, found.astype(np.uint64)
 
     @staticmethod
-    def _origin_of(handle: Handle, name: int) -> tuple[bytes, int] | None:
+    def _origin_of(handle: Any, name: int) -> tuple[bytes, int] | None:
         """Return what the data of the episode of this name say; None if it was evicted meanwhile."""
         with handle.memory:
             live = handle.live
             if live.chains is None:
                 ordinal = live.ordinal_from(Position(name))
-                is_here = ordinal < live.last and live.start(Ordinal(ordinal)) == name
-        if live.chains is None:
-            data = handle.read_data(ordinal) if is_here else None
-        else:
-            from ringmap.storage.read.joined import joined_data  # it needs handles
-
-            data = joined_data(handle, name)
+                if ordinal == live.last or live.start(Ordinal(ordinal)) != name:
+                    return None
+            else:
+                number = int(live.whole.find(np.array([name]))[0])
+                if number < 0:
+                    return None
+                ordinal = Ordinal(live.first + int(live.whole.parts_of(number)[-1]))
+                end = handle.table.read(live.chains.ended.get(name, 0))
+                if end is not None and not end.length and (data := handle.data_of(end)):
+                    return origin_in(data)  # a record without rows, which ended it, has its data
+        data = handle.read_data(ordinal)
         return None if data is None else origin_in(data)
