@@ -383,6 +383,7 @@ class Reader(Handle):
             if shown.era != self._shown.era and not self._is_stored_still():
                 self.pulse.break_history()
                 self.history = History()
+                self.segments.forget()
             self._shown = _BETWEEN
             take()
             self._shown = shown

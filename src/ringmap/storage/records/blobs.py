@@ -345,6 +345,10 @@ class Segments:
             ) from error
         return blob if len(blob) == size and xxhash.xxh3_64_intdigest(blob) == check else None
 
+    def forget(self) -> None:
+        """Read from the files that have these names now: a number may name another file once the history broke."""
+        self._reading = None
+
     def _open_to_read(self, number: int) -> File:
         """Return the file of a segment. It stays open for the next episode, which usually shares it.
 
