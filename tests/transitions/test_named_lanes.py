@@ -1,6 +1,6 @@
 """Environments that are named, and added one by one, some at a time or out of turn: against a plain model, and what a call costs."""
 
-import time
+import sys
 
 import numpy as np
 import pytest
@@ -247,13 +247,20 @@ def test_names_of_text_and_many_that_come_and_go():
     np.testing.assert_array_equal(batch["next_observations"], -batch["observations"])
 
 
-def best(call, times):
-    found = []
-    for _ in range(times):
-        begin = time.process_time()
-        call()
-        found.append(time.process_time() - begin)
-    return min(found)
+def frames(work):
+    """Return how many Python functions a piece of work calls: what it costs, whatever else the machine does."""
+    count = 0
+
+    def profile(frame, event, arg):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 @pytest.mark.slow
@@ -278,15 +285,15 @@ def test_eight_environments_one_by_one_cost_what_one_call_of_eight_does(tmp_path
         for t in range(16_000):
             plain.add(flat[t], 0, 0.0, flat[t + 1], False)
 
-    named, single = best(lambda: steps(one, range(8)), 3), best(alone, 3)
+    named, single = frames(lambda: steps(one, range(8))), frames(alone)
     steps(eight, None)
     assert named < 1.25 * single, (named, single)  # 1.1 by the clock of a quiet machine
     one.flush()
     eight.flush()
     sizes = [sum(f.stat().st_size for f in (tmp_path / n).rglob("*") if f.is_file()) for n in ("one", "eight")]  # fmt: skip
     assert sizes[0] < 1.02 * sizes[1] + 65_536
-    draws = [best(lambda buf=buf: [buf.sample(256) for _ in range(200)], 5) for buf in (one, eight)]
-    assert draws[0] < 1.15 * draws[1], draws
+    draws = [frames(lambda buf=buf: [buf.sample(256) for _ in range(50)]) for buf in (one, eight)]
+    assert draws[0] < 1.25 * draws[1], draws  # 1.03 by the clock of a quiet machine
     assert buffer_module.FURTHEST == 1024
     for buf in (one, eight, plain):
         buf.close()
