@@ -73,6 +73,13 @@ def test_what_is_left_leads_to_nothing_that_is_gone(tmp_path, monkeypatch, sampl
     buf.close()
 
 
+def read_data(reader):
+    """Read what is stored beside each call, the newest first and last."""
+    source = reader.engine.source
+    ordinals = range(source.live.first, source.live.last)
+    return [source.read_data(ordinal) for ordinal in (*ordinals[::-1], *ordinals)]
+
+
 @pytest.mark.parametrize("calls", [1, 2], ids=["newest", "the one before"])
 def test_a_reader_forgets_what_followed_calls_that_are_gone(tmp_path, calls):
     """A failed sync takes the newest calls, and the next writer stores others in their place."""
@@ -89,6 +96,7 @@ def test_a_reader_forgets_what_followed_calls_that_are_gone(tmp_path, calls):
         buf.flush()
     reader = TransitionReplayBuffer.open(path, device=None)
     assert proven(reader) == {0, *range(10, 10 + 10 * calls, 10)}
+    assert read_data(reader)  # the segment of the newest stays open
     buf.close()
     for file in {file for file in path.rglob("*") if file.is_file()} - before.keys():
         file.unlink()
@@ -100,6 +108,8 @@ def test_a_reader_forgets_what_followed_calls_that_are_gone(tmp_path, calls):
     for number in range(calls):
         add(buf, 15 + 10 * number)
         buf.flush()
+    reader.refresh()
+    assert read_data(reader)
     assert proven(reader) == {0, *range(15, 15 + 10 * calls, 10)}
     buf.close()
     reader.close()
