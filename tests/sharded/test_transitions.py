@@ -59,7 +59,10 @@ class Steps:
     def ring(self, name, capacity=64, **options):
         seed = len(self.writers)
         self.writers[name] = TransitionReplayBuffer(
-            capacity, **KINDS[self.kind], path=self.folder / name, device=None, **options
+            capacity,
+            **{"seed": seed, **KINDS[self.kind], **options},
+            path=self.folder / name,
+            device=None,
         )
         padding = KINDS[self.kind].get("padding_type", "reset")
         is_stack = "frame_stack" in KINDS[self.kind]
