@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ringmap.data import ReplayBuffer, detect_format, load_dataset
-from ringmap.errors import CorruptError
+from ringmap.data import ReplayBuffer, detect_format, get_format, load_dataset
+from ringmap.errors import CorruptError, UnsupportedError
 from ringmap.formats.minari import untrusted as guard
 from ringmap.testing.datasets import make_episodes
 
@@ -247,3 +247,70 @@ def test_a_zarr_group_of_diffusion_policy(tmp_path):
     meta.create_array("episode_ends", data=np.array([3, 5]))
     dataset = load_dataset(tmp_path / "pusht.zarr", layout="HWC")
     assert all(np.array_equal(dataset.load_episode(1)[n], episodes[1][n]) for n in episodes[1])
+
+
+def make_groups(kind, path, more=()):
+    """Write a file of another program's with arrays below groups, and arrays that are no columns."""
+    arrays = {
+        "action": np.arange(5.0), "obs/camera": np.arange(5 * 12, dtype=np.uint8).reshape(5, 2, 2, 3),
+        "obs/arm/angle": np.arange(10, dtype=np.float32).reshape(5, 2), "obs/scale": np.arange(2.0), **dict(more),
+    }  # fmt: skip
+    if kind == "hdf5":
+        with h5py.File(path, "w") as file:
+            for name, values in arrays.items():
+                file.create_dataset(name, data=values, maxshape=(None, *values.shape[1:]))
+            for name, values in (
+                ("ep_len", np.array([3, 2], np.int32)),
+                ("ep_offset", np.array([0, 3])),
+            ):
+                file.create_dataset(name, data=values, maxshape=(None,))
+        return arrays
+    import zarr
+
+    group = zarr.open_group(path, mode="w", zarr_format=int(kind[-1]))
+    for name, values in arrays.items():
+        group.create_array(f"data/{name}", data=values, chunks=(2, *values.shape[1:]))
+    group.create_array("meta/episode_ends", data=np.array([3, 5]))
+    return arrays
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "zarr2", "zarr3"])
+def test_arrays_below_a_group_are_columns(tmp_path, kind):
+    """What does not have a row for each step is named in a warning: nothing is left out in silence."""
+    path = tmp_path / f"theirs.{kind.rstrip('23').replace('hdf5', 'h5')}"
+    arrays = make_groups(kind, path)
+    with pytest.warns(UserWarning, match=r"left out.*obs/scale'$"):
+        dataset = load_dataset(path, layout="HWC", output="numpy")
+    assert sorted(dataset.column_names) == ["action", "obs/arm/angle", "obs/camera"]
+    for name in dataset.column_names:
+        assert np.array_equal(dataset.get_col_data(name), arrays[name])
+        assert np.array_equal(dataset.load_episode(1)[name], arrays[name][3:])
+    dataset.close()
+    with (
+        pytest.raises(ValueError, match=r"missing columns .*obs"),
+        get_format(kind.rstrip("23")).open_writer(path) as writer,
+    ):
+        writer.write_episode({"action": np.zeros(2)})
+
+
+@pytest.mark.filterwarnings("ignore:.*left out", "ignore:The data type")
+@pytest.mark.parametrize("kind", ["hdf5", "zarr3"])
+def test_a_column_that_is_not_read_is_named(tmp_path, kind):
+    path = tmp_path / f"theirs.{kind.rstrip('23').replace('hdf5', 'h5')}"
+    strange = np.zeros(5, [("a", "i4"), ("b", "i4")])
+    make_groups(kind, path, [("obs/pair", strange)])
+    with pytest.raises(
+        UnsupportedError,
+        match=r"column 'obs/pair' is .*; read the others with keys_to_load=\['action'",
+    ):
+        load_dataset(path)
+    with pytest.raises(UnsupportedError, match="'obs/pair'"):
+        load_dataset(path, keys_to_load=["action", "obs/pair"])
+    dataset = load_dataset(path, keys_to_load=["action", "obs/arm/angle"])
+    assert dataset.get_col_data("action").tolist() == [0, 1, 2, 3, 4]
+    dataset.close()
+    with (
+        pytest.raises(UnsupportedError, match="nothing can be appended"),
+        get_format(kind.rstrip("23")).open_writer(path),
+    ):
+        pass

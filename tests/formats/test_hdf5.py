@@ -24,6 +24,7 @@ from ringmap.errors import (
     ReplacedError,
     RoleError,
     UnknownFormatError,
+    UnsupportedError,
 )
 from ringmap.formats.common import disk
 from ringmap.formats.hdf5 import journal
@@ -607,7 +608,7 @@ def plant(path, **datasets):
         ({"action": np.zeros(7)}, CorruptError, "'action' has 7 rows"),
         ({"link": h5py.ExternalLink("/etc/passwd", "/")}, CorruptError, "link to elsewhere"),
         ({"link": h5py.SoftLink("/action")}, CorruptError, "link to elsewhere"),
-        ({"pair": np.zeros(12, [("a", "i4"), ("b", "i4")])}, CorruptError, "HDF5 type"),
+        ({"pair": np.zeros(12, [("a", "i4"), ("b", "i4")])}, UnsupportedError, "HDF5 type"),
     ],
 )
 def test_damage_is_named(foreign, change, error, message):
@@ -632,7 +633,7 @@ def test_rows_outside_the_file_are_refused(foreign, tmp_path):
         load_dataset(foreign)
 
 
-def test_what_is_no_column_is_passed_over(foreign):
+def test_what_is_no_column_is_named(foreign):
     with h5py.File(foreign, "r+") as file:
         file.create_group("meta")["deep"] = 1
         file["fps"] = 30
@@ -640,10 +641,12 @@ def test_what_is_no_column_is_passed_over(foreign):
     with pytest.raises(CorruptError, match="or it is no column"):
         load_dataset(foreign)
     plant(foreign, per_episode=None)
-    assert sorted(load_dataset(foreign).column_names) == ["50%", "action", "pixels"]
+    with pytest.warns(UserWarning, match=r"left out, .*: 'fps', 'meta/deep'$"):
+        assert sorted(load_dataset(foreign).column_names) == ["50%", "action", "pixels"]
+    plant(foreign, fps=None, meta=None)
     with h5py.File(foreign, "r+") as file:
         file.create_dataset("refs", shape=(12,), dtype=h5py.ref_dtype)
-    with pytest.raises(CorruptError, match="HDF5 type"):
+    with pytest.raises(UnsupportedError, match="HDF5 type"):
         load_dataset(foreign)
 
 

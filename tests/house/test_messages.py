@@ -6,6 +6,7 @@ import pickle
 import re
 
 import gymnasium
+import h5py
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader
@@ -105,6 +106,9 @@ def raised():
         dataset = load_dataset("demo.zarr", output="numpy")
         reader.dump("demo.zarr", mode="overwrite")
         yield error(lambda: dataset[0])
+    with h5py.File("demo.h5", "r+") as file:
+        file["pose"] = np.zeros(512, [("x", "f4"), ("y", "f4")])
+    yield error(load_dataset, "demo.h5")
     writer = ReplayBuffer.open("runs/demo", mode="r+")
     os.rename("runs/demo", "runs/aside")
     ReplayBuffer(max_steps=512, path="runs/demo").close()

@@ -23,7 +23,7 @@ from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
 from ringmap.datasets.image_axes import EpisodeDict, is_image, to_channels_first
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.selected import ColumnSource, SelectedSource
-from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.errors import ClipIndexError, InputError, UnknownColumnError, UnsupportedError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
@@ -58,6 +58,7 @@ class StoredDataset(Dataset):
     Raises:
         InputError: an option is wrong.
         UnknownColumnError: an option names a column that is not stored.
+        UnsupportedError: a column is of a kind that is not read, and `keys_to_load` does not leave it out.
         MissingExtraError: from a read: tensors were asked for, and PyTorch is not installed.
 
     Processes and threads: reads are as thread-safe as the source; pickling takes the settings and
@@ -93,8 +94,14 @@ class StoredDataset(Dataset):
         self.layout = layout
         self.output = output
         stored = {spec.name: spec for spec in source.schema.columns}
+        unsupported: Mapping[str, str] = getattr(source, "unsupported", {})
         names = list(stored) if keys_to_load is None else list(keys_to_load)
-        for name in (*names, *keys_to_cache):
+        for name in (*(unsupported if keys_to_load is None else ()), *names, *keys_to_cache):
+            if name in unsupported:
+                raise UnsupportedError(
+                    f"{source.path}: column {name!r} is {unsupported[name]}; read the others with "
+                    f"keys_to_load={list(stored)}"
+                )
             if name not in stored:
                 raise UnknownColumnError(
                     f"{source.path}: no column {name!r}; there are {list(stored)}"

@@ -17,6 +17,7 @@ import os
 import struct
 import threading
 import time
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,7 @@ __all__ = [
     "stamp_of",
     "stated_reward_at",
     "steps_of",
+    "tell_left_out",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -264,6 +266,15 @@ def damage_named(what: str) -> Iterator[None]:
         ):  # the exception of a Rust library that panicked
             raise
         raise CorruptError(f"{what} can't be read: {error}") from error
+
+
+def tell_left_out(path: str, left_out: Sequence[str]) -> None:
+    """Warn of what a dataset of another program holds that is no column, nor data of an episode."""
+    if left_out:
+        shown = ", ".join(map(repr, left_out[:10])) + (", ..." if len(left_out) > 10 else "")
+        warnings.warn(
+            f"{path}: left out, as it does not have a row for each step: {shown}", stacklevel=2
+        )
 
 
 def stated_reward_at(value: Any) -> str | None:

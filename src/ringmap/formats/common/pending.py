@@ -183,6 +183,7 @@ class _Joined:
 
     def __init__(self, source: ColumnSource, log: Log, places: list[Place]) -> None:
         self.path, self.source = source.path, source
+        self.unsupported = getattr(source, "unsupported", {})
         self._places = places
         self._log_path, self._identity = log.path, log.identity()
         self._rows = num_rows(source.lengths, source.offsets)

@@ -56,7 +56,11 @@ class StoredFormat(Format):
 
         made = named(cls.source)
         source = cls._with_log(os.fspath(path), made) if cls.logs else made(path)
-        return StoredDataset(source, **options)
+        try:
+            return StoredDataset(source, **options)
+        except BaseException:
+            source.close()  # a file that is open is locked for its writer
+            raise
 
     @classmethod
     def open_writer(cls, path: str | os.PathLike[str], **options: Any) -> Writer:

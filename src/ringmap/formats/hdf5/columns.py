@@ -6,6 +6,7 @@
     /stamp      int64                                      attribute ringmap_dtype = "<M8[ns]"
     /ep_len     int32 (E,)      attributes ringmap_episode_<i>.<part>: episode data, uint8; ringmap_birth
     /ep_offset  int64 (E,)
+    /obs/camera                                            column "obs/camera": others write groups
 
 The attributes are ours; a reader that does not know them sees the plain layout of
 stable-worldmodel (Data guide, HDF5): one dataset per column over all steps.
@@ -19,6 +20,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import h5py
@@ -31,7 +34,7 @@ from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.schema import ColumnSpec
 
-__all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns"]
+__all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "Found", "create_column", "find_columns"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -46,6 +49,8 @@ MAX_CHUNK_ROWS = 16384
 
 _CACHE_NBYTES = 32 << 20
 
+_DEEPEST = 32
+
 
 class Column:
     """A column of an open file.
@@ -55,7 +60,7 @@ class Column:
         dataset: where it lies.
 
     Raises:
-        CorruptError: it lies outside the file, or is of a type that no column has.
+        CorruptError: it lies outside the file.
     """
 
     def __init__(self, name: str, dataset: Any) -> None:
@@ -63,12 +68,7 @@ class Column:
         refuse_sparse(dataset.file.filename, name, dataset)
         stored = dataset.dtype
         given = dataset.attrs.get(DTYPE_ATTRIBUTE)
-        self._text = h5py.check_string_dtype(stored) is not None and stored.kind == "O"
-        if stored.kind not in "biufcS" and not self._text:
-            raise CorruptError(
-                f"{dataset.file.filename}: column {name!r} has HDF5 type {stored}, expected bool, "
-                "integers, floats, complex or strings"
-            )
+        self._text = _is_text(stored)
         dtype = np.dtype("U") if self._text else stored.newbyteorder("=")
         if given is not None:
             dtype = _declared(dataset, name, given, "U" if self._text else "mM")
@@ -191,36 +191,80 @@ def create_column(
     return Column(spec.name, dataset)
 
 
-def find_columns(root: Any) -> dict[str, Column]:
-    """Return the columns of an open file, in the order in which they were created.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an open file holds beside its table of episodes.
 
-    What is no column (a group, a scalar) is passed over.
+    Args:
+        columns: by name, in the order in which they were created.
+        unsupported: name -> what it is, of columns that are sound, and of a type that none has here.
+        others: the paths of what is no column: single values, arrays below a group with too few rows.
+    """
+
+    columns: dict[str, Column]
+    unsupported: dict[str, str]
+    others: list[str]
+
+
+def find_columns(root: Any, rows: int) -> Found:
+    """Return the columns of an open file: its datasets; one below a group is named by its path.
+
+    Args:
+        root: the file.
+        rows: as many as the episodes need.
 
     Raises:
-        CorruptError: a link that leads elsewhere, or a column of a type that none has.
+        CorruptError: a link that leads elsewhere, a column with too few rows, or a name that two have.
     """
-    columns: dict[str, Column] = {}
-    for link in root:
-        if link in (EPISODE_LENGTHS, EPISODE_OFFSETS):
-            continue
-        if not isinstance(root.get(link, getlink=True), h5py.HardLink):
-            raise CorruptError(
-                f"{root.file.filename}: {link!r} is a link to elsewhere, which is not followed; copy "
-                "what it stands for into this file (h5repack)"
-            )
-        dataset = open_dataset(root, link)
-        if dataset is None or not dataset.shape:
+    path, found = root.file.filename, Found({}, {}, [])
+    for place, dataset in _datasets(root):
+        if place in (EPISODE_LENGTHS, EPISODE_OFFSETS):
             continue
         given = dataset.attrs.get(NAME_ATTRIBUTE)
         try:
-            name = str(json.loads(given)) if isinstance(given, str) else link
+            name = str(json.loads(given)) if isinstance(given, str) else place
         except ValueError as error:
-            raise CorruptError(f"{root.file.filename}: {link!r} has a bad name: {error}") from error
-        columns[name] = Column(name, dataset)
-    return columns
+            raise CorruptError(f"{path}: {place!r} has a bad name: {error}") from error
+        if not dataset.shape or ("/" in place and dataset.shape[0] < rows):
+            found.others.append(place)
+        elif dataset.shape[0] < rows:
+            raise CorruptError(
+                f"{path}: column {name!r} has {dataset.shape[0]} rows, but the episodes need {rows}; its writer was "
+                "killed, or it is no column"
+            )
+        elif name in found.columns or name in found.unsupported:
+            raise CorruptError(f"{path}: two columns have the name {name!r}; rename one of them")
+        elif dataset.dtype.kind in "biufcS" or _is_text(dataset.dtype):
+            found.columns[name] = Column(name, dataset)
+        else:
+            found.unsupported[name] = (
+                f"of HDF5 type {dataset.dtype}, expected bool, integers, floats, complex or strings"
+            )
+    return found
 
 
-def open_dataset(root: Any, link: str) -> Any:
+def _is_text(dtype: np.dtype[Any]) -> bool:
+    return h5py.check_string_dtype(dtype) is not None and dtype.kind == "O"
+
+
+def _datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the dataset of all that is below a group."""
+    if depth > _DEEPEST:  # a group that holds itself
+        raise CorruptError(f"{group.file.filename}: {group.name} is nested too deep")
+    for link in group:
+        if not isinstance(group.get(link, getlink=True), h5py.HardLink):
+            raise CorruptError(
+                f"{group.file.filename}: {prefix + link!r} is a link to elsewhere, which is not followed; copy "
+                "what it stands for into this file (h5repack)"
+            )
+        dataset = open_dataset(group, link)
+        if dataset is not None:
+            yield prefix + link, dataset
+        elif isinstance(found := group.get(link), h5py.Group):
+            yield from _datasets(found, f"{prefix}{link}/", depth + 1)
+
+
+def open_dataset(group: Any, link: str) -> Any:
     """Open a dataset with a chunk cache that suits it, or return None when `link` is no dataset.
 
     Without filters there is none: HDF5 then reads just the rows asked for, not their whole chunk.
@@ -228,17 +272,17 @@ def open_dataset(root: Any, link: str) -> Any:
     Raises:
         MissingExtraError: a filter that this file needs is not there.
     """
-    found = root.get(link)
+    found = group.get(link)
     if not isinstance(found, h5py.Dataset):
         return None
     plist = found.id.get_create_plist()
     filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
     for code in filters:
         if not h5py.h5z.filter_avail(code):
-            _bring_filters(root.file.filename, link, code)
+            _bring_filters(group.file.filename, link, code)
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_chunk_cache(521, _CACHE_NBYTES if filters else 0, 0.75)
-    return h5py.Dataset(h5py.h5d.open(root.id, link.encode(errors="surrogateescape"), access))
+    return h5py.Dataset(h5py.h5d.open(group.id, link.encode(errors="surrogateescape"), access))
 
 
 def link_name(column: str) -> str:

@@ -29,6 +29,7 @@ from ringmap.formats.common.directory import (
     damage_named,
     stamp_of,
     stated_reward_at,
+    tell_left_out,
 )
 from ringmap.formats.common.untrusted import kind_at, refuse_sparse
 from ringmap.formats.hdf5.columns import (
@@ -92,7 +93,9 @@ class HDF5Source(DirectorySource):
             self.episode_columns = _names(file.table)
             self.reward_at = stated_reward_at(file.table.attrs.get(REWARD_ATTRIBUTE))
         self.schema = Schema(tuple(column.spec for column in file.columns.values()))
+        self.unsupported = file.found.unsupported
         self._stamp = file.stamp()
+        tell_left_out(self.path, file.found.others)
 
     def _open(self) -> _File:
         found = _File(self.path)
@@ -145,17 +148,11 @@ class _File:
         try:
             with damage_named(path):
                 self.lengths, self.offsets = read_table(self.file)
-                self.columns = find_columns(self.file)
-            rows = num_rows(self.lengths, self.offsets)
-            for name, column in self.columns.items():
-                if len(column) < rows:
-                    raise CorruptError(
-                        f"{path}: column {name!r} has {len(column)} rows, but the episodes need {rows}; its writer was "
-                        "killed, or it is no column"
-                    )
+                self.found = find_columns(self.file, num_rows(self.lengths, self.offsets))
         except BaseException:
             self.file.close()
             raise
+        self.columns = self.found.columns
         self.table = self.file[EPISODE_LENGTHS]
         self._fd = self.file.id.get_vfd_handle()
 

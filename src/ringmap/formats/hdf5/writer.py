@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.datasets.base import num_rows
-from ringmap.errors import EnvironmentFault, InputError, RingmapError
+from ringmap.errors import EnvironmentFault, InputError, RingmapError, UnsupportedError
 from ringmap.formats.common.directory import damage_named, stated_reward_at
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
@@ -153,12 +153,18 @@ class HDF5Writer(EpisodeWriter):
         """Note what a freshly opened file holds."""
         with damage_named(f"HDF5Writer: {self.path}"):
             lengths, offsets = read_table(file)
-            self._columns = find_columns(file)
+            self._rows = num_rows(lengths, offsets)
+            found = find_columns(file, self._rows)
+            self._columns = found.columns
             self._lengths = Column(EPISODE_LENGTHS, file[EPISODE_LENGTHS])
             self._offsets = Column(EPISODE_OFFSETS, file[EPISODE_OFFSETS])
-            self._rows = num_rows(lengths, offsets)
             given = self._lengths.dataset.attrs.get(NAMES_ATTRIBUTE)
             self._names = dict.fromkeys(json.loads(given) if given else ())
+        for name, what in found.unsupported.items():
+            raise UnsupportedError(
+                f"HDF5Writer: {self.path}: column {name!r} is {what}; nothing can be appended to it: copy the others "
+                "(convert) into a new file"
+            )
         specs = tuple(column.spec for column in self._columns.values())
         self._schema = Schema(specs) if specs else None
         if len(lengths):

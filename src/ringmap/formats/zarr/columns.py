@@ -4,6 +4,7 @@
     data/stamp             int64, complex pairs     attribute ringmap = {"dtype": "<M8[ns]", ...}
     data/task              uint8 (N, 4 * width)     text and bytes, as NumPy has them
     data/obs%2Fx           attribute ringmap = {"name": "obs/x"}
+    data/obs/camera        column "obs/camera": others write groups
     meta/episode_ends      int64 (E,)               the last thing that a group of episodes changes
     meta/ringmap_*         episode data, if there is any: bytes, ends
 
@@ -16,17 +17,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError
+from ringmap.errors import CorruptError, UnsupportedError
 from ringmap.formats.common.log import Record, groups_of
 from ringmap.formats.common.names import file_name
-from ringmap.formats.common.untrusted import check_name, check_row
+from ringmap.formats.common.untrusted import check_name, check_row, kind_at, read_json
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.disk.system import NotAFileError
 
 __all__ = [
     "CHUNK_NBYTES",
@@ -35,10 +38,11 @@ __all__ = [
     "NAMES",
     "REWARD_AT",
     "Column",
-    "columns_of",
+    "Found",
     "create",
     "episode_ends",
     "extend",
+    "find_columns",
     "open_group",
 ]
 
@@ -51,6 +55,8 @@ CHUNK_NBYTES = 1 << 20
 MAX_CHUNK_ROWS = 16384
 
 _GROUP_NBYTES = 64 << 20
+
+_DEEPEST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,38 +129,96 @@ def episode_ends(group: Any, path: str) -> Array:
     return ends
 
 
-def columns_of(group: Any, path: str, ends: Array) -> list[Column]:
-    """Return the columns of a dataset; those of other programs by the names of their arrays.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a dataset holds beside its table of episodes.
+
+    Args:
+        columns: in order.
+        unsupported: name -> what it is, of columns that are sound and not read.
+        others: the paths of arrays that are no column: single values, those with too few rows, those outside of `data`.
+    """
+
+    columns: list[Column]
+    unsupported: dict[str, str]
+    others: list[str]
+
+
+def find_columns(group: Any, path: str, ends: Array) -> Found:
+    """Return the columns of a dataset; those of other programs by the names of their arrays, with the groups that they are in.
 
     Without an episode (`ends`) there may be files of half of them, from a writer that was killed.
-    """
-    import zarr
 
-    data = group["data"]
-    given = data.attrs.get("ringmap")
+    Raises:
+        CorruptError: a column has fewer rows than the episodes need, or does not describe itself.
+    """
+    found, rows = Found([], {}, []), int(ends[-1]) if len(ends) else 0
+    given = group["data"].attrs.get("ringmap")
     if given is not None:
-        found = []
         for name, file, dtype, shape in given:
             spec = stored_spec(name, shape, dtype)
             check_name(path, file)
             check_row(path, name, spec.row_nbytes)
-            found.append(Column(spec, data[file] if spec.row_nbytes else None, file))
-        return found
-    if not len(ends):
-        return []
-    found = []
-    for name in sorted(data):
-        array = data[name]
-        if not isinstance(array, zarr.Array) or not array.shape:
-            continue
-        dtype = np.dtype(array.dtype)
-        if dtype.kind not in "biufcSU":
-            raise CorruptError(f"{path}: data/{name} is of dtype {dtype}, which no column is")
-        check_row(path, name, math.prod(array.shape[1:]) * dtype.itemsize)
-        found.append(
-            Column(ColumnSpec(name, array.shape[1:], dtype.newbyteorder("=")), array, name)
-        )
+            array = group["data"][file] if spec.row_nbytes else None
+            found.columns.append(Column(spec, array, file))
+    elif len(ends):
+        for place in _arrays(path):
+            _add_foreign(found, group, path, place, rows)
+    for column in found.columns:
+        if column.array is not None and column.array.shape[0] < rows:
+            raise CorruptError(
+                f"{path}: column {column.spec.name!r} has {column.array.shape[0]} rows, but the episodes need {rows}"
+            )
     return found
+
+
+def _add_foreign(found: Found, group: Any, path: str, place: str, rows: int) -> None:
+    """Add an array of another program's, by its path in the dataset."""
+    top, _, name = place.partition("/")
+    if top != "data":
+        if place != "meta/episode_ends":
+            found.others.append(place)
+        return
+    try:
+        array = group[place]
+        dtype = np.dtype(array.dtype)
+    except UnsupportedError as error:
+        found.unsupported[name] = f"not read: {error}"
+        return
+    if not array.shape or ("/" in name and array.shape[0] < rows):
+        found.others.append(place)
+    elif dtype.kind not in "biufcSU":
+        found.unsupported[name] = f"of dtype {dtype}, which no column is"
+    else:
+        check_row(path, name, math.prod(array.shape[1:]) * dtype.itemsize)
+        spec = ColumnSpec(name, array.shape[1:], dtype.newbyteorder("="))
+        found.columns.append(Column(spec, array, name))
+
+
+def _arrays(path: str, place: str = "") -> Iterator[str]:
+    """Yield the paths of all arrays below a group, in order: zarr-python's own listing fails as a whole where one is not read."""
+    folder = os.path.join(path, *place.split("/"))
+    if place.count("/") > _DEEPEST:
+        raise CorruptError(f"{folder}: is nested too deep")
+    for name in sorted(os.listdir(folder)):
+        kind = kind_at(os.path.join(folder, name))
+        if kind not in ("", "a folder"):
+            raise NotAFileError(os.path.join(folder, name), kind)
+        if not kind:
+            continue
+        inner = f"{place}/{name}" if place else name
+        if _is_array(os.path.join(folder, name)):
+            yield inner
+        else:
+            yield from _arrays(path, inner)
+
+
+def _is_array(folder: str) -> bool:
+    if kind_at(os.path.join(folder, ".zarray")) == "":
+        return True
+    described = os.path.join(folder, "zarr.json")
+    found = read_json(described) if kind_at(described) == "" else None
+    return isinstance(found, dict) and "shape" in found
 
 
 def create(path: str) -> None:
@@ -170,7 +234,7 @@ def extend(path: str, episodes: Iterable[Record]) -> None:
     """Add episodes: rows, episode data, and last the ends."""
     group = open_group(path, "r+")
     ends = episode_ends(group, path)
-    columns = columns_of(group, path, ends) if len(ends) else []
+    columns = find_columns(group, path, ends).columns if len(ends) else []
     for records in groups_of(episodes, _GROUP_NBYTES):
         columns, ends = _add(group, columns, ends, records)
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError, ReplacedError, UnknownFormatError
+from ringmap.errors import ReplacedError, UnknownFormatError
 from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
     stated_reward_at,
     steps_of,
+    tell_left_out,
 )
 from ringmap.formats.media.images import in_threads
 from ringmap.formats.zarr import Zarr
@@ -30,8 +31,8 @@ from ringmap.formats.zarr.columns import (
     NAMES,
     REWARD_AT,
     Column,
-    columns_of,
     episode_ends,
+    find_columns,
     open_group,
 )
 from ringmap.storage.columns.aligned import empty
@@ -70,16 +71,12 @@ class ZarrSource(DirectorySource):
             ends = self._ends = handle.ends
             self.offsets = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
             self.lengths = (ends - self.offsets).astype(np.int32)
-            for name, column in handle.columns.items():
-                if column.array is not None and len(ends) and column.array.shape[0] < ends[-1]:
-                    raise CorruptError(
-                        f"{self.path}: column {name!r} has {column.array.shape[0]} rows, but the "
-                        f"episodes need {ends[-1]}"
-                    )
             meta = handle.group["meta"]
             self.reward_at = stated_reward_at(meta.attrs.get(REWARD_AT))
             self.episode_columns = [str(n) for n in json.loads(meta.attrs.get(NAMES, "[]"))]
         self.schema = Schema(tuple(c.spec for c in handle.columns.values()))
+        self.unsupported = handle.found.unsupported
+        tell_left_out(self.path, handle.found.others)
 
     def _witnesses(self) -> Sequence[str]:
         return [os.path.join(self.path, name) for name in (".zgroup", "zarr.json")]
@@ -130,7 +127,8 @@ class _Handle:
         self.group = group
         self._path, self._refuse_newer = path, refuse_newer
         self.ends = episode_ends(group, path)  # first: a writer at work changes them last
-        self.columns = {c.spec.name: c for c in columns_of(group, path, self.ends)}
+        self.found = find_columns(group, path, self.ends)
+        self.columns = {c.spec.name: c for c in self.found.columns}
         self._lock = threading.Lock()
         self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
         self._nbytes = 0

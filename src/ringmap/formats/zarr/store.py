@@ -24,7 +24,7 @@ import numpy as np
 from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore
 
-from ringmap.errors import CorruptError
+from ringmap.errors import CorruptError, UnsupportedError
 from ringmap.formats.common import disk
 from ringmap.formats.common.untrusted import (
     JSON_NBYTES,
@@ -177,11 +177,22 @@ class InsideStore(LocalStore):
         return None
 
 
+def _itemsize(path: str, kind: Any) -> int:
+    """Return the bytes of a value of a data type of Zarr 3: a name, or one with a length."""
+    if isinstance(kind, dict):
+        return int(kind.get("configuration", {}).get("length_bytes", 8))
+    try:
+        return int(np.dtype(kind).itemsize)
+    except TypeError:
+        raise UnsupportedError(f"{path}: is of data type {kind!r}, which no column is") from None
+
+
 def _packed_by(path: str, metadata: Any) -> tuple[list[Codec], int] | None:
     """Return the codecs of an array, and the bytes of a chunk; None for metadata of anything else.
 
     Raises:
-        CorruptError: a codec that is not of the list, chunks that are vast, or nonsense.
+        UnsupportedError: a codec that is not of the list, or values of any size.
+        CorruptError: chunks that are vast, or nonsense.
     """
     if not isinstance(metadata, dict):
         raise CorruptError(f"{path}: is no metadata of Zarr")
@@ -194,22 +205,24 @@ def _packed_by(path: str, metadata: Any) -> tuple[list[Codec], int] | None:
             chain = [(str(c["id"]), {k: v for k, v in c.items() if k != "id"}) for c in given]
             chunk, itemsize = metadata["chunks"], np.dtype(metadata["dtype"]).itemsize
             if np.dtype(metadata["dtype"]).hasobject:
-                raise ValueError("holds Python objects")
+                raise UnsupportedError(f"{path}: holds Python objects, whose bytes may run code")
         else:
             chain = [
                 (str(c["name"]).removeprefix("numcodecs."), dict(c.get("configuration") or {}))
                 for c in metadata["codecs"]
             ]
             chunk = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-            itemsize = np.dtype(metadata["data_type"]).itemsize
+            itemsize = _itemsize(path, metadata["data_type"])
         if not all(type(n) is int and n >= 0 for n in (*metadata["shape"], *chunk)):
             raise ValueError(f"shape {metadata['shape']}, chunks {chunk}")
         nbytes = math.prod(chunk) * max(1, itemsize) * _SLACK
+    except UnsupportedError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"{path}: does not describe a column: {error!r}") from None
     unknown = [name for name, _ in chain if name not in KNOWN | EXACT | _ROWS]
     if unknown or sum(name in KNOWN for name, _ in chain) > 1:
-        raise CorruptError(
+        raise UnsupportedError(
             f"{path}: is read by codecs {json.dumps([name for name, _ in chain])}, expected one that compresses of "
             f"{sorted(KNOWN)}, and such as {sorted(EXACT | _ROWS)}: others may run code that the file brings, "
             "or take any amount of memory; store the array with one of these"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import InputError
+from ringmap.errors import InputError, UnsupportedError
 from ringmap.formats.common.directory import stated_reward_at
 from ringmap.formats.common.log import FILE, Record
 from ringmap.formats.common.staged import StagedWriter
@@ -19,10 +19,10 @@ from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.columns import (
     CHUNK_NBYTES,
     REWARD_AT,
-    columns_of,
     create,
     episode_ends,
     extend,
+    find_columns,
     open_group,
 )
 from ringmap.storage.columns.schema import Schema
@@ -79,8 +79,15 @@ class ZarrWriter(StagedWriter):
     def _look(self, path: str) -> tuple[Array, Schema | None]:
         group = open_group(path)
         ends = episode_ends(group, path)
-        columns = columns_of(group, path, ends)
-        schema = Schema(tuple(c.spec for c in columns)) if columns and len(ends) else None
+        found = find_columns(group, path, ends)
+        for name, what in found.unsupported.items():
+            raise UnsupportedError(
+                f"ZarrWriter: {path}: column {name!r} is {what}; nothing can be appended to it: copy the others "
+                "(convert) into a new dataset"
+            )
+        schema = (
+            Schema(tuple(c.spec for c in found.columns)) if found.columns and len(ends) else None
+        )
         return np.diff(ends, prepend=0), schema
 
     def _stored_reward_at(self, path: str) -> str | None:
