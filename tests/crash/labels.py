@@ -12,6 +12,7 @@ import numpy as np
 
 from ringmap import DistillationBuffer, ReplayBuffer
 from ringmap.errors import CorruptError, NoClipsError, RingmapError
+from ringmap.storage.records.kinds import DISTILLATION
 from tests.crash.cases import Session, Torn, draw_step
 
 STEPS = ("write", "sample", "flush", "sync", "sync_write", "reopen")
@@ -99,7 +100,7 @@ class LabelSession(Session):
         try:
             return DistillationBuffer.open(path, "r", retention="fifo", disk=disk)
         except CorruptError as error:
-            rows = ReplayBuffer.open(os.path.join(path, "rows"), disk=disk)
+            rows = ReplayBuffer.open(os.path.join(path, "rows"), kind=DISTILLATION, disk=disk)
             torn = None in rows.engine.owned._state_file.slots()
             rows.close()
             if torn:
