@@ -870,3 +870,18 @@ class Before(Computed):
         now, _ = items.take("step", items.step)
         before, _ = items.take("step", items.step - 12)
         return np.where(items.step >= 12, now - before - 11, 1)
+
+
+def test_the_number_of_evicted_steps_takes_no_name_of_a_user():
+    buf = ReplayBuffer(20, spare_rows=10)
+    with pytest.raises(InputError, match="'first_step' is what the data .* rename it"):
+        buf.begin_episode(commit_every=5, episode_data={"first_step": 1})
+    episode = buf.begin_episode(commit_every=5)
+    episode.append({"x": 1})
+    with pytest.raises(InputError, match="'first_step' is what the data"):
+        episode.finish(episode_data={"first_step": 1})
+    episode.finish()
+    whole = buf.begin_episode(episode_data={"first_step": 1})
+    whole.append({"x": 1})
+    whole.finish()
+    assert [buf.episode_data(i) for i in range(2)] == [{}, {"first_step": 1}]

@@ -5,6 +5,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from ringmap.data import ConcatDataset, Dataset, GoalDataset, MergeDataset, ReplayBuffer
+from ringmap.errors import InputError
 from ringmap.testing.datasets import make_episodes
 
 RANDOM, GEOMETRIC, UNIFORM, CURRENT = np.eye(4).tolist()
@@ -173,3 +174,14 @@ def test_over_buffers_and_joined_datasets():
     assert goals.get_row_data(0)["where"].tolist() == [0, 0]
     assert len(goals.load_episode(3)["where"]) == 6
     assert goals.get_episode_data() == {}
+
+
+@pytest.mark.parametrize("keys", [None, {"pixels": "both", "goal_pixels": "both"}])
+def test_a_goal_takes_the_place_of_no_column(keys):
+    buf = ReplayBuffer(100)
+    buf.write_episode({"pixels": np.arange(5, dtype=np.uint8), "goal_pixels": np.arange(5)})
+    goals = GoalDataset(buf, seed=0, goal_keys=keys)
+    with pytest.raises(InputError, match=r"the goal of '\w+' would be '\w+', which is a column"):
+        goals[0]
+    renamed = GoalDataset(buf, seed=0, goal_keys={"pixels": "wanted"})[0]
+    assert renamed.keys() == {"pixels", "goal_pixels", "wanted"}

@@ -36,3 +36,11 @@ def test_forked_workers_say_what_to_do(tmp_path):
     with pytest.raises(RoleError, match="multiprocessing_context='spawn'"):
         list(loader)
     assert len(list(DataLoader(dataset))) == 3
+
+
+@pytest.mark.parametrize("name", ["_rowid", "_rowaddr", "episode_idx", "step_idx"])
+def test_a_column_may_have_a_name_of_lances_own(tmp_path, name):
+    with get_format("lance").open_writer(tmp_path / "set.lance") as writer:
+        writer.write_episode({name: [3, 1, 2], "x": [0.5, 1.5, 2.5]})
+    episode = load_dataset(tmp_path / "set.lance").load_episode(0)
+    assert episode[name].tolist() == [3, 1, 2] and episode["x"].tolist() == [0.5, 1.5, 2.5]

@@ -347,7 +347,7 @@ def test_unsafe_cuts_strings_and_writes_numbers_out():
 )
 def test_control_a_cast_that_does_not_look_is_caught(monkeypatch, value, source, target):
     monkeypatch.setattr(
-        "ringmap.storage.columns.casting._kept", lambda values, result: np.ones(len(values), bool)
+        "ringmap.storage.columns.casting.kept", lambda values, result: np.ones(len(values), bool)
     )
     with pytest.raises(pytest.fail.Exception):
         check(np.array([value], source), np.dtype(target))

@@ -26,8 +26,9 @@ import numpy as np
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec, portable
+from ringmap.storage.columns.values import as_array
 
-__all__ = ["Leaves", "as_array", "dtype_of", "flat", "is_tensordict", "nested", "root"]
+__all__ = ["Leaves", "dtype_of", "flat", "is_tensordict", "leaf_array", "nested", "root"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -212,7 +213,7 @@ class Leaves:
         for spec, (name, leaf) in zip(
             self.columns, self.flatten(value, where).items(), strict=True
         ):
-            array = as_array(leaf, where, name)
+            array = leaf_array(leaf, where, name)
             if array.shape == spec.shape:
                 array = array[None]
             if array.ndim != len(spec.shape) + 1 or array.shape[1:] != spec.shape:
@@ -252,16 +253,9 @@ def dtype_of(given: Any, where: str) -> np.dtype[Any]:
     return dtype
 
 
-def as_array(value: Any, where: str, name: str) -> Array:
-    """Return an array; array-likes and tensors are converted."""
-    if type(value) is np.ndarray and value.dtype.kind != "O":
-        return value
-    try:
-        if hasattr(value, "detach"):
-            value = value.detach().cpu().numpy()
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{where}: {name} can't be made an array: {error}") from None
+def leaf_array(value: Any, where: str, name: str) -> Array:
+    """Return an array without objects; array-likes and tensors are converted."""
+    array = value if type(value) is np.ndarray else as_array(value, f"{where}: {name}", "row")
     if array.dtype.kind == "O":
         raise InputError(f"{where}: {name} is ragged or holds objects; give an array")
     return array

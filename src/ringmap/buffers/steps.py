@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringmap.buffers.engine import Engine, door
-from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.clip_range import ClipRange
@@ -41,7 +40,7 @@ from ringmap.storage.records.kinds import ROWS, must_be
 from ringmap.storage.records.manifest import Kind
 from ringmap.storage.ring.arithmetic import spare_rows
 
-__all__ = ["ROW", "StepRing", "numpy_rows", "whole"]
+__all__ = ["ROW", "StepRing", "whole"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -321,7 +320,7 @@ class StepRing:
         """
         buffer = self.buffer
         store = self.engine.writer(where)
-        arrays: Mapping[str, Array] = as_columns(numpy_rows(rows, where), where)
+        arrays: Mapping[str, Array] = as_columns(rows, where)
         count = len(next(iter(arrays.values()))) if arrays else 0
         if count > self.capacity:
             raise InputError(
@@ -360,7 +359,7 @@ class StepRing:
         schema = store.schema
         if schema is None:
             return self.add(rows, notes, where)
-        arrays: Mapping[str, Array] = as_columns(numpy_rows(rows, where), where)
+        arrays: Mapping[str, Array] = as_columns(rows, where)
         count = len(next(iter(arrays.values()))) if arrays else 0
         limit = self.at_once(sum(spec.row_nbytes for spec in schema.columns))
         if not 0 < count <= limit:
@@ -495,15 +494,3 @@ def whole(disk: Disk, path: str, where: str) -> Iterator[str]:
         if disk.exists(building):
             disk.remove_folder(building)
         raise
-
-
-def numpy_rows(rows: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return columns as arrays; tensors may be on any device.
-
-    Raises:
-        InputError: a tensor has a dtype that NumPy does not have.
-    """
-    return {
-        name: as_array(value, where, name) if hasattr(value, "detach") else value
-        for name, value in rows.items()
-    }

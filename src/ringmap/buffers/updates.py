@@ -13,6 +13,7 @@ import numpy as np
 from ringmap.errors import InputError, UnknownColumnError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.columns.values import as_array
 
 __all__ = ["updated"]
 
@@ -58,10 +59,7 @@ def updated(
 
 def _positions(ids: Any, where: str) -> Array:
     """Return ids as positions, int64, in their own shape."""
-    try:
-        found = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{where}: ids must be integers: {error}") from None
+    found = as_array(ids, f"{where}: ids", "id")
     if not found.ndim or (found.dtype.kind not in "iu" and found.size):
         raise InputError(
             f"{where}: expected ids as an array of integers, such as batch.ids, got {found.dtype} {found.shape}"

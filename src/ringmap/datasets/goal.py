@@ -325,6 +325,11 @@ class GoalDataset(Forkable, Dataset):
                 raise UnknownColumnError(
                     f"GoalDataset: no column {name!r} to draw a goal from; there are {list(goal)}"
                 )
+            if target in made:
+                raise InputError(
+                    f"GoalDataset: the goal of {name!r} would be {target!r}, which is a column of the clip; choose another name: "
+                    f"goal_keys={{{name!r}: ...}}"
+                )
             made[target] = goal[name]
         return as_clip(made)
 

@@ -24,6 +24,7 @@ import numpy as np
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.errors import InputError, LockedError
 from ringmap.extras import require
+from ringmap.storage.columns.values import as_array
 
 require("sb3", "ringmap.sb3")
 
@@ -175,12 +176,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
             InputError: a shape does not fit, or a dtype can't hold a value. Nothing was changed.
             EnvironmentFault: the disk is full or fails. Nothing was changed.
         """
-        ring = self.transitions
+        ring, where = self.transitions, f"{type(self).__name__}.add"
         ended, cut_off = np.asarray(done, np.bool_), np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination:
             cut_off[:] = [info.get("TimeLimit.truncated", False) for info in infos]
         ring.add(
-            self._shaped(obs), np.asarray(action).reshape(self.n_envs, self.action_dim), np.asarray(reward),
+            self._shaped(obs), as_array(action, f"{where}: action", "env").reshape(self.n_envs, self.action_dim), reward,
             self._shaped(next_obs), ended & ~cut_off, truncated=cut_off, extra=self._values_beside(),
             fresh=np.ones(self.n_envs, np.bool_) if self._fresh else None,
         )  # fmt: skip
@@ -191,10 +192,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _shaped(self, obs: Any) -> Any:
         """Return observations as the ring takes them: those of Discrete spaces have an axis more."""
+        where = f"{type(self).__name__}.add: observation"
         if isinstance(self.obs_shape, dict):
-            shapes = self.obs_shape.items()
-            return {name: np.asarray(obs[name]).reshape(self.n_envs, *shape) for name, shape in shapes}  # fmt: skip
-        return np.asarray(obs).reshape(self.n_envs, *self.obs_shape)
+            return {
+                name: as_array(obs[name], f"{where} {name!r}", "env").reshape(self.n_envs, *shape)
+                for name, shape in self.obs_shape.items()
+            }
+        return as_array(obs, where, "env").reshape(self.n_envs, *self.obs_shape)
 
     def reset(self) -> None:
         """Drop all transitions."""

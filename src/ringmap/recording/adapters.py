@@ -27,6 +27,7 @@ from ringmap.fleet.pace import Pace
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.recording.keys import Keys
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.columns.values import as_array
 
 __all__ = ["EpisodeSink", "RowSink", "Sink", "sink_of"]
 
@@ -141,7 +142,9 @@ class EpisodeSink(Sink):
                 commit_every=self.commit_every, episode_data=data, lane=slot
             )
         if self._inner.schema is None:
-            rows = self._typed({name: np.asarray(value)[None] for name, value in step.items()})
+            rows = self._typed(
+                {name: as_array(value, name, "item")[None] for name, value in step.items()}
+            )
             step = {name: values[0] for name, values in rows.items()}
         stream, every = self._open[slot], self.commit_every
         with self.room(every if every and (stream.num_steps + 1) % every == 0 else 0):

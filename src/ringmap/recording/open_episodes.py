@@ -21,6 +21,7 @@ from ringmap.datasets.episode_rows import blank, rows_of
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.columns.values import as_array
 
 __all__ = ["OpenRows"]
 
@@ -102,7 +103,7 @@ class OpenRows:
             InputError: another shape, or a value that the dtype does not hold.
         """
         none = self.blanks[name]
-        array = none if value is None else np.asarray(value)
+        array = none if value is None else as_array(value, where, "item")
         if array.shape != none.shape:
             raise InputError(f"{where} has shape {array.shape}, expected {none.shape}")
         if array.dtype != none.dtype:
@@ -236,7 +237,7 @@ class OpenRows:
         if name == "is_first":
             begins: Array = np.arange(first, first + count) == 0
             return begins
-        value = np.asarray(ending[name])
+        value = as_array(ending[name], name, "item")
         return np.broadcast_to(value, (count, *value.shape))
 
 

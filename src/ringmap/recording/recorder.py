@@ -31,6 +31,7 @@ from ringmap.recording.slots import SAME_STEP, Slots
 from ringmap.recording.transitions import Ending, Transitions
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.columns.values import as_array
 from ringmap.storage.commit.store import JOINED_NBYTES
 
 __all__ = ["Recorder"]
@@ -156,7 +157,7 @@ class Recorder:
             final = done if slots.mode == SAME_STEP else []
             landing = self._finals(arrived, infos, final, faults) if final else arrived
             rows.advance()
-            rows.put({**landing, "reward": rewards})
+            rows.put({**landing, "reward": as_array(rewards, f"{self.where}.step: reward", "env")})
             if self._infos:
                 self._put_infos(infos, set(self._everyone).difference(final), faults)
                 self._put_infos(infos.get("final_info", {}), final, faults)
@@ -240,9 +241,7 @@ class Recorder:
         shape = (self.num, *leaf.shape)
         if type(value) is np.ndarray and value.dtype == leaf.dtype and value.shape == shape:
             return value
-        if hasattr(value, "detach"):
-            value = value.detach().cpu()
-        batch = np.asarray(value)
+        batch = as_array(value, f"{where}: {leaf.name!r}", "env")
         if batch.shape != shape:
             if batch.shape[:1] != shape[:1] or batch.size != np.prod(shape, dtype=np.int64):
                 raise InputError(
@@ -268,7 +267,9 @@ class Recorder:
                         "observations, or name its real mode with autoreset_mode="
                     )
                 for leaf in self.keys.obs:
-                    value = np.asarray(leaf.of(final))
+                    value = as_array(
+                        leaf.of(final), f"{self.where}.step: final_obs {leaf.name!r} of env {slot}"
+                    )
                     if value.shape != leaf.shape:
                         raise InputError(
                             f"{self.where}.step: final_obs {leaf.name!r} of env {slot} has shape {value.shape}, expected {leaf.shape}"

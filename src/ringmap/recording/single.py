@@ -10,10 +10,10 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from ringmap.recording.base import Recording
-from ringmap.recording.keys import Leaf
 
 __all__ = ["SingleRecording"]
 
@@ -38,7 +38,9 @@ class SingleRecording(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
         except BaseException as error:
             self._failed(error)
             raise
-        self._was_reset([0], _batch(obs, self._keys.obs), _infos(info), options, [seed])
+        self._was_reset(
+            [0], _batch(obs, self._keys.observation_space), _infos(info), options, [seed]
+        )
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -47,13 +49,13 @@ class SingleRecording(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
         Raises:
             RoleError: (RuntimeError) it was not reset.
         """
-        self._recorder.act(_batch(action, self._keys.action))
+        self._recorder.act(_batch(action, self._keys.action_space))
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
         except BaseException as error:
             self._failed(error)
             raise
-        batch = _batch(obs, self._keys.obs)
+        batch = _batch(obs, self._keys.observation_space)
         self._stepped((batch, [reward], [terminated], [truncated], _infos(info)))
         return obs, reward, terminated, truncated, info
 
@@ -72,12 +74,12 @@ def _infos(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _batch(value: Any, leaves: list[Leaf]) -> Any:
-    """Return a value as a batch of one, nested as it is."""
-    if isinstance(value, Mapping):
-        return {name: _batch(part, leaves) for name, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_batch(part, leaves) for part in value)
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-    return np.asarray(value)[None]
+def _batch(value: Any, space: Any) -> Any:
+    """Return a value as a batch of one, nested as its space is; what it holds is checked where it is copied."""
+    if isinstance(space, spaces.Dict) and isinstance(value, Mapping):
+        return {name: _batch(part, space.spaces.get(name)) for name, part in value.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(value, tuple | list):
+        return tuple(map(_batch, value, space.spaces))
+    if isinstance(value, list | tuple):
+        return [value]
+    return value[None] if hasattr(value, "detach") else np.asanyarray(value)[None]

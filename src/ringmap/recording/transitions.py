@@ -21,6 +21,7 @@ from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.hooks import Hooks
 from ringmap.recording.open_episodes import OpenRows
 from ringmap.recording.slots import Slots
+from ringmap.storage.columns.values import as_array
 
 __all__ = ["Ending", "Transitions"]
 
@@ -164,7 +165,10 @@ class Transitions:
             elif kind == "next_obs":
                 batch[name] = rows.newest(name.removeprefix("next_"), slots)
             elif kind == "context":
-                parts = [np.asarray(_part(self._contexts[slot], name)) for slot in slots.tolist()]
+                parts = [
+                    as_array(_part(self._contexts[slot], name), name, "item")
+                    for slot in slots.tolist()
+                ]
                 batch[name] = np.stack(parts)
             else:
                 batch[name] = rows.newest(name, slots, 1 if kind in ("obs", "action") else 0)

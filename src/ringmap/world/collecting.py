@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from ringmap.errors import InputError, RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import NO_POLICY, POLICY_STEP, Weights
@@ -29,12 +31,12 @@ from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
 from ringmap.formats.common.writer import tell_reward_at
 from ringmap.formats.episode import no_append
 from ringmap.world.actions import blank_action
-from ringmap.world.episodes import EpisodeRows
+from ringmap.world.episodes import EpisodeRows, Names
 from ringmap.world.infos import Row
 from ringmap.world.policies import BasePolicy
 from ringmap.world.progress import Progress, identity_of
 from ringmap.world.rollout import Stage, Turn, bar_of, count_of, options_of, roll
-from ringmap.world.wrappers import named
+from ringmap.world.wrappers import parts_of
 
 if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
@@ -202,7 +204,10 @@ def _play(
     played: _Played,
     room: _Room,
 ) -> None:
-    names = frozenset(named("action", blank_action(world.envs.single_action_space)))
+    space = world.envs.single_action_space
+    names = Names(
+        frozenset(parts_of("action", blank_action(space), space)), world.envs.observation_names
+    )
     if commit_every is None:
         roll(world.envs, world.act, turns, [_Recorder(sink, names, done, played, room)], prepared=played.load)  # fmt: skip
         return
@@ -281,14 +286,14 @@ class _Recorder:
     """A watcher that keeps the rows of each turn, and writes them when it ends."""
 
     def __init__(
-        self, sink: _Sink, actions: frozenset[str], done: _Done, played: _Played, room: _Room
+        self, sink: _Sink, names: Names, done: _Done, played: _Played, room: _Room
     ) -> None:
-        self._sink, self._actions, self._done, self._played = sink, actions, done, played
+        self._sink, self._names, self._done, self._played = sink, names, done, played
         self._room = room
         self._open: dict[int, tuple[EpisodeRows, dict[str, Any]]] = {}
 
     def began(self, turn: Turn, row: Row) -> None:
-        rows = EpisodeRows(self._actions, f"{WHERE}: {turn.label}")
+        rows = EpisodeRows(self._names, f"{WHERE}: {turn.label}")
         self._open[turn.number] = rows, self._played.data_of(turn)
         self.stepped(turn, row)
 
@@ -298,8 +303,23 @@ class _Recorder:
     def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
         rows, begun = self._open.pop(turn.number)
         with self._room(len(rows)), _refusals(turn):
-            self._sink.write(rows.columns(), {**(data or {}), **begun}, turn)
+            self._sink.write(rows.columns(), _joined(data, begun), turn)
         self._done(turn)
+
+
+def _joined(data: Mapping[str, Any] | None, begun: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an environment says of its episode, and what we do.
+
+    Raises:
+        InputError: both have a name, and not the same value.
+    """
+    given = dict(data or {})
+    for name, value in begun.items():
+        if name in given and not np.array_equal(given[name], value):
+            raise InputError(
+                f"the environment's get_episode_data() has {name!r}, which {WHERE} stores itself; rename it"
+            )
+    return {**given, **begun}
 
 
 @contextlib.contextmanager
@@ -324,35 +344,37 @@ class _PartRecorder:
     def __init__(
         self,
         sink: _ToWriter,
-        actions: frozenset[str],
+        names: Names,
         done: _Done,
         commit_every: int,
         played: _Played,
         room: _Room,
     ) -> None:
-        self._sink, self._actions, self._done, self._every = sink, actions, done, commit_every
+        self._sink, self._names, self._done, self._every = sink, names, done, commit_every
         self._played, self._room = played, room
-        self._open: dict[int, tuple[EpisodeRows, OpenEpisode]] = {}
+        self._open: dict[int, tuple[EpisodeRows, OpenEpisode, dict[str, Any]]] = {}
 
     def began(self, turn: Turn, row: Row) -> None:
+        data = self._played.data_of(turn)
         with _refusals(turn):
-            episode = self._sink.begin(turn, self._every, self._played.data_of(turn))
-        self._open[turn.number] = EpisodeRows(self._actions, f"{WHERE}: {turn.label}"), episode
+            episode = self._sink.begin(turn, self._every, data)
+        rows = EpisodeRows(self._names, f"{WHERE}: {turn.label}")
+        self._open[turn.number] = rows, episode, data
         self.stepped(turn, row)
 
     def stepped(self, turn: Turn, row: Row) -> None:
-        rows, episode = self._open[turn.number]
+        rows, episode, _ = self._open[turn.number]
         rows.add(row)
         if len(rows) > 1:  # the row before it has its action now
             with self._room(self._commits(len(rows) - 1)), _refusals(turn):
                 episode.append(rows.take_oldest(ends=False))
 
     def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
-        rows, episode = self._open[turn.number]
+        rows, episode, begun = self._open[turn.number]
         last = len(rows) % self._every or self._every
         with self._room(last), _refusals(turn):
             episode.append(rows.take_oldest(ends=True))
-            self._sink.finish(episode, dict(data or {}), turn)
+            self._sink.finish(episode, _joined(data, begun), turn)
         del self._open[turn.number]
         self._done(turn)
 
@@ -362,7 +384,7 @@ class _PartRecorder:
 
     def give_up(self) -> None:
         """End what is open, after an error."""
-        for _, episode in self._open.values():
+        for _, episode, _ in self._open.values():
             with contextlib.suppress(RingmapError):  # the next opening does it
                 episode.abandon()
 
@@ -525,7 +547,8 @@ class _ToPath:
 
     def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None:
         if self.progress is not None:
-            data[COLLECTION_KEY] = json.dumps(self.progress.identity, sort_keys=True)
+            mark = json.dumps(self.progress.identity, sort_keys=True)
+            data = _joined(data, {COLLECTION_KEY: mark})
         if data and self.format.supports_episode_data:
             episode[EPISODE_DATA_KEY] = data
         elif data and not self._warned:

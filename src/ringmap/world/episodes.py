@@ -13,7 +13,7 @@ Not here: who is rolled out (rollout.py), who writes (collecting.py).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,22 +21,29 @@ from ringmap.datasets.episode_rows import blank_like, rows_of
 from ringmap.errors import RolloutError
 from ringmap.world.infos import Row
 
-__all__ = ["EpisodeRows"]
+__all__ = ["EpisodeRows", "Names"]
 
 NOT_RECORDED = {"render_time"}
 """Differs from run to run, where equal seeds are to give equal bytes."""
+
+
+class Names(NamedTuple):
+    """What is an action, and what an observation: these must be stored, while other infos that no column holds are left out."""
+
+    actions: frozenset[str]
+    observed: frozenset[str] = frozenset()
 
 
 class EpisodeRows:
     """The rows of one episode, one after the other.
 
     Args:
-        actions: the names under which the action stands in the rows.
+        names: the names under which action and observation stand in the rows.
         label: the environment and the episode, for errors.
     """
 
-    def __init__(self, actions: frozenset[str], label: str) -> None:
-        self._actions = actions
+    def __init__(self, names: Names, label: str) -> None:
+        self._actions, self._names = names.actions, names
         self._label = label
         self._columns: dict[str, list[Any]] = {}
         self._count = self._held = 0
@@ -51,13 +58,14 @@ class EpisodeRows:
         A column that the first step brings and the reset has not starts with NaN (integers 0, text "").
 
         Raises:
-            RolloutError: a column comes later than with the first step, goes away, or changes its shape.
+            RolloutError: an observation or an action is neither; a column comes later than with the first step, goes away, or changes its shape.
         """
         columns = self._columns
         for name, value in row.items():
             if name.startswith("_") or name in NOT_RECORDED:
                 continue
             if not isinstance(value, np.ndarray | str):
+                self._check_may_go(name, value)
                 continue
             held = columns.get(name)
             if held is None:
@@ -80,6 +88,15 @@ class EpisodeRows:
                 raise RolloutError(
                     f"{self._label}: info {name!r} is missing at step {self._count - 1}; a column spans the "
                     "episode: report it at every step, or begin its name with '_'"
+                )
+
+    def _check_may_go(self, name: str, value: Any) -> None:
+        """Raise if a value that no column holds is more than an info."""
+        for what, names in zip(("observation", "action"), reversed(self._names), strict=True):
+            if name in names and not (value is None and what == "action" and not self._count):
+                raise RolloutError(
+                    f"{self._label}: {name!r} of the {what} is a {type(value).__name__} at step {self._count}, which no column holds: return "
+                    "an array, or leave it out of the space by a wrapper (pre_wrappers=)"
                 )
 
     def take_oldest(self, ends: bool) -> dict[str, Any]:

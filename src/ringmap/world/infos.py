@@ -19,6 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.errors import RolloutError
+from ringmap.storage.columns.values import as_array
+
 __all__ = ["Infos", "Row", "as_row"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -35,17 +38,23 @@ def as_row(info: Mapping[str, Any]) -> Row:
         >>> as_row({"state": [1.0], "step": 3, "name": "a"})
         {'state': [1.0], 'step': array(3), 'name': 'a'}
     """
-    return {str(name): _own(value) for name, value in info.items()}
+    row = {str(name): _own(name, value) for name, value in info.items()}
+    if len(row) < len(info):
+        raise RolloutError(
+            f"two keys of the info are written alike: {sorted(info, key=str)}; rename one"
+        )
+    return row
 
 
-def _own(value: Any) -> Any:
+def _own(name: Any, value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return value.copy() if value.dtype.kind in _ARRAYS else value
+        array = as_array(value, f"info {name!r}", "item")
+        return array.copy() if array.dtype.kind in _ARRAYS else value
     if isinstance(value, bool | int | float | np.generic):
         array = np.asarray(value)
         return array if array.dtype.kind in _ARRAYS else value
     if hasattr(value, "detach"):
-        return value.detach().cpu().numpy().copy()
+        return as_array(value, f"info {name!r}").copy()
     return value
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy as copying
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -111,6 +111,7 @@ class EnvPool:
         self.single_observation_space: Space[Any] = env.observation_space
         self.variation_space: Any = getattr(env.unwrapped, "variation_space", None)
         self.has_reset_options = hasattr(env.unwrapped, "reset_options_from_dataset")
+        self.observation_names: frozenset[str] = _of_wrapper(env, "observation_names", frozenset())
         self.metadata: Mapping[str, Any] = dict(getattr(env, "metadata", {}) or {})
 
     def _no_step(self) -> None:
@@ -347,8 +348,13 @@ def _seed(value: Any) -> int:
 
 def _info_nbytes(env: Any) -> int:
     """Return how much shared memory the large arrays of an environment's info want."""
+    nbytes: int = _of_wrapper(env, "info_nbytes", lambda: 0)()
+    return nbytes
+
+
+def _of_wrapper(env: Any, name: str, default: Any) -> Any:
+    """Return an attribute of the environment's wrappers of ours; the default without such a wrapper."""
     try:
-        asked: Callable[[], int] = env.get_wrapper_attr("info_nbytes")
+        return env.get_wrapper_attr(name)
     except AttributeError:
-        return 0
-    return asked()
+        return default

@@ -12,7 +12,7 @@ Not here: stacking (infos.py), the order in which rows are stored (episodes.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -21,6 +21,7 @@ from gymnasium import spaces
 
 from ringmap.errors import RolloutError
 from ringmap.formats.media.images import is_picture, resample_of, resized
+from ringmap.storage.columns.values import as_array
 from ringmap.world.actions import blank_action
 
 __all__ = [
@@ -29,7 +30,7 @@ __all__ = [
     "LiftToInfo",
     "MegaWrapper",
     "ResizeGoal",
-    "named",
+    "parts_of",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -87,16 +88,38 @@ def misfit(value: Any, space: Any, what: str) -> None:
             )
 
 
+OWN_NAMES = frozenset(
+    {"action", "reward", "terminated", "truncated", "step_idx", "id", "render_time"}
+)
+"""What an info has of ours, beside the parts of an action."""
+
+
+def is_drawn(name: str) -> bool:
+    """Tell whether `AddPixels` may make a picture of this name."""
+    return name.removeprefix("_").partition(".")[0] == "pixels"
+
+
 class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Puts everything into the info.
 
     `observation` (a dict's keys by name), `action`, `reward`, `terminated`, `truncated`, `step_idx`,
     and `id`, a random int64 per episode from the environment's own generator.
+
+    These names are ours: a part of the observation that has one of them is lifted as `observation.<name>`, and an info that has one
+    of them, or that of a part, as `info.<name>`.
+
+    Args:
+        env: an environment.
+        draws: whether pixels are added later: their names are ours, too.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], draws: bool = False) -> None:
         super().__init__(env)
-        self._blank = named("action", blank_action(env.action_space))
+        self._draws = draws
+        self._blank = parts_of("action", blank_action(env.action_space), env.action_space)
+        self._ours = OWN_NAMES.union(self._blank)
+        self._names: dict[Any, Any] = {}
+        """Info, under its own name, to the name that it is lifted as."""
 
     def reset(self, **options: Any) -> tuple[Any, Info]:
         """Reset, and lift."""
@@ -112,19 +135,27 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Step, and lift."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._step += 1
-        taken = named("action", action)
+        taken = parts_of("action", action, self.env.action_space)
         lifted = self._lifted(
             observation, info, taken, np.float32(reward), bool(terminated), bool(truncated)
         )
         return observation, reward, terminated, truncated, lifted
 
+    @property
+    def observation_names(self) -> frozenset[str]:
+        """The names that the parts of the observation are lifted as."""
+        blank = blank_action(self.env.observation_space)
+        parts = parts_of("observation", blank, self.env.observation_space, prefix=False)
+        return frozenset(map(self._name_of_part, parts))
+
     def _lifted(
         self, observation: Any, info: Mapping[str, Any], action: Info, reward: Any, terminated: bool,
         truncated: bool,
     ) -> Info:  # fmt: skip
-        return {
-            **info,
-            **named("observation", observation, prefix=False),
+        parts = parts_of("observation", observation, self.env.observation_space, prefix=False)
+        if not self._ours.isdisjoint(parts) or (self._draws and any(map(is_drawn, parts))):
+            parts = _renamed(parts, self._name_of_part)
+        ours = {
             **action,
             "reward": reward,
             "terminated": terminated,
@@ -132,18 +163,70 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
             "step_idx": np.int64(self._step),
             "id": self._id,
         }
+        names = self._names
+        for name in info:
+            if name not in names:
+                names[name] = f"info.{name}" if self._is_ours(name) else name
+        theirs = {
+            f"info.{name}" if name in parts else names[name]: value for name, value in info.items()
+        }
+        lifted = {**theirs, **parts, **ours}
+        if len(lifted) < len(info) + len(parts) + len(ours):
+            raise RolloutError(
+                f"two values would have one name in the info: the info has {list(info)}, the observation {list(parts)}, and ours "
+                f"are {list(ours)}; rename one in the environment, or by a wrapper (pre_wrappers=)"
+            )
+        return lifted
+
+    def _is_ours(self, name: Any) -> bool:
+        return name in self._ours or (self._draws and isinstance(name, str) and is_drawn(name))
+
+    def _name_of_part(self, name: str) -> str:
+        return f"observation.{name}" if self._is_ours(name) else name
 
 
-def named(name: str, value: Any, prefix: bool = True) -> Info:
-    """Return a value under its name, and a dict's or tuple's parts under theirs."""
-    if isinstance(value, tuple):
-        value = {str(i): part for i, part in enumerate(value)}
-        prefix = True
-    if not isinstance(value, Mapping):
+def parts_of(name: str, value: Any, space: Any, prefix: bool = True) -> Info:
+    """Return a value under its name, and the parts of a Dict or Tuple space under theirs; lists become arrays where the space has a dtype.
+
+    Args:
+        name: of the whole.
+        value: in the space.
+        space: what says which parts there are.
+        prefix: whether the names of the parts of a Dict begin with that of the whole.
+
+    Raises:
+        RolloutError: two parts would have one name.
+        InputError: a list whose values NumPy would change.
+    """
+    if isinstance(value, np.ndarray):
         return {name: value}
+    parts: Iterable[tuple[str, Any, Any]]
+    if isinstance(space, spaces.Dict) and isinstance(value, Mapping):
+        parts = ((str(key), part, space.spaces.get(key)) for key, part in value.items())
+    elif isinstance(space, spaces.Tuple) and isinstance(value, tuple | list):
+        parts = ((str(i), part, space.spaces[i]) for i, part in enumerate(value))
+        prefix = True
+    else:
+        is_list = isinstance(value, list | tuple) and getattr(space, "dtype", None) is not None
+        return {name: as_array(value, name, "item") if is_list else value}
     made: Info = {}
-    for key, part in value.items():
-        made |= named(f"{name}.{key}" if prefix else str(key), part)
+    for key, part, inner in parts:
+        found = parts_of(f"{name}.{key}" if prefix else key, part, inner)
+        if not made.keys().isdisjoint(found):
+            raise RolloutError(
+                f"two parts of the {name} would have one name: {sorted(made.keys() & found)}; rename one in the environment, or by "
+                "a wrapper (pre_wrappers=)"
+            )
+        made |= found
+    return made
+
+
+def _renamed(parts: Info, name_of: Callable[[str], str]) -> Info:
+    made = {name_of(name): part for name, part in parts.items()}
+    if len(made) < len(parts):
+        raise RolloutError(
+            f"two parts of the observation would have one name: {list(parts)}; rename one"
+        )
     return made
 
 
@@ -186,7 +269,13 @@ class AddPixels(_Pictures):
     """
 
     def _shown(self, info: Info) -> Info:
-        return {**info, **self.pictures()}
+        pictures = self.pictures()
+        if not pictures.keys().isdisjoint(info):  # without LiftToInfo, which makes way
+            taken = sorted(pictures.keys() & info)
+            raise RolloutError(
+                f"the info has {taken} already; rename them in the environment, or by a wrapper"
+            )
+        return {**info, **pictures}
 
     def pictures(self) -> Info:
         """Return what the environment shows now."""
@@ -270,7 +359,7 @@ class MegaWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._image_shape = image_shape
         self._pixels: AddPixels | None = None
         resample = resample_of(image_resample)
-        env = LiftToInfo(CheckObservation(env))
+        env = LiftToInfo(CheckObservation(env), draws=add_pixels and image_shape is not None)
         if image_shape is not None:
             if add_pixels:
                 env = self._pixels = AddPixels(env, image_shape, resample, image_transform)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.nested import flat, is_tensordict, root
-from ringmap.buffers.steps import numpy_rows
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.columns.values import as_array
 
 __all__ = ["fitted_labels", "row_columns"]
 
@@ -43,9 +43,9 @@ def row_columns(
         InputError: unequal lengths, or `actor_id` or `dones` without exactly one number per row.
     """
     rows, _ = flat({name: value for name, value in given.items() if value is not None}, where)
-    columns: dict[str, Any] = numpy_rows(rows, where)
+    columns: dict[str, Any] = {n: as_array(v, f"{where}: {n}", "row") for n, v in rows.items()}
     if _is_single(columns, schema, obs_shape, where):
-        columns = {name: np.asarray(v)[None] for name, v in columns.items()}
+        columns = {name: v[None] for name, v in columns.items()}
     for name in ("actor_id", "dones"):
         if name in columns:
             columns[name] = _one_a_row(name, columns[name], where)
@@ -81,7 +81,7 @@ def fitted_labels(given: Any, schema: Schema, count: int, where: str) -> dict[st
     if not isinstance(given, Mapping) and not is_tensordict(given):
         given = {"teacher_actions": given}
     labels, _ = flat(given, where)
-    arrays = as_columns(numpy_rows(labels, where), where)
+    arrays = as_columns(labels, where)
     if arrays and len(next(iter(arrays.values()))) != count:
         raise InputError(
             f"{where}: {len(next(iter(arrays.values())))} labels for {count} rows; expected one for each"

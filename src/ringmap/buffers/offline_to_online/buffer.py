@@ -35,6 +35,7 @@ from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
+from ringmap.storage.columns.values import as_array
 from ringmap.storage.disk.files import Disk
 
 __all__ = ["OfflineToOnlineReplayBuffer"]
@@ -384,12 +385,14 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         Raises:
             InputError: the online source has no priorities.
         """
+        where = f"{_WHERE}.update_priorities"
         asked, given = (
-            np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in (ids, values)
+            as_array(ids, f"{where}: ids", "id"),
+            as_array(values, f"{where}: values", "value"),
         )
         if asked.shape != given.shape or asked.ndim != 1:
             raise InputError(
-                f"{_WHERE}.update_priorities: expected ids and values of one shape (B,), got {asked.shape} and {given.shape}"
+                f"{where}: expected ids and values of one shape (B,), got {asked.shape} and {given.shape}"
             )
         online = asked >= 0
         return self._online.update_priorities(asked[online], given[online])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.buffers.nested import Leaves
+from ringmap.buffers.nested import Leaves, leaf_array
 from ringmap.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class StepTensors:
 
         target = self.by_name[name]
         expected = target.shape[1:]
+        if not isinstance(value, torch.Tensor):
+            value = leaf_array(value, where, name)
         try:
             row = torch.as_tensor(value).detach()
         except (TypeError, ValueError, RuntimeError) as error:

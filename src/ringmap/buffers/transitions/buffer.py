@@ -32,7 +32,7 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, check_device
 from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.lookup import Clips
-from ringmap.buffers.nested import as_array
+from ringmap.buffers.nested import leaf_array
 from ringmap.buffers.notebook import InNotebook
 from ringmap.buffers.options import fraction, positive
 from ringmap.buffers.passes import PassBuffer
@@ -888,7 +888,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             values: their priorities.
         """
         return self._ring.buffer.update_priorities(
-            as_array(ids, f"{type(self).__name__}.update_priorities", "ids"), values
+            leaf_array(ids, f"{type(self).__name__}.update_priorities", "ids"), values
         )
 
     @property

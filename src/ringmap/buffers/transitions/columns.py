@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.nested import Leaves, as_array, dtype_of, root
+from ringmap.buffers.nested import Leaves, dtype_of, leaf_array, root
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.cut import Layout
 from ringmap.errors import InputError
@@ -338,7 +338,7 @@ def _rows(value: Any, spec: ColumnSpec, count: int, where: str) -> Array:
         and value.flags.c_contiguous
     ):
         return value
-    array = as_array(value, where, spec.name)
+    array = leaf_array(value, where, spec.name)
     if count == 1 and array.shape == spec.shape:
         array = array[None]
     if array.shape == (count, 1) and not spec.shape:

@@ -40,6 +40,7 @@ from ringmap.clips.samplers.base import (
 from ringmap.clips.sumtree import SumTree
 from ringmap.errors import InputError, RoleError
 from ringmap.storage.columns.aligned import aligned
+from ringmap.storage.columns.values import as_array
 from ringmap.storage.disk.forks import Renew
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arithmetic import Ring
@@ -602,13 +603,13 @@ def checked_priorities(where: str, ids: Any, values: Any) -> tuple[Array, Array]
     Raises:
         InputError: shapes differ, or a value is not valid.
     """
-    if hasattr(ids, "detach"):
-        ids = ids.detach().cpu()
     if hasattr(values, "detach"):
-        values = values.detach().cpu().double()  # bfloat16 too
+        values = values.detach().double()  # bfloat16 too
+    positions = np.atleast_1d(as_array(ids, f"{where}: ids", "id"))
     try:
-        positions = np.atleast_1d(np.asarray(ids))
-        given = np.atleast_1d(np.asarray(values, np.float64))
+        given = np.atleast_1d(
+            as_array(values, f"{where}: values", "value").astype(np.float64, copy=False)
+        )
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}: ids and values must be numbers: {error}") from None
     if positions.ndim != 1 or positions.shape != given.shape or positions.dtype.kind not in "iu":

@@ -58,6 +58,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 EPISODE = "episode_idx"
 STEP = "step_idx"
+_LANCE_OWN = (
+    "_rowid",
+    "_rowaddr",
+    "_rowoffset",
+    "_row_created_at_version",
+    "_row_last_updated_at_version",
+)
 METADATA = b"ringmap"
 REWARD_AT = b"ringmap_reward_at"
 
@@ -173,7 +180,7 @@ def _how(spec: ColumnSpec, image_format: str) -> str:
 
 
 def _field_name(column: str) -> str:
-    name = file_name(column, (EPISODE, STEP))
+    name = file_name(column, (EPISODE, STEP, *_LANCE_OWN))
     return "".join(f"%{ord(c):02X}" if c in ".`\"'" else c for c in name)
 
 

@@ -32,6 +32,9 @@ __all__ = ["RobomimicWriter"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_TAKEN = {*THEIRS.values(), "obs", "next_obs"}
+_COUNT = "num_samples"
+
 
 class RobomimicWriter(StagedWriter):
     """Writes episodes to a file of robomimic. Use it in a `with` block.
@@ -113,10 +116,10 @@ class RobomimicWriter(StagedWriter):
             stored["done"] = np.logical_or.reduce(ends) if ends else np.arange(steps.length) == steps.length - 1  # fmt: skip
         stored["done"] = stored["done"].astype(np.int64)
         for name in [name for name in columns if name not in taken]:
-            if name in stored:
+            if name in stored or name in _TAKEN:
                 raise InputError(
-                    f"{where}: column {name!r} would stand where an observation does; leave it out, or choose it: "
-                    f"observation=[{name!r}, ...]"
+                    f"{where}: column {name!r} would stand where robomimic has something else; leave it out, rename it, or choose it "
+                    f"as an observation: observation=[{name!r}, ...]"
                 )
             stored[name] = steps.now(name)
         if SPLITS in data:  # as it is read
@@ -133,6 +136,10 @@ class RobomimicWriter(StagedWriter):
             if spec.dtype.kind not in "biufcU":
                 raise InputError(f"{where}: column {spec.name!r} is {spec.dtype}, which robomimic has no place for")  # fmt: skip
         for name, value in episode.data.items():
+            if name == _COUNT:
+                raise InputError(
+                    f"{where}: episode data {name!r}: robomimic has the number of steps there; rename it"
+                )
             if value is None or np.asarray(value).dtype.kind not in "biufUS":
                 raise InputError(
                     f"{where}: episode data {name!r} is {type(value).__name__}, which is no attribute of a demo; expected "
@@ -159,7 +166,7 @@ class RobomimicWriter(StagedWriter):
             data = file.create_group("data")
             for number, record in enumerate(episodes):
                 demo = data.create_group(f"demo_{number}")
-                demo.attrs["num_samples"] = record.length
+                demo.attrs[_COUNT] = record.length
                 for name, value in record.data.items():
                     if name == SPLITS:
                         for split in np.atleast_1d(value).tolist():

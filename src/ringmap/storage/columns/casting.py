@@ -12,7 +12,7 @@ import numpy as np
 
 from ringmap.errors import InputError
 
-__all__ = ["cast"]
+__all__ = ["cast", "kept"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,22 +51,22 @@ def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Arra
     if casting == "unsafe":
         return result
     with np.errstate(all="ignore"):
-        good = _kept(values, result)
+        good = kept(values, result)
     if not good.all():
         step = int(np.argmin(good.reshape(len(values), -1).all(axis=1)))
         _refuse(target, values, step, where, "does not fit")
     return result
 
 
-def _kept(values: Array, result: Array) -> Array:
+def kept(values: Array, result: Array) -> Array:
     """Tell for each value whether a cast obeyed the safe rules."""
     source, target = values.dtype, result.dtype
     good: Array
     if source.kind == "c" and target.kind != "c":
-        good = (values.imag == 0) & _kept(values.real, result)
+        good = (values.imag == 0) & kept(values.real, result)
         return good
     if target.kind == "c" and source.kind == "c":
-        good = _kept(values.real, result.real) & _kept(values.imag, result.imag)
+        good = kept(values.real, result.real) & kept(values.imag, result.imag)
         return good
     if target.kind in "fc" and source.kind in "fc":
         good = ~(np.isinf(result) & ~np.isinf(values))

@@ -21,6 +21,7 @@ import numpy as np
 
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.values import as_array
 
 __all__ = ["Column", "ColumnSpec", "Schema", "as_columns", "portable", "stored_spec"]
 
@@ -282,7 +283,9 @@ def as_columns(episode: Mapping[Any, Any], where: str) -> dict[str, Array]:
     for name, value in episode.items():
         if type(name) is not str:
             _check_name(name, where)
-        array = value if type(value) is np.ndarray else _as_array(name, value, where)
+        array = value
+        if type(array) is not np.ndarray:
+            array = as_array(array, f"{where}: column {name!r}")
         if array.ndim == 0:
             raise InputError(
                 f"{where}: column {name!r} is a scalar; expected one value per step, that is an "
@@ -300,32 +303,6 @@ def as_columns(episode: Mapping[Any, Any], where: str) -> dict[str, Array]:
             f"{len(arrays[first])} as in {first!r}; every column must span the whole episode"
         )
     return arrays
-
-
-def _as_array(name: str, value: Any, where: str) -> Array:
-    if isinstance(value, np.ndarray):
-        return np.asarray(value)
-    if hasattr(value, "detach"):
-        return _from_tensor(name, value, where)
-    if isinstance(value, list | tuple) and value and hasattr(value[0], "detach"):
-        value = [_from_tensor(name, v, where) if hasattr(v, "detach") else v for v in value]
-    try:
-        return np.asarray(value)
-    except ValueError:
-        raise InputError(
-            f"{where}: column {name!r} is ragged: its steps have different shapes; pad them to one "
-            "shape, or store the sizes in a column of their own"
-        ) from None
-
-
-def _from_tensor(name: str, tensor: Any, where: str) -> Array:
-    try:
-        array: Array = tensor.detach().numpy()
-    except (TypeError, RuntimeError) as error:
-        raise InputError(
-            f"{where}: column {name!r}: {error}; expected a CPU tensor of a dtype that NumPy has"
-        ) from None
-    return array
 
 
 def _check_dtype(name: str, dtype: np.dtype[Any], where: str) -> None:

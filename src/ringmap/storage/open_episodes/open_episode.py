@@ -32,10 +32,12 @@ import xxhash
 
 from ringmap.errors import CorruptError, InputError, ReplacedError, RingmapError, RoleError
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.columns.values import as_array
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.read.joined import FIRST_STEP
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import FRAME, Stream, read_stream
@@ -93,6 +95,7 @@ class OpenEpisode:
         self._small = small
         self._every = commit_every
         self._data = dict(episode_data or {})
+        self._check_data(self._data, _BEGIN)
         self._encoded = encode_data(self._data, _BEGIN)
         if commit_every is not None and len(self._encoded) > _MOST_DATA:
             raise InputError(
@@ -125,6 +128,13 @@ class OpenEpisode:
     def _pending(self) -> int:
         """Number of steps that are not committed."""
         return max(0, self._end[1] - 1)
+
+    def _check_data(self, data: Mapping[str, Any], where: str) -> None:
+        if self._every is not None and FIRST_STEP in data:
+            raise InputError(
+                f"{where}: episode data {FIRST_STEP!r} is what the data of an episode in parts have once its oldest steps were evicted: "
+                "rename it"
+            )
 
     def append(self, step: Mapping[str, Any]) -> None:
         """Add one step: column -> its value at this step (no time axis).
@@ -229,6 +239,7 @@ class OpenEpisode:
     ) -> None:  # fmt: skip
         self._check_open(where)  # once more: a handler may have come first
         self._go_on()
+        self._check_data(episode_data or {}, where)
         data = encode_data({**self._data, **(episode_data or {})}, where) if self.num_steps else b""
         flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
         last = None if self._every is None else replace(self._part, is_last=True)
@@ -448,7 +459,7 @@ def _read_steps(disk: Disk, folder: str, max_steps: int) -> Stream | None:
 
 
 def _one_step(name: Any, value: Any, where: str) -> Array:
-    try:
-        return np.asarray(value.detach() if hasattr(value, "detach") else value)[None]
-    except (TypeError, ValueError, RuntimeError) as error:  # ragged; a tensor that NumPy can't hold
-        raise InputError(f"{where}: column {name!r}: {error}") from None
+    if type(value) is not np.ndarray:
+        value = as_array(value, f"{where}: column {name!r}", "item")
+    step: Array = value[None]
+    return step

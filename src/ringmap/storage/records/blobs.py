@@ -29,6 +29,7 @@ import xxhash
 
 from ringmap.errors import ClosedError, EnvironmentFault, InputError
 from ringmap.storage.columns.schema import portable
+from ringmap.storage.columns.values import as_array
 from ringmap.storage.disk.files import Disk, File
 
 __all__ = [
@@ -207,16 +208,7 @@ def _encode_value(name: str, value: Any, where: str) -> tuple[str, Any, bytes]:
         return "float", value.hex(), b""
     if type(value) is bytes:
         return "bytes", None, value
-    try:
-        if hasattr(value, "detach"):
-            value = value.detach().cpu().numpy()
-        array = np.asarray(value)
-    except (
-        ValueError,
-        TypeError,
-        RuntimeError,
-    ) as error:  # ragged; a tensor that NumPy has no dtype for
-        raise InputError(f"{where}: episode data {name!r} can't be stored: {error}") from None
+    array = as_array(value, f"{where}: episode data {name!r}", "item")
     if array.dtype.kind not in "biufcSUMm" or array.dtype.char in "gG":
         raise InputError(
             f"{where}: episode data {name!r} is of type {type(value).__name__} (dtype {array.dtype}); "

@@ -1,0 +1,97 @@
+"""What a user gives arrives with the values that it has, or is refused: lists, masks, text."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from ringmap.errors import InputError
+from ringmap.storage.columns.values import as_array
+
+MASKED = np.ma.masked_array(np.arange(6.0).reshape(3, 2), [[0, 0], [0, 1], [0, 1]])
+DATES = [np.datetime64("2020"), np.datetime64("2020-01-02")]
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ([0, 1.5], "f8"),
+        ([True, 2], "i8"),
+        ([1, 1j], "c16"),
+        ([2**63, 2**64 - 1], "u8"),
+        ([0, 1.0, np.nan], "f8"),
+        ([np.float32(0.1), 0.1], "f8"),
+        ([np.zeros(2, np.float16), np.ones(2, np.float32)], "f4"),
+        ([(1, 2), np.array([3, 4])], "i8"),
+        ([torch.ones(2), torch.zeros(2)], "f4"),
+        (["a", "bcd", ""], "U3"),
+        ([b"a", b"bc"], "S2"),
+        ([np.str_("a"), "bc"], "U2"),
+        (DATES, "M8[D]"),
+        ([], "f8"),
+        ([[], []], "f8"),
+        (range(3), "i8"),
+        (np.ma.masked_array([1, 2], False), "i8"),
+        ([np.ma.masked_array([1, 2])] * 2, "i8"),
+        (np.zeros(2).view(np.recarray), "f8"),
+        (3, "i8"),
+    ],
+)
+def test_values_that_stay_equal_are_taken(given, dtype):
+    made = as_array(given, "here")
+    assert type(made) is np.ndarray and made.dtype == dtype
+    assert np.array_equal(made, np.asarray(given), equal_nan=made.dtype.kind == "f")
+
+
+def test_an_array_is_taken_as_it_is():
+    array = np.arange(3)
+    assert as_array(array, "here") is array
+
+
+REFUSED = [
+    ([2**63, 1], "step 0 is 9223372036854775808 of uint64, and would become 9.2"),
+    ([[1], [2**63]], "step 0 is .* of int64, and would become .* of float64"),
+    ([np.uint64(1), np.int64(1)], "step 0 is 1 of uint64, and would become 1.0 of float64"),
+    ([2**53 + 1, 0.5], "step 0 is 9007199254740993 of int64, and would become 9007199254740992.0"),
+    ([0.5, np.array(2**53 + 1)], "step 1 is 9007199254740993 of int64"),
+    (["a", 1], "step 1 is 1 of int64, and would become '1' of <U21"),
+    ([[1, "a"], [2, "b"]], "step 0: item 0 is 1 of int64"),
+    ([True, "x"], "step 0 is True of bool, and would become 'True'"),
+    ([b"a", "a"], "step 0 is b'a' of .S1, and would become 'a'"),
+    ([b"a\0", b"b"], r"step 0 is b'a\\x00': NumPy cuts NUL"),
+    (["b", "a\0"], r"step 1 is 'a\\x00': NumPy cuts NUL"),
+    (np.bytes_(b"a\0"), ".*NumPy cuts NUL"),
+    ([np.timedelta64(1, "s"), 3], "step 1 is 3 of int64"),
+    ([[1, 2], [3]], "is ragged"),
+    ([np.zeros(2), np.zeros((2, 1))], "is ragged"),
+    (MASKED, r"step 1 is masked, 2 of 6 values are.*\.filled"),
+    ([np.zeros(2), MASKED[1]], r"step 1: item 1 is masked, 1 of 2 values are.*\.filled"),
+    ([1.0, np.ma.masked], "step 1 is masked"),
+    (np.ma.masked, "is masked"),
+    (torch.zeros(2, dtype=torch.bfloat16), ".*a tensor of a dtype that NumPy has"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED)
+def test_values_that_would_change_are_refused(given, message):
+    with pytest.raises(InputError, match=f"^here:? ?{message}"):
+        as_array(given, "here")
+
+
+@pytest.mark.filterwarnings("ignore:.*converting a masked element to nan")
+def test_control_numpy_changes_them():
+    changed = []
+    for given, _ in REFUSED:
+        try:
+            made = np.asarray(given)
+        except (ValueError, TypeError):
+            continue
+        changed += [made.dtype.kind] if made.dtype.kind != "O" else []
+    assert len(changed) == len(REFUSED) - 3  # two are ragged, a tensor has no dtype
+
+
+def test_a_mask_needs_no_import_of_the_module_of_masks(monkeypatch):
+    monkeypatch.delitem(sys.modules, "numpy.ma")
+    assert as_array(np.arange(2).view(np.recarray), "here").shape == (2,)
+    assert "numpy.ma" not in sys.modules
