@@ -11,6 +11,7 @@ from ringmap.clips.computed.returns import ReturnToGo
 from ringmap.clips.computed.sequences import Sequences
 from ringmap.clips.items import Computed, Items
 from ringmap.clips.window import Window
+from ringmap.datasets.arrays import from_arrays
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.datasets.joined import ConcatDataset, MergeDataset
@@ -62,6 +63,7 @@ __all__ = [
     "Writer",
     "convert",
     "detect_format",
+    "from_arrays",
     "get_cache_dir",
     "get_format",
     "list_formats",

@@ -565,7 +565,11 @@ def test_wrong_batches(made):
 
 @pytest.mark.parametrize(
     "name",
-    [n for n in list_formats() if n not in ("minari", "lerobot", "ringmap", "rlds", "robomimic")],
+    [
+        n
+        for n in list_formats()
+        if n not in ("minari", "lerobot", "ringmap", "rlds", "robomimic", "d4rl", "npz")
+    ],
 )
 def test_every_format_that_is_written_here(name, tmp_path):
     path = tmp_path / "prior"

@@ -95,10 +95,12 @@ BUILT_IN = {
     "lance": BuiltIn("ringmap.formats.lance", "lance"),
     "parquet": BuiltIn("ringmap.formats.parquet", "parquet"),
     "robomimic": BuiltIn("ringmap.formats.robomimic", shares="hdf5"),
+    "d4rl": BuiltIn("ringmap.formats.d4rl", shares="hdf5"),
     "ringmap": BuiltIn("ringmap.formats.ringmap"),
     "lerobot": BuiltIn("ringmap.formats.lerobot", "lerobot"),
     "minari": BuiltIn("ringmap.formats.minari", "minari"),
     "rlds": BuiltIn("ringmap.formats.rlds"),
+    "npz": BuiltIn("ringmap.formats.npz"),
 }
 
 SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".lance": "lance"}

@@ -3,7 +3,7 @@
     "minari:name"   prefix up to the first ":"   -> the loader of that prefix, called with the rest
 
 The built-in loaders look in the download folder of the library of that name, and download nothing themselves.
-Not here: paths and names of our own (load.py), reading (formats/, d4rl.py).
+Not here: paths and names of our own (load.py), reading (formats/).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _lerobot(name: str, **options: Any) -> Any:
 
 
 def _d4rl(name: str, **options: Any) -> Any:
-    from ringmap.formats.catalog.d4rl import D4RLDataset
+    from ringmap.formats.registry import get_format
 
     root = Path(os.environ.get("D4RL_DATASET_DIR") or "~/.d4rl/datasets").expanduser()
     plain = name.replace("_", "-")  # halfcheetah-medium-v2 lies in halfcheetah_medium-v2.hdf5
@@ -134,7 +134,7 @@ def _d4rl(name: str, **options: Any) -> Any:
         raise NotFoundError(
             f"d4rl:{name}: no {plain}.hdf5 in {root}; put the file there, or set D4RL_DATASET_DIR"
         )
-    return D4RLDataset(found[0], **options)
+    return get_format("d4rl").open_dataset(found[0], **options)
 
 
 def _root(prefix: str) -> str:

@@ -23,7 +23,7 @@ from ringmap.formats.common import disk
 from ringmap.formats.common.untrusted import INFLATED, open_binary, refuse_vast
 from ringmap.storage.columns.schema import ColumnSpec
 
-__all__ = ["KEY", "NpzWriter", "npz_in", "open_members", "open_npz", "save_npz"]
+__all__ = ["KEY", "NpzWriter", "npz_in", "open_members", "open_npz", "save_npz", "shapes_in"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -114,15 +114,32 @@ def open_members(path: str, names: Sequence[str]) -> list[Array]:
         return [_array_of(path, raw, archive, name, mapped=False) for name in names]
 
 
+def shapes_in(path: str) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return name -> shape and dtype of the arrays in a .npz file, from their headers; errors as for `open_npz`."""
+    found = {}
+    with open_binary(path) as raw, zipfile.ZipFile(raw) as archive:
+        for info in archive.infolist():
+            if info.filename.endswith(".npy"):
+                with archive.open(info) as member:
+                    shape, _, dtype = _header(member)
+                found[info.filename.removesuffix(".npy")] = shape, dtype
+    return found
+
+
+def _header(member: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0  # fmt: skip
+    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(member)
+    return found
+
+
 def _array_of(path: str, raw: BinaryIO, archive: zipfile.ZipFile, name: str, mapped: bool) -> Array:
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{path}: {info.filename} is packed by another method than deflate")
     with archive.open(info) as member:
         start = raw.tell()  # zipfile has just read the member's own header: here its data begins
-        version = np.lib.format.read_magic(member)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0  # fmt: skip
-        shape, fortran, dtype = read(member)
+        shape, fortran, dtype = _header(member)
         inside = member.tell()
         if dtype.hasobject:
             raise ValueError(f"{path}: holds Python objects, which are not loaded")
