@@ -50,15 +50,15 @@ def test_a_video_has_every_frame(cli, replay, tmp_path):
     assert abs(frames[3].astype(int) - large).mean() < 40  # noise, at half the chroma
 
 
-@pytest.mark.parametrize("shape", [(6, 9), (6, 9, 1), (6, 9, 4), (3, 6, 9)])
+@pytest.mark.parametrize("shape", [(8, 9), (8, 9, 1), (8, 9, 4), (3, 8, 9)])
 def test_kinds_of_pictures(cli, tmp_path, shape):
     buffer = ReplayBuffer(50, path=tmp_path / "k")
     buffer.write_episode({"x": np.zeros(5), "camera": np.full((5, *shape), 200, np.uint8)})
     buffer.close()
     assert cli("preview", "k", "--frames", "1").out.endswith("1 frame of camera\n")
-    factor = -(-96 // 6)
+    factor = -(-96 // 8)
     with Image.open(tmp_path / "preview.png") as sheet:
-        assert sheet.size == (9 * factor + 4, 6 * factor + 18)
+        assert sheet.size == (9 * factor + 4, 8 * factor + 18)
     assert cli("preview", "k", "--force", "--column", "camera").code == 0
 
 

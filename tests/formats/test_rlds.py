@@ -312,9 +312,9 @@ def test_values_that_are_not_as_described(frames, name, told, message):
 @pytest.mark.parametrize(
     ("name", "told", "message"),
     [
-        ("image", {"dtype": "uint8", "shape": {"dimensions": ["8", "7", "3"]}}, r"\(8, 6\), expected"),
-        ("depth", {"dtype": "uint16", "shape": {"dimensions": ["4", "5", "1"]}}, "in RGBA"),
-        ("depth_mm", {"dtype": "float32", "shape": {"dimensions": ["4", "5", "1"]}}, "in I;16"),
+        ("image", {"dtype": "uint8", "shape": {"dimensions": ["8", "7", "3"]}}, r"uint8 \(8, 6, 3\), expected"),
+        ("depth", {"dtype": "uint16", "shape": {"dimensions": ["4", "5", "1"]}}, r"uint8 \(4, 5, 4\), expected uint16"),
+        ("depth_mm", {"dtype": "float32", "shape": {"dimensions": ["4", "5", "1"]}}, r"uint16 \(4, 5, 1\), expected"),
         ("depth", {"dtype": "uint8", "shape": {"dimensions": ["9999", "9999", "1"]}}, "pixels"),
     ],
 )  # fmt: skip

@@ -13,7 +13,8 @@ from ringmap.cli.console import clean, count, show
 from ringmap.cli.options import Force, Place
 from ringmap.cli.resolve import episodes_at, free_path
 from ringmap.errors import InputError
-from ringmap.formats.media.images import enlarged, rgb
+from ringmap.formats.media.films import write_film
+from ringmap.formats.media.images import axes_of, enlarged, sheet, shown, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -91,7 +92,7 @@ def _column(dataset: Any, asked: str | None, path: str) -> str:
             raise InputError(f"preview: {path} has no column {asked!r}; there are {names}")
         return asked
     first = dataset.load_episode(0)
-    pictures = [n for n in names if _as_pictures(np.asarray(first[n])) is not None]
+    pictures = [n for n in names if _is_picture(np.asarray(first[n]))]
     if not pictures:
         raise InputError(
             f"preview: {path} has no pictures (uint8, height x width x 1, 3 or 4); its columns are {names}"
@@ -99,22 +100,13 @@ def _column(dataset: Any, asked: str | None, path: str) -> str:
     return "pixels" if "pixels" in pictures else str(pictures[0])
 
 
-def _as_pictures(values: Array) -> Array | None:
-    """Return frames (T, H, W, 3), or None for values that are no pictures."""
-    if values.dtype != np.uint8 or values.ndim not in (3, 4) or 0 in values.shape:
-        return None
-    if values.ndim == 3:
-        values = values[..., None]
-    elif values.shape[-1] not in (1, 3, 4) and values.shape[1] in (1, 3):
-        values = np.moveaxis(values, 1, -1)
-    if values.shape[-1] not in (1, 3, 4) or min(values.shape[1:3]) < 2:
-        return None
-    return rgb(values)
+def _is_picture(values: Array) -> bool:
+    return axes_of(values.shape[1:], values.dtype) != ""
 
 
 def _frames(dataset: Any, episode: int, name: str) -> Array:
-    frames = _as_pictures(np.asarray(dataset.load_episode(episode)[name]))
-    if frames is None:
+    frames = np.asarray(dataset.load_episode(episode)[name])
+    if not _is_picture(frames):
         raise InputError(
             f"preview: column {name!r} holds no pictures (uint8, height x width x 1, 3 or 4)"
         )
@@ -123,40 +115,21 @@ def _frames(dataset: Any, episode: int, name: str) -> Array:
 
 def _sheet(target: str, dataset: Any, chosen: Sequence[int], name: str, most: int) -> int:
     """Write a contact sheet; return how many frames it shows."""
-    from PIL import Image, ImageDraw
-
-    lengths, strips = dataset.lengths, []
+    rows, captions = [], []
     for number in chosen:
         found = _frames(dataset, number, name)
-        at = np.unique(np.linspace(0, len(found) - 1, min(most, len(found))).round().astype(int))
-        strips.append((number % len(lengths), len(found), enlarged(found[at], _SMALLEST)))
-    height, width = strips[0][2].shape[1:3]
-    caption = 14
-    columns = max(len(frames) for _, _, frames in strips)
-    sheet = Image.new(
-        "RGB",
-        (columns * (width + _GAP) + _GAP, len(strips) * (height + caption + _GAP) + _GAP),
-        "white",
-    )
-    pen = ImageDraw.Draw(sheet)
-    for row, (number, length, frames) in enumerate(strips):
-        top = _GAP + row * (height + caption + _GAP)
-        pen.text((_GAP, top), clean(f"episode {number}, {count(length, 'step')}"), fill="black")
-        for i, frame in enumerate(frames):
-            sheet.paste(Image.fromarray(frame), (_GAP + i * (width + _GAP), top + caption))
-    sheet.save(target, format="PNG")
-    return sum(len(frames) for _, _, frames in strips)
+        rows.append([enlarged(shown(found[t]), _SMALLEST) for t in spread(len(found), most)])
+        captions.append(
+            clean(f"episode {number % len(dataset.lengths)}, {count(len(found), 'step')}")
+        )
+    with open(target, "wb") as file:
+        file.write(sheet(rows, captions, _GAP))
+    return sum(map(len, rows))
 
 
 def _video(target: str, dataset: Any, chosen: Sequence[int], name: str, fps: int) -> int:
     """Write a video; return how many frames it has."""
-    from pathlib import Path
-
-    from ringmap.world.episode_videos import open_film, show_in
-
     parts = [_frames(dataset, number, name) for number in chosen]
-    with open_film(Path(target), fps) as film:
-        for frames in parts:
-            for frame in frames:
-                show_in(film, frame)
+    os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+    write_film(target, fps, (shown(frame) for frames in parts for frame in frames))
     return sum(map(len, parts))

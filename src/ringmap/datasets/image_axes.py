@@ -74,8 +74,10 @@ def stored_layout(ep_data: M) -> M | dict[str, Any]:
 
 
 def is_image(spec: ColumnSpec) -> bool:
-    """Return whether a column holds images: uint8, three axes, the last of size 1 or 3."""
-    return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[-1] in (1, 3)
+    """Return whether a column holds images, whose axes are turned: uint8 or uint16, three axes, the last of size 1, 3 or 4."""
+    return (
+        spec.dtype in ("uint8", "uint16") and len(spec.shape) == 3 and spec.shape[-1] in (1, 3, 4)
+    )
 
 
 def to_channels_first(value: Any) -> Any:

@@ -464,4 +464,4 @@ def _torch_has(dtype: np.dtype[Any]) -> bool:
 
 def _channels_lead(value: Any, spec: ColumnSpec) -> bool:
     shape, dtype = tuple(getattr(value, "shape", ())), str(getattr(value, "dtype", ""))
-    return len(shape) == 4 and shape[1] == spec.shape[-1] and dtype.endswith("uint8")
+    return len(shape) == 4 and shape[1] == spec.shape[-1] and dtype.endswith(str(spec.dtype))

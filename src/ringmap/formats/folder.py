@@ -2,7 +2,7 @@
 
     DIR/
       ep_len.npz  ep_offset.npz  action.npz ...       key arr_0: all steps of all episodes
-      pixels/ep_0_step_0.jpeg ...                     images: uint8, three axes, the last of size 1 or 3
+      pixels/ep_0_step_0.jpeg ...                     images: what the codec holds (media/images.py)
 
 The layout of stable-worldmodel, in both directions, with names, dtypes and shapes kept in
 `ep_len.json` beside it. JPEG by default, which is lossy; PNG is not.
@@ -19,7 +19,13 @@ import numpy as np
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.tabular import Column, TabularFormat, TabularSource, TabularWriter
-from ringmap.formats.media.images import check_image_format, decode_into, encode, size_of
+from ringmap.formats.media.images import (
+    Picture,
+    check_image_format,
+    decode_into,
+    encode,
+    picture_of,
+)
 from ringmap.formats.registry import register_format
 
 __all__ = ["Folder", "FolderSource", "FolderWriter"]
@@ -36,12 +42,12 @@ class Folder(TabularFormat):
     writer = "ringmap.formats.folder:FolderWriter"
 
     @classmethod
-    def find_media(cls, folder: str) -> tuple[str, tuple[int, int, int]] | None:
-        """Return the suffix of the images and their shape, by the first one."""
-        for suffix in ("jpeg", "jpg", "png"):
+    def find_media(cls, folder: str) -> tuple[str, Picture] | None:
+        """Return the suffix of the images, and what the first one is."""
+        for suffix in ("jpeg", "jpg", "png", "tiff", "tif"):
             first = os.path.join(folder, image_name(0, 0, suffix))
             if os.path.exists(first):
-                return suffix, size_of(first, "image")
+                return suffix, picture_of(first, "image")
         return None
 
 
@@ -114,8 +120,8 @@ class FolderWriter(TabularWriter):
         super().__init__(path, mode, progress)
         self.image_format = check_image_format(image_format, "FolderWriter")
 
-    def _how(self) -> str:
-        return self.image_format
+    def _how(self) -> tuple[str, str]:
+        return self.image_format, self.image_format
 
     def _pack(self, how: str, images: Array) -> tuple[Encoded, str]:
         kind = check_image_format(how, "FolderWriter")

@@ -2,7 +2,7 @@
 
     DIR/
       ep_len.npz  ep_offset.npz  action.npz ...       key arr_0: all steps of all episodes
-      pixels/ep_0.mp4 ...                             images: uint8, three axes, the last of size 1 or 3
+      pixels/ep_0.mp4 ...                             images: what the codec holds (media/images.py)
 
 The layout of stable-worldmodel, in both directions. H.264 is lossy; `lossless=True` is not.
 PyAV (the extra `video`) is imported when a video is opened. Decoders stay open; episodes are decoded in parallel.
@@ -24,6 +24,7 @@ from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.tabular import Column, TabularFormat, TabularSource, TabularWriter
 from ringmap.formats.common.untrusted import kind_at
 from ringmap.formats.media.films import Decoder, Encoding, decode_runs, encode_video
+from ringmap.formats.media.images import Picture
 from ringmap.formats.registry import register_format
 
 __all__ = ["Video", "VideoSource", "VideoWriter"]
@@ -40,14 +41,14 @@ class Video(TabularFormat):
     writer = "ringmap.formats.video:VideoWriter"
 
     @classmethod
-    def find_media(cls, folder: str) -> tuple[str, tuple[int, int, int]] | None:
-        """Return "mp4" and the size of the first video."""
+    def find_media(cls, folder: str) -> tuple[str, Picture] | None:
+        """Return "mp4", and what the pictures of the first video are."""
         first = os.path.join(folder, video_name(0))
         if not os.path.exists(first):
             return None
         decoder = Decoder(first)
         try:
-            return "mp4", (*decoder.size, 3)
+            return "mp4", decoder.picture
         finally:
             decoder.close()
 
@@ -102,7 +103,8 @@ class VideoWriter(TabularWriter):
     `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. The encoder has threads of its own.
 
     Args:
-        lossless: keep every value of the images: H.264 in RGB with quantizer 0.
+        lossless: keep every value of the images: H.264 in RGB with quantizer 0; FFV1 of uint16 with 1 or 3 channels, which is a
+            column of numbers without it.
         codec: the encoder, as PyAV names it.
         crf: quality, 0 to 51: less is better, and larger.
         fps: frames per second that a player shows.
@@ -139,14 +141,15 @@ class VideoWriter(TabularWriter):
             raise InputError(f"VideoWriter: PyAV has no encoder {codec!r}") from error
         self.encoding = Encoding(codec, crf, fps, lossless)
 
-    def _how(self) -> str:
-        return "mp4"
+    def _how(self) -> tuple[str, str]:
+        return "mp4", "lossless video" if self.encoding.lossless else "video"
 
     def _pack(self, how: str, images: Array) -> tuple[Encoded, str]:
         film = io.BytesIO()
         encode_video(film, images, self.encoding)
-        lossy = "H.264, which is lossy; for exact images pass lossless=True"
-        return Encoded([film.getvalue()], how), "" if self.encoding.lossless else lossy
+        lossy = not self.encoding.lossless and images.dtype == np.uint8
+        told = "H.264, which is lossy; for exact images pass lossless=True" if lossy else ""
+        return Encoded([film.getvalue()], how), told
 
     def _put(self, folder: str, number: int, how: str, images: Encoded) -> None:
         disk.write_file(os.path.join(folder, video_name(number)), images.values[0])

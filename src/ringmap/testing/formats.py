@@ -61,6 +61,8 @@ VALUES: dict[str, Array] = {
     "nothing": np.zeros((3, 0, 2), np.float32),
     "scalar in a box": np.arange(3).reshape(3, 1),
     "grey image": np.arange(90, dtype=np.uint8).reshape(3, 6, 5, 1),
+    "depth image": np.arange(90, dtype=np.uint16).reshape(3, 6, 5, 1) * 700,
+    "clear image": (np.arange(360) % 256).astype(np.uint8).reshape(3, 6, 5, 4),
     "odd image": np.random.default_rng(0).integers(0, 255, (3, 97, 61, 3), np.uint8),
 }
 """One array of three steps per dtype and shape that a buffer can hold."""

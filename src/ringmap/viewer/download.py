@@ -6,26 +6,24 @@ Not here: whole buffers (`ringmap dump`).
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from typing import Any
 
-import numpy as np
-
 from ringmap.errors import InputError
-from ringmap.extras import require
 from ringmap.formats.base import EPISODE_DATA_KEY
-from ringmap.formats.media.films import Encoding, FilmWriter
-from ringmap.formats.media.images import enlarged, rgb
+from ringmap.formats.media.films import write_film
+from ringmap.formats.media.images import sheet, shown, spread
 from ringmap.formats.registry import get_format
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.viewer.drawing import channels_last, kind_of, strip
+from ringmap.viewer.drawing import kind_of
 from ringmap.viewer.limits import MOST_NBYTES, TooLargeError
 from ringmap.viewer.opened import Opened
 
 __all__ = ["download"]
 
-_FPS, _SMALLEST, _STRIP = 15, 192, 12
+_FPS, _STRIP = 15, 12
 
 
 def download(opened: Opened, name: int, kind: str, column: str | None) -> tuple[bytes, str, str]:
@@ -59,21 +57,15 @@ def download(opened: Opened, name: int, kind: str, column: str | None) -> tuple[
                 return file.read(), "application/x-hdf5", f"{stem}.h5"
     spec = _pictures(opened, column)
     if kind == "png":
-        at = np.unique(np.linspace(0, max(0, length - 1), min(_STRIP, length)).round().astype(int))
+        at = spread(length, _STRIP)
         _small(len(at), [spec])
-        shown = [source.read(name, t, t + 1, [spec.name])[spec.name][0] for t in at.tolist()]
-        return strip(np.stack(shown)), "image/png", f"{stem}.png"
+        pictures = [source.read(name, t, t + 1, [spec.name])[spec.name][0] for t in at]
+        return sheet([list(map(shown, pictures))]), "image/png", f"{stem}.png"
     if kind == "mp4":
-        require("video", "downloading a video")
         _small(length, [spec])
-        frames = rgb(channels_last(source.read(name, 0, length, [spec.name])[spec.name]))
-        with tempfile.TemporaryDirectory(prefix="ringmap-view-") as folder:
-            path = os.path.join(folder, "episode.mp4")
-            with FilmWriter(path, Encoding(fps=_FPS, keyframes=None)) as film:
-                for frame in frames:
-                    film.add(enlarged(frame, _SMALLEST))
-            with open(path, "rb") as file:
-                return file.read(), "video/mp4", f"{stem}.mp4"
+        film = io.BytesIO()
+        write_film(film, _FPS, map(shown, source.read(name, 0, length, [spec.name])[spec.name]))
+        return film.getvalue(), "video/mp4", f"{stem}.mp4"
     raise InputError(f"as: expected hdf5, mp4 or png, got {kind!r}")
 
 

@@ -9,7 +9,6 @@ Not here: where the values come from (sources.py).
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import struct
@@ -18,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.formats.media.images import rgb
+from ringmap.formats.media.images import axes_of, channels_last, encode, shown
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.viewer.limits import LINES, MOST_NBYTES, TooLargeError
 
-__all__ = ["channels_last", "encoded", "kind_of", "lines_of", "packed", "strip", "thumbnail"]
+__all__ = ["encoded", "kind_of", "lines_of", "packed", "thumbnail"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,7 +33,7 @@ _CHUNK = 8 << 20
 def kind_of(spec: ColumnSpec) -> tuple[str, str | None]:
     """Return how a column is drawn: "picture", "lines", "text" or "none", and for the last why."""
     shape, kind = spec.shape, spec.dtype.kind
-    if spec.dtype == np.uint8 and _is_picture(shape):
+    if axes_of(shape, spec.dtype):
         nbytes = math.prod(shape)
         if nbytes > MOST_NBYTES:
             return "none", f"a picture of {nbytes:,} bytes; at most {MOST_NBYTES:,} are drawn"
@@ -54,52 +53,21 @@ def kind_of(spec: ColumnSpec) -> tuple[str, str | None]:
     return "lines", None
 
 
-def _is_picture(shape: tuple[int, ...]) -> bool:
-    if len(shape) == 2:
-        return min(shape) >= 8
-    if len(shape) != 3:
-        return False
-    return (shape[2] in (1, 3, 4) and min(shape[:2]) >= 2) or (
-        shape[0] in (1, 3) and min(shape[1:]) >= 2
-    )
-
-
-def channels_last(pictures: Array) -> Array:
-    """Return pictures (T, ...) as (T, H, W, C)."""
-    if pictures.ndim == 3:
-        return pictures[..., None]
-    if pictures.shape[-1] not in (1, 3, 4):
-        return np.moveaxis(pictures, 1, -1)
-    return pictures
-
-
 def encoded(picture: Array, exact: bool = False) -> bytes:
     """Return a picture (...) of a column as the bytes of a PNG or, if it is large and need not be exact, a JPEG."""
-    from PIL import Image
-
-    shown = channels_last(picture[None])[0]
-    file = io.BytesIO()
-    if exact or shown.shape[0] * shown.shape[1] <= _PNG_UP_TO:
-        image = shown[..., 0] if shown.shape[-1] == 1 else shown
-        Image.fromarray(np.ascontiguousarray(image)).save(file, "PNG", compress_level=1)
-    else:
-        Image.fromarray(np.ascontiguousarray(rgb(shown))).save(file, "JPEG", quality=85)
-    return file.getvalue()
+    pixels = channels_last(picture)
+    if exact or pixels.shape[0] * pixels.shape[1] <= _PNG_UP_TO:
+        return encode(pixels[None], "png")[0]
+    return encode(shown(picture)[None], "jpeg")[0]
 
 
 def thumbnail(picture: Array, side: int = 96) -> bytes:
     """Return a picture (...) of a column as a PNG or JPEG of at most `side` pixels each way."""
     from PIL import Image
 
-    shown = Image.fromarray(np.ascontiguousarray(rgb(channels_last(picture[None])[0])))
-    shown.thumbnail((side, side))
-    return encoded(np.asarray(shown))
-
-
-def strip(pictures: Array) -> bytes:
-    """Return pictures (T, ...) of a column side by side, as one PNG."""
-    shown = rgb(channels_last(pictures))
-    return encoded(np.concatenate(list(shown), axis=1), exact=True)
+    small = Image.fromarray(np.ascontiguousarray(shown(picture)))
+    small.thumbnail((side, side))
+    return encode(np.asarray(small)[None], "png")[0]
 
 
 def packed(pictures: Sequence[bytes], start: int) -> bytes:

@@ -13,37 +13,18 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.extras import require
-from ringmap.formats.media.films import Encoding, FilmWriter
-from ringmap.formats.media.images import enlarged, is_picture, resample_of, resized, rgb
+from ringmap.formats.media.films import FilmWriter, open_film
+from ringmap.formats.media.images import is_drawn, resample_of, resized, shown
 from ringmap.world.infos import Row
 from ringmap.world.rollout import Turn
 from ringmap.world.tasks import Task
 
-__all__ = ["FPS", "Beside", "EpisodeVideos", "alone", "open_film", "show_in"]
+__all__ = ["FPS", "Beside", "EpisodeVideos", "alone"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 FPS = 15
-_SMALLEST = 192
-"""Smaller frames are enlarged: players blur enlarged frames."""
-
-
-def open_film(path: Path, fps: int = FPS) -> FilmWriter:
-    """Begin an mp4 file; folders above it are made.
-
-    Raises:
-        MissingExtraError: PyAV is not installed.
-    """
-    require("video", "writing a video")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FilmWriter(str(path), Encoding(fps=fps, keyframes=None))
-
-
-def show_in(film: FilmWriter, frame: Array) -> None:
-    """Add a frame, uint8 (H, W, 3), large enough to be seen."""
-    film.add(enlarged(frame, _SMALLEST))
 
 
 class EpisodeVideos:
@@ -64,11 +45,12 @@ class EpisodeVideos:
         """Begin a file, with the first frame."""
         picture = self._picture(turn, row)  # before a file is created: the row may have no frame
         path = Path(os.path.abspath(self._folder)) / f"{self._stem}_{turn.number}.mp4"
-        show_in(self._open.setdefault(turn.number, open_film(path)), picture)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._open.setdefault(turn.number, open_film(str(path), FPS)).show(picture)
 
     def stepped(self, turn: Turn, row: Row) -> None:
         """Add a frame."""
-        show_in(self._open[turn.number], self._picture(turn, row))
+        self._open[turn.number].show(self._picture(turn, row))
 
     def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
         """Finish the file."""
@@ -90,9 +72,9 @@ class Beside:
         """Return the panels side by side."""
         frame = frame_of(row)
         frames = self._tasks[turn.number].columns["pixels"]
-        shown = frames[min(turn.length, len(frames) - 1)], frames[-1]
+        others = frames[min(turn.length, len(frames) - 1)], frames[-1]
         shape = (frame.shape[0], frame.shape[1])
-        panels = [frame, *(resized(as_frame(f), shape, resample_of(None)) for f in shown)]
+        panels = [frame, *(resized(as_frame(f), shape, resample_of(None)) for f in others)]
         line = np.full((shape[0], 1, 3), 255, np.uint8)
         return np.concatenate([panels[0], line, panels[1], line, panels[2]], axis=1)
 
@@ -120,8 +102,8 @@ def as_frame(picture: Array) -> Array:
     Raises:
         InputError: it is none.
     """
-    if not is_picture(picture):
+    if not is_drawn(picture):
         raise InputError(
             f"World.evaluate: a video needs uint8 pictures (H, W, 3), got {picture.dtype} {picture.shape}"
         )
-    return rgb(picture[..., None] if picture.ndim == 2 else picture)
+    return shown(picture)

@@ -321,7 +321,7 @@ def _pixels(value: Array | Encoded, spec: ColumnSpec, length: int) -> Array:
     check_row("the log", spec.name, spec.row_nbytes)
     if (len(value.values[0]) < length) if value.how == FILM else len(value.values) != length:
         raise CorruptError(f"column {spec.name!r} in the log holds fewer than {length} pictures")
-    out = np.empty((length, *spec.shape), np.uint8)
+    out = np.empty((length, *spec.shape), spec.dtype)
     if value.how == FILM:
         from ringmap.formats.media.films import Decoder
 

@@ -10,6 +10,7 @@ Not here: which files belong to which format (`detect`).
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from importlib import import_module
@@ -46,7 +47,7 @@ class StoredFormat(Format):
         Args:
             path: its file or folder.
             options: `num_steps, frameskip, transform, layout, keys_to_load, keys_to_cache,
-                keys_to_merge, output` of `StoredDataset`.
+                keys_to_merge, output` of `StoredDataset`, and those of the format's source.
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError: it can't be read.
@@ -55,6 +56,8 @@ class StoredFormat(Format):
         from ringmap.datasets.stored import StoredDataset
 
         made = named(cls.source)
+        its = [name for name in list(inspect.signature(made).parameters)[1:] if name in options]
+        made = functools.partial(made, **{name: options.pop(name) for name in its}) if its else made
         source = cls._with_log(os.fspath(path), made) if cls.logs else made(path)
         try:
             return StoredDataset(source, **options)

@@ -28,7 +28,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ringmap.datasets.base import num_rows
-from ringmap.datasets.image_axes import is_image
 from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
 from ringmap.formats.common.directory import (
@@ -44,7 +43,6 @@ from ringmap.formats.common.npz import NpzWriter, npz_in, open_members, open_npz
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.untrusted import (
-    LARGEST_PICTURE,
     check_name,
     check_row,
     kind_at,
@@ -52,7 +50,7 @@ from ringmap.formats.common.untrusted import (
     read_json,
 )
 from ringmap.formats.episode import CheckedEpisode
-from ringmap.formats.media.images import LARGEST
+from ringmap.formats.media.images import Picture, holds
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.records.blobs import decode_data
 
@@ -67,7 +65,8 @@ TABLE, DATA = "ep_len.json", "ep_len.data"
 
 TABULAR = "npz"
 
-MEDIA = ("jpeg", "jpg", "png", "mp4")
+MEDIA = {"jpeg": "jpeg", "jpg": "jpeg", "png": "png", "mp4": "lossless video"}
+"""How a column of ours may be stored -> the codec that has to hold it."""
 
 _MOST = 1 << 31
 _MANY = 1 << 16
@@ -93,16 +92,16 @@ class Column:
     how: str
 
 
-def plan_columns(schema: Schema, how_images: str) -> list[Column]:
-    """Return where the columns of a new dataset are to lie."""
+def plan_columns(schema: Schema, how_images: str, codec: str) -> list[Column]:
+    """Return where the columns of a new dataset are to lie: as pictures what the codec holds."""
     return [
         Column(
             spec,
             file_name(spec.name, (LENGTHS, OFFSETS)),
-            how_images if is_image(spec) and 0 < min(spec.shape) <= max(spec.shape) <= LARGEST else TABULAR,
+            how_images if holds(codec, spec) else TABULAR,
         )
         for spec in schema.columns
-    ]  # fmt: skip
+    ]
 
 
 class TabularFormat(StoredFormat):
@@ -111,8 +110,8 @@ class TabularFormat(StoredFormat):
     logs = True
 
     @classmethod
-    def find_media(cls, folder: str) -> tuple[str, tuple[int, int, int]] | None:
-        """Return how the images of a folder, which another program made, are stored, and their shape."""
+    def find_media(cls, folder: str) -> tuple[str, Picture] | None:
+        """Return how the images of a folder, which another program made, are stored, and what the first one is."""
         raise NotImplementedError
 
     @classmethod
@@ -151,8 +150,8 @@ class TabularFormat(StoredFormat):
         for name in _folders(path):
             media = cls.find_media(os.path.join(path, name))
             if media is not None:
-                spec = ColumnSpec(name, media[1], np.dtype(np.uint8))
-                columns.append(Column(spec, name, media[0]))
+                how, found = media
+                columns.append(Column(ColumnSpec(name, found.shape, found.dtype), name, how))
         return columns
 
 
@@ -166,8 +165,8 @@ class TabularWriter(StagedWriter):
 
     # -- what a format supplies --------------------------------------------------------------
 
-    def _how(self) -> str:
-        """Return how images of a new dataset are stored."""
+    def _how(self) -> tuple[str, str]:
+        """Return how images of a new dataset are stored, and their codec: see `holds`."""
         raise NotImplementedError
 
     def _pack(self, how: str, images: Array) -> tuple[Encoded, str]:
@@ -203,7 +202,7 @@ class TabularWriter(StagedWriter):
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         made: dict[str, Array | Encoded] = dict(episode.columns)
-        for column in self._columns or plan_columns(episode.schema, self._how()):
+        for column in self._columns or plan_columns(episode.schema, *self._how()):
             if column.how != TABULAR:
                 packed, lossy = self._pack(column.how, episode.columns[column.spec.name])
                 made[column.spec.name] = packed
@@ -364,7 +363,7 @@ class TabularSource(DirectorySource):
                 continue
             if unique is None:
                 unique, order = np.unique(rows.ravel(), return_inverse=True)
-            images = np.empty((len(unique), *column.spec.shape), np.uint8)
+            images = np.empty((len(unique), *column.spec.shape), column.spec.dtype)
             if len(unique):
                 by_offset = np.argsort(self.offsets, kind="stable")
                 at = np.searchsorted(self.offsets[by_offset], unique, side="right") - 1
@@ -411,10 +410,7 @@ def _column(path: str, spec: ColumnSpec, file: Any, how: Any) -> Column:
     """
     check_name(path, file)
     check_row(path, spec.name, spec.row_nbytes)
-    fits = how == TABULAR or (
-        how in MEDIA and is_image(spec) and spec.row_nbytes <= 3 * LARGEST_PICTURE
-    )
-    if not fits:
+    if how != TABULAR and not (how in MEDIA and holds(MEDIA[how], spec)):
         raise CorruptError(
             f"{path}: column {spec} is stored as {how!r}, expected {TABULAR!r} or an image"
         )

@@ -1,7 +1,7 @@
 """How columns lie in a Lance dataset.
 
     how       Arrow type                    for
-    png, jpeg binary                        images: uint8 (H, W, 1 or 3)
+    png, jpeg binary                        images: what the codec holds (media/images.py)
     list      fixed-size list of numbers    numbers, complex (as pairs), dates (as int64)
     text      string                        one text per step
     raw       fixed-size list of uint8      bytes, arrays of text
@@ -25,13 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.image_axes import is_image
 from ringmap.errors import CorruptError, RoleError
 from ringmap.formats.common.directory import stated_reward_at
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
-from ringmap.formats.common.untrusted import LARGEST_PICTURE, check_name, check_row, refuse_links
-from ringmap.formats.media.images import LARGEST, size_of
+from ringmap.formats.common.untrusted import check_name, check_row, refuse_links
+from ringmap.formats.media.images import holds, picture_of
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 
 __all__ = [
@@ -172,7 +171,7 @@ def _how(spec: ColumnSpec, image_format: str) -> str:
     kind = spec.dtype.kind
     if not spec.row_nbytes:
         return "none"
-    if is_image(spec) and max(spec.shape) <= LARGEST:
+    if holds(image_format, spec):
         return image_format
     if kind == "S" or (kind == "U" and spec.shape):
         return "raw"
@@ -321,13 +320,9 @@ def sized_fields(dataset: Any, path: str) -> list[Field]:
     first = dataset.take([0], columns=[f.name for f in unsized])
     sizes = {}
     for field in unsized:
-        sizes[field.name] = size_of(first.column(field.name)[0].as_py(), f"{path}: {field.name}")
-    return [
-        replace(f, spec=ColumnSpec(f.spec.name, sizes[f.name], f.spec.dtype))
-        if f.name in sizes
-        else f
-        for f in fields
-    ]
+        found = picture_of(first.column(field.name)[0].as_py(), f"{path}: {field.name}")
+        sizes[field.name] = ColumnSpec(field.spec.name, found.shape, found.dtype)
+    return [replace(f, spec=sizes[f.name]) if f.name in sizes else f for f in fields]
 
 
 def table_of(dataset: Any, path: str) -> tuple[Array, Array]:
@@ -351,7 +346,7 @@ def table_of(dataset: Any, path: str) -> tuple[Array, Array]:
 def _field(path: str, spec: ColumnSpec, name: Any, how: Any) -> Field:
     """Return a field as the schema's metadata describes it, validating every value."""
     check_row(path, spec.name, spec.row_nbytes)
-    images = how in ("png", "jpeg") and is_image(spec) and spec.row_nbytes <= 3 * LARGEST_PICTURE
+    images = how in ("png", "jpeg") and holds(how, spec)
     if not (images or how in ("list", "raw", "text") or (how == "none" and not spec.row_nbytes)):
         raise ValueError(f"column {spec} is stored as {how!r}")
     return Field(spec, str(name), how)

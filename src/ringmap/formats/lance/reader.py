@@ -118,7 +118,7 @@ class LanceSource(DirectorySource):
                 continue
             column = table.column(field.name)
             if field.how in ("png", "jpeg"):
-                out = empty((len(column), *field.spec.shape), np.dtype(np.uint8))
+                out = empty((len(column), *field.spec.shape), field.spec.dtype)
                 files = [memoryview(v.as_buffer()) for v in _scalars(column)]
                 decode_into(out, files, field.spec)
                 found[field.spec.name] = (out if order is None else out[order]).reshape(shape)

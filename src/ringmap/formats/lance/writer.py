@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.image_axes import is_image, stored_layout
+from ringmap.datasets.image_axes import stored_layout
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.common.log import FILE, Encoded, Record, groups_of
 from ringmap.formats.common.staged import StagedWriter
@@ -41,7 +41,7 @@ from ringmap.formats.lance.columns import (
     table_of,
     to_arrow,
 )  # fmt: skip
-from ringmap.formats.media.images import check_image_format, encode
+from ringmap.formats.media.images import check_image_format, encode, holds
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 from ringmap.storage.records.blobs import decode_data
 
@@ -160,7 +160,7 @@ def _flattened(ep_data: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = dict(as_columns(columns, "LanceWriter.write_episode"))
     for name, rows in made.items():
         spec = ColumnSpec(name, rows.shape[1:], rows.dtype)
-        if rows.dtype.kind in "biuf" and not is_image(spec):
+        if rows.dtype.kind in "biuf" and not holds("jpeg", spec):
             made[name] = rows.reshape(len(rows), -1).astype(np.float32)
     return {**made, EPISODE_DATA_KEY: data} if data else made
 

@@ -14,16 +14,17 @@ Not here: writing (writer.py), frames (media/films.py), older versions (LeRobot 
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringmap.datasets.stored import StoredDataset
-from ringmap.errors import CorruptError, UnknownFormatError
+from ringmap.errors import CorruptError, InputError, UnknownFormatError, UnsupportedError
 from ringmap.formats.common.directory import DecodingSource, damage_named, offsets_of, steps_of
 from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.source_format import StoredFormat
@@ -35,8 +36,8 @@ from ringmap.formats.common.untrusted import (
     refuse_elsewhere,
     refuse_vast,
 )
-from ringmap.formats.media.films import decode_runs
-from ringmap.formats.media.images import decode_into
+from ringmap.formats.media.films import Decoder, decode_runs
+from ringmap.formats.media.images import Picture, decode_into, picture_of
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
@@ -48,6 +49,13 @@ _STEPS_PER_BYTE = 100
 """Rows that a byte of Parquet may hold; the number of each takes a few bits."""
 
 _LONGEST_TASK = 1 << 16
+
+DEPTHS = ("mm", "codes")
+
+_CODES = 1 << 12
+
+_DEPTH = {"depth_min": 0.01, "depth_max": 10.0, "shift": 3.5, "use_log": True}
+"""The parameters of codes of depth, in metres, and their defaults."""
 
 
 @register_format
@@ -84,8 +92,11 @@ class LeRobotSource(DecodingSource):
 
     Args:
         path: the folder that holds `meta`.
+        depth: "mm" gives videos of depth in millimetres, uint16; "codes" the numbers that are stored. Depth that is no code (of
+            pictures, and of videos with more than 12 bits and no parameters) comes as it is stored, in either case.
 
     Raises:
+        InputError: there is no such kind of depth.
         NotFoundError: there is no such folder.
         UnknownFormatError: it is of another version.
         CorruptError: it is damaged.
@@ -94,7 +105,10 @@ class LeRobotSource(DecodingSource):
     reward_at = "same"
     """A row is a step: an observation, its action, and the reward of that."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], depth: str = "mm") -> None:
+        if depth not in DEPTHS:
+            raise InputError(f"{os.fspath(path)}: depth must be one of {DEPTHS}, got {depth!r}")
+        self._depth = depth
         self._tables = _episode_files(os.path.abspath(path))
         super().__init__(path)
         with damage_named(self.path):
@@ -112,7 +126,7 @@ class LeRobotSource(DecodingSource):
             self._refuse_vast()
             self.offsets = offsets_of(self.lengths)
             self._tasks = _tasks(self.path)
-            self._videos: dict[str, None] = {}
+            self._videos: dict[str, Array | None] = {}  # and what each code of depth stands for
             self.schema = self._columns()
         self.episode_columns = ["tasks"] if any("tasks" in e for e in self._episodes) else []
 
@@ -162,9 +176,10 @@ class LeRobotSource(DecodingSource):
             shape, dtype = tuple(feature["shape"]), feature["dtype"]
             if dtype in ("video", "image"):
                 height, width, channels = _image_shape(shape, feature.get("names"))
-                specs.append(ColumnSpec(name, (height, width, channels), np.dtype(np.uint8)))
+                kind, codes = self._pictures(name, feature)
+                specs.append(ColumnSpec(name, (height, width, channels), kind))
                 if dtype == "video":
-                    self._videos[name] = None
+                    self._videos[name] = codes
             elif dtype == "string":
                 specs.append(ColumnSpec(name, (), np.dtype("U")))
             else:
@@ -177,10 +192,52 @@ class LeRobotSource(DecodingSource):
             check_row(self.path, spec.name, spec.row_nbytes)
             if min(spec.shape, default=0) < 0 or (
                 self._info["features"].get(spec.name, {}).get("dtype") in ("video", "image")
-                and spec.row_nbytes > 3 * LARGEST_PICTURE
+                and math.prod(spec.shape) > 4 * LARGEST_PICTURE
             ):
                 raise CorruptError(f"{self.path}: column {spec}: no such pictures are read")
         return Schema(tuple(specs))
+
+    def _pictures(
+        self, name: str, feature: Mapping[str, Any]
+    ) -> tuple[np.dtype[Any], Array | None]:
+        """Return the dtype of pictures, by the header of the first one, and millimetres for each code where they are codes.
+
+        `info.json` does not say the dtype. What can't be opened counts as uint8 here, and is refused when it is read.
+        """
+        first = next((e for e in self._episodes if e["length"]), None)
+        try:
+            if first is None:
+                return np.dtype(np.uint8), None
+            if feature["dtype"] == "image":
+                return self._first_picture(name, first).dtype, None
+            film = Decoder(self._film(name, first))
+            try:
+                kind, bits = film.picture.dtype, film.bits
+            finally:
+                film.close()
+        except (CorruptError, UnsupportedError, OSError, ImportError, LookupError):
+            return np.dtype(np.uint8), None
+        return kind, depth_table(feature, bits) if self._depth == "mm" else None
+
+    def _first_picture(self, name: str, episode: Mapping[str, Any]) -> Picture:
+        import pyarrow.parquet as pq
+
+        path = self._file(
+            "data_path",
+            chunk_index=episode["data/chunk_index"],
+            file_index=episode["data/file_index"],
+        )
+        _refuse_rows(path)
+        # A buffer: else the column's bytes in the group are read at once.
+        with pq.ParquetFile(path, buffer_size=1 << 16) as file:
+            (row, *_) = next(file.iter_batches(1, columns=[name])).column(0).to_pylist()
+        return picture_of(row["bytes"], f"{path}: {name}")
+
+    def _film(self, name: str, episode: Mapping[str, Any]) -> str:
+        key = f"videos/{name}"
+        return self._file(
+            "video_path", video_key=name, chunk_index=episode[f"{key}/chunk_index"], file_index=episode[f"{key}/file_index"],
+        )  # fmt: skip
 
     def _open(self) -> Any:
         return EpisodeCache(self._load_rows)
@@ -204,7 +261,7 @@ class LeRobotSource(DecodingSource):
 
     def _frames(self, spec: ColumnSpec, rows: Array) -> Array:
         unique, order = np.unique(rows, return_inverse=True)
-        out = np.empty((len(unique), *spec.shape), np.uint8)
+        out = np.empty((len(unique), *spec.shape), spec.dtype)
         if not len(unique):
             return out
         fps = float(self._info["fps"])
@@ -216,17 +273,19 @@ class LeRobotSource(DecodingSource):
         frames = first[back] + unique - self.offsets[episodes]
 
         def path_of(episode: int) -> str:
-            found = self._episodes[episode]
-            return self._file(
-                "video_path",
-                video_key=spec.name,
-                chunk_index=found[f"{key}/chunk_index"],
-                file_index=found[f"{key}/file_index"],
-            )
+            return self._film(spec.name, self._episodes[episode])
 
         decode_runs(self._decoders, out, episodes, frames, path_of)
         for path in {path_of(episode) for episode in np.unique(episodes).tolist()}:
             self._refuse_newer(path)
+        codes = self._videos[spec.name]
+        if codes is not None:
+            if out.max(initial=0) >= len(codes):
+                raise CorruptError(
+                    f"{self.path}: column {spec.name!r} has a code of depth of {out.max()}, expected at most {len(codes) - 1}; "
+                    'depth="codes" gives what is stored'
+                )
+            out = codes[out]
         return out[order]
 
     def _load_rows(self, episode: int) -> dict[str, Array]:
@@ -250,7 +309,7 @@ class LeRobotSource(DecodingSource):
                 continue
             column = table.column(spec.name)
             if self._info["features"][spec.name]["dtype"] == "image":
-                images = found[spec.name] = np.empty((len(table), *spec.shape), np.uint8)
+                images = found[spec.name] = np.empty((len(table), *spec.shape), spec.dtype)
                 decode_into(images, [value["bytes"] for value in column.to_pylist()], spec)
             elif spec.dtype.kind == "U":
                 found[spec.name] = np.array(column.to_pylist(), str)
@@ -265,6 +324,46 @@ class LeRobotSource(DecodingSource):
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         tasks = self._episodes[episode].get("tasks")
         return {} if tasks is None else {"tasks": np.array([str(t) for t in tasks])}
+
+
+def depth_table(feature: Mapping[str, Any], bits: int) -> Array | None:
+    """Return the millimetres, uint16, that each code of a video of depth stands for; None where its numbers are no codes.
+
+    Args:
+        feature: of `info.json`; parameters that it does not name have LeRobot's defaults.
+        bits: of a number in the video.
+
+    Raises:
+        CorruptError: the parameters make no sense.
+
+    Source: LeRobot 0.6, `lerobot.datasets.depth_utils.dequantize_depth` and `lerobot.configs.video.is_depth_map`.
+    """
+    old = feature.get("video_info")
+    info = {**(old if isinstance(old, dict) else {}), **(feature.get("info") or {})}
+    given = {
+        name: info[f"video.{name}"] for name in _DEPTH if info.get(f"video.{name}") is not None
+    }
+    if (
+        not (info.get("is_depth_map") or info.get("video.is_depth_map"))
+        or bits <= 8
+        or (bits > 12 and not given)
+    ):
+        return None
+    told = {**_DEPTH, **given}
+    least, most, shift = (float(told[name]) for name in ("depth_min", "depth_max", "shift"))
+    low, high = least, most
+    if told["use_log"]:
+        if not 0 < least + shift < most + shift:
+            raise CorruptError(
+                f"a video of depth has {told}, expected 0 < depth_min + shift < depth_max + shift"
+            )
+        low, high = math.log(least + shift), math.log(most + shift)
+    metres = (np.arange(_CODES) * ((high - low) / (_CODES - 1))).astype(np.float32) + np.float32(
+        low
+    )
+    metres = np.clip(np.exp(metres) - np.float32(shift) if told["use_log"] else metres, least, most)
+    table: Array = np.rint(metres * np.float32(1000)).clip(0, 65535).astype(np.uint16)
+    return table
 
 
 def _episode_files(path: str) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.window import check_reward_at
-from ringmap.datasets.image_axes import is_image, stored_layout
+from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, FILM, Encoded, Record
@@ -31,7 +31,7 @@ from ringmap.formats.common.transitions import OUTCOMES, Steps
 from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
 from ringmap.formats.lerobot import LeRobot, LeRobotSource
 from ringmap.formats.media.films import Encoding, encode_video
-from ringmap.formats.media.images import encode
+from ringmap.formats.media.images import encode, holds
 from ringmap.storage.columns.schema import ColumnSpec, as_columns
 
 __all__ = ["LeRobotWriter"]
@@ -148,7 +148,9 @@ class LeRobotWriter(StagedWriter):
                 raise InputError(f"{where}: column {spec.name!r} is {spec.dtype} {spec.shape}, which LeRobot has no feature for")  # fmt: skip
 
     def _is_video(self, spec: ColumnSpec) -> bool:
-        return self._videos and is_image(spec) and not spec.shape[0] % 2 and not spec.shape[1] % 2
+        return (
+            self._videos and holds("jpeg", spec) and not spec.shape[0] % 2 and not spec.shape[1] % 2
+        )
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         columns: dict[str, Array | Encoded] = dict(episode.columns)
@@ -157,13 +159,13 @@ class LeRobotWriter(StagedWriter):
                 film = io.BytesIO()
                 encode_video(film, episode.columns[spec.name], Encoding(crf=self._crf, fps=self._fps))  # fmt: skip
                 columns[spec.name] = Encoded([film.getvalue()], FILM)
-            elif is_image(spec):
+            elif holds("jpeg", spec):
                 columns[spec.name] = Encoded(encode(episode.columns[spec.name], "png"), "png")
         return columns
 
     def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
         self._stats = {
-            s.name: _stats(episode.columns[s.name], is_image(s))
+            s.name: _stats(episode.columns[s.name], holds("jpeg", s))
             for s in episode.schema.columns
             if s.dtype.kind != "U"
         }
@@ -248,7 +250,7 @@ class LeRobotWriter(StagedWriter):
 def _name_of(name: str, rows: Array) -> str:
     if name in OUTCOMES:
         return f"next.{name}"
-    if rows.dtype == np.uint8 and rows.ndim == 4 and rows.shape[-1] in (1, 3):
+    if holds("jpeg", ColumnSpec(name, rows.shape[1:], rows.dtype)):
         return name if name.startswith("observation.") else f"observation.images.{name.split('/')[-1]}"  # fmt: skip
     head, slash, rest = name.partition("/")
     if head in ("obs", "observation"):
@@ -275,7 +277,7 @@ def _features_of(record: Record, fps: int) -> dict[str, Any]:
         names: Any = None
         if spec.name == "task":
             continue
-        if is_image(spec):
+        if holds("jpeg", spec):
             kind = "video" if isinstance(rows, Encoded) and rows.how == FILM else "image"
             names = ["height", "width", "channels"]
         else:

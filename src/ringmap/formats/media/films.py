@@ -3,6 +3,15 @@
     frames (T, H, W, C) -> padded to even sizes -> encoder -> ep_0.mp4
     ep_0.mp4 -> seek to the keyframe before -> decode -> cropped to (H, W)
 
+| pixel format of the file | read as |
+| --- | --- |
+| grey of up to 8 bits | uint8, 1 channel, or repeated |
+| colour of up to 8 bits | uint8, RGB: 3 channels, 4 with alpha |
+| grey of 9 to 16 bits | uint16, 1 channel: the file's numbers |
+| RGB of 9 to 16 bits | uint16, 3 channels, 4 with alpha: the file's numbers |
+| YUV of 9 to 16 bits | uint16, 3 channels, 4 with alpha: as RGB of 16 bits; or 1 channel, the numbers of its luma |
+| all else | refused by name |
+
 Invariants: with keyframes, frame t is at pts t, in decoding order (no B-frames), a keyframe every `KEYFRAMES`.
 A decoder that a fork copied is never used nor closed: closing it would wait for threads that are not there.
 Not here: which frames a batch needs (each format).
@@ -13,18 +22,21 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError
+from ringmap.errors import CorruptError, RingmapError, UnsupportedError
+from ringmap.extras import require
 from ringmap.formats.common.untrusted import LARGEST_PICTURE, kind_at
-from ringmap.formats.media.images import in_threads
+from ringmap.formats.media.images import Picture, enlarged, in_threads, misfit
+from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.system import NotAFileError
 
 __all__ = [
@@ -36,6 +48,7 @@ __all__ = [
     "FilmWriter",
     "decode_runs",
     "encode_video",
+    "write_film",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -52,6 +65,19 @@ _inherited: list[Any] = []
 
 SMALLEST = 16
 """Encoders refuse smaller pictures; they are padded to this."""
+
+_SEEN = 192
+"""Players blur enlarged frames: smaller ones are enlarged here, each pixel as a square."""
+
+_PIXELS = {
+    ("uint8", 1): "rgb24",
+    ("uint8", 3): "rgb24",
+    ("uint16", 1): "gray16le",
+    ("uint16", 3): "rgb48le",
+}
+"""dtype and channels of frames -> the pixel format in which an encoder is given them.
+
+Grey of 8 bits goes as RGB: encoders and decoders differ in the range that they take grey's values to have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +106,24 @@ class FilmWriter:
     Args:
         file: a path or a file object.
         encoding: how.
+        pixels: of the frames; what has 16 bits is stored without loss, by FFV1.
 
     Raises:
         av.FFmpegError (an OSError or ValueError): the codec is not there, or refuses its options.
     """
 
-    def __init__(self, file: Any, encoding: Encoding) -> None:
+    def __init__(self, file: Any, encoding: Encoding, pixels: str = "rgb24") -> None:
         import av
 
-        self._encoding, self._number = encoding, 0
-        codec, options, pixels = encoding.codec, {"crf": str(encoding.crf)}, "yuv420p"
-        if encoding.lossless:
-            codec, options, pixels = "libx264rgb", {"qp": "0"}, "rgb24"
+        self._encoding, self._number, self._pixels = encoding, 0, pixels
+        codec, options, stored = encoding.codec, {"crf": str(encoding.crf)}, "yuv420p"
+        if pixels != "rgb24":
+            codec, options, stored = "ffv1", {}, pixels
+        elif encoding.lossless:
+            codec, options, stored = "libx264rgb", {"qp": "0"}, "rgb24"
         self._container: Any = av.open(file, "w", format="mp4")
         stream: Any = self._container.add_stream(codec, rate=Fraction(encoding.fps), options=options)  # fmt: skip
-        stream.pix_fmt = pixels
+        stream.pix_fmt = stored
         if encoding.keyframes is not None:
             stream.codec_context.gop_size = encoding.keyframes
             stream.codec_context.max_b_frames = 0
@@ -102,7 +131,7 @@ class FilmWriter:
         self._stream = stream
 
     def add(self, picture: Array) -> None:
-        """Add a frame, uint8 (H, W, 3)."""
+        """Add a frame, (H, W, 1 or 3), of the dtype that the pixels have."""
         import av
 
         height, width = (max(SMALLEST, n + n % 2) for n in picture.shape[:2])
@@ -111,10 +140,15 @@ class FilmWriter:
             self._stream.height, self._stream.width = height, width
         if pad != ((0, 0), (0, 0)):
             picture = np.pad(picture, (*pad, (0, 0)), mode="edge")
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")
+        channels = picture[..., 0] if self._pixels == "gray16le" else picture
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(channels), self._pixels)
         frame.pts, frame.time_base = self._number, Fraction(1, self._encoding.fps)
         self._number += 1
         self._container.mux(self._stream.encode(frame))
+
+    def show(self, picture: Array) -> None:
+        """Add a frame (H, W, 3), large enough to be seen."""
+        self.add(enlarged(picture, _SEEN))
 
     def close(self) -> None:
         """Finish the file."""
@@ -130,11 +164,34 @@ class FilmWriter:
 
 
 def encode_video(file: Any, frames: Array, encoding: Encoding) -> None:
-    """Write `frames`, (T, H, W, 1 or 3) uint8, as `FilmWriter` does."""
-    # Grey goes as RGB: encoders and decoders differ in the range that they take grey's values to have.
-    with FilmWriter(file, encoding) as film:
-        for picture in np.broadcast_to(frames, (*frames.shape[:3], 3)):
+    """Write `frames`, (T, H, W, 1 or 3), uint8 or uint16, as `FilmWriter` does."""
+    pixels = _PIXELS[str(frames.dtype), frames.shape[3]]
+    with FilmWriter(file, encoding, pixels) as film:
+        for picture in (
+            np.broadcast_to(frames, (*frames.shape[:3], 3)) if pixels == "rgb24" else frames
+        ):
             film.add(picture)
+
+
+def write_film(file: Any, fps: int, pictures: Iterable[Array]) -> None:
+    """Write a video that is only played, of pictures (H, W, 3) uint8, large enough to be seen.
+
+    Raises:
+        MissingExtraError: PyAV is not installed.
+    """
+    with open_film(file, fps) as film:
+        for picture in pictures:
+            film.show(picture)
+
+
+def open_film(file: Any, fps: int) -> FilmWriter:
+    """Begin such a video, for `FilmWriter.show`.
+
+    Raises:
+        MissingExtraError: PyAV is not installed.
+    """
+    require("video", "writing a video")
+    return FilmWriter(file, Encoding(fps=fps, keyframes=None))
 
 
 class Decoder:
@@ -164,13 +221,16 @@ class Decoder:
             )  # fmt: skip
             self._stream: Any = self._container.streams.video[0]
             self._stream.codec_context.options = {"max_pixels": str(LARGEST_PICTURE)}
-            height, width = self.size
+            context = self._stream.codec_context
+            height, width, kind = context.height, context.width, context.format
         except (OSError, ValueError, IndexError) as error:
             raise CorruptError(f"{path} can't be read: {error}") from error
-        if height * width > LARGEST_PICTURE:
+        if kind is None or height * width > LARGEST_PICTURE:
             self._container.close()
             raise CorruptError(
                 f"{path}: frames of {width} by {height} pixels, expected at most {LARGEST_PICTURE:,} in all"
+                if kind is not None
+                else f"{path}: does not say of what its frames are made"
             )
         self._stream.codec_context.thread_count = 1  # clips are what runs in parallel
         self._frames: Any = None
@@ -181,26 +241,41 @@ class Decoder:
             self._ticks = 1 / (self._stream.average_rate * self._stream.time_base)
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of a frame as it is stored."""
+    def picture(self) -> Picture:
+        """What a frame is, by the file's own bits.
+
+        Raises:
+            UnsupportedError: its values would be changed.
+        """
         context = self._stream.codec_context
-        return context.height, context.width
+        return _picture(context.format, context.height, context.width, self.path)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a value in the file."""
+        return int(max(part.bits for part in self._stream.codec_context.format.components))
 
     def read(self, numbers: list[int], out: Array) -> None:
         """Decode frames, in ascending order, into `out`, (len(numbers), H, W, C), cropped to its size.
 
         Raises:
-            CorruptError: there is no such frame.
+            CorruptError: there is no such frame, or `out` can't hold its values.
+            UnsupportedError: its values would be changed.
         """
         height, width, channels = out.shape[1:]
+        spec = ColumnSpec(self.path, (height, width, channels), out.dtype)
         for into, number in zip(out, numbers, strict=True):
             frame = self._frame(number)
-            pixels = frame.to_ndarray(format="rgb24")
-            if pixels.shape[0] < height or pixels.shape[1] < width:
+            found = _picture(frame.format, frame.height, frame.width, self.path)
+            grey = channels == 1 and found.channels == 3  # as we store it; or numbers in luma
+            if misfit(replace(found, channels=1) if grey else found, spec, cropped=True):
                 raise CorruptError(
-                    f"{self.path}: frames of {pixels.shape[:2]}, expected at least {(height, width)}"
+                    f"{self.path}: frames of {found}, expected {spec.dtype} {spec.shape}, or larger ones"
                 )
-            into[...] = pixels[:height, :width, :channels]
+            values = _values(frame, found, grey)[:height, :width]
+            if grey and (values != values[..., :1]).any() and found.how == "rgb":
+                raise CorruptError(f"{self.path}: frames in colours, expected grey ones")
+            into[...] = values[..., :channels]
 
     def _frame(self, number: int) -> Any:
         if self._frames is None or not self._next <= number < self._next + KEYFRAMES:
@@ -223,6 +298,52 @@ class Decoder:
         """Give the file back."""
         self._frames = None
         self._container.close()
+
+
+def _picture(kind: Any, height: int, width: int, where: str) -> Picture:
+    """Return what frames of a pixel format are, and in `how` whether its planes are "gray", "rgb" or "yuv".
+
+    Raises:
+        UnsupportedError: it has another dtype than integers of up to 16 bits, or no planes of colours.
+    """
+    parts = kind.components
+    bits, alpha = max(part.bits for part in parts), any(part.is_alpha for part in parts)
+    colours = len(parts) - alpha
+    known = (colours, alpha) in ((1, False), (3, False), (3, True)) and not (
+        kind.is_bayer or kind.has_palette
+    )
+    if not known or bits > 16 or re.search("f(16|32)", kind.name):
+        raise UnsupportedError(
+            f"{where}: frames of {kind.name}, whose values would be changed; convert it"
+        )
+    how = "gray" if colours == 1 else "rgb" if kind.is_rgb else "yuv"
+    return Picture(
+        height, width, colours + alpha, np.dtype(np.uint8 if bits <= 8 else np.uint16), how
+    )
+
+
+def _values(frame: Any, found: Picture, luma: bool) -> Array:
+    """Return the values of a frame, (H, W, C); with `luma`, of YUV of more than 8 bits that alone."""
+    if found.dtype == np.uint8:
+        if found.how == "gray":
+            return np.asarray(frame.to_ndarray(format="gray"))[..., None]
+        return np.asarray(frame.to_ndarray(format="rgba" if found.channels == 4 else "rgb24"))
+    planes, name = list(frame.planes), frame.format.name
+    little = not name.endswith("be")
+    if found.how == "gray" or (found.how == "yuv" and luma):
+        return _plane(planes[0], found.width, 1, little)
+    if name.startswith("gbr"):
+        parts = [_plane(planes[at], found.width, 1, little) for at in (2, 0, 1, 3)[: len(planes)]]
+        return np.concatenate(parts, axis=-1)
+    packed = frame.reformat(format="rgba64le" if found.channels == 4 else "rgb48le")
+    return _plane(packed.planes[0], found.width, found.channels, True)
+
+
+def _plane(plane: Any, width: int, channels: int, little: bool) -> Array:
+    rows = np.frombuffer(plane, "<u2" if little else ">u2").reshape(
+        plane.height, plane.line_size // 2
+    )
+    return rows[:, : width * channels].reshape(plane.height, width, channels)
 
 
 class Decoders:
@@ -281,7 +402,7 @@ def decode_runs(
 
     Args:
         decoders: open files.
-        out: (n, H, W, C) uint8.
+        out: (n, H, W, C), of the dtype that the frames have.
         episodes: (n,), each episode's together.
         frames: (n,), ascending within an episode.
         path_of: where an episode's video lies.
@@ -300,7 +421,7 @@ def decode_runs(
             decoder.read(frames[first:stop].tolist(), out[first:stop])
         except (OSError, ValueError, ArithmeticError, RuntimeError) as error:
             decoder.close()
-            if isinstance(error, CorruptError):
+            if isinstance(error, RingmapError):
                 raise
             raise CorruptError(f"{path} can't be read: {error}") from error
         decoders.give_back(decoder)

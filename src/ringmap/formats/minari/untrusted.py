@@ -22,7 +22,7 @@ from ringmap.formats.common.untrusted import (
     refuse_links,
     refuse_sparse,
 )
-from ringmap.formats.media.images import size_of
+from ringmap.formats.media.images import picture_of
 
 __all__ = ["refuse_episode", "refuse_harm"]
 
@@ -122,7 +122,7 @@ def _check_dataset(found: Any) -> None:
         _check_texts(found, path)
     elif h5py.check_vlen_dtype(found.dtype) is not None:  # images, each as the bytes of a file
         for image in found[()]:
-            size_of(image.tobytes(), path)
+            picture_of(image.tobytes(), path)
 
 
 def _check_texts(found: Any, path: str) -> None:

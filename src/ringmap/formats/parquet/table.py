@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.datasets.image_axes import is_image
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
-from ringmap.formats.media.images import decode_into, encode
+from ringmap.formats.media.images import decode_into, encode, holds
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
     features: dict[str, Any] = {name: {"dtype": "int64", "_type": "Value"} for name in counts}
     for spec in schema.columns:
         name = column_name(spec.name)
-        if is_image(spec):
+        if holds("jpeg", spec):
             fields.append(pa.field(name, pa.struct({"bytes": pa.binary(), "path": pa.string()})))
             features[name] = {"_type": "Image"}
             continue
@@ -95,7 +94,7 @@ def table_of(
         arrays.append(pa.array(np.arange(length)))
     for spec in schema.columns:
         values = columns[spec.name]
-        if is_image(spec):
+        if holds("jpeg", spec):
             files = values.values if isinstance(values, Encoded) else encode(values, "png")
             paths = pa.nulls(length, pa.string())
             arrays.append(pa.StructArray.from_arrays([pa.array(files, pa.binary()), paths], ["bytes", "path"]))  # fmt: skip
@@ -121,7 +120,7 @@ def from_arrow(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
     length, found = len(column), column.combine_chunks()
     if isinstance(found, pa.ChunkedArray):  # of no chunk
         found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
-    if is_image(spec):
+    if holds("jpeg", spec):
         images = np.empty((length, *spec.shape), np.uint8)
         decode_into(images, found.field("bytes").to_pylist(), spec)
         return images

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.image_axes import is_image
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.episode import CheckedEpisode
-from ringmap.formats.media.images import check_image_format, encode
+from ringmap.formats.media.images import check_image_format, encode, holds
 from ringmap.formats.parquet import MARKER, Parquet
 from ringmap.formats.parquet.reader import FOOTER, ParquetSource, files_of
 from ringmap.formats.parquet.table import arrow_schema, episode_shapes, table_of
@@ -81,7 +80,7 @@ class ParquetWriter(StagedWriter):
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         columns: dict[str, Array | Encoded] = dict(episode.columns)
         for spec in episode.schema.columns:
-            if is_image(spec):
+            if holds("jpeg", spec):
                 files = encode(episode.columns[spec.name], self.image_format)
                 columns[spec.name] = Encoded(files, self.image_format)
         return columns

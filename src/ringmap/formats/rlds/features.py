@@ -19,7 +19,7 @@ import numpy as np
 
 from ringmap.errors import CorruptError
 from ringmap.formats.common.untrusted import LARGEST_PICTURE, refuse_vast
-from ringmap.formats.media.images import decode_into, opened, size_of
+from ringmap.formats.media.images import decode_into, picture_of
 from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["TEXT", "Leaf", "decode", "leaves_of", "sized"]
@@ -116,7 +116,7 @@ def _leaf(feature: Mapping[str, Any], name: str, steps: bool) -> Leaf:
         raise CorruptError(f"feature {name!r} has shape {shape}")
     if kind == "image":
         picture = Leaf(name, "picture", shape, np.dtype(told.get("dtype", "uint8")))
-        known = len(shape) == 3 and (picture.dtype, shape[2]) in _RAW
+        known = len(shape) == 3 and (picture.dtype.name, shape[2]) in _PICTURES
         if known and math.prod(shape[:2]) > LARGEST_PICTURE:
             raise CorruptError(f"feature {name!r}: pictures of {shape}, expected at most {LARGEST_PICTURE:,} pixels")  # fmt: skip
         return picture if known else replace(picture, kind=f"Image {shape} {picture.dtype}")
@@ -136,12 +136,10 @@ def _leaf(feature: Mapping[str, Any], name: str, steps: bool) -> Leaf:
 
 _ENCODINGS = {"none": "number", "bytes": "bytes", "zlib": "zlib"}
 
-_RAW = {
-    (np.dtype(np.uint8), 1): None, (np.dtype(np.uint8), 3): None,
-    (np.dtype(np.uint8), 4): (np.uint8, 4), (np.dtype(np.uint16), 1): (np.uint16, 1),
-    (np.dtype(np.float32), 1): (np.uint8, 4),
-}  # fmt: skip
-"""dtype and channels of a picture -> those of its file, None: as of any picture. A float is four channels of bytes."""
+_PICTURES = {(dtype, channels) for dtype in ("uint8", "uint16") for channels in (1, 3, 4)} | {
+    ("float32", 1)
+}
+"""dtype and channels of pictures. A float32 is stored as four channels of bytes."""
 
 
 def sized(leaf: Leaf, values: Any, where: str) -> Leaf:
@@ -159,8 +157,8 @@ def sized(leaf: Leaf, values: Any, where: str) -> Leaf:
             )
         return replace(leaf, dtype=np.promote_types(leaf.dtype, f"U{max(width, 1)}"))
     if len(values):
-        height, width, _ = size_of(values[0], where)
-        leaf = replace(leaf, shape=(height, width, leaf.shape[2]))
+        found = picture_of(values[0], where)
+        leaf = replace(leaf, shape=(found.height, found.width, leaf.shape[2]))
     return leaf
 
 
@@ -198,12 +196,12 @@ def decode(leaf: Leaf, values: list[bytes] | Array, steps: int, where: str) -> A
         refuse_vast(f"{where}: texts", 4 * width * len(texts), sum(map(len, values)), TEXT)
         return np.array(texts, f"U{max(width, 1)}").reshape(shape)
     if leaf.kind == "picture":
-        pictures = np.empty((len(values), *leaf.shape), leaf.dtype)
-        if _RAW[leaf.dtype, leaf.shape[2]] is None:
-            decode_into(pictures, values, ColumnSpec(where, leaf.shape, leaf.dtype))
-        else:
-            _decode_raw(pictures, values, where)
-        return pictures.reshape(shape)
+        # A float is four channels of bytes.
+        stored = (*leaf.shape[:2], 4) if leaf.dtype == np.float32 else leaf.shape
+        kind = np.dtype(np.uint8) if leaf.dtype == np.float32 else leaf.dtype
+        pictures = np.empty((len(values), *stored), kind)
+        decode_into(pictures, values, ColumnSpec(where, stored, kind))
+        return pictures.view(leaf.dtype).reshape(shape)
     nbytes = math.prod(leaf.shape) * leaf.dtype.itemsize  # negative, if any
     parts = [_unpacked(value, nbytes, where) if leaf.kind == "zlib" else value for value in values]
     if any(len(part) != nbytes for part in parts) and nbytes >= 0:
@@ -221,19 +219,6 @@ def _cast(values: Array, dtype: np.dtype[Any], where: str) -> Array:
     if dtype.kind in "biu" and (found != values).any():
         raise CorruptError(f"{where} holds numbers that {dtype} can't")
     return found
-
-
-def _decode_raw(out: Array, files: list[bytes], where: str) -> None:
-    """Decode pictures whose channels are not colours: depth as uint16 or float32, and colours with a fourth."""
-    kind, channels = _RAW[out.dtype, out.shape[-1]] or (np.uint8, out.shape[-1])
-    for into, file in zip(out, files, strict=True):
-        with opened(file, where) as image:
-            if (image.height, image.width, len(image.getbands())) != (*out.shape[1:3], channels):
-                raise CorruptError(f"{where}: a picture of {(image.height, image.width)} in {image.mode}, expected {out.shape[1:]}")  # fmt: skip
-            pixels = np.asarray(image)
-        if pixels.dtype != kind:
-            raise CorruptError(f"{where}: a picture of {pixels.dtype}, expected {np.dtype(kind)}")
-        into[...] = np.ascontiguousarray(pixels).view(out.dtype).reshape(into.shape)
 
 
 def _unpacked(data: bytes, nbytes: int, where: str) -> bytes:
