@@ -129,6 +129,7 @@ def in_folder(root, data, values):
     (root / "x").mkdir(parents=True)
     np.savez(root / "ep_len.npz", np.array([2], np.int32))
     np.savez(root / "ep_offset.npz", np.array([0], np.int64))
+    np.savez(root / "index.npz", np.arange(2))
     for step in range(2):
         (root / f"x/ep_0_step_{step}.{suffix}").write_bytes(data)
     return root
@@ -140,7 +141,8 @@ def in_lance(root, data, values):
     import pyarrow as pa
 
     table = {"episode_idx": pa.array([0, 0], pa.int32()), "step_idx": pa.array([0, 1], pa.int32())}
-    lance.write_dataset(pa.table({**table, "x": pa.array([data, data], pa.binary())}), root / "x.lance")  # fmt: skip
+    table |= {"x": pa.array([data, data], pa.binary()), "index": pa.array([0, 1])}
+    lance.write_dataset(pa.table(table), root / "x.lance")
     return root / "x.lance"
 
 
@@ -202,8 +204,12 @@ def test_what_would_be_changed_is_refused(tmp_path, where):
     for kind, (data, named) in REFUSED.items():
         print(kind)
         path = WHERE[where](tmp_path / kind, data, NARROW[..., :1])
-        with pytest.raises(UnsupportedError, match=named):
-            stored(path)
+        with pytest.raises(
+            UnsupportedError, match=f"column 'x' is of pictures.*{named}.*keys_to_load="
+        ):
+            load_dataset(path)
+        rest = load_dataset(path, output="numpy", keys_to_load=["index"]).load_episode(0)
+        assert rest["index"].tolist() == [0, 1]
 
 
 def test_pictures_of_other_kinds_than_the_first_are_refused(tmp_path):

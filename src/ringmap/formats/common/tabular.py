@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ringmap.datasets.base import num_rows
-from ringmap.errors import CorruptError
+from ringmap.errors import CorruptError, UnsupportedError
 from ringmap.formats.common import disk
 from ringmap.formats.common.directory import (
     DirectorySource,
@@ -133,8 +133,16 @@ class TabularFormat(StoredFormat):
         return videos == (cls.name == "video")
 
     @classmethod
-    def columns(cls, path: str) -> list[Column]:
-        """Return the columns of a dataset, in order; those of other programs by the names of their files."""
+    def columns(cls, path: str, unsupported: dict[str, str] | None = None) -> list[Column]:
+        """Return the columns of a dataset, in order; those of other programs by the names of their files.
+
+        Args:
+            path: of the dataset.
+            unsupported: gets those whose pictures are not read.
+
+        Raises:
+            UnsupportedError: pictures are not read, and nobody asks which.
+        """
         table = os.path.join(path, TABLE)
         if os.path.isfile(table):
             found = read_json(table)["columns"]
@@ -148,7 +156,13 @@ class TabularFormat(StoredFormat):
                 rows = open_npz(os.path.join(path, name))
                 columns.append(Column(ColumnSpec(stem, rows.shape[1:], rows.dtype), stem, TABULAR))
         for name in _folders(path):
-            media = cls.find_media(os.path.join(path, name))
+            try:
+                media = cls.find_media(os.path.join(path, name))
+            except UnsupportedError as error:
+                if unsupported is None:
+                    raise
+                unsupported[name] = f"of pictures that are not read ({error})"
+                continue
             if media is not None:
                 how, found = media
                 columns.append(Column(ColumnSpec(name, found.shape, found.dtype), name, how))
@@ -300,7 +314,9 @@ class TabularSource(DirectorySource):
         super().__init__(path)
         with damage_named(self.path):
             self.lengths, self.offsets = _episodes(self.path)
-            self.columns = {c.spec.name: c for c in format.columns(self.path)}
+            self.unsupported: dict[str, str] = {}
+            found = format.columns(self.path, self.unsupported)
+            self.columns = {c.spec.name: c for c in found}
             self.episode_columns = _data_names(self.path)
             self.reward_at = _reward_at(self.path)
             self._handle()

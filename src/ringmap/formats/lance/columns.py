@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError, RoleError
+from ringmap.errors import CorruptError, RoleError, UnsupportedError
 from ringmap.formats.common.directory import stated_reward_at
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
@@ -311,18 +311,30 @@ def fields_of(schema: Any, path: str) -> list[Field]:
     return fields
 
 
-def sized_fields(dataset: Any, path: str) -> list[Field]:
-    """Return the columns of a dataset, images with the size that the first step has."""
+def sized_fields(dataset: Any, path: str, unsupported: dict[str, str] | None = None) -> list[Field]:
+    """Return the columns of a dataset, images as the first step has them; those that are not read go to `unsupported`.
+
+    Raises:
+        UnsupportedError: images are not read, and nobody asks which.
+    """
     fields = fields_of(dataset.schema, path)
     unsized = [f for f in fields if f.how == "jpeg" and f.spec.shape[:2] == (0, 0)]
     if not unsized or not dataset.count_rows():
         return fields
     first = dataset.take([0], columns=[f.name for f in unsized])
-    sizes = {}
+    found = {field.spec.name: field for field in fields}
     for field in unsized:
-        found = picture_of(first.column(field.name)[0].as_py(), f"{path}: {field.name}")
-        sizes[field.name] = ColumnSpec(field.spec.name, found.shape, found.dtype)
-    return [replace(f, spec=sizes[f.name]) if f.name in sizes else f for f in fields]
+        name = field.spec.name
+        try:
+            size = picture_of(first.column(field.name)[0].as_py(), f"{path}: {field.name}")
+        except UnsupportedError as error:
+            if unsupported is None:
+                raise
+            unsupported[name] = f"of pictures that are not read ({error})"
+            del found[name]
+            continue
+        found[name] = replace(field, spec=ColumnSpec(name, size.shape, size.dtype))
+    return list(found.values())
 
 
 def table_of(dataset: Any, path: str) -> tuple[Array, Array]:

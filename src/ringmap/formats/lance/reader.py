@@ -78,7 +78,9 @@ class LanceSource(DirectorySource):
         with damage_named(self.path):
             handle = self._handle()
             dataset, self._files = handle.rows, handle.files
-            self._fields = {f.spec.name: f for f in sized_fields(dataset, self.path)}
+            self.unsupported: dict[str, str] = {}
+            fields = sized_fields(dataset, self.path, self.unsupported)
+            self._fields = {f.spec.name: f for f in fields}
             self.lengths, self.offsets = table_of(dataset, self.path)
             self.reward_at = reward_at_of(dataset.schema)
         self.schema = Schema(tuple(f.spec for f in self._fields.values()))

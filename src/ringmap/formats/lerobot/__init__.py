@@ -171,12 +171,16 @@ class LeRobotSource(DecodingSource):
         return made
 
     def _columns(self) -> Schema:
-        specs = []
+        specs, self.unsupported = [], dict[str, str]()
         for name, feature in self._info["features"].items():
             shape, dtype = tuple(feature["shape"]), feature["dtype"]
             if dtype in ("video", "image"):
                 height, width, channels = _image_shape(shape, feature.get("names"))
-                kind, codes = self._pictures(name, feature)
+                try:
+                    kind, codes = self._pictures(name, feature)
+                except UnsupportedError as error:
+                    self.unsupported[name] = f"of pictures that are not read ({error})"
+                    continue
                 specs.append(ColumnSpec(name, (height, width, channels), kind))
                 if dtype == "video":
                     self._videos[name] = codes
@@ -215,7 +219,7 @@ class LeRobotSource(DecodingSource):
                 kind, bits = film.picture.dtype, film.bits
             finally:
                 film.close()
-        except (CorruptError, UnsupportedError, OSError, ImportError, LookupError):
+        except (CorruptError, OSError, ImportError, LookupError):
             return np.dtype(np.uint8), None
         return kind, depth_table(feature, bits) if self._depth == "mm" else None
 
