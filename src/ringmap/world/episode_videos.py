@@ -14,7 +14,7 @@ import numpy as np
 
 from ringmap.errors import InputError
 from ringmap.formats.media.films import FilmWriter, open_film
-from ringmap.formats.media.images import is_drawn, resample_of, resized, shown
+from ringmap.formats.media.images import is_frame, resample_of, resized, shown
 from ringmap.world.infos import Row
 from ringmap.world.rollout import Turn
 from ringmap.world.tasks import Task
@@ -102,7 +102,7 @@ def as_frame(picture: Array) -> Array:
     Raises:
         InputError: it is none.
     """
-    if not is_drawn(picture):
+    if not is_frame(picture):
         raise InputError(
             f"World.evaluate: a video needs uint8 pictures (H, W, 3), got {picture.dtype} {picture.shape}"
         )

@@ -18,7 +18,7 @@ import numpy as np
 
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
-from ringmap.formats.media.images import is_drawn, resample_of, resized
+from ringmap.formats.media.images import is_frame, resample_of, resized
 from ringmap.world.infos import Row
 from ringmap.world.rollout import Stage
 
@@ -88,7 +88,7 @@ def goal_of(world: Stage, task: Task) -> Row:
     for name in task.columns:
         if name == "pixels":
             picture = np.asarray(task.goal[name])
-            if is_drawn(picture) and world.image_shape is not None:
+            if is_frame(picture) and world.image_shape is not None:
                 picture = resized(picture, world.image_shape, resample_of(world.image_resample))
             transform = world.goal_transform
             row["goal"] = picture if transform is None else np.asarray(transform(picture))

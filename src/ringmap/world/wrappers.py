@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ringmap.errors import RolloutError
-from ringmap.formats.media.images import is_drawn, resample_of, resized
+from ringmap.formats.media.images import is_frame, resample_of, resized
 from ringmap.storage.columns.values import as_array
 from ringmap.world.actions import blank_action
 
@@ -287,7 +287,7 @@ class AddPixels(_Pictures):
         frame: Any
         for key, frame in frames.items():
             name = "pixels" if key is None else f"pixels.{key}"
-            if not is_drawn(frame):
+            if not is_frame(frame):
                 got = (
                     f"{frame.dtype} {frame.shape}"
                     if isinstance(frame, np.ndarray)
@@ -317,7 +317,7 @@ class ResizeGoal(_Pictures):
 
     def _shown(self, info: Info) -> Info:
         goal = info.get("goal")
-        if not is_drawn(goal):
+        if not is_frame(goal):
             return info
         picture = resized(np.asarray(goal), self._shape, self._resample)
         return {**info, "goal": picture if self._transform is None else self._transform(picture)}

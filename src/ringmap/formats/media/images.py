@@ -42,7 +42,7 @@ from ringmap.storage.disk.threads import pool
 
 __all__ = [
     "IMAGE_FORMATS", "Picture", "axes_of", "channels_last", "check_image_format", "decode_into", "encode", "enlarged", "holds",
-    "in_threads", "is_drawn", "misfit", "picture_of", "resample_of", "resized", "sheet", "shown", "spread",
+    "in_threads", "is_frame", "misfit", "picture_of", "resample_of", "resized", "sheet", "shown", "spread",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -329,7 +329,7 @@ def axes_of(shape: Sequence[int], dtype: Any) -> str:
     return "CHW" if shape[0] in (1, 3) and min(shape[1:]) >= 2 else ""
 
 
-def is_drawn(value: Any) -> bool:
+def is_frame(value: Any) -> bool:
     """Return whether this is a picture as environments draw them: (H, W) or (H, W, 1, 3 or 4)."""
     return isinstance(value, np.ndarray) and axes_of(value.shape, value.dtype) in ("HW", "HWC")
 
