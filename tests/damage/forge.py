@@ -68,6 +68,22 @@ def dropped(path, base=0, pause=lambda: None):
 KINDS = {**SOUND, "prioritized": prioritized, "dropped": dropped}
 
 
+BLOB_HEAD = struct.Struct("<IIIIQ")
+
+
+def parts_of(blob, segment):
+    """Return the sums, the small state and the data of a blob in this segment."""
+    count, nbytes, at, size, _ = BLOB_HEAD.unpack_from(blob)
+    stop = BLOB_HEAD.size + 8 * count
+    return blob[BLOB_HEAD.size : stop], segment[at : at + size], blob[len(blob) - nbytes :]
+
+
+def packed(at, sums, carried, data):
+    """Return a blob that begins at byte `at` of its segment, and has the small state itself."""
+    place = at + BLOB_HEAD.size + len(sums), len(carried), xxhash.xxh3_64_intdigest(carried)
+    return BLOB_HEAD.pack(len(sums) // 8, len(data), *place) + sums + carried + data
+
+
 # -- forging ---------------------------------------------------------------------------------------
 
 
@@ -266,7 +282,7 @@ class Forger:
         segment = self.folder / f"data/{fields['blob_segment']:012d}.bin"
         data = segment.read_bytes()
         blob = data[fields["blob_offset"] : fields["blob_offset"] + fields["blob_size"]]
-        name, value, new = self.forged(blob)
+        name, value, new = self.forged(blob, data)
         segment.write_bytes(data + new)
         fields.update(
             blob_offset=len(data), blob_size=len(new), blob_sum=xxhash.xxh3_64_intdigest(new)
@@ -274,22 +290,17 @@ class Forger:
         self.write_record(seq % self.slots, fields)
         return name, value
 
-    def forged(self, blob):
-        head, (count, carried_nbytes, _) = blob[:12], struct.unpack_from("<III", blob)
-        at = 12 + 8 * count
-        sums, carried, data = (
-            blob[12:at],
-            blob[at : at + carried_nbytes],
-            blob[at + carried_nbytes :],
-        )
+    def forged(self, blob, segment):
+        """Return what of a blob is forged, how, and the new one, which goes behind the segment. It has the small state itself."""
+        head, (sums, carried, data) = BLOB_HEAD.unpack_from(blob), parts_of(blob, segment)
         what = self.pick(["head", "cut", "sums", "carried", "carried", "data", "data"])
         if what == "head":
-            parts = list(struct.unpack("<III", head))
-            which = int(self.rng.integers(3))
+            parts = list(head)
+            which = int(self.rng.integers(len(parts)))
             parts[which] = number_near(self.rng, parts[which], self.slots) % (1 << 32)
-            return "blob head", repr(parts), struct.pack("<III", *parts) + blob[12:]
+            return "blob head", repr(parts), BLOB_HEAD.pack(*parts) + blob[BLOB_HEAD.size :]
         if what == "cut":
-            size = int(self.pick([0, 1, 11, 12, 13, len(blob) - 1, len(blob) // 2]))
+            size = int(self.pick([0, 1, 23, 24, 25, len(blob) - 1, len(blob) // 2]))
             return "blob cut to", str(size), blob[:size]
         if what == "sums":
             sums = self.pick([sums[8:], sums + bytes(8), bytes(8) + sums[8:], b"", sums[::-1]])
@@ -301,8 +312,8 @@ class Forger:
                      b'{"sampling": {"step": 1, "rng": {"bit_generator": "os.system"}}}']  # fmt: skip
             carried = self.pick(known)
             value = repr(carried[:70])
-            if self.rng.random() < 0.5 and len(blob) > at + 2:
-                body = json.loads(blob[at : at + carried_nbytes])
+            if self.rng.random() < 0.5:
+                body = json.loads(parts_of(blob, segment)[1])
                 if body:
                     path, value = self.mutate(body)
                     carried, value = (
@@ -320,8 +331,7 @@ class Forger:
             text = json.dumps(heads).encode()
             data = len(text).to_bytes(4, "little") + text + data[4 + size :]
             value = f"{'/'.join(map(str, path))} = {value}"
-        new = struct.pack("<III", len(sums) // 8, len(carried), len(data)) + sums + carried + data
-        return f"blob {what}", value, new
+        return f"blob {what}", value, packed(len(segment), sums, carried, data)
 
     def swap_blobs(self, seq):
         """Let a record name the blob of another one."""

@@ -10,10 +10,10 @@ import math
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ from ringmap.storage.read import recovery
 from ringmap.storage.records.table import EpisodeTable
 from tests import ROOT
 from tests.damage import forge
-from tests.damage.forge import Bench, Forger, Plan, judge
+from tests.damage.forge import Bench, Forger, Plan, judge, packed, parts_of
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="limits and peaks of memory are Linux's"
@@ -112,26 +112,25 @@ def judged(bench, seq=None, newest=False):
 def give_blob(forger, seq, change):
     """Give a record another blob, made of the parts of its own."""
 
-    def forged(blob):
-        count, nbytes, _ = struct.unpack_from("<III", blob)
-        at = 12 + 8 * count
-        return "", "", change(blob[12:at], blob[at : at + nbytes], blob[at + nbytes :])
+    def forged(blob, segment):
+        pack = partial(packed, len(segment))
+        return "", "", change(pack, *parts_of(blob, segment))
 
     forger.forged = forged
     forger.forge_blob(seq)
 
 
-def packed(sums, carried, data):
-    return struct.pack("<III", len(sums) // 8, len(carried), len(data)) + sums + carried + data
-
-
 NO_NAME = b'[[7, "json", null, 0]]'
 BAD_BLOBS = {
-    "parts that do not add up": lambda sums, carried, data: packed(sums, carried, data) + b"?",
-    "nothing in it": lambda sums, carried, data: b"",
-    "a cut head": lambda sums, carried, data: b"1234567",
-    "data that do not decode": lambda sums, carried, data: packed(sums, carried, b"\xff" * 9),
-    "a name that is none": lambda sums, carried, data: packed(
+    "parts that do not add up": lambda packed, sums, carried, data: (
+        packed(sums, carried, data) + b"?"
+    ),
+    "nothing in it": lambda packed, sums, carried, data: b"",
+    "a cut head": lambda packed, sums, carried, data: b"1234567",
+    "data that do not decode": lambda packed, sums, carried, data: packed(
+        sums, carried, b"\xff" * 9
+    ),
+    "a name that is none": lambda packed, sums, carried, data: packed(
         sums, carried, len(NO_NAME).to_bytes(4, "little") + NO_NAME
     ),
 }
@@ -153,7 +152,7 @@ def test_sums_that_readers_do_not_need_cost_nothing(bench, forger, of):
     give_blob(
         forger,
         forger.numbers()[2],
-        lambda sums, carried, data: packed(wrong[of](sums), carried, data),
+        lambda packed, sums, carried, data: packed(wrong[of](sums), carried, data),
     )
     result = judged(bench)  # of which every episode must be there
     assert (result["wrong"], result["findings"]) == ([], [])
@@ -171,7 +170,7 @@ def test_the_command_line_says_what_is_wrong_with_a_blob(bench, forger, capsys):
 @pytest.mark.parametrize("carried", [b"[]", b'{"finished": 3}', b'{"sampling": {"step": 1}}'])
 def test_a_small_state_that_makes_no_sense_costs_no_episode(bench, forger, carried):
     newest = forger.numbers()[-1]
-    give_blob(forger, newest, lambda sums, _, data: packed(sums, carried, data))
+    give_blob(forger, newest, lambda packed, sums, _, data: packed(sums, carried, data))
     forger.body["carried"] = {}
     sign(forger)
     result = judged(bench)  # of which every episode must be there

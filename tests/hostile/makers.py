@@ -328,13 +328,14 @@ def _(at, out):
 
 def forge_blob(at, carried, data):
     """Give the newest record another blob."""
-    from ringmap.storage.records.blobs import decode_blob, encode_blob
+    from ringmap.storage.records.blobs import HEAD, decode_blob, encode_blob
 
     name = only(join(at, "data"))
     with open(name, "r+b") as file:
-        blob = encode_blob([0, 0], carried, data)
-        assert decode_blob(blob)
         at_byte = file.seek(0, os.SEEK_END)
+        place = at_byte + HEAD.size + 16, len(carried), xxhash.xxh3_64_intdigest(carried)
+        blob = encode_blob([0, 0], place, data, carried)
+        assert decode_blob(blob)
         file.write(blob)
     forge_record(
         at, blob_segment=int(os.path.basename(name)[:-4]), blob_offset=at_byte, blob_size=len(blob),

@@ -28,13 +28,18 @@ from ringmap.storage.records.blobs import (
 # -- one blob ----------------------------------------------------------------------------------
 
 
-@given(sums=st.lists(st.integers(0, 2**64 - 1), max_size=9), carried=st.binary(), data=st.binary())
-def test_a_blob_gives_its_parts_back(sums, carried, data):
-    assert decode_blob(encode_blob(sums, carried, data)) == (sums, carried, data)
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+
+
+@given(sums=st.lists(U64, max_size=9), at=U32, check=U64, state=st.binary(), has_it=st.booleans(), data=st.binary())  # fmt: skip
+def test_a_blob_gives_its_parts_back(sums, at, check, state, has_it, data):
+    place = at, len(state), check
+    blob = encode_blob(sums, place, data, state if has_it else b"")
+    assert decode_blob(blob) == (sums, place, data)
 
 
 def test_a_blob_whose_parts_do_not_add_up():
-    blob = encode_blob([1], b"ab", b"cd")
+    blob = encode_blob([1], (32, 2, 0), b"cd", b"ab")
     for wrong in (blob[:-1], blob + b"x"):
         with pytest.raises(ValueError, match="add up"):
             decode_blob(wrong)

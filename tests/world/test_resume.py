@@ -1,5 +1,6 @@
 """A collection that is killed goes on: every seed once, every episode as an uninterrupted run gives it."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from ringmap.buffers import engine
 from ringmap.data import ReplayBuffer, get_format, list_formats, load_dataset
 from ringmap.errors import InputError
 from ringmap.policy import RandomPolicy
+from ringmap.storage.records.blobs import Segments
 from ringmap.world.progress import Progress, identity_of
 from tests import ROOT
 from tests.tiers import few
@@ -227,6 +229,35 @@ def test_a_dropped_episode_is_collected_again(make, tmp_path, monkeypatch):
     assert by_seed(buf) == before
     world.collect(writer=buf, episodes=4, seed=0, resume=True)
     assert buf.num_episodes == 4
+    buf.close()
+
+
+def test_no_seed_is_given_twice_two_laps_later(make, tmp_path, monkeypatch):
+    """The episode that stored the progress, and the segment of it, are gone."""
+    monkeypatch.setattr(Segments.__init__, "__defaults__", (2000,))
+    world, path = make("ringmap/TwoRoom-v1", num_envs=1, max_episode_steps=3), tmp_path / "buffer"
+    policy = RandomPolicy(seed=0)
+    world.set_policy(policy)
+    buf = ReplayBuffer(max_steps=16, path=path)
+    actions = itertools.count(1)
+
+    def four_episodes(infos, get_action=policy.get_action):
+        if next(actions) > 12:
+            raise KeyboardInterrupt
+        return get_action(infos)
+
+    with monkeypatch.context() as during:
+        during.setattr(policy, "get_action", four_episodes)
+        with pytest.raises(KeyboardInterrupt):
+            world.collect(writer=buf, episodes=6, seed=0, resume=True)
+    assert sorted(buf.get_episode_data()["seed"]) == [0, 1, 2, 3]
+    rows = buf.load_episode(0)
+    for _ in range(24):
+        buf.write_episode({**rows, "_episode_data": {"seed": -1}})
+    buf.engine.owned.abandon()
+    buf = ReplayBuffer.open(path, mode="r+")
+    world.collect(writer=buf, episodes=6, seed=0, resume=True)
+    assert [seed for seed in buf.get_episode_data()["seed"] if seed >= 0] == [4, 5]
     buf.close()
 
 

@@ -35,7 +35,7 @@ from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import look_again, lost, read_whole
-from ringmap.storage.records.blobs import decode_small_state
+from ringmap.storage.read.recovery import small_state_in
 from ringmap.storage.records.kinds import ROWS, must_be
 from ringmap.storage.records.manifest import Kind
 from ringmap.storage.ring.arithmetic import spare_rows
@@ -406,15 +406,14 @@ class StepRing:
             seq = source.seq
             record = source.table.read(seq) if seq else None
             blob = None if record is None else source.blob_of(record)
-            if blob is None:  # overwritten meanwhile, or nothing is stored
+            small = blob and record and small_state_in(record, blob, source.blob_of)
+            if not small or small.lost:  # overwritten meanwhile, or nothing is stored
                 return int(source.refresh() or source.seq != seq)
-            try:
-                found.update(decode_small_state(blob).get("notes") or {})
-            except ValueError as error:
+            if small.fault:
                 raise CorruptError(
-                    f"{source.paths.table}: the small state that record {seq} carries does not make "
-                    f"sense: {error}; run ringmap.check on the buffer"
-                ) from None
+                    f"{source.paths.table}: {small.fault}; run ringmap.check on the buffer"
+                )
+            found.update(small.state.get("notes") or {})
             return 0
 
         look_again(

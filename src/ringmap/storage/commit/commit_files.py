@@ -26,7 +26,7 @@ from ringmap.storage.columns.rows import Rows
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.read.recovery import RecoveredState, find, small_state_of
-from ringmap.storage.records.blobs import Segments, encode_blob
+from ringmap.storage.records.blobs import HEAD, Segments, StatePlace, encode_blob
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
@@ -62,10 +62,13 @@ class CommitFiles:
         self.disk = disk
         self.paths = paths
         self.carried: dict[str, Any] = {}
+        self._restored: tuple[int, int, int] | None = None
+        """Segment, offset and size of the small state that an opening took from a segment."""
         self.poison: OSError | None = None
         self.unpublished = False
         self.state = State()
-        self._encoded: bytes | None = None
+        self._carried_at: StatePlace | None = None
+        """Where the current segment has the small state, None if it has an older one."""
         self._synced_tail, self._synced_first = 0, 1
         self.table = EpisodeTable.open(
             disk, paths.table, manifest.table_slots, manifest.uuid, True, mapped
@@ -112,11 +115,13 @@ class CommitFiles:
                 continue
             if rows is not None and record.live and record.start >= found.tail:
                 rows.rewrite(record.start, record.length)
-            if self.blob_of(record) is not None:
+            if self.segments.blob_of(record) is not None:
                 self.segments.rewrite(record.blob_segment, record.blob_offset, record.blob_size)
             elif record.kind != EPISODE:  # the manifest will have the small state that is left
                 record = record.without_blob()
             self.table.write(record)
+        if self._restored is not None and not found.clean:
+            self.segments.rewrite(*self._restored)
         with self.poisoning():
             if rows is not None:
                 behind = found.records[found.records["seq"] > found.mark]
@@ -151,7 +156,7 @@ class CommitFiles:
         self.state = state
 
     def restore_carried(self, found: RecoveredState, kept: Mapping[str, Any]) -> bool:
-        """Take the small state of the newest whole blob, or that of the manifest if it is newer.
+        """Take the small state that the newest whole blob names, or that of the manifest if it is newer.
 
         Returns:
             Whether it is as of the newest record.
@@ -159,21 +164,21 @@ class CommitFiles:
         Raises:
             CorruptError: it is not valid.
         """
-        self._encoded = None
-        small = small_state_of(found.seq, self.table, self.blob_of, kept)
+        self._carried_at = None
+        small = small_state_of(found.seq, self.table, self.segments.blob_of, kept)
         if small.fault:
             path = self.paths.manifest if small.kept else self.paths.table
             raise CorruptError(f"{path}: {small.fault}; run ringmap.check on the buffer")
-        self.carried = small.state
+        self.carried, self._restored = small.state, small.at
         return small.seq >= found.seq
 
     # -- a commit's own writes -----------------------------------------------------------------
 
     def carry(self, small: Mapping[str, Any] | None) -> None:
-        """Set sections of the small state that every commit and flush carries."""
+        """Set sections of the small state, which the next commit stores, and each flush."""
         if small:
             self.carried = {**self.carried, **small}
-            self._encoded = None
+            self._carried_at = None
 
     def carry_finished(self, stream: str) -> None:
         """Name the stream that this commit finishes, while its file may come back."""
@@ -220,30 +225,29 @@ class CommitFiles:
 
     def write_blob(self, seq: int, sums: list[int], data: bytes) -> BlobPlace:
         """Write the blob of record `seq`, and return the fields of the record that say where it is."""
-        blob = encode_blob(sums, self._encoded_state(), data)
+        blob = self._blob(self.segments.next_offset, sums, data)
         return *self.segments.append(blob, seq), len(blob), xxhash.xxh3_64_intdigest(blob)
 
     def write_blobs(self, last: int, parts: Sequence[tuple[list[int], bytes]]) -> list[BlobPlace]:
         """Write the blobs of the records up to `last`, one behind the other, each of sums and data; see `write_blob`."""
-        state = self._encoded_state()
-        blobs = [encode_blob(sums, state, data) for sums, data in parts]
+        at, blobs, places = self.segments.next_offset, list[bytes](), list[BlobPlace]()
+        for sums, data in parts:
+            blobs.append(self._blob(at, sums, data))
+            at += len(blobs[-1])
         number, offset = self.segments.append(b"".join(blobs), last)
-        places = []
         for blob in blobs:
             places.append((number, offset, len(blob), xxhash.xxh3_64_intdigest(blob)))
             offset += len(blob)
         return places
 
-    def _encoded_state(self) -> bytes:
-        if self._encoded is None:
-            self._encoded = json.dumps(self.carried, separators=(",", ":")).encode()
-        return self._encoded
-
-    def blob_of(self, record: Record) -> bytes | None:
-        """Return the blob of a record, or None if it was deleted."""
-        return self.segments.read(
-            record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
-        )
+    def _blob(self, at: int, sums: list[int], data: bytes) -> bytes:
+        """Return a blob that begins at byte `at` of its segment. If no blob before it there has the small state, this one has it."""
+        if at and self._carried_at is not None:
+            return encode_blob(sums, self._carried_at, data)
+        state = json.dumps(self.carried, separators=(",", ":")).encode()
+        place = at + HEAD.size + 8 * len(sums), len(state), xxhash.xxh3_64_intdigest(state)
+        self._carried_at = place
+        return encode_blob(sums, place, data, state)
 
     def sync_written(self, rows: Rows | None) -> None:
         """Make rows and blob durable, before the record that names them."""

@@ -27,8 +27,8 @@ from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.recovery import bad_rows
-from ringmap.storage.records.blobs import Segments, decode_small_state, segment_name
+from ringmap.storage.read.recovery import bad_rows, small_state_of
+from ringmap.storage.records.blobs import Segments, segment_name
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record, are_live
@@ -299,24 +299,15 @@ class Copy:
             sidecar.copy(self.source.home, target, state, kept.get(sidecar))
 
     def _carried(self, now: Look, segments: Segments) -> dict[str, Any]:
-        """Return the small state as of the commit: of a flush after it, or from its blob."""
+        """Return the small state as of the commit, or of a flush after it."""
         assert self._table is not None
         flushed = self._newest_manifest().carried
-        if flushed and flushed["seq"] == now.seq:
-            state = dict(flushed["state"])
-        else:
-            record = self._table.read(now.seq) if now.seq else None
-            blob = record and segments.read(
-                record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
-            )
-            if not blob:  # damaged, which check reports; an older one is found when it is opened
-                return {}
-            try:
-                state = decode_small_state(blob)
-            except ValueError:
-                return {}
-        state.pop("finished", None)  # names streams, of which the copy has none
-        return {"seq": now.seq, "state": state}
+        kept = flushed if flushed and flushed["seq"] <= now.seq else {}
+        small = small_state_of(now.seq, self._table, segments.blob_of, kept)
+        if small.fault:  # which check reports, of the copy too
+            return {}
+        state = {name: value for name, value in small.state.items() if name != "finished"}
+        return {"seq": now.seq, "state": state}  # that names streams, of which the copy has none
 
     def _settings(self) -> dict[str, Any]:
         source = self.source

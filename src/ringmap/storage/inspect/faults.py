@@ -218,13 +218,12 @@ def _blobs_and_rows(survey: Scan, progress: Progress | None) -> Iterator[Finding
                 f"blob of record {newest.seq}, which carries the small state, is damaged",
                 newest.seq,
             )
-    for small in survey.small_states():
-        if small.fault and not survey.has_moved():
-            carrier = None if small.kept else survey.table.read(small.seq)
-            if carrier is None:
-                yield Finding(MANIFEST, small.fault)
-            else:
-                yield Finding(survey.segment_file(carrier.blob_segment), small.fault, carrier.seq)
+    small = next(survey.small_states())
+    carrier = survey.table.read(small.seq) if small.fault else None
+    if carrier is not None and not survey.has_moved():
+        yield Finding(survey.segment_file(carrier.blob_segment), small.fault)
+    if (fault := survey.kept_fault()) and not survey.has_moved():
+        yield Finding(MANIFEST, fault)
 
 
 def _streams(survey: Scan) -> Iterator[Finding]:

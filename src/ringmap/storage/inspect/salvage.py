@@ -28,7 +28,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from ringmap.errors import CorruptError, DamageError, EnvironmentFault, NewerVersionError
 from ringmap.storage.columns.rows import combine
@@ -49,7 +48,6 @@ from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.swap import Swap, free_aside
 from ringmap.storage.read.recovery import Progress, breaks_of, find
-from ringmap.storage.records.blobs import LAST_OFFSET, decode_blob, encode_blob
 from ringmap.storage.records.manifest import Manifest, read_limit
 from ringmap.storage.records.names import (
     COLUMNS,
@@ -127,7 +125,6 @@ class Salvage:
         self.swap = Swap(self.files)
         self._data: dict[str, bytes] = {}  # what is written beside
         self._made: dict[str, Callable[[str], None]] = {}
-        self._blobs: list[tuple[str, bytes, int]] = []
         try:
             self.findings = list(faults_in(survey, progress))
             if self.findings:
@@ -150,10 +147,6 @@ class Salvage:
             for name, data in self._data.items():
                 with closing(self.files.disk.create(self._beside(name))) as file:
                     file.write(data, 0)
-                    file.sync()
-            for name, blob, offset in self._blobs:  # behind the end: no record names it yet
-                with closing(self.files.disk.open(self.files.path(name), write=True)) as file:
-                    file.write(blob, offset)
                     file.sync()
             self.verify()
             self.swap.carry_out()
@@ -240,8 +233,10 @@ class Salvage:
             self._complete_column(index, part)
         self._clean_up(dropped)
         lost = self._complete_table(dropped)
-        if self.actions or {finding.file for finding in self.findings} & {MANIFEST, STATE}:
-            self._write_manifest(dropped | lost)
+        small = next(self.survey.small_states())
+        files = {finding.file for finding in self.findings}
+        if self.actions or small.fault or files & {MANIFEST, STATE}:
+            self._write_manifest(dropped | lost, small.fault)
             self._write_state()
 
     # -- episodes ----------------------------------------------------------------------------
@@ -258,19 +253,12 @@ class Salvage:
                 lost = f"{part.file}: {part.faults[0]}"
                 why.update(dict.fromkeys(map(int, survey.live()["seq"]), lost))
         gaps = {seq for first, last in survey.broken() for seq in range(first, last + 1)}
-        small = survey.small_states()[0]
         for finding in self.findings:
-            if finding.seq is not None and finding.seq not in gaps and finding.what != small.fault:
+            if finding.seq is not None and finding.seq not in gaps:
                 why.setdefault(finding.seq, str(finding))
         misflagged = survey.misflagged()
         for seq, fault in sorted(why.items()):
             self._give_up(seq, fault, dropped)
-        while (small := survey.small_states()[0]).fault:
-            record = self.table.read(small.seq)
-            assert record is not None
-            if record.seq not in dropped and self._without_small_state(record, small.fault):
-                break
-            self._give_up(small.seq, small.fault, dropped, blob=True)
         for seq in misflagged:
             record = self.table.read(seq)
             if record is not None and seq not in dropped:
@@ -278,41 +266,18 @@ class Salvage:
                 self._act(TABLE, f"mend the flag of record {seq}: its episode is whole", seq)
         return dropped
 
-    def _give_up(self, seq: int, fault: str, dropped: set[int], blob: bool = False) -> None:
-        """Flag an episode's record, or forget the blob of one that stores none, or with `blob`, of either."""
+    def _give_up(self, seq: int, fault: str, dropped: set[int]) -> None:
+        """Flag an episode's record, or forget the blob of one that stores none."""
         record = self.table.read(seq)
         if record is None:
             return  # a writer took its place: this is a dry run beside it
-        is_episode = record.kind == EPISODE
-        if not is_episode or blob:
-            record = record.without_blob()
-        if is_episode:
-            record = replace(record, flags=record.flags | DROPPED)
-        self._write(record)
-        if seq not in dropped and is_episode:
+        if record.kind == EPISODE:
+            self._write(replace(record, flags=record.flags | DROPPED))
             dropped.add(seq)
             self._act(TABLE, f"drop the episode of record {seq}: {fault}", seq, 1, record.length)
-        elif not is_episode:
+        else:
+            self._write(record.without_blob())
             self._act(TABLE, f"go back to the small state before record {seq}: {fault}", seq)
-
-    def _without_small_state(self, record: Record, fault: str) -> bool:
-        """Write a record's blob again without its small state; False if that can't be."""
-        name = self.survey.segment_file(record.blob_segment)
-        name = self.survey.find_segments().get(name, name)
-        offset = self.files.size(name)
-        try:
-            sums, _, data = decode_blob(self.survey.blob(record) or b"")
-        except ValueError:
-            return False
-        if offset > LAST_OFFSET:
-            return False
-        blob = encode_blob(sums, b"", data)
-        check = xxhash.xxh3_64_intdigest(blob)
-        self._blobs.append((name, blob, offset))
-        self._write(replace(record, blob_offset=offset, blob_size=len(blob), blob_sum=check))
-        what = f"write its blob again, without its small state: {fault}"
-        self._act(TABLE, what, record.seq)
-        return True
 
     # -- files -------------------------------------------------------------------------------
 
@@ -551,20 +516,24 @@ class Salvage:
                 nexts[i] = row["ordinal"] + behind
             time, ordinal = row["time"], nexts[i]
 
-    def _write_manifest(self, lost: set[int]) -> None:
+    def _write_manifest(self, lost: set[int], fault: str) -> None:
+        """Write the manifest again if it is wrong, or to have an older small state if the newest one has a `fault`."""
         reached, manifest, said = self.survey.reached, self.manifest, self.manifest.table
         stale = said.get("seq") == reached.seq and said.get("first") != reached.first
         stale |= said.get("seq", 0) > reached.seq
-        if not lost and not stale and not any(f.file == MANIFEST for f in self.findings):
+        has_fault = any(finding.file == MANIFEST for finding in self.findings)
+        if not (lost or stale or fault or has_fault):
             return
         count = sum(int(seq) not in lost for seq in self.survey.live()["seq"])
         counts = {
             "count": count, "first": reached.first, "tail": reached.tail,
             "head": reached.head, "seq": reached.seq,
         }  # fmt: skip
-        carried = manifest.carried
-        if carried and (self.survey.small_states()[1].fault or carried["seq"] > reached.seq):
-            carried = {}
+        carried = dict(self.survey.carried)
+        if fault:
+            older = next(small for small in self.survey.small_states() if not small.fault)
+            carried = {"seq": reached.seq, "state": older.state}
+            self._act(MANIFEST, f"go back to the small state of record {older.seq}: {fault}")
         manifest = replace(manifest, table=counts, carried=carried).with_sizes()
         self.manifest = manifest
         what = f"write it again: {count} episodes"

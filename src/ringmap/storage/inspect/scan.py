@@ -11,7 +11,7 @@ Not here: where the files lie (parts.py), what is reported (faults.py), what is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from ringmap.storage.read.recovery import (
     is_clean,
     possible,
     small_state_of,
+    small_states,
 )
 from ringmap.storage.records.blobs import (
     LARGEST_BLOB,
@@ -379,13 +380,20 @@ class Scan:
         except ValueError:
             return []
 
-    def small_states(self) -> list[SmallState]:
-        """Return the small states that an opening may take: that of the newest whole blob, and the manifest's."""
-        newest = self.reached.seq
-        return [
-            small_state_of(newest, self.table, self.blob, {}),
-            small_state_of(0, self.table, self.blob, self.manifest.carried),
-        ]
+    def small_states(self) -> Iterator[SmallState]:
+        """Yield the small states that an opening may take, the right one first."""
+        return small_states(self.reached.seq, self.table, self.blob, self.carried)
+
+    @property
+    def carried(self) -> Mapping[str, Any]:
+        """The small state in the manifest; empty if it is damaged, or of a record that is not stored."""
+        kept = self.manifest.carried
+        ahead = bool(kept) and kept["seq"] > self.reached.seq
+        return {} if ahead or self.kept_fault() else kept
+
+    def kept_fault(self) -> str:
+        """Return why the small state in the manifest is not valid, in words."""
+        return small_state_of(0, self.table, self.blob, self.manifest.carried).fault
 
     def find_segments(self) -> dict[str, str]:
         """Return, for each segment that lies under another segment's name, `file -> where`.

@@ -273,9 +273,7 @@ class Handle:
 
     def blob_of(self, record: Record) -> bytes | None:
         """Return the blob of a record, or None if it was deleted."""
-        return self.segments.read(
-            record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
-        )
+        return self.segments.blob_of(record)
 
     def read_steps(self, position: Position, count: int) -> list[Array] | None:
         """Return `count` steps from a position on, or None if they were evicted during the read."""

@@ -13,8 +13,8 @@ Not here: how a writer then repairs the files (commit_files.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from ringmap.storage.disk.threads import mapped
 from ringmap.storage.disk.xxh3 import BLOCK
 from ringmap.storage.records.blobs import (
     LARGEST_BLOB,
+    LARGEST_STATE,
     LAST_OFFSET,
     Segments,
     check_small_state,
@@ -64,7 +65,9 @@ __all__ = [
     "is_clean",
     "possible",
     "refuse_impossible",
+    "small_state_in",
     "small_state_of",
+    "small_states",
     "why_impossible",
 ]
 
@@ -480,14 +483,16 @@ def refuse_unknown(records: Array, path: str) -> None:
 class SmallState:
     """The small state that an opening takes.
 
-    `seq`: the record that it belongs to; `kept`: whether it is from the manifest, not from a blob; `fault`: why it is
-    not valid, in words.
+    `seq`: the record that it belongs to; `kept`: whether it is from the manifest, not from a segment; `at`: segment, offset and size
+    otherwise; `fault`: why it is not valid, in words; `lost`: whether its bytes are damaged or missing, as a power cut may leave them.
     """
 
     state: dict[str, Any]
     seq: int
     kept: bool = False
+    at: tuple[int, int, int] | None = None
     fault: str = ""
+    lost: bool = False
 
 
 def small_state_of(
@@ -496,7 +501,17 @@ def small_state_of(
     blob_of: Callable[[Record], bytes | None],
     kept: Mapping[str, Any],
 ) -> SmallState:
-    """Return the small state of the newest whole blob, or that of the manifest if it is newer. Usually O(1).
+    """Return the newest small state that is not lost. Usually O(1). See `small_states`."""
+    return next(small for small in small_states(newest, table, blob_of, kept) if not small.lost)
+
+
+def small_states(
+    newest: int,
+    table: EpisodeTable,
+    blob_of: Callable[[Record], bytes | None],
+    kept: Mapping[str, Any],
+) -> Iterator[SmallState]:
+    """Yield the small states that whole blobs name, newest first, then that of the manifest, which is newer than all others.
 
     Args:
         newest: number of the newest record.
@@ -508,20 +523,34 @@ def small_state_of(
     for seq in range(newest, max(since, newest - table.slots), -1):
         record = table.read(seq)
         blob = None if record is None else blob_of(record)
-        if blob is not None:
-            try:
-                return SmallState(decode_small_state(blob), seq)
-            except ValueError as error:
-                what = f"the small state that record {seq} carries does not make sense: {error}"
-                return SmallState({}, seq, fault=what)
-    if not kept:
-        return SmallState({}, 0)
+        if record is not None and blob is not None:
+            yield small_state_in(record, blob, blob_of)
+    fault = ""
+    if kept:
+        try:
+            check_small_state(kept["state"])
+        except ValueError as error:
+            fault = f"the small state that it carries does not make sense: {error}"
+    state = dict(kept["state"]) if kept and not fault else {}
+    yield SmallState(state, since, kept=bool(kept), fault=fault)
+
+
+def small_state_in(
+    record: Record, blob: bytes, blob_of: Callable[[Record], bytes | None]
+) -> SmallState:
+    """Return the small state that the blob of a record names: its bytes lie in the same segment."""
+    seq, segment = record.seq, record.blob_segment
     try:
-        check_small_state(kept["state"])
+        offset, size, check = decode_blob(blob)[1]
+        place = replace(record, blob_offset=offset, blob_size=size, blob_sum=check)
+        text = blob_of(place) if size <= LARGEST_STATE else None
+        if text is not None:
+            return SmallState(decode_small_state(text), seq, at=(segment, offset, size))
     except ValueError as error:
-        what = f"the small state that it carries does not make sense: {error}"
-        return SmallState({}, since, kept=True, fault=what)
-    return SmallState(dict(kept["state"]), since, kept=True)
+        what = f"the small state that record {seq} names does not make sense: {error}"
+        return SmallState({}, seq, fault=what)
+    what = f"the small state that record {seq} names is damaged or missing"
+    return SmallState({}, seq, fault=what, lost=True)
 
 
 def bad_episodes(
@@ -535,9 +564,7 @@ def bad_episodes(
 
     def verify(row: Any) -> str | None:
         record = Record.of(row)
-        blob = segments.read(
-            record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
-        )
+        blob = segments.blob_of(record)
         if blob is None:
             return f"{segments.path(record.blob_segment)}: blob of record {record.seq} is damaged or missing"
         return bad_rows(record, rows.schema.names, rows.sums(record.start, record.length), blob)

@@ -2,13 +2,14 @@
 
     data/000000000003.bin   [blob of commit 41][blob of commit 42] ...
 
-A blob holds the checksum of each column's rows, the buffer's small state (carried
-from commit to commit, so that the newest record has all of it) and the episode's own data.
+A blob holds the checksum of each column's rows, the place of the buffer's small state, the state itself
+where it has changed, and the episode's own data. The first blob of a segment has the state in any case. So
+the state that counts is in the segment of the newest record, which is never deleted.
 A segment is deleted whole once its last record's retirement is durable: first in, first
 out, no compaction. A number is never reused.
 
-Invariants: a record names segment, offset, size and checksum of its blob; blobs lie in
-commit order; no byte is used unless the checksum holds.
+Invariants: a record names segment, offset, size and checksum of its blob, and a blob those of the small state in the
+same segment; blobs lie in commit order; no byte is used unless the checksum holds.
 Not here: when a segment may go (commit_files.py).
 """
 
@@ -31,13 +32,17 @@ from ringmap.errors import ClosedError, EnvironmentFault, InputError
 from ringmap.storage.columns.schema import portable
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.records.table import Record
 
 __all__ = [
+    "HEAD",
     "LARGEST_BLOB",
+    "LARGEST_STATE",
     "LAST_OFFSET",
     "LAST_SEGMENT",
     "SEGMENT_NBYTES",
     "Segments",
+    "StatePlace",
     "check_small_state",
     "decode_blob",
     "decode_data",
@@ -64,7 +69,14 @@ LAST_OFFSET = 1 << 30
 LAST_SEGMENT = 1 << 31
 """Maximum number of a segment that commits lead to: a larger one was forged, and no number follows from it."""
 
-_HEAD = struct.Struct("<III")
+LARGEST_STATE = 16 << 20
+"""A larger small state is refused: each flush stores it in the manifest, too, which is at most as large."""
+
+StatePlace = tuple[int, int, int]
+"""Where a segment has a small state: its first byte there, its size, and its XXH3."""
+
+HEAD = struct.Struct("<IIIIQ")
+"""The head of a blob: the number of checksums, the size of the data, the place of the small state."""
 
 log = logging.getLogger("ringmap")
 
@@ -72,38 +84,38 @@ log = logging.getLogger("ringmap")
 # -- one blob ------------------------------------------------------------------------------------
 
 
-def encode_blob(sums: Sequence[int], carried: bytes, data: bytes) -> bytes:
-    """Pack a commit's column checksums, carried state and episode data."""
-    head = _HEAD.pack(len(sums), len(carried), len(data))
-    return head + struct.pack(f"<{len(sums)}Q", *sums) + carried + data
+def encode_blob(sums: Sequence[int], place: StatePlace, data: bytes, state: bytes = b"") -> bytes:
+    """Pack a commit's column checksums and episode data, the place of the small state, and that itself if this blob has it."""
+    head = HEAD.pack(len(sums), len(data), *place)
+    return head + struct.pack(f"<{len(sums)}Q", *sums) + state + data
 
 
-def decode_blob(blob: bytes) -> tuple[list[int], bytes, bytes]:
-    """Return `(sums, carried, data)` of a blob whose checksum holds.
+def decode_blob(blob: bytes) -> tuple[list[int], StatePlace, bytes]:
+    """Return `(sums, place of the small state, data)` of a blob whose checksum holds.
 
     Raises:
         ValueError: its parts do not add up. A forged blob may have a valid checksum.
     """
-    if len(blob) < _HEAD.size:
+    if len(blob) < HEAD.size:
         raise ValueError(f"blob parts do not add up: it has {len(blob)} bytes")
-    count, carried, data = _HEAD.unpack_from(blob)
-    at = _HEAD.size + 8 * count
-    if at + carried + data != len(blob):
+    count, data, *place = HEAD.unpack_from(blob)
+    at, state = HEAD.size + 8 * count, place[1]
+    if len(blob) - at - data not in (0, state):
         raise ValueError(
-            f"blob parts do not add up: {at} + {carried} + {data} bytes, of {len(blob)}"
+            f"blob parts do not add up: {at} + {state} or 0 + {data} bytes, of {len(blob)}"
         )
-    sums = list(struct.unpack_from(f"<{count}Q", blob, _HEAD.size))
-    return sums, blob[at : at + carried], blob[at + carried :]
+    sums = list(struct.unpack_from(f"<{count}Q", blob, HEAD.size))
+    return sums, (place[0], state, place[2]), blob[len(blob) - data :]
 
 
-def decode_small_state(blob: bytes) -> dict[str, Any]:
-    """Return the small state that a blob carries.
+def decode_small_state(text: bytes) -> dict[str, Any]:
+    """Return a small state from its JSON.
 
     Raises:
-        ValueError: the blob's parts do not add up, or its small state is not valid.
+        ValueError: it is not valid.
     """
     try:
-        found = json.loads(decode_blob(blob)[1] or b"{}")
+        found = json.loads(text)
     except RecursionError as error:
         raise ValueError(str(error)) from None
     check_small_state(found)
@@ -305,9 +317,14 @@ class Segments:
         self._last_seq = dict(last_seq)
         self._next = max(n for n in (0, beyond, *last_seq) if n <= LAST_SEGMENT) + 1
 
+    @property
+    def next_offset(self) -> int:
+        """Where in its segment the next blob begins: 0 if it is the first one there."""
+        return self._size if self.number and self._size < self._limit else 0
+
     def append(self, blob: bytes, seq: int) -> tuple[int, int]:
         """Write a blob after the last one and return `(segment, offset)`. O(1)."""
-        if not self.number or self._size >= self._limit:
+        if not self.next_offset:
             number = self._next
             self._next += 1  # first: a number whose file may exist is never tried again
             self._open[number] = self._disk.create(self.path(number))
@@ -336,6 +353,10 @@ class Segments:
                 f"{self.path(number)}: a blob of {size:,} bytes does not fit in memory",
             ) from error
         return blob if len(blob) == size and xxhash.xxh3_64_intdigest(blob) == check else None
+
+    def blob_of(self, record: Record) -> bytes | None:
+        """Return the blob that a record names, or None as `read` does."""
+        return self.read(record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum)
 
     def forget(self) -> None:
         """Read from the files that have these names now: a number may name another file once the history broke."""

@@ -14,7 +14,7 @@ from ringmap.storage.records.table import RECORD
 __all__ = ["LAYOUT"]
 
 _FILES = {
-    "blob": "sizes <III: sums, small state, data; sums <Q each; the rest",
+    "blob": "sizes <II: sums, data; small state <IIQ: offset, size, sum; sums <Q each; small state if it is new; data",
     "column": "header 4096, rows, label",
     "frame": "size <I, check <Q seeded by the number, payload",
     "mutable": "headers at 0 and 4096, marks at 8192; copy: check, generation, position, values",
