@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ringmap.data import ReplayBuffer, convert, detect_format, get_format, load_dataset
-from ringmap.errors import InputError
+from ringmap.errors import InputError, UnsupportedError
 
 
 def demos(path):
@@ -112,3 +112,68 @@ def test_episode_data_are_no_count_of_steps(tmp_path):
     buf.write_episode({"obs": steps, "action": steps[:, None], "reward": steps, "_episode_data": data})  # fmt: skip
     with pytest.raises(InputError, match="'num_samples': robomimic has the number of steps there"):
         buf.dump(tmp_path / "set.h5", format="robomimic")
+
+
+def test_what_has_another_length_is_data_of_the_demo(tmp_path):
+    """As `initial_state` of Isaac Lab, of one row, and the source demos of MimicGen; also where a demo has as many samples."""
+    path = tmp_path / "lab.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_group("data").attrs["env_args"] = "{}"
+        for number, steps in enumerate((1, 4, 2)):
+            demo = file.create_group(f"data/demo_{number}")
+            demo["obs/arm"] = np.arange(steps) + 10.0 * number
+            demo["actions"] = np.arange(steps)
+            demo["initial_state/articulation/robot/root_pose"] = np.full((1, 7), number, "f4")
+            demo["src_demo_inds"] = np.arange(2) + number
+            demo["note"] = "gut"
+            if number:
+                demo.attrs["num_samples"] = steps  # else the rows of the actions count
+        file["data/demo_2/only_here"] = np.arange(2)
+    found = load_dataset(path, output="numpy")
+    assert found.lengths.tolist() == [1, 4, 2] and found.column_names == ["action", "obs/arm"]
+    assert found.load_episode(2)["obs/arm"].tolist() == [20, 21]
+    for number in range(3):
+        data = found.episode_data(number)
+        pose = data["initial_state/articulation/robot/root_pose"]
+        assert pose.dtype == np.float32 and pose.tolist() == [[number] * 7]
+        assert data["src_demo_inds"].tolist() == [number, number + 1] and data["note"] == "gut"
+    assert found.episode_data(2)["only_here"].tolist() == [0, 1]
+    convert(path, tmp_path / "copy.zarr", progress=False)
+    copy = load_dataset(tmp_path / "copy.zarr").get_episode_data([1])
+    assert copy["initial_state/articulation/robot/root_pose"][0].shape == (1, 7)
+
+
+def test_demos_that_differ_are_named(tmp_path):
+    path = demos(tmp_path / "set.hdf5")
+    with h5py.File(path, "r+") as file:
+        for number, dtype in ((1, "i4"), (2, "f8"), (3, "f8")):
+            demo = file.create_group(f"data/demo_{number}")
+            demo["actions"], demo["obs/arm"] = (
+                np.zeros(3 + number),
+                np.full(3 + number, 1.5).astype(dtype),
+            )
+        del file["data/demo_2/obs/arm"], file["data/demo_1/obs/arm"]
+        file["data/demo_1/obs/arm"] = np.full(4, 0.1, "f8").astype("c16")
+        file["data/demo_0/extra"] = np.arange(3)
+        file["data/pair"] = np.zeros(2)
+        file["data/demo_0/strange"] = file["data/demo_3/strange"] = np.zeros(3, [("a", "i4")])
+        del file["data/demo_3/strange"]
+        file["data/demo_3/strange"] = np.zeros(6, [("a", "i4")])
+    with pytest.warns(UserWarning, match="left out, .*'data/pair'$"):
+        found = load_dataset(path, keys_to_load=["action", "obs/arm"], output="numpy")
+    for options, message in (
+        ({}, "column 'extra' is not in all demos: demo_3 lacks it"),
+        ({"keys_to_load": ["action", "strange"]}, "column 'strange' is of HDF5 type"),
+    ):
+        with (
+            pytest.warns(UserWarning, match="left out"),
+            pytest.raises(UnsupportedError, match=message),
+        ):
+            load_dataset(path, **options)
+    with pytest.raises(
+        UnsupportedError, match="'obs/arm' is of complex128 in episode 1, and of float64"
+    ):
+        found.load_episode(1)
+    with pytest.raises(UnsupportedError, match="'obs/arm' is not in episode 2"):
+        found.load_episode(2)
+    assert found.load_episode(3)["obs/arm"].tolist() == [1.5] * 6

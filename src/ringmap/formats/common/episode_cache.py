@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.errors import UnsupportedError
 from ringmap.formats.common.directory import steps_of
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.schema import Schema
@@ -63,8 +64,16 @@ class EpisodeCache:
             there = np.flatnonzero(episodes == number)
             episode = self.episode(number)
             for name in columns:
+                if name not in episode:
+                    raise UnsupportedError(
+                        f"column {name!r} is not in episode {number}; leave it out: keys_to_load=, or the episode: where="
+                    )
                 if found[name].dtype.kind in "SU":  # a narrower array cuts texts
                     wide = np.promote_types(found[name].dtype, episode[name].dtype)
                     found[name] = found[name].astype(wide, copy=False)
+                elif not np.can_cast(episode[name].dtype, found[name].dtype):
+                    raise UnsupportedError(
+                        f"column {name!r} is of {episode[name].dtype} in episode {number}, and of {found[name].dtype} in others"
+                    )
                 found[name][there] = episode[name][flat[there] - offsets[number]]
         return {name: v.reshape(*rows.shape, *v.shape[1:]) for name, v in found.items()}

@@ -6,8 +6,9 @@
       actions  rewards  dones  states ...
     mask/<split>    names of demos
 
-Columns: obs/<key>, next_obs/<key>, action, reward, done, and all else under its own name. The splits of an episode are
-its data `mask`, other attributes of a demo too are its data.
+Columns: obs/<key>, next_obs/<key>, action, reward, done, and all else that has a row for each sample, under its own name. The splits
+of an episode are its data `mask`; other attributes of a demo, and arrays of another length (`initial_state/...` of Isaac Lab has one
+row), are its data too.
 Source: robomimic documentation, Dataset Structure.
 Not here: writing (writer.py).
 """
@@ -21,8 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError
-from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of, stamp_of
+from ringmap.errors import CorruptError, UnsupportedError
+from ringmap.formats.common.directory import (
+    DirectorySource,
+    damage_named,
+    offsets_of,
+    stamp_of,
+    tell_left_out,
+)
 from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.untrusted import LARGEST_ROW, kind_at, refuse_sparse
@@ -36,6 +43,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 THEIRS = {"action": "actions", "reward": "rewards", "done": "dones"}
 """Column -> dataset of a demo, where the names differ."""
+
+_OURS = {theirs: name for name, theirs in THEIRS.items()}
 
 SPLITS = "mask"
 """The name in an episode's data of the splits that it is in."""
@@ -100,7 +109,7 @@ class RobomimicSource(DirectorySource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         with damage_named(self.path):
-            file, cache = self._handle()
+            file = self._handle()[0]
             data = _group(file, "data")
             numbered = [(int(m[1]), name) for name in data if (m := re.fullmatch(r"demo_(\d+)", name))]  # fmt: skip
             self._demos = [name for _, name in sorted(numbered)]
@@ -111,14 +120,55 @@ class RobomimicSource(DirectorySource):
                 for split, names in _datasets(_group(file, "mask")):
                     for name in names.asstr()[()].tolist():
                         self._splits.setdefault(str(name), []).append(split)
-            specs = []
-            if self._demos:
-                for name, rows in cache.episode(0).items():
-                    text = rows.dtype.kind == "U"  # of any width: a later episode's may be wider
-                    specs.append(ColumnSpec(name, rows.shape[1:], np.dtype("U") if text else rows.dtype))  # fmt: skip
-            self.schema = Schema(tuple(specs))
-            names = (n for number in range(len(self._demos)) for n in self.episode_data(number))
-            self.episode_columns = list(dict.fromkeys(names))
+            self.unsupported: dict[str, str] = {}
+            self.schema = Schema(tuple(self._columns_of(data)))
+            self._others = self._data_of(data)
+            known = dict.fromkeys([SPLITS] if self._splits else [])
+            for name, others in zip(self._demos, self._others, strict=True):
+                known.update(dict.fromkeys([*data[name].attrs, *others]))
+            self.episode_columns = [name for name in known if name != "num_samples"]
+            others = [f"data/{name}" for name in data if name not in set(self._demos)]
+            tell_left_out(self.path, [*others, *(n for n in file if n not in ("data", "mask"))])
+
+    def _columns_of(self, data: Any) -> Iterator[ColumnSpec]:
+        """Yield the columns: what has a row for each sample in the shortest demo and in the longest one.
+
+        An array of another meaning may have as many rows as one demo has samples.
+        """
+        if not self._demos:
+            return
+        two = [int(self.lengths.argmin()), int(self.lengths.argmax())]
+        inside = [dict(_datasets(data[self._demos[number]])) for number in two]
+        for theirs in {**inside[0], **inside[1]}:
+            name = _OURS.get(theirs, theirs)
+            there = [
+                (n, found[theirs]) for n, found in zip(two, inside, strict=True) if theirs in found
+            ]
+            first = there[0][1]
+            if any(column.shape[:1] != (self.lengths[n],) for n, column in there):
+                continue
+            if len(there) < 2:
+                lacks = self._demos[two[theirs in inside[0]]]
+                self.unsupported[name] = f"not in all demos: {lacks} lacks it"
+            elif _is_text(first.dtype):
+                yield ColumnSpec(name, first.shape[1:], np.dtype("U"))  # a later one may be wider
+            elif first.dtype.kind in "biufcS":
+                yield ColumnSpec(name, first.shape[1:], first.dtype.newbyteorder("="))
+            else:
+                self.unsupported[name] = f"of HDF5 type {first.dtype}, which no column is"
+
+    def _data_of(self, data: Any) -> list[list[str]]:
+        """Return the paths of the datasets of each demo that are its data."""
+        columns = {*self.schema.names, *self.unsupported}
+        known: dict[frozenset[str], list[str]] = {}  # demos are alike: few are looked into
+        found = []
+        for name in self._demos:
+            links = _links(data[name])
+            if links not in known:
+                paths = (path for path, _ in _datasets(data[name]))
+                known[links] = [path for path in paths if _OURS.get(path, path) not in columns]
+            found.append(known[links])
+        return found
 
     def _open(self) -> Any:
         import h5py
@@ -126,16 +176,18 @@ class RobomimicSource(DirectorySource):
         if os.path.exists(self.path) and not os.path.isfile(self.path):  # a pipe would never end
             raise NotAFileError(self.path, kind_at(os.path.realpath(self.path)))
         file = h5py.File(self.path, "r")
-        ours = {theirs: name for name, theirs in THEIRS.items()}
 
         def load(number: int) -> dict[str, Array]:
             found = {}
             for name, column in _datasets(file["data"][self._demos[number]]):
+                own = _OURS.get(name, name)
+                if own not in self.schema.names:
+                    continue
                 if len(column) != self.lengths[number]:
                     raise CorruptError(
                         f"{self.path}: {column.name} has {len(column)} rows, expected {self.lengths[number]}"
                     )
-                found[ours.get(name, name)] = _rows(column)
+                found[own] = _rows(column)
             return found
 
         return file, EpisodeCache(load)
@@ -157,15 +209,23 @@ class RobomimicSource(DirectorySource):
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         name = self._demos[episode]
-        attributes = handle[0]["data"][name].attrs
-        found = {n: _plain(v) for n, v in attributes.items() if n != "num_samples"}
+        demo = handle[0]["data"][name]
+        found = {n: _plain(v) for n, v in demo.attrs.items() if n != "num_samples"}
+        for path in self._others[episode]:
+            if path in found:
+                raise UnsupportedError(
+                    f"{self.path}: {name} has both an attribute and a dataset {path!r}"
+                )
+            rows = np.asarray(_rows(demo[path]))
+            found[path] = rows if rows.ndim else rows.item()
         splits = self._splits.get(name)
         return found if splits is None else {**found, SPLITS: np.array(splits)}
 
 
 def _length(demo: Any) -> int:
-    """Return the steps of a demo: its attribute, which its datasets have to match."""
-    count = int(demo.attrs["num_samples"])
+    """Return the steps of a demo: its attribute, which its datasets have to match; without it the rows of its actions."""
+    given = demo.attrs.get("num_samples")
+    count = int(len(_own(demo, "actions")) if given is None else given)
     if not 0 < count < 1 << 31:
         raise CorruptError(f"{demo.file.filename}: {demo.name} has {count} samples")
     return count
@@ -206,15 +266,26 @@ def _datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[st
             yield prefix + name, found
 
 
-def _rows(column: Any) -> Array:
+def _links(group: Any) -> frozenset[str]:
+    """Return the paths of all that is below a group. Opens nothing."""
+    found: list[bytes] = []
+    group.id.links.visit(found.append)
+    return frozenset(name.decode(errors="surrogateescape") for name in found)
+
+
+def _is_text(dtype: np.dtype[Any]) -> bool:
     import h5py
 
-    if h5py.check_string_dtype(column.dtype) is None:
+    return h5py.check_string_dtype(dtype) is not None and dtype.kind == "O"
+
+
+def _rows(column: Any) -> Array:
+    if not _is_text(column.dtype):
         if column.dtype.hasobject:
-            raise CorruptError(f"{column.file.filename}: {column.name} is of {column.dtype}")
+            raise UnsupportedError(f"{column.file.filename}: {column.name} is of {column.dtype}")
         rows: Array = column[()]
         return rows
-    texts = column.asstr()[()]
+    texts = np.asarray(column.asstr()[()])
     width = max(map(len, texts.ravel().tolist()), default=0)
     nbytes, stored = 4 * width * texts.size, os.stat(column.file.filename).st_size
     if nbytes > max(LARGEST_ROW, _TEXT * stored):
