@@ -82,6 +82,14 @@ def test_a_dict_space_gives_its_keys():
     )
 
 
+def test_nested_spaces_and_pairs_join_their_keys():
+    box = spaces.Box(-1, 1, (2,))
+    space = spaces.Dict(a=spaces.Dict(b=box, c=spaces.Tuple([box, spaces.Discrete(2)])), d=box)
+    pairs = {"a": {"b": ((2,), "f4"), "c": {"0": ((2,), "f4"), "1": ((), "i8")}}, "d": ((2,), "f4")}
+    expected = [("a/b", (2,), "<f4"), ("a/c/0", (2,), "<f4"), ("a/c/1", (), "<i8"), ("d", (2,), "<f4")]  # fmt: skip
+    assert specs(Schema.parse(space)) == specs(Schema.parse(pairs)) == expected
+
+
 def test_another_space_gives_the_observation():
     assert specs(Schema.parse(spaces.Box(-1, 1, (6,)))) == [("observation", (6,), "<f4")]
     env = gymnasium.make("CartPole-v1")
@@ -105,8 +113,9 @@ def test_another_space_gives_the_observation():
         ({"obs": ((), bytes)}, "width 0"),
         ({"obs": ((), "f4"), "x": [1, 2]}, "'x' is not a .* pair"),
         ({"obs": np.zeros((3, 1)), "x": np.zeros(4)}, "'x' has 4 steps, expected 3"),
-        (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), "space 'a' .*flatten"),
-        (spaces.Tuple([spaces.Discrete(2)]), "space 'observation'"),
+        (spaces.Dict(a=spaces.Sequence(spaces.Discrete(2))), "space 'a' .*flatten"),
+        (spaces.Graph(spaces.Discrete(2), None), "space 'observation'"),
+        ({"obs": {"a/b": ((), "f4")}}, "obs: key 'a/b' holds a slash"),
     ],
 )  # fmt: skip
 def test_no_schema(given, words):
@@ -199,9 +208,9 @@ def test_an_array_is_not_copied():
         ("abc", "column 'x' is a scalar"),
         (torch.tensor(3), "column 'x' is a scalar"),
         (None, "column 'x' is a scalar"),
-        ({"a": 1}, "column 'x' is a scalar"),
+        ({"a": 1}, "column 'x/a' is a scalar"),
         ([None, None], "Python objects"),
-        ([{"a": 1}], "Python objects"),
+        ([{"a": object()}], "column 'x/a' holds Python objects"),
         ([np.zeros(2), np.zeros(3)], "column 'x' is ragged.*pad them"),
         ([[1], [1, 2]], "column 'x' is ragged"),
         (np.array([object()]), "Python objects .*_episode_data"),

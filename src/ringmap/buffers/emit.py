@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.nested import nested
 from ringmap.errors import InputError
 from ringmap.extras import require
+from ringmap.storage.columns.nested import nested
 
 __all__ = ["Emit", "as_tensordict", "check_device"]
 

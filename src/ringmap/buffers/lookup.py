@@ -18,7 +18,6 @@ import numpy as np
 
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.nested import flat
 from ringmap.clips.computed.place import Index
 from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Crossing
@@ -29,6 +28,7 @@ from ringmap.datasets.batch import ClipBatch, Layout, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_clips, of_columns
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.aligned import aligned
+from ringmap.storage.columns.nested import flat
 
 __all__ = [
     "STANDS",

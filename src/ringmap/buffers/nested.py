@@ -1,21 +1,17 @@
-"""Nested values as flat columns: `{"obs": {"camera": x}}` and `{"obs/camera": x}`.
+"""Nested values whose shapes are declared: `Leaves` knows their columns.
 
-    {"camera": {"left": frames}, "state": x}  <->  obs/camera/left, obs/state
-    x                                         <->  obs
+    {"camera": (64, 64, 3), "state": (4,)}  ->  obs/camera, obs/state
 
-A ring has flat columns. A slash joins the keys when values are stored, and separates them when they are read. Where the shapes
-are declared, `Leaves` knows them. Where they are not, the ring records beside the rows that a batch was nested, since the name
-of a flat column may contain a slash.
+Where shapes are not declared, a ring of batches records beside the rows that a batch was nested, since the name of a flat column
+may contain a slash.
 
-Invariants: no key of a nested value contains a slash; leaves keep the order of their declaration, and are returned with
-the declared dtype, or an error names the leaf.
-Not here: where columns are stored, the form in which they are returned (emit.py).
+Invariants: leaves keep the order of their declaration, and are returned with the declared dtype, or an error names the leaf.
+Not here: how keys are joined (storage/columns/nested.py), the form in which batches are returned (emit.py).
 """
 
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,131 +21,13 @@ import numpy as np
 
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.nested import flat, is_nested, nested
 from ringmap.storage.columns.schema import ColumnSpec, portable
 from ringmap.storage.columns.values import as_array
 
-__all__ = ["Leaves", "dtype_of", "flat", "is_tensordict", "leaf_array", "nested", "root"]
+__all__ = ["Leaves", "dtype_of", "leaf_array"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_JOINT = "/"
-
-
-# -- batches without a declared shape ------------------------------------------------------------
-
-
-def flat(batch: Any, where: str) -> tuple[dict[str, Any], bool]:
-    """Return a batch as flat columns, and whether it was nested.
-
-    Args:
-        batch: a mapping, possibly of mappings, or a TensorDict.
-        where: the caller to name in an error.
-
-    Raises:
-        InputError: the batch is not a mapping, a key is not a string, or a nested batch has a slash in a key.
-
-    Example:
-        >>> flat({"obs": 1, "next": {"obs": 2}}, "here")
-        ({'obs': 1, 'next/obs': 2}, True)
-    """
-    if not _has_keys(batch):
-        raise InputError(
-            f"{where}: expected a mapping of columns or a TensorDict, got {type(batch).__name__}"
-        )
-    found: dict[str, Any] = {}
-    deep = _into(found, batch, "", where)
-    if deep:
-        for name in batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
-            _check_key(name, "", where)
-    return found, deep
-
-
-def nested(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat columns as the nested batch that they came from.
-
-    Example:
-        >>> nested({"obs": 1, "next/obs": 2})
-        {'obs': 1, 'next': {'obs': 2}}
-    """
-    batch: dict[str, Any] = {}
-    for name, value in columns.items():
-        *parents, last = name.split(_JOINT)
-        inside = batch
-        for parent in parents:
-            inside = inside.setdefault(parent, {})
-        inside[last] = value
-    return batch
-
-
-def root(name: str) -> str:
-    """Return the outermost key of a flat name."""
-    return name.partition(_JOINT)[0]
-
-
-def is_tensordict(value: Any) -> bool:
-    """Tell whether a value is a TensorDict (or a tensorclass), without importing the package."""
-    module = sys.modules.get("tensordict")
-    return module is not None and (
-        isinstance(value, module.TensorDictBase) or module.is_tensorclass(value)
-    )
-
-
-def _has_keys(value: Any) -> bool:
-    return isinstance(value, Mapping) or is_tensordict(value)
-
-
-def _into(found: dict[str, Any], batch: Any, prefix: str, where: str) -> bool:
-    deep = False
-    _check_holds_columns(batch, prefix, where)
-    for name, value in batch.items():
-        if prefix or not isinstance(name, str):
-            _check_key(name, prefix, where)
-        if _has_keys(value):
-            _into(found, value, f"{prefix}{name}{_JOINT}", where)
-            deep = True
-        else:
-            found[prefix + name] = value
-    return deep
-
-
-def _check_holds_columns(batch: Any, prefix: str, where: str) -> None:
-    """Raise for what a TensorDict holds, and does not show among its items: it would be lost."""
-    module = sys.modules.get("tensordict")
-    if module is None or not is_tensordict(batch):
-        return
-    if module.is_non_tensor(batch):
-        raise InputError(
-            f"{where}: {prefix[:-1] or 'the batch'} holds no tensors, but {batch.tolist()!r:.60}; a column can't store it: leave it out, or give "
-            "numbers"
-        )
-    if not isinstance(batch, module.LazyStackedTensorDict):
-        return
-    shared = set(batch.keys())
-    some = {str(name) for row in batch.tensordicts for name in row.keys()} - shared  # noqa: SIM118
-    for name in sorted(some):
-        raise InputError(
-            f"{where}: only some rows have {prefix}{name}; a column has a value for each row: give all rows the same keys"
-        )
-    for name in shared:
-        try:
-            batch.get(name)
-        except RuntimeError as error:
-            raise InputError(
-                f"{where}: {prefix}{name} has not one shape in all rows; pad it: {str(error).splitlines()[0]}"
-            ) from None
-
-
-def _check_key(name: Any, prefix: str, where: str) -> None:
-    inside = f"{prefix[:-1]}: " if prefix else ""
-    if not isinstance(name, str) or not name:
-        raise InputError(f"{where}: {inside}keys are strings, and not empty, got {name!r}")
-    if _JOINT in name:
-        raise InputError(
-            f"{where}: {inside}key {name!r} holds a slash, which joins the keys of nested values; rename it"
-        )
-
-
-# -- values whose leaves are declared ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -174,8 +52,6 @@ class Leaves:
         """
         default = dtype_of(dtype, where)
         found, _ = flat({prefix: given}, where)
-        if not found:
-            raise InputError(f"{where}: {prefix} has no leaves")
         return cls(prefix, tuple(_spec(name, leaf, default, where) for name, leaf in found.items()))
 
     @cached_property
@@ -194,7 +70,9 @@ class Leaves:
         Raises:
             InputError: names are missing or unknown.
         """
-        if not self.is_nested and not _has_keys(value):  # what `add` is given at each step
+        if not self.is_nested and (
+            type(value) is np.ndarray or not is_nested(value)
+        ):  # what `add` is given at each step
             return {self.prefix: value}
         found, _ = flat({self.prefix: value}, where)
         if found.keys() != set(self.names):

@@ -35,6 +35,7 @@ from ringmap.datasets.batch import Layout, worker
 from ringmap.datasets.choose import choose
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError
+from ringmap.storage.columns.nested import nested
 
 __all__ = ["EpisodeNumbers", "Live", "PinnedView"]
 
@@ -436,14 +437,16 @@ class PinnedView(Dataset):
     # -- draws -------------------------------------------------------------------------------
 
     def sample(
-        self, batch_size: int, step: int | None = None, *, out: Mapping[str, Array] | None = None
-    ) -> Batch[Array]:
+        self, batch_size: int, step: int | None = None, *, out: Mapping[str, Array] | None = None,
+        nest: bool = False,
+    ) -> Batch[Any]:  # fmt: skip
         """Draw a batch of items of the view, through the sampler of the buffer.
 
         Args:
             batch_size: B.
             step: as for `ReplayBuffer.sample`.
             out: as for `ReplayBuffer.sample`.
+            nest: as for `ReplayBuffer.sample`.
 
         Raises:
             InputError, ClipIndexError, NoClipsError, LappedError: as `ReplayBuffer.sample`.
@@ -453,7 +456,8 @@ class PinnedView(Dataset):
         positions, crossing, weigh = self.draw(batch_size, step)
         asked = positions.copy()
         columns = self.clips.read(positions, self.cut, into, crossing=crossing)
-        return self.engine.shown(Batch(columns, positions, weigh and weigh(positions), asked))
+        batch = self.engine.shown(Batch(columns, positions, weigh and weigh(positions), asked))
+        return batch.like(nested(batch, f"{type(self).__name__}.sample")) if nest else batch
 
     def batches(
         self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",

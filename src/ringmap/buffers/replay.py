@@ -47,6 +47,7 @@ from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
+from ringmap.storage.columns.nested import flattened, nested
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.store import JOINED_NBYTES, NewEpisode, Store
@@ -407,7 +408,7 @@ class ReplayBuffer(Sampled):
 
         Args:
             ep_data: column -> one value per step: a list of per-step arrays, an array `(T, ...)` or a
-                CPU tensor. The key `_episode_data` may hold a mapping of values constant within
+                tensor; or nested, a mapping of such, or a list of one mapping per step: a slash joins the keys. The key `_episode_data` may hold a mapping of values constant within
                 the episode: str, bytes, numbers, arrays. An empty episode, or one of length 0, is ignored.
             notes: name -> JSON value, small: they join `notes` with this episode or not at all, and remain
                 when it is evicted.
@@ -430,7 +431,7 @@ class ReplayBuffer(Sampled):
         store = self.engine.writer(where)
         episode, data = split_episode_data(stored_layout(ep_data))
         if self.key_filter is not None:
-            episode = self.key_filter(episode)
+            episode = self.key_filter(flattened(episode, where))
         if not episode:
             return
         store.recover_if_stale()
@@ -772,26 +773,37 @@ class ReplayBuffer(Sampled):
         """
         return self.engine.episodes.dropped_data()
 
-    def episodes(self) -> Iterator[dict[str, Any]]:
+    def episodes(self, *, nest: bool = False) -> Iterator[dict[str, Any]]:
         """Yield every episode, oldest first, as column -> list of per-step arrays (copies).
 
         The key `_episode_data` is included when the episode has data. Rows are verified by their checksum. An
         episode that is evicted meanwhile is left out.
 
+        Args:
+            nest: as for `load_episode`.
+
         Raises:
             CorruptError: rows differ from what was stored.
         """
-        return self.engine.episodes.each()
+        each = self.engine.episodes.each()
+        return (nested(one, "ReplayBuffer.episodes") for one in each) if nest else each
 
-    def load_episode(self, episode_idx: int) -> dict[str, Array]:
+    def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
         """Return one episode, every column dense `(T, ...)`, verified by its checksum.
 
+        Args:
+            episode_idx: its number.
+            nest: return the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`.
+
         Raises:
+            InputError: `nest`, and a column has the name of what would hold another one.
             ClipIndexError: there is no such episode.
             CorruptError: its rows differ from what was stored.
         """
-        steps = self.engine.episodes.one(operator.index(episode_idx), "ReplayBuffer.load_episode")
-        return dict(zip(self.column_names, steps, strict=True))
+        where = "ReplayBuffer.load_episode"
+        steps = self.engine.episodes.one(operator.index(episode_idx), where)
+        episode = dict(zip(self.column_names, steps, strict=True))
+        return nested(episode, where) if nest else episode
 
     def load_steps(
         self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None

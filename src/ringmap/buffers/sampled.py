@@ -38,6 +38,7 @@ from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.fleet.pace import Pace
+from ringmap.storage.columns.nested import nested
 from ringmap.storage.ring.integers import ClipId
 
 __all__ = ["DefaultSampler", "Sampled"]
@@ -298,8 +299,8 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         self, batch_size: int, history_len: int | None = None, step: int | None = None,
         *, out: Mapping[str, Array] | None = None, window: WindowSpec | None = None,
         columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
-        pace: Pace | None = None,
-    ) -> Batch[Array]:  # fmt: skip
+        pace: Pace | None = None, nest: bool = False,
+    ) -> Batch[Any]:  # fmt: skip
         """Draw a batch of clips through the sampler.
 
         Args:
@@ -316,6 +317,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
                 window have gaps, episodes shorter than the widest gap have no anchors then.
             pace: waits while the learner is too far ahead of the collectors; counts B times the most steps of a column. Of a ring in
                 its directory.
+            nest: return the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`.
 
         Returns:
             column -> `(B, H, ...)` array; `action` `(B, H, -1)`; with a window of n offsets `(B, n, ...)`, without one `(B, ...)`.
@@ -344,7 +346,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
             if not self._told_short:
                 self._told_short = True
                 warn_unreached(self._anchor_lengths(), self.cut, "ReplayBuffer.sample")
-            return batch
+            return batch.like(nested(batch, "ReplayBuffer.sample")) if nest else batch
         wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
         counted = 0
         if (
@@ -358,7 +360,8 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         if pace is not None and (count := batch_size * cut.widest - counted):
             pace.draw(count)
             self.engine.refresh()
-        return self._sample(cut, clips, batch_size, step, out)
+        batch = self._sample(cut, clips, batch_size, step, out)
+        return batch.like(nested(batch, "ReplayBuffer.sample")) if nest else batch
 
     def _checked_pace(self, pace: Pace | None, where: str) -> Pace | None:
         """Return a pace that counts this buffer.

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.emit import as_tensordict
-from ringmap.buffers.nested import flat, is_tensordict
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import ClipIndexError, InputError, RoleError
 from ringmap.extras import require
+from ringmap.storage.columns.nested import flat, is_tensordict
 
 __all__ = ["to_torchrl", "torchrl_storage"]
 

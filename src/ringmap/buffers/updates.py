@@ -12,6 +12,7 @@ import numpy as np
 
 from ringmap.errors import InputError, UnknownColumnError
 from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.nested import flattened
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.values import as_array
 
@@ -32,6 +33,7 @@ def updated(
     positions = _positions(ids, where)
     if not isinstance(values, Mapping) or not values:
         raise InputError(f"{where}: expected column -> values, got {values!r:.80}")
+    values = flattened(values, where)
     specs = {spec.name: spec for spec in (schema.columns if schema is not None else ())}
     for name in values:
         if name not in specs:

@@ -34,7 +34,7 @@ from ringmap.clips.wanted import Wanted, check_anchors, tell_no_lanes, warn_unre
 from ringmap.clips.window import WindowSpec, positive_length
 from ringmap.datasets.batch import worker
 from ringmap.datasets.choose import choose
-from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.image_axes import as_nested, stored_layout
 from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns, stacked
 from ringmap.datasets.split import Arcs, shares_of, split_seed
 from ringmap.datasets.windows import DatasetRows, Runs, fold, gather, rows_by_slices
@@ -46,6 +46,7 @@ from ringmap.errors import (
     UnknownColumnError,
 )
 from ringmap.storage.columns.aligned import aligned
+from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.integers import ClipId
@@ -191,17 +192,23 @@ class Dataset(LoaderDataset):
         """Row of each episode's first step, int64."""
         return self._offsets
 
-    def load_episode(self, episode_idx: int) -> dict[str, Any]:
+    def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
         """Return one whole episode: every column dense, nothing folded, `transform` applied.
 
         `write_episode` of a buffer or a writer takes it back as it is: images that were turned to
         channels first are stored in their own order again.
 
+        Args:
+            episode_idx: its number.
+            nest: return the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`.
+
         Raises:
             ClipIndexError: there is no such episode.
+            InputError: `nest`, and a column has the name of what would hold another one.
         """
         ep = self._episode_number(episode_idx)
-        return self._load_slice(ep, 0, int(self.lengths[ep]))
+        episode = self._load_slice(ep, 0, int(self.lengths[ep]))
+        return as_nested(episode, self._where("load_episode")) if nest else episode
 
     def load_chunk(
         self, episodes_idx: Sequence[int] | Array, start: Any, end: Any
@@ -558,10 +565,14 @@ class Dataset(LoaderDataset):
             return self._batch(clip_ids(idx, name))
         return self.__getitems__([clip_id(idx, name, has_batches=True)])[0]
 
-    def sample(self, batch_size: int) -> dict[str, Any]:
+    def sample(self, batch_size: int, *, nest: bool = False) -> dict[str, Any]:
         """Draw a batch of clips, each equally likely, with replacement: column -> `(B, ...)`, as `dataset[ids]`.
 
         Draws are another process's in each worker of a DataLoader. For draws that repeat: `dataset[rng.integers(len(dataset), size=B)]`.
+
+        Args:
+            batch_size: B.
+            nest: as for `load_episode`.
 
         Raises:
             InputError: `batch_size` is not positive.
@@ -571,7 +582,8 @@ class Dataset(LoaderDataset):
         size, count = positive_length(where, "batch_size", batch_size), len(self)
         if not count:
             raise NoClipsError(f"{where}: {self._why_no_clips()}")
-        return self._batch(Dataset._generator(self).integers(count, size=size))
+        batch = self._batch(Dataset._generator(self).integers(count, size=size))
+        return nested(batch, where) if nest else batch
 
     def batches(self, batch_size: int, steps: int | None = None) -> Iterator[dict[str, Any]]:
         """Return an iterator over `steps` calls of `sample(batch_size)`; without `steps` it does not end."""

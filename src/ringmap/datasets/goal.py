@@ -33,6 +33,7 @@ from ringmap.datasets.base import (
 )
 from ringmap.datasets.batch import worker
 from ringmap.datasets.evictions import read_stored
+from ringmap.datasets.image_axes import as_nested
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, UnknownColumnError
@@ -178,10 +179,10 @@ class GoalDataset(Forkable, Dataset):
         found: list[Any] = self.dataset._load_steps(episodes, steps, names)
         return found
 
-    def load_episode(self, episode_idx: int) -> dict[str, Any]:
-        """Return one whole episode, without goals."""
+    def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
+        """Return one whole episode, without goals; as `Dataset.load_episode`."""
         episode: dict[str, Any] = self.dataset.load_episode(episode_idx)
-        return episode
+        return as_nested(episode, "GoalDataset.load_episode") if nest else episode
 
     def get_episode_data(
         self, idx: int | Sequence[int] | Array | None = None

@@ -12,10 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ringmap.storage.columns.nested import nested
+
 if TYPE_CHECKING:
     from ringmap.storage.columns.schema import ColumnSpec
 
-__all__ = ["EpisodeDict", "is_image", "stored_layout", "to_channels_first", "to_channels_last"]
+__all__ = [
+    "EpisodeDict",
+    "as_nested",
+    "is_image",
+    "stored_layout",
+    "to_channels_first",
+    "to_channels_last",
+]
 
 M = TypeVar("M", bound=Mapping[str, Any])
 
@@ -67,10 +76,28 @@ def stored_layout(ep_data: M) -> M | dict[str, Any]:
     turned = getattr(ep_data, "channels_first", None)
     if not turned:
         return ep_data
-    return {
-        name: to_channels_last(value) if name in turned else value
-        for name, value in ep_data.items()
-    }
+    return _stored(ep_data, turned, "")
+
+
+def _stored(values: Mapping[str, Any], turned: frozenset[str], prefix: str) -> dict[str, Any]:
+    made = {}
+    for name, value in values.items():
+        full = f"{prefix}{name}"
+        if full in turned:
+            value = to_channels_last(value)
+        elif isinstance(value, Mapping):
+            value = _stored(value, turned, f"{full}/")
+        made[name] = value
+    return made
+
+
+def as_nested(episode: Mapping[str, Any], where: str) -> EpisodeDict:
+    """Return an episode with the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`, which a writer takes back.
+
+    Raises:
+        InputError: a column has the name of what holds another one.
+    """
+    return EpisodeDict(nested(episode, where), getattr(episode, "channels_first", ()))
 
 
 def is_image(spec: ColumnSpec) -> bool:

@@ -33,7 +33,7 @@ from ringmap.datasets.base import (
     stored_steps,
 )
 from ringmap.datasets.evictions import read_stored
-from ringmap.datasets.image_axes import EpisodeDict
+from ringmap.datasets.image_axes import EpisodeDict, as_nested
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError
@@ -521,11 +521,11 @@ class ConcatDataset(_Joined):
                 clips[at] = clip
         return clips
 
-    def load_episode(self, episode_idx: int) -> dict[str, Any]:
+    def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
         """Return one whole episode; as `Dataset.load_episode`."""
         part, ep = self._part_of(self._episode_number(episode_idx))
         episode: dict[str, Any] = part.load_episode(ep)
-        return episode
+        return as_nested(episode, "ConcatDataset.load_episode") if nest else episode
 
     def load_chunk(
         self, episodes_idx: Sequence[int] | Array, start: Any, end: Any

@@ -26,11 +26,11 @@ from ringmap.buffers.distillation.retention import Retention
 from ringmap.buffers.distillation.rounds import Rounds, mixed, version_of
 from ringmap.buffers.emit import Emit
 from ringmap.buffers.engine import door
-from ringmap.buffers.nested import nested
 from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, NoClipsError, ReadOnlyError
+from ringmap.storage.columns.nested import nested
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.kinds import DISTILLATION
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.nested import flat, is_tensordict, root
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.nested import flat, is_tensordict, root
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.values import as_array
 

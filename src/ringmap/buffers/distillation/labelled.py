@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.distillation.labels import LABELS_PER_ROW, LabelLog
-from ringmap.buffers.nested import root
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing, whole
 from ringmap.errors import UnknownFormatError
+from ringmap.storage.columns.nested import root
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.directory.opening import examine
 from ringmap.storage.disk.files import Disk

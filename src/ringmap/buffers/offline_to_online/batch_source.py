@@ -21,7 +21,6 @@ import numpy as np
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.nested import flat, is_tensordict
 from ringmap.buffers.pinned_view import PinnedView
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sampled import Sampled
@@ -30,6 +29,7 @@ from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.clips.samplers.base import BaseSampler, as_sampler
 from ringmap.datasets.base import Dataset
 from ringmap.errors import InputError, NoClipsError
+from ringmap.storage.columns.nested import flat, is_tensordict
 
 __all__ = ["BatchSource", "StepsHalf", "half_of", "is_torchrl"]
 

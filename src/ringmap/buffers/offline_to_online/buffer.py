@@ -23,7 +23,6 @@ import numpy as np
 
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, as_tensordict
-from ringmap.buffers.nested import nested
 from ringmap.buffers.offline_to_online.batch_source import BatchSource, StepsHalf, half_of
 from ringmap.buffers.offline_to_online.concat import joined
 from ringmap.buffers.offline_to_online.offline_fraction import Share
@@ -35,6 +34,7 @@ from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
+from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.disk.files import Disk
 

@@ -41,6 +41,7 @@ from ringmap.clips.wanted import Wanted
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Transform, Where, in_range
 from ringmap.datasets.batch import worker
+from ringmap.datasets.image_axes import as_nested
 from ringmap.errors import ClipIndexError, ClosedError, ExistsError, InputError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import POLICY_STEP
@@ -564,17 +565,17 @@ class ShardedReplayBuffer(Sampled):
                     column[place] = value
         return found
 
-    def episodes(self) -> Iterator[dict[str, Any]]:
+    def episodes(self, *, nest: bool = False) -> Iterator[dict[str, Any]]:
         """Yield every episode, ring by ring, as `ReplayBuffer.episodes` does.
 
         Raises:
             CorruptError: rows differ from what was stored.
         """
         for ring in list(self._of_episodes("episodes")):
-            yield from ring.episodes.episodes()
+            yield from ring.episodes.episodes(nest=nest)
 
-    def load_episode(self, episode_idx: int) -> dict[str, Array]:
-        """Return one episode, every column dense `(T, ...)`, verified by its checksum.
+    def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
+        """Return one episode, every column dense `(T, ...)`, verified by its checksum; as `Dataset.load_episode`.
 
         Raises:
             ClipIndexError: there is no such episode.
@@ -583,7 +584,8 @@ class ShardedReplayBuffer(Sampled):
         self.episodes_only("load_episode")
         ring, local = self._home(self._episode_number(episode_idx))
         found = ring.episodes.load_episode(local)
-        return {name: found[name] for name in self.column_names}
+        episode = {name: found[name] for name in self.column_names}
+        return as_nested(episode, "ShardedReplayBuffer.load_episode") if nest else episode
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
         ring, local = self._home(self._episode_number(ep))

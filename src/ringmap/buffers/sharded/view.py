@@ -320,14 +320,14 @@ class ShardedView(PinnedView):
             raise ClipIndexError(f"ShardedView: the ring of episode {ep} is away")
         return self._over(part, ring), int(self._local[ep])
 
-    def load_episode(self, episode_idx: int) -> dict[str, Any]:
-        """Return one whole episode, every column dense.
+    def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
+        """Return one whole episode, every column dense; as `Dataset.load_episode`.
 
         Raises:
             ClipIndexError: there is no such episode, or it was evicted since, or its ring is away.
         """
         view, local = self._view_of(self._episode_number(episode_idx))
-        return view.load_episode(local)
+        return view.load_episode(local, nest=nest)
 
     def load_steps(
         self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None

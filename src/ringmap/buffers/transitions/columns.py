@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.nested import Leaves, dtype_of, leaf_array, root
+from ringmap.buffers.nested import Leaves, dtype_of, leaf_array
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.cut import Layout
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.nested import root
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.records.stream_file import Apart
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.nested import flattened, is_nested
 from ringmap.storage.columns.values import as_array
 
 __all__ = ["Column", "ColumnSpec", "Schema", "as_columns", "portable", "stored_spec"]
@@ -115,7 +116,8 @@ class Schema:
 
         Args:
             given: column -> `(shape, dtype)` or `Column`; or a Gymnasium space (a Dict space: its keys; any
-                other: the column `observation`); or an example episode, column -> array or list.
+                other: the column `observation`); or an example episode, column -> array or list. Nested mappings and spaces:
+                keys joined by slashes.
             where: the caller to name in an error.
 
         Raises:
@@ -133,8 +135,9 @@ class Schema:
             )
         specs: list[ColumnSpec] = []
         example: dict[str, Any] = {}
-        for name, value in given.items():
+        for name in given:
             _check_name(name, where)
+        for name, value in flattened(given, where).items():
             if isinstance(value, Column) or _is_shape_and_dtype(value):
                 mutable = isinstance(value, Column) and value.mutable
                 shape, dtype = (value.shape, value.dtype) if isinstance(value, Column) else value
@@ -273,11 +276,12 @@ def as_columns(episode: Mapping[Any, Any], where: str) -> dict[str, Array]:
     """Convert an episode's values to arrays of equal length; existing arrays are not copied.
 
     Args:
-        episode: column -> list of per-step arrays, bulk array, or CPU tensor.
+        episode: column -> list of per-step arrays, bulk array, or tensor; or nested, a mapping of such, or a list of mappings.
         where: the method to name in an error.
 
     Raises:
-        InputError: a name is not a string; a scalar; a ragged or object column; lengths that differ.
+        InputError: a name is not a string; a scalar; a ragged or object column; a value that would change (values.py); lengths that
+            differ; two nested values that would be one column.
     """
     arrays: dict[str, Array] = {}
     for name, value in episode.items():
@@ -285,6 +289,8 @@ def as_columns(episode: Mapping[Any, Any], where: str) -> dict[str, Array]:
             _check_name(name, where)
         array = value
         if type(array) is not np.ndarray:
+            if is_nested(array):
+                return as_columns(flattened(episode, where), where)
             array = as_array(array, f"{where}: column {name!r}")
         if array.ndim == 0:
             raise InputError(
@@ -342,9 +348,9 @@ def _space_columns(space: Any) -> list[ColumnSpec] | None:
     if not hasattr(space, "contains") or not hasattr(space, "sample"):
         return None
     inner = getattr(space, "spaces", None)
-    items = dict(inner).items() if isinstance(inner, Mapping) else [("observation", space)]
+    whole = inner if isinstance(inner, Mapping) else {"observation": space}
     specs = []
-    for name, part in items:
+    for name, part in flattened(_parts(whole), "schema").items():
         if getattr(part, "shape", None) is None or getattr(part, "dtype", None) is None:
             raise InputError(
                 f"schema: space {name!r} ({type(part).__name__}) has no single shape and dtype; "
@@ -354,3 +360,14 @@ def _space_columns(space: Any) -> list[ColumnSpec] | None:
         _check_dtype(name, dtype, "schema")
         specs.append(ColumnSpec(str(name), tuple(part.shape), dtype))
     return specs
+
+
+def _parts(parts: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the parts of a Dict space, those of Dict and Tuple spaces in it as mappings."""
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        inner = getattr(part, "spaces", None)
+        if inner is not None and not isinstance(inner, Mapping):
+            inner = {str(i): one for i, one in enumerate(inner)}
+        found[str(name)] = part if inner is None else _parts(inner)
+    return found

@@ -31,6 +31,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError, InputError, ReplacedError, RingmapError, RoleError
+from ringmap.storage.columns.nested import flattened
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.commit.commit_files import CommitFiles
@@ -137,7 +138,7 @@ class OpenEpisode:
             )
 
     def append(self, step: Mapping[str, Any]) -> None:
-        """Add one step: column -> its value at this step (no time axis).
+        """Add one step: column -> its value at this step (no time axis); nested values as for `write_episode`.
 
         Raises:
             InputError: the step does not fit the schema, or the episode would exceed max_steps. With `commit_every` an episode may be
@@ -153,7 +154,7 @@ class OpenEpisode:
     def _append(self, files: CommitFiles, step: Mapping[str, Any], where: str) -> None:
         self._check_open(where)  # once more: a handler may have come first
         self._go_on()
-        columns = {name: _one_step(name, value, where) for name, value in step.items()}
+        columns = {n: _one_step(n, v, where) for n, v in flattened(step, where).items()}
         if self._filter is not None:
             columns = self._filter(columns)
         arrays = as_columns(columns, where)
