@@ -58,11 +58,13 @@ class BuiltIn:
         module: registers the format when it is imported; the packages of its extra are imported later.
         extra: the extra of ringmap whose packages the format needs; "" for none.
         shares: the format whose suffixes it has, too, and ahead of which it is asked whether it knows a path; "" for none.
+        general: whether it is asked after all others, those of third parties too.
     """
 
     module: str
     extra: str = ""
     shares: str = ""
+    general: bool = False
 
     @property
     def available(self) -> bool:
@@ -100,7 +102,7 @@ BUILT_IN = {
     "lerobot": BuiltIn("ringmap.formats.lerobot", "lerobot"),
     "minari": BuiltIn("ringmap.formats.minari", "minari"),
     "rlds": BuiltIn("ringmap.formats.rlds"),
-    "npz": BuiltIn("ringmap.formats.npz"),
+    "npz": BuiltIn("ringmap.formats.npz", general=True),
 }
 
 SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".lance": "lance"}
@@ -182,8 +184,9 @@ class FormatTable(MutableMapping[str, type[Format]]):
         A third party's format that fails to load is logged and left out.
         """
         sharing = [name for name, lazy in self._built_in.items() if lazy.shares]
-        names = [*sharing, *self._built_in, *self._entry_points(), *self._loaded]
-        for name in dict.fromkeys(names):
+        general = [name for name, lazy in self._built_in.items() if lazy.general]
+        names = dict.fromkeys([*sharing, *self._built_in, *self._entry_points(), *self._loaded])
+        for name in (*(n for n in names if n not in general), *general):
             lazy = self._built_in.get(name)
             try:
                 found = self._loaded.get(name) or (lazy.format(name) if lazy else self[name])
