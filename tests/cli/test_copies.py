@@ -222,3 +222,33 @@ def test_conditions_are_joined(cli, replay, tmp_path):
     assert cli("convert", replay, "a.h5", *words).code == 0
     assert load_dataset(tmp_path / "a.h5").get_episode_data()["seed"] == [103]
     assert [row["episode"] for row in cli("episodes", replay, *words, "--json").json] == [1]
+
+
+def test_what_is_dropped(cli, tmp_path):
+    """Each command says all that a format can't hold, and leaves out what is named."""
+    episode = {
+        "obs": [[0.0]] * 3,
+        "action": [[0.0]] * 3,
+        "when": np.zeros(3, "M8[s]"),
+        "wave": [1j] * 3,
+    }
+    with ReplayBuffer(10, path=tmp_path / "ring") as buf:
+        buf.write_episode({**episode, "_episode_data": {"seed": 1, "goal": 2**70}})
+    for verb in ("dump", "convert", "merge"):
+        words = [verb, "ring", "set.hdf5", "-f", "robomimic"]
+        refused = cli(*words)
+        assert refused.code
+        assert "drop=['when', 'goal']" in " ".join(refused.err.split())
+        assert not (tmp_path / "set.hdf5").exists()
+        assert not cli(*words, "--drop", "when", "--drop", "goal").code
+        dataset = load_dataset(tmp_path / "set.hdf5", format="robomimic")
+        assert sorted(dataset.column_names) == [
+            "action",
+            "done",
+            "next_obs/flat",
+            "obs/flat",
+            "wave",
+        ]
+        assert dataset.episode_column_names == ["seed"]
+        dataset.close()
+        (tmp_path / "set.hdf5").unlink()

@@ -248,7 +248,7 @@ def test_what_it_refuses(tmp_path):
         get_format("lerobot").open_writer(tmp_path / "set", fps=0)
     with get_format("lerobot").open_writer(tmp_path / "set") as writer:
         for wrong, message in [
-            ({"obs": [[0.0], [1.0]], "state": [0, 1], "observation.state": [0, 1]}, "taken by"),
+            ({"obs": [[0.0], [1.0]], "state": [0, 1], "observation.state": [0, 1]}, "so would"),
             ({"when": np.zeros(2, "M8[s]")}, "no feature"),
             ({"a": [0.0]}, "has no step"),
         ]:

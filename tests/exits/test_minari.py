@@ -170,7 +170,7 @@ def test_what_it_can_not_hold_is_refused(tmp_path, home):
             ({"next_obs": [[7.0], [2.0]]}, "one step later"),
             ({"reward": None}, "no column 'reward'"),
             ({"obs": None}, "no column 'observation' or 'obs'"),
-            ({"when": np.zeros(2, "M8[s]")}, "no space"),
+            ({"when": np.zeros(2, "M8[s]")}, "no type"),
             ({"_episode_data": {"a": None}}, "episode data 'a'"),
         ]:
             wrong = {k: v for k, v in {**whole, **change}.items() if v is not None}

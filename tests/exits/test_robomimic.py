@@ -112,7 +112,7 @@ def test_what_it_refuses(tmp_path):
             ({"obs": [0.0, 1.0]}, "no column 'action'"),
             ({"action": [0.0, 1.0]}, "no column 'obs' or 'observation'"),
             ({"obs": [0.0], "action": [0.0]}, "has no step"),
-            ({"obs": [0.0, 1.0], "action": np.zeros(2, "M8[s]")}, "no place"),
+            ({"obs": [0.0, 1.0], "action": np.zeros(2, "M8[s]")}, "no type"),
         ]:
             with pytest.raises(InputError, match=message):
                 writer.write_episode(wrong)

@@ -252,11 +252,13 @@ def test_a_deleted_dataset_stays_deleted(tmp_path):
 
 
 def test_episode_data_that_it_does_not_hold(tmp_path):
-    with (
-        get_format("box").open_writer(tmp_path / "made.box") as writer,
-        pytest.raises(ValueError, match="holds no episode data"),
-    ):
-        writer.write_episode({"x": [1.0], "_episode_data": {"seed": 1}})
+    """All of them are refused by name; those that `World` adds are left out."""
+    path, data = tmp_path / "made.box", {"seed": 1, "policy_step": 2, "goal": 3, "room": "left"}
+    with get_format("box").open_writer(path) as writer:
+        with pytest.raises(ValueError, match=r"'goal'.*'room'.*drop=\['goal', 'room'\]"):
+            writer.write_episode({"x": [1.0], "_episode_data": data})
+        writer.write_episode({"x": [1.0], "_episode_data": {"seed": 1, "policy_step": 2}})
+    assert load_dataset(path).lengths.tolist() == [1]
 
 
 def test_clips_and_pictures_of_a_log(tmp_path):

@@ -145,6 +145,10 @@ def raised():
         file.write("not a buffer")
     yield error(ReplayBuffer, max_steps=512, path="runs/notes.txt")
     yield error(ReplayBuffer, max_steps=512, path="runs")
+    dated = ReplayBuffer(max_steps=9)
+    rows = {"obs": np.zeros(3), "action": np.zeros(3), "when": np.zeros(3, "M8[s]")}
+    dated.write_episode({**rows, "_episode_data": {"goal": 2**70}})
+    yield error(dated.dump, "runs/dated.h5", "robomimic")
     yield from of_the_disk(error)
     yield from of_damage(error)
 

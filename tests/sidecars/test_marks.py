@@ -131,7 +131,7 @@ def test_a_lock_that_is_held_is_named(tmp_path, monkeypatch):
 
 def test_what_is_damaged_is_said_and_left(tmp_path):
     path = tmp_path / "b"
-    with fill(path, range(4), sampler=EpisodeSampler(0, drop="bad")) as buf:
+    with fill(path, range(4), sampler=EpisodeSampler(0, where="not flags contains bad")) as buf:
         marks = Marks(buf)
         marks.set(10, flags="bad", note="slips")
         file = path / "marks.json"
@@ -324,7 +324,9 @@ def test_what_can_not_be_written_is_kept_elsewhere(tmp_path, monkeypatch):
     fill(path, range(4)).close()
     other = tmp_path / "mine/marks.json"
     other.parent.mkdir()
-    with ReplayBuffer.open(path, "r", sampler=EpisodeSampler(0, drop="bad", marks=other)) as buf:
+    with ReplayBuffer.open(
+        path, "r", sampler=EpisodeSampler(0, where="not flags contains bad", marks=other)
+    ) as buf:
         with pytest.raises(NotFoundError, match="mark an episode first"):
             buf.sample(4)
         Marks(buf, path=other).set(10, flags="bad")
@@ -344,7 +346,7 @@ def test_what_can_not_be_written_is_kept_elsewhere(tmp_path, monkeypatch):
 
 
 def test_in_ram(tmp_path):
-    with fill(None, range(3), sampler=EpisodeSampler(0, drop="bad")) as buf:
+    with fill(None, range(3), sampler=EpisodeSampler(0, where="not flags contains bad")) as buf:
         with pytest.raises(InputError, match="path=FILE"):
             Marks(buf)
         with pytest.raises(InputError, match="marks=FILE"):
@@ -385,7 +387,11 @@ def test_a_dataset_is_marked_beside(tmp_path):
 
 
 def test_flagged_episodes_are_not_drawn(tmp_path):
-    with fill(tmp_path / "b", range(6), sampler=EpisodeSampler(0, drop=["bad", "slow"])) as buf:
+    with fill(
+        tmp_path / "b",
+        range(6),
+        sampler=EpisodeSampler(0, where="not (flags contains bad or flags contains slow)"),
+    ) as buf:
         assert drawn(buf) == [0, 1, 2, 3, 4, 5]
         marks = Marks(buf)
         marks.set(10, flags="bad")
@@ -398,7 +404,7 @@ def test_flagged_episodes_are_not_drawn(tmp_path):
             marks.set(at, flags="bad")
         assert drawn(buf) == [5]  # found by a look at all
         marks.set(50, flags="bad")
-        with pytest.raises(NoClipsError, match="drop less"):
+        with pytest.raises(NoClipsError, match="ask for less"):
             buf.sample(4)
         write(buf, [9])
         assert drawn(buf) == [9]
@@ -407,13 +413,35 @@ def test_flagged_episodes_are_not_drawn(tmp_path):
 def test_the_draws_without_marks_are_as_before(tmp_path):
     """The same seed gives the same clips, whether something may be dropped or not."""
     with fill(tmp_path / "b", range(6)) as buf:
-        one, two = EpisodeSampler(0), EpisodeSampler(0, drop="bad")
+        one, two = EpisodeSampler(0), EpisodeSampler(0, where="not flags contains bad")
         np.testing.assert_array_equal(one(0, buf, 50, 1), two(0, buf, 50, 1))
 
 
-def test_marks_need_a_flag_to_drop():
-    with pytest.raises(InputError, match="drop"):
-        EpisodeSampler(marks="somewhere")
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("", "give where"), ("return > 3", r"view\(where='return > 3'\)"), ("flags contains", "expected a value"),
+        (lambda data: True, "a function"), ("flags", "expected one of"),
+    ],
+)  # fmt: skip
+def test_what_is_no_condition_on_marks(where, message):
+    with pytest.raises(InputError, match=message):
+        EpisodeSampler(where=where, marks="somewhere")
+
+
+def test_only_flagged_episodes_are_drawn(tmp_path):
+    """A condition that an episode without a mark does not meet; a flag is meant as a whole."""
+    with fill(
+        tmp_path / "b", range(6), sampler=EpisodeSampler(0, where="flags contains good")
+    ) as buf:
+        with pytest.raises(NoClipsError, match="ask for less"):
+            buf.sample(4)
+        for at, flags in ((10, "good"), (20, ["good", "bad"]), (30, "goodish")):
+            Marks(buf).set(at, flags=flags)
+        assert drawn(buf) == [1, 2]
+        buf.sampler = EpisodeSampler(0, where="note contains slip or flags contains bad")
+        Marks(buf).set(40, note="it slips")
+        assert drawn(buf) == [2, 4]
 
 
 @pytest.mark.parametrize("how", ["path", "reader"])

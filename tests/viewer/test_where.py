@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ringmap.datasets.where import Values, select
+from ringmap.clips.where import Values, select
 from ringmap.errors import InputError
 
 SEEDS = [3.0, np.nan, 50.0, 7.0]

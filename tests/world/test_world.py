@@ -230,7 +230,6 @@ WRITABLE = [n for n in list_formats() if get_format(n).can_write() and n not in 
 
 
 @pytest.mark.parametrize("format", WRITABLE)
-@pytest.mark.filterwarnings("ignore:World.collect. format .* holds no episode data")
 def test_every_format_takes_a_collection(make, tmp_path, format):
     world = make("ringmap/TwoRoom-v1", 2, (16, 16), max_episode_steps=4)
     world.set_policy(RandomPolicy(seed=0))

@@ -19,6 +19,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ from ringmap.buffers.updates import updated
 from ringmap.clips import outcomes
 from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
-from ringmap.datasets.stored_episodes import episodes_of
+from ringmap.datasets.stored_episodes import episodes_of, outlines_of
 from ringmap.errors import ClosedError, InputError, RingmapError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
+from ringmap.formats.common.refusals import Drop
 from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
@@ -920,6 +922,7 @@ class ReplayBuffer(Sampled):
         mode: str = "overwrite",
         *,
         progress: bool = True,
+        drop: str | Iterable[str] = (),
         **writer_options: Any,
     ) -> None:
         """Write the stored episodes as a regular dataset, episode by episode, in the memory that the longest one takes.
@@ -933,21 +936,18 @@ class ReplayBuffer(Sampled):
             format: name of a registered format; None: the suffix of `path` decides (.h5, .zarr, .lance), or the existing data.
             mode: "overwrite", "append" or "error".
             progress: show a progress bar if the export takes a while.
+            drop: names of columns, and of data of episodes, to leave out. What the format can't hold has to be here: but for it, and
+                for `seed` and `policy_step`, which `World` adds, nothing is left out.
             writer_options: passed to the format's writer.
 
         Raises:
-            InputError: an unknown format or mode, a format that is read-only, or an unknown suffix.
+            InputError: an unknown format or mode, a format that is read-only, or an unknown suffix; the format can't hold a column, or
+                data of an episode: all of them are named, with the `drop=` that would do, and nothing was written.
             FileExistsError: mode="error" and the target exists.
         """
         chosen = resolve_format(path, format, mode=mode, where="ReplayBuffer.dump")
-        dropped: list[str] = []
-        if not chosen.supports_episode_data:
-            dropped = self.episode_column_names
-            if dropped:
-                warnings.warn(
-                    f"ReplayBuffer.dump: format {chosen.name!r} holds no episode data; left out: {dropped}",
-                    stacklevel=2,
-                )
+        left_out = Drop(drop, "ReplayBuffer.dump")
+        left_out.check(self.column_names, lambda: self.episode_column_names)
         schema = self.engine.source.schema
         row_nbytes = sum(spec.row_nbytes for spec in schema.columns) if schema is not None else 0
         most = max(2.0, memory_left() / 2 / max(1, row_nbytes))
@@ -964,10 +964,10 @@ class ReplayBuffer(Sampled):
         )
         if progress:
             episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
-        if dropped:
-            episodes = (_without_data(episode) for episode in episodes)
-        writer = chosen.open_writer(path, mode=mode, **writer_options)
-        fill(writer, path, episodes, self.reward_at, "ReplayBuffer.dump")
+        fill(
+            chosen, path, episodes, "ReplayBuffer.dump", reward_at=self.reward_at, drop=left_out, ahead=partial(outlines_of, self),
+            options={**writer_options, "mode": mode},
+        )  # fmt: skip
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
         """Copy the buffer in its present state to a new buffer, while its writer continues.
@@ -1105,12 +1105,6 @@ def _kind_of(episode: Mapping[str, Any]) -> tuple[list[Any] | None, int, int]:
         return None, 0, 0
     kind = [(name, value.dtype, value.shape[1:]) for name, value in arrays.items()]
     return kind, lengths.pop(), sum(value.nbytes for value in arrays.values())
-
-
-def _without_data(episode: dict[str, Any]) -> dict[str, Any]:
-    """Return an episode without its episode data."""
-    episode.pop(EPISODE_DATA_KEY, None)
-    return episode
 
 
 def _bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:

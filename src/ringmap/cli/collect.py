@@ -10,7 +10,7 @@ import typer
 
 from ringmap.cli.console import count, show
 from ringmap.cli.fleet import look_at, opened
-from ringmap.cli.options import WriterOptions, writer_options
+from ringmap.cli.options import DropNames, WriterOptions, writer_options
 from ringmap.cli.progress import is_watched
 
 Spec = Annotated[
@@ -49,7 +49,7 @@ CommitEvery = Annotated[
 def collect(
     spec: Spec, path: Path, episodes: Episodes, collectors: Collectors, max_steps: MaxSteps, seed: Seed = 0,
     resume: Resume = True, policy: Policy = None, weights: WeightsDir = None, commit_every: CommitEvery = None,
-    option: WriterOptions = None,
+    option: WriterOptions = None, drop: DropNames = None,
 ) -> None:  # fmt: skip
     """Collect with several processes, each into a ring of its own.
 
@@ -66,7 +66,7 @@ def collect(
         imported(spec, "collect"), path, episodes, collectors, seed, resume, max_steps=max_steps,
         policy=None if policy is None else imported(policy, "collect"),
         weights=None if weights is None else Weights(weights), commit_every=commit_every, progress=is_watched(),
-        **writer_options(option, "collect"),
+        drop=drop or (), **writer_options(option, "collect"),
     )  # fmt: skip
     if episodes:
         buffer = opened(path)

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from ringmap.cli.options import Destination, FormatName, Mode, Place, WriterOptions, writer_options
+from ringmap.cli.options import (
+    Destination,
+    DropNames,
+    FormatName,
+    Mode,
+    Place,
+    WriterOptions,
+    writer_options,
+)
 from ringmap.cli.progress import is_watched
 from ringmap.cli.resolve import episodes_at, format_for, say_written
 
@@ -22,10 +30,11 @@ def convert(
     option: WriterOptions = None,
     where: Where = None,
     marks: MarksFile = None,
+    drop: DropNames = None,
 ) -> None:
     """Write a dataset or a buffer in another format.
 
-    Episode data comes along, as far as the format holds it.
+    Episode data comes along. What the format can't hold is named, and has to be dropped.
     """
     from ringmap.formats.catalog.convert import convert as convert_dataset
 
@@ -39,6 +48,7 @@ def convert(
         mode=mode,
         where=" and ".join(f"({condition})" for condition in where or ()),
         marks=marks,
+        drop=drop or (),
         **writer_options(option, "convert"),
     )
     say_written(dest, chosen)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import contextlib
 
 from ringmap.cli.convert import convert
-from ringmap.cli.options import Buffer, Destination, FormatName, Mode, WriterOptions, writer_options
+from ringmap.cli.options import (
+    Buffer,
+    Destination,
+    DropNames,
+    FormatName,
+    Mode,
+    WriterOptions,
+    writer_options,
+)
 from ringmap.cli.progress import is_watched
 from ringmap.cli.resolve import (
     EPISODES,
@@ -25,6 +33,7 @@ def dump(
     format: FormatName = None,
     mode: Mode = "error",
     option: WriterOptions = None,
+    drop: DropNames = None,
 ) -> None:
     """Write the episodes of a buffer as a dataset.
 
@@ -37,8 +46,8 @@ def dump(
         options["progress"] = is_watched()
     chosen = format_for(dest, format, mode, "dump")
     if is_ring and kind != EPISODES:
-        convert(path, dest, chosen, mode, option)
+        convert(path, dest, chosen, mode, option, drop=drop)
         return
     with contextlib.closing(episodes_at(path, "dump")) as buffer:
-        buffer.dump(dest, chosen, mode=mode, **options)
+        buffer.dump(dest, chosen, mode=mode, drop=drop or (), **options)
     say_written(dest, chosen)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ringmap.cli.options import FormatName, Mode, WriterOptions, writer_options
+from ringmap.cli.options import DropNames, FormatName, Mode, WriterOptions, writer_options
 from ringmap.cli.progress import is_watched
 from ringmap.cli.resolve import episodes_at, format_for, say_written
 from ringmap.errors import InputError
@@ -27,7 +27,7 @@ Output = Annotated[
 
 def merge(
     sources: Sources, output: Output = None, format: FormatName = None, mode: Mode = "error",
-    option: WriterOptions = None,
+    option: WriterOptions = None, drop: DropNames = None,
 ) -> None:  # fmt: skip
     """Write the episodes of several datasets into one.
 
@@ -43,5 +43,13 @@ def merge(
     chosen = format_for(dest, format, mode, "merge")
     options = writer_options(option, "merge")
     datasets = [episodes_at(source, "merge") for source in given]
-    merge_datasets(datasets, dest, dest_format=chosen, mode=mode, progress=is_watched(), **options)
+    merge_datasets(
+        datasets,
+        dest,
+        dest_format=chosen,
+        mode=mode,
+        progress=is_watched(),
+        drop=drop or (),
+        **options,
+    )
     say_written(dest, chosen)

@@ -13,6 +13,7 @@ __all__ = [
     "AsJson",
     "Buffer",
     "Destination",
+    "DropNames",
     "Force",
     "FormatName",
     "Mode",
@@ -51,6 +52,14 @@ Mode = Annotated[
     typer.Option(
         "--mode", metavar="MODE",
         help="What to do where something is: error, append or overwrite.",
+    ),
+]  # fmt: skip
+
+DropNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drop", metavar="NAME",
+        help="A column, or data of episodes, to leave out; may be given several times. Nothing else is left out.",
     ),
 ]  # fmt: skip
 

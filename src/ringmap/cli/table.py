@@ -4,7 +4,7 @@
     0       31      12.5    terminated
 
 Invariants: an episode is in the table as it was at one moment; nothing that the user gives is evaluated.
-Not here: the grammar of a filter (datasets/where.py), how it is printed (episodes.py) or drawn (plot.py).
+Not here: the grammar of a filter (clips/where.py), how it is printed (episodes.py) or drawn (plot.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from ringmap.cli.console import plain
 from ringmap.cli.resolve import episodes_at, holds_rings
 from ringmap.clips.outcomes import REWARDS, TERMINATED, TRUNCATED, name_among
-from ringmap.datasets.where import Values, select
+from ringmap.clips.where import Values, select
 from ringmap.errors import InputError
 from ringmap.storage.read.read_live import look_again
 

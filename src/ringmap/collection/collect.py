@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ringmap.buffers.options import positive
@@ -23,6 +23,7 @@ from ringmap.errors import InputError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import Weights
 from ringmap.storage.disk.system import cores
+from ringmap.world.collecting import kept_seeds
 from ringmap.world.rollout import bar_of
 from ringmap.world.world import World
 
@@ -45,6 +46,7 @@ def collect(
     pace: Pace | None = None,
     options: Mapping[str, Any] | None = None,
     commit_every: int | None = None,
+    drop: str | Iterable[str] = (),
     threads: int | None = None,
     progress: bool = True,
     wait_s: float = 10.0,
@@ -72,6 +74,7 @@ def collect(
         pace: as for `World.collect`; of the same directory.
         options: reset options.
         commit_every: commit this many rows of an open episode at a time, as for `World.collect`.
+        drop: names of columns, and of data of episodes, to leave out.
         threads: of OpenMP and PyTorch in each collector. None: what `OMP_NUM_THREADS` says, else an equal part of the cores.
         progress: show a progress bar once it takes a while.
         wait_s: how long to wait for a ring that another process writes, which may be about to end.
@@ -128,7 +131,12 @@ def collect(
         positive(_WHERE, "collectors", collectors)
         threads = max(1, cores() // collectors)
     parts = Parts(
-        function_of(make_world, _WHERE), policy, weights, pace, {**ring, "max_steps": max_steps}
+        function_of(make_world, _WHERE),
+        policy,
+        weights,
+        pace,
+        {**ring, "max_steps": max_steps},
+        kept_seeds(drop, _WHERE),
     )
     job = job_of(
         _WHERE,

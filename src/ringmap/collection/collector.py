@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.collection.rings import patiently
 from ringmap.errors import InputError, RingmapError
+from ringmap.formats.common.refusals import KEEP_ALL, Drop
 from ringmap.world.collecting import Collection, collect_some
 from ringmap.world.world import World
 
@@ -53,6 +54,7 @@ class Parts:
     weights: Any
     pace: Any
     ring: dict[str, Any]
+    drop: Drop = KEEP_ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def play(number: int, job: Job, ring: str, pipe: Pipe) -> None:
             while (block := seeds.ask(waits=True)) is not None:
                 collect_some(
                     world, buffer, job.collection, seeds.stream(block), seeds.finished, job.commit_every, parts.weights,
-                    parts.pace,
+                    parts.pace, parts.drop,
                 )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 D = TypeVar("D", bound="Dataset")
 Where = str | Callable[[dict[str, Any]], Any]
-"""Which episodes are wanted: a condition (`ringmap.datasets.where`), or a function of an episode's data, a dict."""
+"""Which episodes are wanted: a condition (`ringmap.clips.where`), or a function of an episode's data, a dict."""
 
 
 class LoaderDataset(_Base):

@@ -1,7 +1,7 @@
 """Marks of episodes: flags and a note, kept beside the data.
 
     Marks(buf).set(position, flags="bad", note="the gripper slips")
-    EpisodeSampler(drop="bad")     convert(..., where="not flags contains bad")     ringmap view
+    EpisodeSampler(where="not flags contains bad")     convert(..., where="not flags contains bad")     ringmap view
 
 Invariants: the data never change; only marks of stored episodes are returned.
 Not here: the file (storage/sidecars/marks.py), conditions (choose.py).

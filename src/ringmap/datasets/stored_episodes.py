@@ -6,7 +6,7 @@ Not here: writing (formats/), copies of whole datasets (formats/catalog/).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ringmap.errors import ClipIndexError
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.read.origins import ORIGIN_KEY, origin_of
 
-__all__ = ["episodes_of", "schema_of"]
+__all__ = ["episodes_of", "outlines_of", "schema_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,6 +49,39 @@ def episodes_of(
                 raise
             continue  # evicted since
         yield episode, data
+
+
+def outlines_of(
+    dataset: Any, looks_at: Callable[[str, np.dtype[Any]], bool], with_data: bool
+) -> Iterator[tuple[dict[str, Array], dict[str, Any]]]:
+    """Yield of each episode the columns that are asked for, and its data on request; nothing, if neither is. One that is evicted is left out.
+
+    Args:
+        dataset: any dataset or buffer.
+        looks_at: called with the name and dtype of each column.
+        with_data: whether the data are asked for.
+    """
+    dataset = dataset.pinned() if isinstance(dataset, Dataset) else dataset
+    schema = schema_of(dataset, "outlines_of")
+    columns = () if schema is None else schema.columns
+    names = [spec.name for spec in columns if looks_at(spec.name, spec.dtype)]
+    with_data = with_data and bool(dataset.episode_column_names)
+    if not names and not with_data:
+        return
+    as_stored = isinstance(dataset, Dataset) and getattr(dataset, "transform", None) is None
+    for number, length in enumerate(np.asarray(dataset.lengths).tolist()):
+        rows: dict[str, Array] = {}
+        data: dict[str, Any] = {}
+        with contextlib.suppress(ClipIndexError):
+            if names and as_stored:
+                rows = dataset.steps_as_stored(number, 0, length, names)
+            elif names:
+                episode = stored_layout(dataset.load_episode(number))
+                rows = {name: np.asarray(episode[name]) for name in names}
+            if with_data:
+                found = dataset.get_episode_data([number])
+                data = {name: values[0] for name, values in found.items() if values[0] is not None}
+            yield rows, data
 
 
 def schema_of(dataset: Any, where: str) -> Schema | None:

@@ -25,6 +25,7 @@ from ringmap.formats.episode import (
     split_episode_data,
     validate_write_mode,
 )
+from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = [
     "EPISODE_DATA_KEY",
@@ -114,6 +115,14 @@ class Format:
         A dataset of a format without it is exported again as a whole, at the end of a block that appended to it.
         """
         raise NotImplementedError(f"{cls.__name__}.extend")
+
+    @classmethod
+    def refuses(cls, column: ColumnSpec) -> str | None:
+        """Return why the format can't hold a column, None if it can. Asked of a format with `export`, before anything is written.
+
+        All that is refused stands in one error, with the `drop=` that would do.
+        """
+        return None
 
     @classmethod
     def open_writer(cls, path: str | PathLike[str], **options: Any) -> Writer:

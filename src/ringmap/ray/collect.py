@@ -20,6 +20,7 @@ from ringmap.fleet.weights import Weights
 from ringmap.ray.actors import Actors
 from ringmap.ray.census import Census
 from ringmap.ray.cluster import Layout, ray_for
+from ringmap.world.collecting import kept_seeds
 from ringmap.world.rollout import bar_of
 from ringmap.world.world import World
 
@@ -42,6 +43,7 @@ def collect(
     weights: Weights | None = None,
     options: Mapping[str, Any] | None = None,
     commit_every: int | None = None,
+    drop: str | Iterable[str] = (),
     threads: int | None = None,
     actor: Mapping[str, Any] | None = None,
     lost: Iterable[str] = (),
@@ -67,6 +69,7 @@ def collect(
         weights: as for `ringmap.collect`, in a directory that all nodes see.
         options: reset options.
         commit_every: as for `ringmap.collect`.
+        drop: as for `ringmap.collect`.
         threads: of OpenMP and PyTorch in each collector. None: as many as the actor has processors, as Ray says to OpenMP.
         actor: options of Ray for each actor, such as `{"num_cpus": 2, "resources": {"rings": 1}}`. By default one processor each, spread
             over the nodes; a collector whose ring is there goes to its node.
@@ -107,7 +110,9 @@ def collect(
     ray = ray_for(_WHERE)
     from ray import cloudpickle
 
-    parts = Parts(made, policy, weights, None, {**ring, "max_steps": max_steps})
+    parts = Parts(
+        made, policy, weights, None, {**ring, "max_steps": max_steps}, kept_seeds(drop, _WHERE)
+    )
     job = job_of(
         _WHERE, parts, episodes, collectors, seed, options, commit_every, threads, wait_s, cloudpickle.dumps
     )  # fmt: skip

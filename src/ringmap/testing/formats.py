@@ -361,13 +361,13 @@ class FormatTests(DatasetTests):
         self.check(path, [make_episode(0, 3), make_episode(1, 5)])
 
     def test_the_first_episode_is_checked(self, tmp_path: Path) -> None:
-        """`check` says whether an episode could be the first one of a new dataset; it opens and creates nothing."""
+        """`refusals` says what of the first episode of a new dataset would be refused; it opens and creates nothing."""
         writer = self.format.open_writer(self.path(tmp_path), **self.writer_options)
         if not isinstance(writer, EpisodeWriter):
-            pytest.skip("the writer is not an EpisodeWriter: it has no `check`")
-        writer.check(make_episode(0, 3))
+            pytest.skip("the writer is not an EpisodeWriter: it has no `refusals`")
+        assert writer.refusals(make_episode(0, 3)) == {}
         with pytest.raises(ValueError, match="where"):
-            writer.check(make_episode(0, 3) | {"where": make_episode(0, 4)["where"]})
+            writer.refusals(make_episode(0, 3) | {"where": make_episode(0, 4)["where"]})
         assert os.listdir(tmp_path) == []
 
     def test_values_that_fit(self, tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.outcomes import REWARDS, TERMINATED, TRUNCATED, name_among
+from ringmap.clips.where import Values
 from ringmap.datasets.choose import ENDED, OWN, mark_values
 from ringmap.datasets.marks import Mark
-from ringmap.datasets.where import Values
 from ringmap.errors import RingmapError
 from ringmap.viewer.limits import GoneError
 from ringmap.viewer.sources import Source

@@ -5,7 +5,7 @@
     table    a0 a1 a2 b0 a3 b1              by age: episodes carry no time, so the newest of each ring stand together
 
 Invariants: row i is the same episode in all answers of one `version`; an index alone is neither copied nor reordered.
-Not here: what is known of an episode (index.py), conditions (datasets/where.py).
+Not here: what is known of an episode (index.py), conditions (clips/where.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.where import Values, select
+from ringmap.clips.where import Values, select
 from ringmap.errors import InputError
 from ringmap.fleet.weights import POLICY_STEP
 from ringmap.viewer.index import EpisodeIndex

@@ -17,9 +17,9 @@ import json
 import logging
 import operator
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -28,7 +28,8 @@ from ringmap.errors import InputError, RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import NO_POLICY, POLICY_STEP, Weights
 from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
-from ringmap.formats.common.writer import tell_reward_at
+from ringmap.formats.common.refusals import KEEP_ALL, Drop, refusal, refused_where_none_fit
+from ringmap.formats.common.writer import EpisodeWriter, tell_reward_at
 from ringmap.formats.episode import no_append
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows, Names
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.storage.open_episodes.open_episode import OpenEpisode
 
-__all__ = ["DEFAULT_FORMAT", "Collection", "collect", "collect_some", "progress_of"]
+__all__ = ["DEFAULT_FORMAT", "Collection", "collect", "collect_some", "kept_seeds", "progress_of"]
 
 log = logging.getLogger("ringmap")
 
@@ -75,8 +76,10 @@ def collect(
     commit_every: int | None = None,
     weights: Weights | None = None,
     pace: Pace | None = None,
+    drop: str | Iterable[str] = (),
 ) -> None:
     """Collect episodes; see `World.collect`."""
+    left_out = kept_seeds(drop, WHERE) if resume else Drop(drop, WHERE)
     if (path is None) == (writer is None):
         raise InputError(
             f"{WHERE}: pass exactly one of path= (a dataset) and writer= (a buffer or a writer)"
@@ -113,7 +116,7 @@ def collect(
             stack.enter_context(sink.opened())
         done = count - len(offsets)
         bar = stack.enter_context(bar_of(f"collect {world.env_name}", count, progress, done))
-        _play(world, sink, turns, lambda turn: bar.update(), commit_every, played, room)
+        _play(world, sink, turns, lambda turn: bar.update(), commit_every, played, room, left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,21 @@ class Collection:
         return identity_of(env, self.seed, self.episodes, self.options)
 
 
+def kept_seeds(drop: str | Iterable[str], where: str) -> Drop:
+    """Return what a collection that can be resumed leaves out.
+
+    Raises:
+        InputError: it needs one of these.
+    """
+    left_out = Drop(drop, where)
+    for name in ("seed", COLLECTION_KEY):
+        if name in left_out:
+            raise InputError(
+                f"{where}: drop={name!r}: a collection that can be resumed needs this of each episode"
+            )
+    return left_out
+
+
 def collect_some(
     world: Stage,
     buffer: ReplayBuffer,
@@ -138,6 +156,7 @@ def collect_some(
     commit_every: int | None = None,
     weights: Weights | None = None,
     pace: Pace | None = None,
+    drop: Drop = KEEP_ALL,
 ) -> None:
     """Collect some episodes of a collection, whose other ones other buffers hold.
 
@@ -151,6 +170,7 @@ def collect_some(
         commit_every: as for `World.collect`.
         weights: as for `World.collect`.
         pace: as for `World.collect`.
+        drop: what to leave out of them.
 
     Raises:
         RingmapError: as `World.collect`.
@@ -178,7 +198,7 @@ def collect_some(
     def ended(turn: Turn) -> None:
         finished(turn.number, turn.length)
 
-    _play(world, sink, turns(), ended, commit_every, played, room)
+    _play(world, sink, turns(), ended, commit_every, played, room, drop)
 
 
 def progress_of(buffer: ReplayBuffer, collection: Collection) -> Progress | None:
@@ -203,16 +223,17 @@ def _play(
     commit_every: int | None,
     played: _Played,
     room: _Room,
+    drop: Drop,
 ) -> None:
     space = world.envs.single_action_space
     names = Names(
         frozenset(parts_of("action", blank_action(space), space)), world.envs.observation_names
     )
     if commit_every is None:
-        roll(world.envs, world.act, turns, [_Recorder(sink, names, done, played, room)], prepared=played.load)  # fmt: skip
+        roll(world.envs, world.act, turns, [_Recorder(sink, names, done, played, room, drop)], prepared=played.load)  # fmt: skip
         return
     assert isinstance(sink, _ToWriter)
-    recorder = _PartRecorder(sink, names, done, commit_every, played, room)
+    recorder = _PartRecorder(sink, names, done, commit_every, played, room, drop)
     try:
         roll(world.envs, world.act, turns, [recorder], prepared=played.load)
     finally:
@@ -286,10 +307,10 @@ class _Recorder:
     """A watcher that keeps the rows of each turn, and writes them when it ends."""
 
     def __init__(
-        self, sink: _Sink, names: Names, done: _Done, played: _Played, room: _Room
+        self, sink: _Sink, names: Names, done: _Done, played: _Played, room: _Room, drop: Drop
     ) -> None:
         self._sink, self._names, self._done, self._played = sink, names, done, played
-        self._room = room
+        self._room, self._drop, self._checked = room, drop, False
         self._open: dict[int, tuple[EpisodeRows, dict[str, Any]]] = {}
 
     def began(self, turn: Turn, row: Row) -> None:
@@ -303,7 +324,11 @@ class _Recorder:
     def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
         rows, begun = self._open.pop(turn.number)
         with self._room(len(rows)), _refusals(turn):
-            self._sink.write(rows.columns(), _joined(data, begun), turn)
+            columns, every = rows.columns(), _joined(data, begun)
+            if not self._checked:
+                self._drop.check(columns, lambda: every)
+                self._checked = True
+            self._sink.write(self._drop.of(columns), self._drop.of(every), turn)
         self._done(turn)
 
 
@@ -349,15 +374,16 @@ class _PartRecorder:
         commit_every: int,
         played: _Played,
         room: _Room,
+        drop: Drop,
     ) -> None:
         self._sink, self._names, self._done, self._every = sink, names, done, commit_every
-        self._played, self._room = played, room
+        self._played, self._room, self._drop = played, room, drop
         self._open: dict[int, tuple[EpisodeRows, OpenEpisode, dict[str, Any]]] = {}
 
     def began(self, turn: Turn, row: Row) -> None:
         data = self._played.data_of(turn)
         with _refusals(turn):
-            episode = self._sink.begin(turn, self._every, data)
+            episode = self._sink.begin(turn, self._every, self._drop.of(data))
         rows = EpisodeRows(self._names, f"{WHERE}: {turn.label}")
         self._open[turn.number] = rows, episode, data
         self.stepped(turn, row)
@@ -367,14 +393,16 @@ class _PartRecorder:
         rows.add(row)
         if len(rows) > 1:  # the row before it has its action now
             with self._room(self._commits(len(rows) - 1)), _refusals(turn):
-                episode.append(rows.take_oldest(ends=False))
+                episode.append(self._drop.of(rows.take_oldest(ends=False)))
 
     def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
         rows, episode, begun = self._open[turn.number]
         last = len(rows) % self._every or self._every
         with self._room(last), _refusals(turn):
-            episode.append(rows.take_oldest(ends=True))
-            self._sink.finish(episode, _joined(data, begun), turn)
+            last_row, every = rows.take_oldest(ends=True), _joined(data, begun)
+            self._drop.check(last_row, lambda: every)
+            episode.append(self._drop.of(last_row))
+            self._sink.finish(episode, self._drop.of(every), turn)
         del self._open[turn.number]
         self._done(turn)
 
@@ -535,28 +563,35 @@ class _ToPath:
     def __init__(self, path: str, format: Any, progress: Progress | None, mode: str) -> None:
         self.path, self.format, self.progress, self.mode = path, format, progress, mode
         self._writer: Any = None
-        self._warned = False
+        self._open: Callable[[], object] = lambda: None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        writer = self.format.open_writer(self.path, mode=self.mode)
-        tell_reward_at(writer, "next", WHERE)
-        with writer as self._writer:
+        self._writer = self.format.open_writer(self.path, mode=self.mode)
+        tell_reward_at(self._writer, "next", WHERE)
+        with contextlib.ExitStack() as stack:
+            self._open = partial(stack.enter_context, self._writer)
+            if os.path.lexists(self.path):  # else with the first episode, if the format can hold it
+                self._begin()
             yield
+
+    def _begin(self) -> None:
+        self._open()
+        self._open = lambda: None
 
     def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None:
         if self.progress is not None:
             mark = json.dumps(self.progress.identity, sort_keys=True)
             data = _joined(data, {COLLECTION_KEY: mark})
+        refused = {} if self.format.supports_episode_data else refused_where_none_fit(data)
         if data and self.format.supports_episode_data:
             episode[EPISODE_DATA_KEY] = data
-        elif data and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{WHERE}: format {self.format.name!r} holds no episode data; left out: {list(data)}",
-                stacklevel=2,
-            )
+        if isinstance(self._writer, EpisodeWriter):
+            refused = {**self._writer.refusals(episode), **refused}
+        if refused:
+            raise refusal(refused, f"format {self.format.name!r}", WHERE)
+        self._begin()
         self._writer.write_episode(episode)
 
 

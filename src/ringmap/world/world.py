@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,6 +259,7 @@ class World:
         policy: Any = None,
         weights: Weights | None = None,
         pace: Pace | None = None,
+        drop: str | Iterable[str] = (),
     ) -> None:
         """Roll out episodes into a buffer or a dataset.
 
@@ -289,6 +290,8 @@ class World:
                 `torch.nn.Module`, or into the model of a `FeedForwardPolicy`, whenever an episode begins. Each episode has `policy_step` in its data: the step of the weights
                 that chose its first action, -1 if none were published. With several environments, later actions may come from newer ones.
             pace: wait before a commit while the collectors are too far ahead of the learners. For a `ReplayBuffer` in its directory.
+            drop: names of columns, and of data of episodes, to leave out. What a format can't hold has to be here, but for `seed` and
+                `policy_step`, which are left out where there is no place for them.
 
         Raises:
             RoleError: no policy is set.
@@ -321,6 +324,7 @@ class World:
             commit_every,
             weights,
             pace,
+            drop,
         )
 
     def evaluate(

@@ -42,9 +42,11 @@ from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Transform, Where, in_range
 from ringmap.datasets.batch import worker
 from ringmap.datasets.image_axes import as_nested
+from ringmap.datasets.stored_episodes import outlines_of
 from ringmap.errors import ClipIndexError, ClosedError, ExistsError, InputError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import POLICY_STEP
+from ringmap.formats.common.refusals import Drop
 from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
@@ -607,7 +609,8 @@ class ShardedReplayBuffer(Sampled):
         return found if kept is None else [*found, *kept.check()]
 
     def dump(
-        self, path: str | os.PathLike[str], format: str | None = None, mode: str = "overwrite", **writer_options: Any
+        self, path: str | os.PathLike[str], format: str | None = None, mode: str = "overwrite", *, drop: str | Iterable[str] = (),
+        **writer_options: Any,
     ) -> None:  # fmt: skip
         """Write the stored episodes of all rings as a regular dataset, episode by episode.
 
@@ -615,6 +618,7 @@ class ShardedReplayBuffer(Sampled):
             path: target; existing data stay until the new dataset is complete.
             format: name of a registered format; None: the suffix of `path` decides, or the existing data.
             mode: "overwrite", "append" or "error".
+            drop: names of columns, and of data of episodes, to leave out, as for `ReplayBuffer.dump`.
             writer_options: passed to the format's writer.
 
         Raises:
@@ -622,8 +626,12 @@ class ShardedReplayBuffer(Sampled):
         """
         self.episodes_only("dump")
         chosen = resolve_format(path, format, mode=mode, where="ShardedReplayBuffer.dump")
-        writer = chosen.open_writer(path, mode=mode, **writer_options)
-        fill(writer, path, self.episodes(), self.reward_at, "ShardedReplayBuffer.dump")
+        left_out = Drop(drop, "ShardedReplayBuffer.dump")
+        left_out.check(self.column_names, lambda: self.episode_column_names)
+        fill(
+            chosen, path, self.episodes(), "ShardedReplayBuffer.dump", reward_at=self.reward_at, drop=left_out,
+            ahead=partial(outlines_of, self), options={**writer_options, "mode": mode},
+        )  # fmt: skip
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
         """Copy each ring that can be read now to a directory of its name below `path`, one after the other: a directory of rings.

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ringmap.clips.clip_range import ClipRange, HasClipRange
 from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, window_of
-from ringmap.errors import InputError, NoClipsError, NotFoundError
+from ringmap.clips.where import Values, names_in, select
+from ringmap.errors import ArgumentTypeError, InputError, NoClipsError, NotFoundError
 from ringmap.storage.read.marked import mark_file, marked
-from ringmap.storage.sidecars.marks import MARKS, checked_flags
+from ringmap.storage.sidecars.marks import MARKS, Mark
 
 __all__ = ["EpisodeSampler"]
 
 _TRIES = 8
+_NAMES = ("flags", "note")
 
 
 class EpisodeSampler(DrawingSampler):
@@ -26,14 +28,15 @@ class EpisodeSampler(DrawingSampler):
 
     Args:
         rng: the generator, or its seed; None makes a new one.
-        drop: flags; an episode that has one of them is never drawn, from the draw after it was marked on (`ringmap.Marks`).
+        where: a condition on the marks of an episode (`ringmap.Marks`), `flags` and `note`, such as `not flags contains bad`: only what
+            meets it is drawn, from the draw after it was marked on. `view(where=)` takes conditions on all else.
         marks: the file of marks, or a directory with one. By default the one in the buffer's directory, which may come later.
 
     Raises:
-        InputError: a flag is no word; from a draw: the buffer is in RAM, and there is no `marks`.
+        InputError: the condition can't be parsed, or names something else; from a draw: the buffer is in RAM, and there is no `marks`.
         NotFoundError: from a draw: `marks` is not there.
         CorruptError: from a draw: the marks can't be read.
-        NoClipsError: from a draw: all episodes are dropped, or too short.
+        NoClipsError: from a draw: no episode that is long enough meets the condition.
 
     Example:
         >>> from ringmap import ReplayBuffer
@@ -50,17 +53,28 @@ class EpisodeSampler(DrawingSampler):
         self,
         rng: Seed = None,
         *,
-        drop: str | Iterable[str] = (),
+        where: str = "",
         marks: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(rng)
-        self._drop = frozenset(checked_flags(drop, "EpisodeSampler"))
-        self._path = None if marks is None else os.path.abspath(marks)
-        if marks is not None and not self._drop:
-            raise InputError(
-                "EpisodeSampler: marks without drop change nothing; give drop=['bad'], say"
+        if not isinstance(where, str):
+            raise ArgumentTypeError(
+                f"EpisodeSampler: where= takes a condition on marks, such as 'not flags contains bad', got {where!r:.80}; a function of an "
+                "episode's data is for view(where=)"
             )
-        self._known: _Dropped | None = None
+        others = [name for name in names_in(where, "EpisodeSampler") if name not in _NAMES]
+        if others:
+            raise InputError(
+                f"EpisodeSampler: where= takes conditions on 'flags' and 'note', got {others}; draw from view(where={where!r})"
+            )
+        self._where = where.strip()
+        self._path = None if marks is None else os.path.abspath(marks)
+        if marks is not None and not self._where:
+            raise InputError(
+                "EpisodeSampler: marks without where change nothing; give where='not flags contains bad', say"
+            )
+        self._meets(())  # raises, if it can't be parsed
+        self._known: _Chosen | None = None
 
     def __call__(self, step: int, buffer: HasClipRange, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log episodes); O(episodes) where most are too short.
@@ -80,21 +94,23 @@ class EpisodeSampler(DrawingSampler):
             if whole is not None:
                 starts, lengths = whole.places, whole.lengths
             names = starts if whole is None else whole.names
-            dropped = self._dropped(window) if self._drop else names[:0]
+            wanted = self._chosen(window) if self._where else None
             chosen = self.rng.integers(0, len(lengths), batch_size)
             for _ in range(_TRIES):
                 refused = window.in_episodes(lengths[chosen]) == 0
-                if len(dropped):
-                    refused |= np.isin(names[chosen], dropped)
+                if wanted is not None:
+                    refused |= ~wanted.has(names[chosen])
                 if not refused.any():
                     break
                 chosen[refused] = self.rng.integers(0, len(lengths), int(refused.sum()))
             else:
-                good = (window.in_episodes(lengths) > 0) & ~np.isin(names, dropped)
+                good = window.in_episodes(lengths) > 0
+                if wanted is not None:
+                    good &= wanted.has(names)
                 long_enough = np.flatnonzero(good)
                 if not len(long_enough):
                     raise NoClipsError(
-                        f"EpisodeSampler: each episode that is long enough has a flag of {sorted(self._drop)}; collect more, or drop less"
+                        f"EpisodeSampler: no episode that is long enough meets {self._where!r}; collect more, or ask for less"
                     )
                 chosen = long_enough[self.rng.integers(0, len(long_enough), batch_size)]
             steps = self.rng.integers(0, window.in_episodes(lengths[chosen]))
@@ -104,8 +120,20 @@ class EpisodeSampler(DrawingSampler):
             ids: Array = window.ids(anchors)
         return ids
 
-    def _dropped(self, window: ClipRange) -> Array:
-        """Return the positions of the episodes that are not drawn. One system call while the file stays as it is."""
+    def _meets(self, marks: Sequence[Mark]) -> Array:
+        """Return of each mark whether it meets the condition, and last whether an episode without one does."""
+        columns = {
+            "flags": [*(" ".join(mark.flags) for mark in marks), ""],
+            "note": [*(mark.note for mark in marks), ""],
+        }
+        count = len(marks) + 1
+        values = {
+            n: Values(np.full(count, np.nan), np.array(v, object)) for n, v in columns.items()
+        }
+        return select(self._where, values, count, "EpisodeSampler")
+
+    def _chosen(self, window: ClipRange) -> _Chosen:
+        """Return which episodes are drawn. One system call while the file stays as it is."""
         source = window.source
         path = self._path
         if path is None:
@@ -125,16 +153,27 @@ class EpisodeSampler(DrawingSampler):
         if known is None or known.moment != moment or known.again_at not in (None, source.head):
             every = file.read()
             mine = marked(source, every)
-            found = sorted(at for at, mark in mine.items() if self._drop.intersection(mark.flags))
+            *each, others = self._meets(list(mine.values())).tolist()
+            found = sorted(at for at, meets in zip(mine, each, strict=True) if meets != others)
             later = any(at >= source.head for at in every)  # marked by a reader that knows more
-            known = _Dropped(moment, source.head if later else None, np.array(found, np.int64))
+            at_head = source.head if later else None
+            known = _Chosen(moment, at_head, np.array(found, np.int64), others)
             self._known = known
-        return known.positions
+        return known
 
 
-class _Dropped(NamedTuple):
-    """The dropped episodes of a ring: valid while its UUID, the file and its era, and its head unless `again_at` is None, are the same."""
+class _Chosen(NamedTuple):
+    """The episodes of a ring that are drawn: valid while its UUID, the file and its era, and its head unless `again_at` is None, are the same.
+
+    `others`: whether all but those at `positions` are, else these.
+    """
 
     moment: tuple[bytes, tuple[int, ...], int]
     again_at: int | None
     positions: Array
+    others: bool
+
+    def has(self, names: Array) -> Array:
+        """Return which of these episodes are drawn."""
+        listed: Array = np.isin(names, self.positions)
+        return np.not_equal(listed, self.others)

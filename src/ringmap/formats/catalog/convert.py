@@ -9,8 +9,7 @@ Not here: reading and writing (formats/), datasets joined without a copy (datase
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,12 @@ import numpy as np
 from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.window import check_reward_at
 from ringmap.datasets.base import Dataset, SelectedDataset, Where
-from ringmap.datasets.stored_episodes import episodes_of, schema_of
+from ringmap.datasets.stored_episodes import episodes_of, outlines_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
 from ringmap.formats.catalog.load import load_arrays
 from ringmap.formats.catalog.prefixes import place_of
+from ringmap.formats.common.refusals import Drop
 from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import ColumnSpec
@@ -43,6 +43,7 @@ def convert(
     where: Where = "",
     marks: str | os.PathLike[str] | None = None,
     reward_at: str | None = None,
+    drop: str | Iterable[str] = (),
     **writer_options: Any,
 ) -> None:
     """Write a dataset in another format, episode data included.
@@ -61,12 +62,15 @@ def convert(
         marks: the file of marks, by default the one beside the source.
         reward_at: where rewards stand, "next" or "same", as for `ReplayBuffer`; None: as the source says, if it does. A format that
             has a row for each step, and its reward in that row (LeRobot, Minari, robomimic), has to know it.
+        drop: names of columns, and of data of episodes, to leave out. What the format can't hold has to be here: but for it, and for
+            `seed` and `policy_step`, which `World` adds, nothing is left out.
         writer_options: for the format's writer.
 
     Raises:
         NotFoundError, UnknownFormatError, InputError: the source can't be read, an option is wrong,
             both are the same, or the suffix of `dest` names another format than `dest_format`; rewards stand elsewhere than in what
-            is appended to, or it is not known where.
+            is appended to, or it is not known where; the format can't hold a column, or data of an episode: all of them are named, with
+            the `drop=` that would do, and nothing was written.
         ExistsError: mode="error" and something is at `dest`.
         ValueError: the writer refuses an episode.
 
@@ -97,7 +101,7 @@ def convert(
         part = whole.selected(where, "convert", marks)
         is_live = whole.pinned() is not whole
     options = {**writer_options, "mode": mode}
-    _copy([(name, part)], dest, chosen, progress, "convert", options, reward_at, is_live)
+    _copy([(name, part)], dest, chosen, progress, "convert", options, reward_at, drop, is_live)
 
 
 def merge(
@@ -108,6 +112,7 @@ def merge(
     mode: str = "error",
     progress: bool = True,
     reward_at: str | None = None,
+    drop: str | Iterable[str] = (),
     **writer_options: Any,
 ) -> None:
     """Write the episodes of several datasets into one, one dataset after the other.
@@ -120,6 +125,7 @@ def merge(
         mode: what to do where something is: "error", "append" or "overwrite".
         progress: show a progress bar.
         reward_at: where rewards stand in all of them, "next" or "same"; None: as they say.
+        drop: names of columns, and of data of episodes, to leave out, as for `convert`.
         writer_options: for the format's writer.
 
     Raises:
@@ -134,7 +140,7 @@ def merge(
     dest, named = place_of(dest)
     chosen = _format_of(dest, dest_format or named, mode, "merge")
     parts = [_opened(source, None, "merge") for source in sources]
-    _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode}, reward_at)
+    _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode}, reward_at, drop)
 
 
 def _copy(
@@ -145,8 +151,10 @@ def _copy(
     where: str,
     options: dict[str, Any],
     reward_at: str | None,
+    drop: str | Iterable[str],
     is_live: bool = False,
 ) -> None:
+    left_out = Drop(drop, where)
     for name, part in parts:
         path = getattr(part, "path", None)
         if (
@@ -155,22 +163,26 @@ def _copy(
             and os.path.realpath(path) == os.path.realpath(dest)
         ):
             raise InputError(f"{where}: {name} is both source and destination; choose another dest")
-    widths = _aligned(parts, where)
+    names = dict.fromkeys(name for _, part in parts for name in part.column_names)
+    left_out.check(
+        names, lambda: dict.fromkeys(n for _, p in parts for n in p.episode_column_names)
+    )
+    widths = _aligned(parts, left_out, where)
     placed = check_reward_at(where, reward_at) or _reward_at(parts, where)
-    data_names = list(dict.fromkeys(n for _, p in parts for n in p.episode_column_names))
-    keeps = chosen.supports_episode_data
-    if data_names and not keeps:
-        warnings.warn(
-            f"{where}: format {chosen.name!r} holds no episode data; left out: {data_names}",
-            stacklevel=3,
-        )
     total = sum(len(part.lengths) for _, part in parts)
-    episodes = _with_data(parts, keeps, widths, is_live)
+    episodes = _with_data(parts, chosen.supports_episode_data, widths, is_live)
     if progress:
         from tqdm import tqdm
 
         episodes = tqdm(episodes, desc=f"{where} to {chosen.name}", total=total, unit="episode")
-    fill(chosen.open_writer(dest, **options), dest, episodes, placed, where)
+
+    def ahead(looks_at: Callable[[str, Any], bool], with_data: bool) -> Iterator[Any]:
+        for _, part in parts:
+            yield from outlines_of(part, looks_at, with_data)
+
+    fill(
+        chosen, dest, episodes, where, reward_at=placed, drop=left_out, ahead=ahead, options=options
+    )
 
 
 def _reward_at(parts: list[tuple[str, Any]], where: str) -> str | None:
@@ -233,7 +245,7 @@ def _wide(texts: Any, dtype: np.dtype[Any]) -> Array:
     return given.astype(np.promote_types(given.dtype, dtype), copy=False)
 
 
-def _aligned(parts: list[tuple[str, Any]], where: str) -> dict[str, np.dtype[Any]]:
+def _aligned(parts: list[tuple[str, Any]], drop: Drop, where: str) -> dict[str, np.dtype[Any]]:
     """Return the widest dtype of each column of text, or refuse parts that do not fit together."""
     widths: dict[str, np.dtype[Any]] = {}
     first: tuple[str, dict[str, ColumnSpec]] | None = None
@@ -241,7 +253,7 @@ def _aligned(parts: list[tuple[str, Any]], where: str) -> dict[str, np.dtype[Any
         schema = schema_of(part, where)
         if schema is None:
             continue  # no episodes: nothing that could not fit
-        specs = {spec.name: spec for spec in schema.columns}
+        specs = {spec.name: spec for spec in schema.columns if spec.name not in drop}
         if first is None:
             first = name, specs
         for column in {**first[1], **specs}:

@@ -15,13 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.errors import InputError
 from ringmap.formats.common.log import Record
 from ringmap.formats.common.pending import Again, Pending, logged_only, pending_at
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.swap import restore
-from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, check_episode
-from ringmap.storage.columns.schema import Schema
+from ringmap.formats.episode import EPISODE_DATA_KEY, check_episode
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.records.blobs import encode_data
 
 __all__ = ["ExportWriter", "open_exported"]
@@ -40,6 +39,9 @@ class Exports(Protocol):
 
     def detect(self, path: str | os.PathLike[str]) -> bool:
         """Return whether a dataset of the format exists at the path."""
+
+    def refuses(self, column: ColumnSpec) -> str | None:
+        """Return why the format can't hold a column."""
 
     def open_reader(self, path: str | os.PathLike[str], **options: Any) -> Any:
         """Return the dataset at `path`."""
@@ -95,11 +97,16 @@ class ExportWriter(StagedWriter):
     def _owns(self, relative: str) -> bool:
         return True
 
-    def _check(self, episode: CheckedEpisode, where: str) -> None:
-        if episode.data and not self._format.supports_episode_data:
-            raise InputError(
-                f"{where}: format {self._format.name!r} holds no episode data, but the episode has {list(episode.data)}"
-            )
+    def _refuses(self, name: str, rows: Array) -> str | None:
+        return self._format.refuses(ColumnSpec(name, rows.shape[1:], rows.dtype))
+
+    def _refuses_data(self, name: str, value: Any) -> str | None:
+        return None if self._format.supports_episode_data else "it has no place for any"
+
+    @property
+    def looks_at_data(self) -> bool:
+        """Whether this format does not hold all data of episodes."""
+        return not self._format.supports_episode_data
 
     def _look(self, path: str) -> tuple[Array, Schema | None]:
         from ringmap.datasets.stored_episodes import schema_of

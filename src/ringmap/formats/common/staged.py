@@ -198,7 +198,6 @@ class StagedWriter(EpisodeWriter):
     def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
         if self.texts_grow:
             episode.schema = Schema.of(episode.columns)
-        self._check(episode, where)
         log, before = self._log, (self._schema, self._episodes, self._rows)
         try:
             # Before the episode: it is written once the log has its record, whatever happens to older ones.

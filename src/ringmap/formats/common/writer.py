@@ -1,6 +1,6 @@
 """A writer of episodes: the `with` block, who may write, and what is checked before anything is.
 
-    write_episode -> in the block? our process? -> check_episode -> _store   (the format's own)
+    write_episode -> in the block? our process? -> all that can't be held -> check_episode -> _store   (the format's own)
 
 Invariants: a call that raises has changed nothing that a reader sees; a forked child neither
 writes nor ends its parent's block.
@@ -11,25 +11,45 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from ringmap.clips.window import check_reward_at
+from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError, ReadOnlyError, RoleError
-from ringmap.formats.episode import CheckedEpisode, check_episode, no_append, validate_write_mode
-from ringmap.storage.columns.schema import Schema
+from ringmap.formats.base import Format
+from ringmap.formats.common.refusals import Drop, is_own, refusal, refused_where_none_fit
+from ringmap.formats.episode import (
+    EPISODE_DATA_KEY,
+    CheckedEpisode,
+    check_episode,
+    no_append,
+    split_episode_data,
+    validate_write_mode,
+)
+from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.read.handle import refuse_if_mine
 from ringmap.storage.records.blobs import encode_data
 
-__all__ = ["EpisodeWriter", "fill", "tell_reward_at"]
+__all__ = ["Ahead", "EpisodeWriter", "fill", "tell_reward_at"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+Ahead = Callable[
+    [Callable[[str, np.dtype[Any]], bool], bool],
+    Iterable[tuple[Mapping[str, Array], Mapping[str, Any]]],
+]
+"""Yields of each episode some columns and its data: called with which columns, by name and dtype, and whether the data are asked for."""
 
 
 class EpisodeWriter:
     """The part of a writer that every format has. Use a writer in a `with` block.
 
-    A subclass supplies `_begin`, `_end` and `_store`, and keeps `_schema`; it may supply `_as_stored`.
+    A subclass supplies `_begin`, `_end` and `_store`, and keeps `_schema`; it may supply `_refuses`, `_refuses_data`, `_as_stored`.
 
     Args:
         path: the dataset, a file or folder; folders above it are made. A link to a dataset stays one.
@@ -81,12 +101,31 @@ class EpisodeWriter:
         """Write a checked episode, safe from a kill when it returns; `packed` is its encoded data."""
         raise NotImplementedError
 
-    def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an episode as this format holds it, where that differs from what is given. Also called outside of a block."""
-        return ep_data
+    def _refuses(self, name: str, rows: Array) -> str | None:
+        """Return why this format can't hold these rows of a column, None if it can. Also called outside of a block."""
+        return None
 
-    def _check(self, episode: CheckedEpisode, where: str) -> None:
-        """Raise InputError if this format can't hold an episode that fits its schema. Also called outside of a block."""
+    def _refuses_data(self, name: str, value: Any) -> str | None:
+        """Return why this format can't hold a datum of an episode, None if it can. Also called outside of a block."""
+        return None
+
+    def _as_stored(
+        self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return columns and data as this format holds them, where that differs from what is given. Also called outside of a block.
+
+        It may add to `refused`: column -> what it is, and why it can't be held.
+        """
+        return columns, data
+
+    def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Return whether a column may be refused for its values: a copy then looks at all of them before it begins."""
+        return False
+
+    @property
+    def looks_at_data(self) -> bool:
+        """Whether this format does not hold all data of episodes: a copy then looks at all of them before it begins."""
+        return type(self)._refuses_data is not EpisodeWriter._refuses_data
 
     # -- where rewards stand -----------------------------------------------------------------
 
@@ -169,21 +208,61 @@ class EpisodeWriter:
             )
         refuse_if_mine(self._writing, f"{where}: {self.path}")
         with self._writing:
-            episode = check_episode(self._as_stored(ep_data), self._schema, where)
+            found, refused = self._examined(ep_data, where)
+            if refused:
+                raise refusal(refused, self.path, where)
+            episode = check_episode(found, self._schema, where)
             if episode is not None:
                 packed = encode_data(episode.data, where) if episode.data else b""
                 self._store(episode, packed, where)
 
-    def check(self, ep_data: Mapping[str, Any]) -> None:
-        """Raise what `write_episode` would say of the first episode of a new dataset. Nothing is opened or changed.
+    def refusals(self, ep_data: Mapping[str, Any]) -> dict[str, str]:
+        """Return what of an episode `write_episode` would refuse: name -> what it is, and why. Nothing is opened or changed.
 
         Raises:
-            InputError: it can't be stored.
+            InputError: it is no episode.
         """
         where = f"{type(self).__name__}.write_episode"
-        episode = check_episode(self._as_stored(ep_data), None, where)
-        if episode is not None:
-            self._check(episode, where)
+        found, refused = self._examined(ep_data, where)
+        if not refused:
+            check_episode(found, None, where)
+        return refused
+
+    def refused_columns(self, columns: Mapping[str, Array]) -> dict[str, str]:
+        """Return which columns can't be held: name -> what it is, and why."""
+        found = {}
+        for name, rows in columns.items():
+            why = self._refuses(name, rows)
+            if why is not None:
+                found[name] = f"column {name!r} ({rows.dtype} {rows.shape[1:]}): {why}"
+        return found
+
+    def refused_data(self, data: Mapping[str, Any]) -> dict[str, str]:
+        """Return which data of an episode can't be held, and are not ours: name -> what it is, and why."""
+        found = {}
+        for name, value in data.items():
+            why = None if is_own(name) else self._refuses_data(name, value)
+            if why is not None:
+                found[name] = f"episode data {name!r} ({type(value).__name__}): {why}"
+        return found
+
+    def _examined(
+        self, ep_data: Mapping[str, Any], where: str
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return an episode as it is stored, and what of it can't be held."""
+        given, data = split_episode_data(stored_layout(ep_data))
+        columns = as_columns(given, where)
+        if not columns or not len(next(iter(columns.values()))):
+            return {}, {}
+        refused = {**self.refused_columns(columns), **self.refused_data(data)}
+        data = {n: v for n, v in data.items() if not is_own(n) or self._refuses_data(n, v) is None}
+        try:
+            stored, data = self._as_stored(columns, data, refused, where)
+        except InputError:
+            if refused:  # what it met may be a consequence of these
+                return {}, refused
+            raise
+        return {**stored, **({EPISODE_DATA_KEY: data} if data else {})}, refused
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
         """Append episodes as they come, each safe when the next one is asked for.
@@ -211,28 +290,51 @@ def tell_reward_at(writer: Any, reward_at: str | None, where: str) -> None:
 
 
 def fill(
-    writer: Any,
+    format: type[Format],
     path: str | os.PathLike[str],
     episodes: Iterable[Mapping[str, Any]],
-    reward_at: str | None,
     where: str,
+    *,
+    reward_at: str | None,
+    drop: Drop,
+    ahead: Ahead,
+    options: Mapping[str, Any],
 ) -> None:
-    """Write episodes through a format's writer. If nothing is at the path, and the first one can't be stored, nothing is created.
+    """Write episodes to a dataset of a format, if it can hold all of them: else nothing is created or changed.
 
     Args:
-        writer: not in its block yet.
+        format: of the dataset.
         path: its target.
         episodes: to write.
-        reward_at: where their rewards stand, "next" or "same"; None: not known.
         where: the call to name in an error.
+        reward_at: where their rewards stand, "next" or "same"; None: not known.
+        drop: what to leave out of them.
+        ahead: called with a condition on a column's name and dtype; yields of each episode these columns, and its data.
+        options: of the format's writer.
+
+    Raises:
+        InputError: the format can't hold a column, or data of an episode; all of them are named.
     """
+    writer = format.open_writer(path, **options)
     tell_reward_at(writer, reward_at, where)
-    if isinstance(writer, EpisodeWriter) and not os.path.lexists(path):
-        left = iter(episodes)
-        some = list(islice(left, 1))
+    left = (drop(episode) for episode in episodes)
+    some, refused = list(islice(left, 1)), dict[str, str]()
+    ours = writer if isinstance(writer, EpisodeWriter) else None
+    if ours is not None:
         for first in some:
-            writer.check(first)
-        episodes = chain(some, left)
+            refused |= ours.refusals(first)
+        for columns, data in ahead(ours.looks_at, ours.looks_at_data):
+            refused |= {
+                **ours.refused_columns(drop.of(columns)),
+                **ours.refused_data(drop.of(data)),
+            }
+    elif not format.supports_episode_data:
+        for _, data in ahead(lambda name, dtype: False, True):
+            refused |= refused_where_none_fit(drop.of(data))
+    if refused:
+        raise refusal(refused, f"format {format.name!r}", where)
     with writer as opened:
-        for episode in episodes:
+        for episode in chain(some, left):
+            if ours is None and not format.supports_episode_data:
+                episode = {n: v for n, v in episode.items() if n != EPISODE_DATA_KEY}
             opened.write_episode(episode)

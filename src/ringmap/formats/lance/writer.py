@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.image_axes import stored_layout
-from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.common.log import FILE, Encoded, Record, groups_of
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.episode import CheckedEpisode
@@ -42,7 +40,7 @@ from ringmap.formats.lance.columns import (
     to_arrow,
 )  # fmt: skip
 from ringmap.formats.media.images import check_image_format, encode, holds
-from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["LanceWriter"]
@@ -124,8 +122,10 @@ class LanceWriter(StagedWriter):
     def _stored_reward_at(self, path: str) -> str | None:
         return reward_at_of(opened(path).schema)
 
-    def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
-        return _flattened(ep_data) if self._compat else ep_data
+    def _as_stored(
+        self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        return (_flattened(columns) if self._compat else columns), data
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         columns: dict[str, Array | Encoded] = dict(episode.columns)
@@ -154,15 +154,14 @@ class LanceWriter(StagedWriter):
         _extend(path, episodes)
 
 
-def _flattened(ep_data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an episode as stable-worldmodel's layout holds it: numbers as flat float32 rows."""
-    columns, data = split_episode_data(stored_layout(ep_data))
-    made: dict[str, Any] = dict(as_columns(columns, "LanceWriter.write_episode"))
-    for name, rows in made.items():
+def _flattened(columns: Mapping[str, Array]) -> dict[str, Array]:
+    """Return columns as stable-worldmodel's layout holds them: numbers as flat float32 rows."""
+    made = dict(columns)
+    for name, rows in columns.items():
         spec = ColumnSpec(name, rows.shape[1:], rows.dtype)
         if rows.dtype.kind in "biuf" and not holds("jpeg", spec):
             made[name] = rows.reshape(len(rows), -1).astype(np.float32)
-    return {**made, EPISODE_DATA_KEY: data} if data else made
+    return made
 
 
 def _create(path: str) -> None:

@@ -22,17 +22,16 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.window import check_reward_at
-from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, FILM, Encoded, Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import OUTCOMES, Steps
-from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
+from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.lerobot import LeRobot, LeRobotSource
 from ringmap.formats.media.films import Encoding, encode_video
 from ringmap.formats.media.images import encode, holds
-from ringmap.storage.columns.schema import ColumnSpec, as_columns
+from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["LeRobotWriter"]
 
@@ -45,6 +44,9 @@ _PIECE_NBYTES = 8 << 20
 _PLACE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _COUNTS = ("frame_index", "episode_index", "index", "task_index")
 _OWN = ("timestamp", *_COUNTS, "task")
+_TASKS = ("task", "tasks")
+_TOLERANCE_S = 1e-4
+"""Seconds by which LeRobot's loader lets a timestamp differ from step / fps."""
 
 
 class LeRobotWriter(StagedWriter):
@@ -52,7 +54,9 @@ class LeRobotWriter(StagedWriter):
 
     `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. A column gets the name
     that LeRobot expects: obs/arm -> observation.arm, obs -> observation.state, pictures -> observation.images.NAME, reward
-    -> next.reward, a/b -> a.b. The task of an episode is its column `task`, its data `task`, or the option.
+    -> next.reward, a/b -> a.b. The task of an episode is its column `task`, its data `task`, or the option; there is no place for other
+    data. The columns `frame_index, episode_index, index, task_index` are counted anew, and a `timestamp` of step / fps with them, which
+    a log message says; another timestamp needs another name (`columns={"timestamp": "measured_at"}`).
 
     Args:
         fps: frames per second.
@@ -100,36 +104,90 @@ class LeRobotWriter(StagedWriter):
 
     # -- episodes ----------------------------------------------------------------------------
 
-    def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not ep_data:
-            return ep_data
-        where = "LeRobotWriter.write_episode"
-        given, data = split_episode_data(stored_layout(ep_data))
-        columns = as_columns(given, where)
-        if not columns or not len(next(iter(columns.values()))):
-            return {}
+    def _refuses(self, name: str, rows: Array) -> str | None:
+        if name in _OWN and name not in self._names:
+            return self._refuses_own(name, rows)
+        kind, shape = rows.dtype.kind, rows.shape[1:]
+        if kind not in "biufU" or (kind == "U" and shape) or len(shape) > 5 or 0 in shape:
+            return "LeRobot has no feature for it"
+        new = self._names.get(name) or _name_of(name, rows)
+        if "/" in new or new in _OWN:
+            return (
+                f"it would be {new!r}, which is no name of a feature; choose one: columns={{...}}"
+            )
+        return None
+
+    def _refuses_own(self, name: str, rows: Array) -> str | None:
+        """Return why a column with a name that LeRobot fills itself is not what it fills in; None if it is."""
+        other = f"choose another name, columns={{{name!r}: ...}}"
+        if name == "task":
+            return (
+                None
+                if rows.dtype.kind == "U" and rows.ndim == 1
+                else f"a task is one text a step; {other}"
+            )
+        if rows.size != len(rows) or rows.dtype.kind not in "biuf":
+            return f"LeRobot has a number there; {other}"
+        values = rows.reshape(len(rows))
+        if name == "timestamp":
+            apart = np.abs(values.astype(np.float64) - np.arange(len(values)) / float(self._fps))
+            if (apart <= _TOLERANCE_S).all():
+                return None
+            step = int(np.argmax(~(apart <= _TOLERANCE_S)))
+            return (
+                f"it is {values[step]} at step {step}, and LeRobot's loader wants {step} / fps = {step / float(self._fps):g}, within "
+                f"{_TOLERANCE_S} s; pass the right fps=, or {other}"
+            )
+        counts = (
+            values.dtype.kind in "iu"
+            and (np.diff(values) == (name in ("frame_index", "index"))).all()
+        )
+        return (
+            None
+            if counts or name == "task_index"
+            else f"LeRobot counts there, and this is no such count; {other}"
+        )
+
+    def _refuses_data(self, name: str, value: Any) -> str | None:
+        if name not in _TASKS:
+            return "LeRobot has a place for the task alone"
+        return None if value is None or np.asarray(value).dtype.kind == "U" else "a task is text"
+
+    def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Return whether LeRobot fills in a column of this name itself."""
+        return name in _OWN and name not in self._names
+
+    def _as_stored(
+        self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
         following = [n for n in columns if n.startswith("next_") and n[5:] in columns]
-        placed = "same" if "frame_index" in columns else self._placed(self._rewards)
+        own = [n for n in columns if n in _OWN and n not in self._names]
+        placed = "same" if "frame_index" in own else self._placed(self._rewards)
         steps = Steps(columns, [n[5:] for n in following], placed, self._final_row, where)
         stored: dict[str, Array] = {}
         source: dict[str, str] = {}
         for name in columns:
-            if name in following or name in _OWN:
+            if name in following or name in own:
                 continue
             new = self._names.get(name) or _name_of(name, columns[name])
-            if "/" in new or new in _OWN or new in source:
-                raise InputError(
-                    f"{where}: column {name!r} would be {new!r}, which is {'taken by ' + repr(source[new]) if new in source else 'not a name of a feature'}; "
-                    "choose one: columns={...}"
+            if new in source:
+                refused.setdefault(
+                    name,
+                    f"column {name!r}: it would be {new!r}, and so would {source[new]!r}; choose another name: columns={{...}}",
                 )
             source[new] = name
             rows = steps.outcome(name) if name in OUTCOMES else steps.now(name)
             stored[new] = rows.reshape(len(rows)) if rows.shape[1:] == (1,) else rows
         count = steps.length
-        tasks = columns["task"][:count] if "task" in columns else [str(_task_of(data) or self._task)] * count  # fmt: skip
-        left = [n for n in data if n not in ("task", "tasks")]
-        if left and not self._told:
-            log.warning("%s: LeRobot holds no episode data; left out: %s", where, left)
+        tasks = columns["task"][:count] if "task" in own else [str(_task_of(data) or self._task)] * count  # fmt: skip
+        for name in [n for n in _TASKS if n in data and "task" not in own]:
+            if np.size(data[name]) != 1 or str(np.atleast_1d(data[name])[0]) != tasks[0]:
+                refused[name] = (
+                    f"episode data {name!r}: an episode has one task, or a column 'task'"
+                )
+        counted = [n for n in own if n != "task"]
+        if counted and not self._told:
+            log.warning("%s: %s: LeRobot counts anew: %s", where, self.path, counted)
             self._told = True
         known = dict(self._tasks)  # the episode may be refused yet
         numbers = [known.setdefault(str(t), len(known)) for t in tasks]
@@ -139,13 +197,7 @@ class LeRobotWriter(StagedWriter):
         stored["index"] = self._rows + np.arange(count)
         stored["task_index"] = np.array(numbers, np.int64)
         stored["task"] = np.array([str(t) for t in tasks])
-        names = np.array(list(dict.fromkeys(map(str, tasks))))
-        return {**stored, EPISODE_DATA_KEY: {"tasks": names}}
-
-    def _check(self, episode: CheckedEpisode, where: str) -> None:
-        for spec in episode.schema.columns:
-            if spec.dtype.kind not in "biufU" or (spec.dtype.kind == "U" and spec.shape) or len(spec.shape) > 5 or 0 in spec.shape:  # fmt: skip
-                raise InputError(f"{where}: column {spec.name!r} is {spec.dtype} {spec.shape}, which LeRobot has no feature for")  # fmt: skip
+        return stored, {"tasks": np.array(list(dict.fromkeys(map(str, tasks))))}
 
     def _is_video(self, spec: ColumnSpec) -> bool:
         return (

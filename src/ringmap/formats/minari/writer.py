@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.window import check_reward_at
-from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, Record
@@ -28,11 +27,11 @@ from ringmap.formats.common.transitions import (
     below,
     next_of,
     observations_of,
+    refused_attribute,
+    refused_by_hdf5,
     storable,
 )
-from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
 from ringmap.formats.minari import Minari, MinariSource
-from ringmap.storage.columns.schema import as_columns
 
 __all__ = ["MinariWriter"]
 
@@ -102,15 +101,29 @@ class MinariWriter(StagedWriter):
 
     # -- episodes ----------------------------------------------------------------------------
 
-    def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not ep_data:
-            return ep_data
-        where = "MinariWriter.write_episode"
-        given, data = split_episode_data(stored_layout(ep_data))
-        columns = as_columns(given, where)
+    def _refuses(self, name: str, rows: Array) -> str | None:
+        return refused_by_hdf5(rows)
+
+    def _refuses_data(self, name: str, value: Any) -> str | None:
+        if isinstance(value, Mapping):
+            return next((why for v in value.values() if (why := self._refuses_data(name, v))), None)
+        return refused_attribute(value)
+
+    def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Return whether a column is of text, which may be such that HDF5 does not hold it."""
+        return dtype.kind == "U"
+
+    def _as_stored(
+        self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
         found = self._parts(columns, where)
-        if not columns or not len(next(iter(columns.values()))):
-            return {}
+        for old in found.values():
+            rows = columns[old]
+            if rows.dtype.kind not in "biufU" or (rows.dtype.kind == "U" and rows.ndim > 1):
+                refused.setdefault(
+                    old,
+                    f"column {old!r} ({rows.dtype} {rows.shape[1:]}): Minari has no space for it",
+                )
         observations = [old for new, old in found.items() if new.split("/")[0] == "observation"]
         steps = Steps(columns, observations, self._placed(self._rewards), self._final_row, where)
         if not (steps.follows or steps.cut):
@@ -142,7 +155,7 @@ class MinariWriter(StagedWriter):
             stored[new] = steps.now(name)
             if steps.cut:
                 stored[next_of(new)] = columns[name][1:]
-        return {**stored, **({EPISODE_DATA_KEY: data} if data else {})}
+        return stored, data
 
     def _parts(self, columns: Mapping[str, Array], where: str) -> dict[str, str]:
         """Return the columns of observations and actions: name in the dataset -> name in the episode."""
@@ -154,19 +167,6 @@ class MinariWriter(StagedWriter):
             "action" + old[len(self._action) :]: old for old in below(self._action, columns, where)
         }
         return found
-
-    def _check(self, episode: CheckedEpisode, where: str) -> None:
-        for name, value in _flat(episode.data).items():
-            if value is None or np.asarray(value).dtype.kind not in "biufUS":
-                raise InputError(
-                    f"{where}: episode data {name!r} is {type(value).__name__}, which Minari has no place for; expected "
-                    "numbers, flags, text, or arrays of them"
-                )
-        for spec in episode.schema.columns:
-            if spec.dtype.kind not in "biufU" or (spec.dtype.kind == "U" and spec.shape):
-                raise InputError(
-                    f"{where}: column {spec.name!r} is {spec.dtype} {spec.shape}, which Minari has no space for"
-                )
 
     # -- the dataset -------------------------------------------------------------------------
 

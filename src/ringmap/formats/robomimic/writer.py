@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.window import check_reward_at
-from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.common.log import Record
 from ringmap.formats.common.staged import StagedWriter
@@ -22,11 +21,11 @@ from ringmap.formats.common.transitions import (
     Steps,
     next_of,
     observations_of,
+    refused_attribute,
+    refused_by_hdf5,
     storable,
 )
-from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
 from ringmap.formats.robomimic import SPLITS, THEIRS, Robomimic, RobomimicSource
-from ringmap.storage.columns.schema import as_columns
 
 __all__ = ["RobomimicWriter"]
 
@@ -82,14 +81,23 @@ class RobomimicWriter(StagedWriter):
 
     # -- episodes ----------------------------------------------------------------------------
 
-    def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not ep_data:
-            return ep_data
-        where = "RobomimicWriter.write_episode"
-        given, data = split_episode_data(stored_layout(ep_data))
-        columns = as_columns(given, where)
-        if not columns or not len(next(iter(columns.values()))):
-            return {}
+    def _refuses(self, name: str, rows: Array) -> str | None:
+        return refused_by_hdf5(rows)
+
+    def _refuses_data(self, name: str, value: Any) -> str | None:
+        return (
+            "robomimic has the number of steps there; rename it"
+            if name == _COUNT
+            else refused_attribute(value)
+        )
+
+    def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Return whether a column is of text, which may be such that HDF5 does not hold it."""
+        return dtype.kind == "U"
+
+    def _as_stored(
+        self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
         observations = self._observations(columns, where)
         if self._action not in columns:
             raise InputError(
@@ -117,34 +125,17 @@ class RobomimicWriter(StagedWriter):
         stored["done"] = stored["done"].astype(np.int64)
         for name in [name for name in columns if name not in taken]:
             if name in stored or name in _TAKEN:
-                raise InputError(
-                    f"{where}: column {name!r} would stand where robomimic has something else; leave it out, rename it, or choose it "
-                    f"as an observation: observation=[{name!r}, ...]"
-                )
+                why = f"it would stand where robomimic has something else; rename it, or choose it as an observation: observation=[{name!r}, ...]"
+                refused.setdefault(name, f"column {name!r}: {why}")
             stored[name] = steps.now(name)
         if SPLITS in data:  # as it is read
             data[SPLITS] = np.array(sorted(map(str, np.atleast_1d(data[SPLITS]).tolist())))
-        return {**stored, **({EPISODE_DATA_KEY: data} if data else {})}
+        return stored, data
 
     def _observations(self, columns: Mapping[str, Array], where: str) -> dict[str, str]:
         """Return column -> its name in the file."""
         found = observations_of(self._observation, ("obs", "observation"), "obs", columns, where)
         return {old: "obs/flat" if new == "obs" else new for old, new in found.items()}
-
-    def _check(self, episode: CheckedEpisode, where: str) -> None:
-        for spec in episode.schema.columns:
-            if spec.dtype.kind not in "biufcU":
-                raise InputError(f"{where}: column {spec.name!r} is {spec.dtype}, which robomimic has no place for")  # fmt: skip
-        for name, value in episode.data.items():
-            if name == _COUNT:
-                raise InputError(
-                    f"{where}: episode data {name!r}: robomimic has the number of steps there; rename it"
-                )
-            if value is None or np.asarray(value).dtype.kind not in "biufUS":
-                raise InputError(
-                    f"{where}: episode data {name!r} is {type(value).__name__}, which is no attribute of a demo; expected "
-                    "numbers, flags, text, or arrays of them"
-                )
 
     # -- the file ----------------------------------------------------------------------------
 

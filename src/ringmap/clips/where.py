@@ -5,6 +5,7 @@
     condition   either or either ...        either   both and both ...      both   not both | ( condition ) | name op value
     op          < <= > >= = == !=  contains
 
+`contains` looks for a part of a text, and for a whole flag: `flags contains bad` is not met by `badly_lit`.
 Invariants: nothing of the text is evaluated as Python; an error says at which character; an episode that lacks a value meets
 no comparison with it but `!=`.
 Not here: where the columns come from.
@@ -24,6 +25,9 @@ from ringmap.errors import InputError
 __all__ = ["Values", "names_in", "select"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+FLAGS = "flags"
+"""The name whose values are words: it contains whole ones."""
 
 MOST = 2000
 """Characters of a condition."""
@@ -126,7 +130,7 @@ class _Parser:
         if self.next_is(*_NUMBERS, "(", ")"):
             raise self.fail("expected a value")
         value = self.take("a value")
-        return _compared(self.columns[name.text], how, value)
+        return _compared(self.columns[name.text], how, value, name.text == FLAGS)
 
 
 def _tokens(text: str, where: str) -> Iterator[_Token]:
@@ -142,16 +146,15 @@ def _tokens(text: str, where: str) -> Iterator[_Token]:
         at = found.end()
 
 
-def _compared(values: Values, how: str, value: _Token) -> Array:
+def _compared(values: Values, how: str, value: _Token, words: bool) -> Array:
     numbers, texts = values
     none = np.zeros(len(numbers), np.bool_)
     if how == "contains":
         wanted = value.text.lower()
         if texts is None:
             return none
-        return np.fromiter(
-            (t is not None and wanted in t.lower() for t in texts), np.bool_, len(texts)
-        )
+        within = (None if t is None else t.lower().split() if words else t.lower() for t in texts)
+        return np.fromiter((t is not None and wanted in t for t in within), np.bool_, len(texts))
     number = _number(value) if value.kind == "word" else None
     if number is not None:
         found: Array = _NUMBERS[how](numbers, number)

@@ -1,0 +1,112 @@
+"""What a copy leaves out by name, and what its target can't hold: refused in one list, before a byte is written.
+
+    each column, each datum of an episode  ->  the writer: None, or why not
+                                           ->  one InputError with all of them, and the `drop=` that would do
+
+Invariants: what is neither named by `drop=` nor ours is written or refused, never left out.
+Not here: what a format holds (its writer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from ringmap.errors import ArgumentTypeError, InputError
+from ringmap.formats.episode import EPISODE_DATA_KEY
+from ringmap.storage.read.joined import FIRST_STEP
+from ringmap.storage.records.blobs import is_shown
+
+__all__ = ["KEEP_ALL", "OWN_DATA", "Drop", "is_own", "refusal", "refused_where_none_fit"]
+
+OWN_DATA = ("seed", "policy_step", FIRST_STEP)
+"""Data of an episode that `World` and `dump` add: left out where a target has no place for them."""
+
+
+def is_own(name: str) -> bool:
+    """Return whether data of this name are ours: left out, not refused, where there is no place for them."""
+    return name in OWN_DATA or not is_shown(name)
+
+
+def refusal(refused: Mapping[str, str], what: str, where: str) -> InputError:
+    """Return the error that lists all that a target can't hold.
+
+    Args:
+        refused: name of a column, or of data of an episode -> what it is, and why it can't be held.
+        what: the target.
+        where: the call to name.
+    """
+    each = "; ".join(refused.values())
+    return InputError(
+        f"{where}: {what} can't hold {each}; nothing was written. Convert what you need, or leave it out: drop={list(refused)}"
+    )
+
+
+def refused_where_none_fit(data: Iterable[str]) -> dict[str, str]:
+    """Return which data of an episode a format without a place for any refuses: all that are not ours."""
+    return {
+        name: f"episode data {name!r}: it has no place for any" for name in data if not is_own(name)
+    }
+
+
+class Drop:
+    """The columns and data of episodes that a copy leaves out.
+
+    Args:
+        names: of columns, and of data of episodes; a single name may stand alone.
+        where: the call to name in an error.
+
+    Raises:
+        ArgumentTypeError: they are no names.
+
+    Example:
+        >>> Drop(["pixels", "goal"], "doc")({"pixels": [0], "reward": [1.0], "_episode_data": {"goal": 3}})
+        {'reward': [1.0]}
+    """
+
+    def __init__(self, names: str | Iterable[str], where: str) -> None:
+        found = [names] if isinstance(names, str) else names
+        if isinstance(found, Mapping) or not isinstance(found, Iterable):
+            raise ArgumentTypeError(f"{where}: drop= takes a list of names, got {names!r:.80}")
+        self._names = dict.fromkeys(found)
+        if not all(type(name) is str for name in self._names):
+            raise ArgumentTypeError(f"{where}: drop= takes names, got {list(self._names)!r:.80}")
+        self._where = where
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def check(self, columns: Collection[str], data: Callable[[], Iterable[str]]) -> None:
+        """Raise InputError if a name is of no column and of no data, or if no column would be left.
+
+        `data` returns the names of data; it is called only if a name is of no column.
+        """
+        others = [name for name in self._names if name not in columns]
+        known = list(data()) if others else []
+        unknown = [name for name in others if name not in known]
+        if unknown and columns:
+            raise InputError(
+                f"{self._where}: drop={unknown}: there is no such column and no such data of an episode; the columns are "
+                f"{list(columns)}, the data {known}"
+            )
+        if columns and all(name in self for name in columns):
+            raise InputError(f"{self._where}: drop={list(self._names)} leaves no column")
+
+    def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return columns, or data of an episode, without those that are left out."""
+        return {name: value for name, value in values.items() if name not in self._names}
+
+    def __call__(self, episode: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an episode without what is left out."""
+        if not self._names:
+            return episode
+        left = self.of(episode)
+        data = self.of(left.pop(EPISODE_DATA_KEY, None) or {})
+        return {**left, EPISODE_DATA_KEY: data} if data else left
+
+
+KEEP_ALL = Drop((), "")
+"""Leaves out nothing."""
