@@ -16,6 +16,7 @@ mistake, so `except ValueError` goes on working:
         ClosedError, ReadOnlyError, LockedError, StaleCopyError, ReplacedError
       NotFoundError        FileNotFoundError   fix the path
       ExistsError          FileExistsError     choose another path, or a mode that may replace
+      BadRingsError        RuntimeError    mend or remove the rings that it names
       RolloutError         RuntimeError    mend the environment (of the reinforcement learning kind)
       EnvironmentFault     OSError         mend the machine, then go on
         SyncFailedError                    ... and open the buffer again
@@ -27,8 +28,12 @@ mistake, so `except ValueError` goes on working:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 __all__ = [
     "ArgumentTypeError",
+    "BadRingsError",
     "ClipIndexError",
     "ClosedError",
     "CorruptError",
@@ -126,6 +131,20 @@ class NotFoundError(RingmapError, FileNotFoundError):
 
 class ExistsError(RingmapError, FileExistsError):
     """Something is stored at this path already, and the mode says to leave it alone."""
+
+
+class BadRingsError(RingmapError, RuntimeError):
+    """Rings of a fleet can't be read, and nothing is drawn from a part of a fleet unasked.
+
+    `rings`: why, by the directory of each.
+    """
+
+    def __init__(self, message: str, rings: Mapping[str, Exception]) -> None:
+        super().__init__(message)
+        self.rings = dict(rings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.rings)
 
 
 class RolloutError(RingmapError, RuntimeError):

@@ -1,9 +1,11 @@
 """A directory of rings: one table, and the total."""
 
+import errno
 import os
 
 from ringmap import ReplayBuffer
 from ringmap.data import convert, load_dataset
+from ringmap.storage.disk.files import Disk
 from tests.cli.conftest import episode, fill
 
 
@@ -32,6 +34,34 @@ def test_info_and_watch_of_a_directory_of_rings(cli, tmp_path):
         )
         assert [shard["name"] for shard in found["shards"]] == ["bad", "one", "two"]
     writer.close()
+
+
+def test_a_ring_that_may_not_be_read_is_named(cli, tmp_path, monkeypatch):
+    """As under another user's umask 077; what is written of the others alone is no copy of the fleet."""
+    fill(tmp_path / "fleet" / "one", 2).close()
+    fill(tmp_path / "fleet" / "two", 3).close()
+    real = Disk._stat
+
+    def stat(disk, path):
+        if "fleet/two/" in path:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(disk, path)
+
+    monkeypatch.setattr(Disk, "_stat", stat)
+    done = cli("check", "fleet")
+    assert done.code == 1
+    assert "two: [Errno 13] check: Permission denied" in done.out
+    for command in (("info", "fleet"), ("watch", "fleet", "--once")):
+        done = cli(*command)
+        assert [line.split()[0] for line in done.out.splitlines()[1:]] == ["one", "two", "total"]
+        assert "Permission denied" in done.out
+        assert done.err == ""
+    for command in (("episodes", "fleet"), ("dump", "fleet", "o.h5"), ("convert", "fleet", "o.h5")):
+        done = cli(*command)
+        assert done.code == 1
+        assert "1 of 2 rings" in done.err
+        assert "fleet/two: " in done.err
+        assert not (tmp_path / "o.h5").exists()
 
 
 def test_a_ring_and_its_parts_are_no_directory_of_rings(cli, tmp_path):

@@ -1,12 +1,13 @@
 """Rings that join, leave, or fail while they are read; the others go on."""
 
 import errno
-import logging
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,12 +22,11 @@ from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.many import groups
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import (
-    CorruptError,
+    BadRingsError,
     EnvironmentFault,
     InputError,
     NewerVersionError,
     NoClipsError,
-    ReplacedError,
 )
 from ringmap.storage.columns.adjacent import AdjacentColumn
 from ringmap.storage.disk.files import Disk
@@ -41,6 +41,15 @@ def open_all(fleet, **options):
     return ShardedReplayBuffer(
         fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options}
     )
+
+
+def skipping(fleet, match, **options):
+    """Open without the rings that can't be read, after opening all raised; both name them."""
+    with pytest.raises(BadRingsError, match=match) as raised:
+        open_all(fleet, **options)
+    assert raised.value.__cause__ is next(iter(raised.value.rings.values()))
+    with pytest.warns(RuntimeWarning, match=f"goes on without .*{match}"):
+        return open_all(fleet, on_bad="skip", **options)
 
 
 def problems(buf):
@@ -129,60 +138,69 @@ def test_other_children_are_passed_over(three):
     assert [shard.name for shard in open_all(three).shards] == ["a", "b", "c"]
 
 
-def test_a_removed_ring_leaves(three, caplog):
-    buf = open_all(three)
-    shutil.rmtree(three.folder / "b")
-    with caplog.at_level(logging.WARNING, "ringmap"):
-        buf.refresh()
-        buf.refresh()
-    assert len(caplog.records) == 1
-    assert "goes on without the ring b" in caplog.text
-    assert "removed" in problems(buf)["b"]
+@pytest.mark.parametrize("on_bad", ["skip", "raise"])
+@pytest.mark.parametrize("how", ["removed", "renamed", "made anew"])
+def test_a_removed_ring_is_evicted(three, on_bad, how):
+    """That is no fault, so nothing is said of it."""
+    buf = open_all(three, on_bad=on_bad)
+    if how == "renamed":
+        os.rename(three.folder / "b", three.folder.parent / "z")
+    else:
+        shutil.rmtree(three.folder / "b")
     three.model.pop("b")
-    assert rings_of(buf.sample(300)) == {0, 2}
+    numbers = {0, 2}
+    if how == "made anew":
+        three.ring("b")
+        three.write("b", 20)
+        numbers.add(3)
+    buf.refresh()
+    buf.refresh()
+    assert problems(buf) == {}
+    assert rings_of(buf.sample(300)) == numbers
     prove(buf.sample(300), three.lengths, 3)
     assert len(buf) == len(three.clips(3))
 
 
-@pytest.mark.parametrize("paths", ["", "*"])
-@pytest.mark.parametrize("on_bad", ["quarantine", "raise"])
-def test_a_listing_that_fails_removes_no_ring(three, caplog, monkeypatch, paths, on_bad):
+@pytest.mark.parametrize("paths", ["", "*", "*/*"])
+@pytest.mark.parametrize("on_bad", ["skip", "raise"])
+def test_a_listing_that_fails_removes_no_ring(three, monkeypatch, paths, on_bad):
     """As where the process has too many open files; the next look takes what joined meanwhile."""
-    buf = ShardedReplayBuffer(three.folder / paths, 3, wait_s=0, on_bad=on_bad)
+    folder = three.folder.parent if paths == "*/*" else three.folder
+    buf = ShardedReplayBuffer(folder / paths, 3, wait_s=0, on_bad=on_bad, seed=0)
+    real = os.listdir
 
-    def fails(*_):
-        raise OSError(errno.EMFILE, "Too many open files")
+    def fails(path):
+        if os.fspath(path) == str(three.folder):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path)
 
     three.ring("d")
     three.write("d", 20)
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "ringmap"):
-        patch.setattr(os, "scandir", fails)
+    said = "can't be listed: Too many open files .*ulimit -n"
+    with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", fails)
-        for _ in range(2):
-            if on_bad == "raise":
-                with pytest.raises(EnvironmentFault, match="can't be listed: Too many open files .*ulimit -n"):  # fmt: skip
-                    buf.refresh()
-            else:
+        if on_bad == "raise":
+            for look in (buf.refresh, buf.refresh, lambda: buf.sample(3)):
+                with pytest.raises(BadRingsError, match=said):
+                    look()
+        else:
+            with pytest.warns(RuntimeWarning, match=said):
                 buf.refresh()
-        assert rings_of(buf.sample(300)) == {0, 1, 2}
-        assert len(caplog.records) == (on_bad == "quarantine")
+            buf.refresh()
+            assert rings_of(buf.sample(300)) == {0, 1, 2}
     buf.refresh()
     assert rings_of(buf.sample(300)) == {0, 1, 2, 3}
     assert not problems(buf)
     buf.close()
 
 
-def test_a_ring_that_comes_back_has_its_number(three, clock):
+def test_a_ring_that_comes_back_has_its_number(three):
     buf = open_all(three)
     os.rename(three.folder / "b", three.folder / "z")
     buf.refresh()
     buf.refresh()
-    assert [shard.name for shard in buf.shards] == ["a", "b", "c", "z"]
-    assert list(problems(buf)) == ["b"]
-    assert rings_of(buf.sample(300)) == {0, 1, 2}
-    clock.now += 2
-    buf.refresh()
     assert [shard.name for shard in buf.shards] == ["a", "c", "z"]
+    assert rings_of(buf.sample(300)) == {0, 1, 2}
 
 
 def test_a_damaged_ring_is_looked_at_again_with_backoff(three, clock, monkeypatch):
@@ -196,7 +214,7 @@ def test_a_damaged_ring_is_looked_at_again_with_backoff(three, clock, monkeypatc
         "read_manifest",
         lambda disk, folder: opened.append(folder) or real(disk, folder),
     )
-    buf = open_all(three)
+    buf = skipping(three, "manifest.json")
     assert "manifest.json" in problems(buf)["b"]
     assert rings_of(buf.sample(300)) == {0, 1}
     opened.clear()
@@ -210,7 +228,8 @@ def test_a_damaged_ring_is_looked_at_again_with_backoff(three, clock, monkeypatc
     assert max(np.diff(times[6:])) < 61
     manifest.write_bytes(good)
     clock.now += 61
-    buf.refresh()
+    with pytest.warns(RuntimeWarning, match="reads .*/b again"):
+        buf.refresh()
     assert problems(buf) == {}
     assert rings_of(buf.sample(300)) == {0, 1, 2}
 
@@ -219,11 +238,9 @@ def test_a_ring_with_a_cut_file(three):
     three.writers["b"].close()
     cut = next((three.folder / "b" / "columns").glob("*.npy"))
     cut.write_bytes(b"x")
-    buf = open_all(three)
+    buf = skipping(three, cut.name)
     assert cut.name in problems(buf)["b"]
     prove(buf.sample(100), {**three.model["a"], **three.model["c"]}, 3)
-    with pytest.raises(CorruptError, match=cut.name):
-        open_all(three, on_bad="raise")
 
 
 def test_a_ring_of_a_newer_version(three, monkeypatch):
@@ -235,26 +252,27 @@ def test_a_ring_of_a_newer_version(three, monkeypatch):
         return real(disk, folder)
 
     monkeypatch.setattr(ring_module, "read_manifest", read)
-    assert "999" in problems(open_all(three))["b"]
-    with pytest.raises(NewerVersionError, match="999"):
-        open_all(three, on_bad="raise")
+    assert "999" in problems(skipping(three, "999"))["b"]
 
 
 def test_a_ring_of_other_columns(three):
     with ReplayBuffer(100, path=three.folder / "d") as other:
         other.write_episode({"step": np.arange(9)})
-    buf = open_all(three)
-    assert "other columns than the rings before it" in problems(buf)["d"]
-    with pytest.raises(InputError, match="other columns"):
-        open_all(three, on_bad="raise")
+    said = "other columns than the rings before it"
+    assert said in problems(skipping(three, said))["d"]
 
 
 def test_columns_are_compared_once_there_are_some(three):
     late = ReplayBuffer(100, path=three.folder / "d")
-    buf = open_all(three)
+    buf, strict = open_all(three, on_bad="skip"), open_all(three)
     assert problems(buf) == {}
     late.write_episode({"step": np.arange(9)})
-    buf.sample(4)
+    for _ in range(2):  # a draw from a part of the fleet is never the answer
+        with pytest.raises(BadRingsError, match=r"1 of 4 rings.*/d: .*other columns"):
+            strict.sample(4)
+    assert "other columns" in problems(strict)["d"]
+    with pytest.warns(RuntimeWarning, match="other columns"):
+        buf.sample(4)
     assert "other columns" in problems(buf)["d"]
     prove(buf.sample(100), three.lengths, 3)
     late.close()
@@ -263,7 +281,7 @@ def test_columns_are_compared_once_there_are_some(three):
 def test_rings_of_rewards_elsewhere(three):
     three.ring("d", reward_at="next")
     three.write("d", 20)
-    assert "reward_at='next'" in problems(open_all(three))["d"]
+    assert "reward_at='next'" in problems(skipping(three, "reward_at='next'"))["d"]
 
 
 def test_where_rewards_stand_is_known_with_the_first_episode(fleet, caplog):
@@ -305,8 +323,11 @@ def test_rings_on_a_network_file_system(three, tmp_path, monkeypatch):
     monkeypatch.setattr(System, "is_network", lambda self, path: True)
     assert problems(open_all(three)) == {}
     monkeypatch.setattr("ringmap.storage.read.reader.holder_of", lambda path: {"host": "far"})
-    with pytest.raises(NoClipsError, match="network file system and was last written by host far"):
+    said = "network file system and was last written by host far"
+    with pytest.raises(BadRingsError, match=f"3 of 3 rings.*{said}.*{said}.*{said}"):
         open_all(three)
+    with pytest.warns(RuntimeWarning, match=said), pytest.raises(NoClipsError, match=said):
+        open_all(three, on_bad="skip")
     with pytest.raises(EnvironmentFault, match=r"state=.*learner lies on a network file system"):
         open_all(three, state=tmp_path / "learner")
     with pytest.raises(EnvironmentFault, match=r"ringmap.collect: .*lies on a network file"):
@@ -315,11 +336,9 @@ def test_rings_on_a_network_file_system(three, tmp_path, monkeypatch):
 
 def test_transitions_are_no_episodes(three):
     TransitionReplayBuffer(64, (3,), path=three.folder / "d", device=None).close()
-    buf = open_all(three)
-    assert (
-        "d holds transitions, the rings before it episodes; give rings of one schema"
-        in problems(buf)["d"]
-    )
+    said = "d holds transitions, the rings before it episodes; give rings of one schema"
+    buf = skipping(three, said)
+    assert said in problems(buf)["d"]
     prove(buf.sample(100), three.lengths, 3)
 
 
@@ -330,9 +349,10 @@ def test_the_same_ring_twice(three):
     with pytest.raises(InputError, match="the same ring"):
         ShardedReplayBuffer([three.folder / "a", three.folder / "link"], wait_s=0)
     (three.folder / "link").unlink()
-    buf = open_all(three)
+    buf = open_all(three, on_bad="skip")
     shutil.copytree(three.folder / "a", three.folder / "copy")
-    buf.refresh()
+    with pytest.warns(RuntimeWarning, match="the same ring"):
+        buf.refresh()
     assert "the same ring" in problems(buf)["copy"]
     assert len(buf) == len(three.clips(3))
 
@@ -360,7 +380,7 @@ def test_a_ring_removed_in_the_middle_of_a_gather(three, monkeypatch, copies, pa
     assert rings_of(batch) == {0, 2}
     prove(batch, three.lengths, 3)
     assert buf.num_redraws > 50
-    assert "removed" in problems(buf)["b"]
+    assert problems(buf) == {}
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
@@ -396,12 +416,138 @@ def test_the_control_of_the_look(three, monkeypatch, copies):
         prove(buf.sample(300), three.lengths, 3)
 
 
-def test_raise(three):
-    buf = open_all(three, on_bad="raise")
-    shutil.rmtree(three.folder / "b")
-    with pytest.raises(ReplacedError, match="b"):
+def test_all_rings_that_turned_bad_are_in_one_error(three, clock, monkeypatch):
+    """At each draw, until they can be read again, or are gone: a loop that passes over errors gets no batch from the others."""
+    buf, free = open_all(three), open_all(three, on_bad="skip")
+    real = Reader.refresh
+
+    def refresh(reader):
+        if os.path.basename(reader.folder) in bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), reader.folder)
+        return real(reader)
+
+    monkeypatch.setattr(Reader, "refresh", refresh)
+    bad = ["b", "c"]
+    for name in bad:
+        three.write(name, 20)
+    with monkeypatch.context() as patch:
+        refuse(patch, f"{three.folder}/b", errno.EIO, looks=False)
+        refuse(patch, f"{three.folder}/c", errno.EIO, looks=False)
+        for _ in range(2):
+            with pytest.raises(BadRingsError, match=r"2 of 3 rings .*/b: .*Input.*/c: .*Input"):
+                buf.sample(3)
+        assert list(problems(buf)) == bad
+        assert "rings=1" in repr(buf)
+        answers = {
+            "len": lambda: len(buf), "lengths": lambda: buf.lengths, "episodes": lambda: list(buf.episodes()),
+            "view": buf.view, "split": buf.split, "dump": lambda: buf.dump(three.folder.parent / "out.h5"),
+            "snapshot": lambda: buf.snapshot(three.folder.parent / "copy"), "data": buf.get_episode_data,
+            "load_episode": lambda: buf.load_episode(0), "num_episodes": lambda: buf.num_episodes,
+        }  # fmt: skip
+        for call in answers.values():
+            with pytest.raises(BadRingsError, match="2 of 3 rings"):
+                call()
+        assert os.listdir(three.folder.parent) == ["fleet"]
+        assert [finding.file for finding in buf.check()] == bad
+        with pytest.warns(RuntimeWarning, match=r"goes on without .*/b: .*goes on without .*/c: "):
+            assert rings_of(free.sample(300)) == {0}
+        free.sample(3)  # said once
+    bad.clear()
+    shutil.rmtree(three.folder / "c")
+    assert rings_of(buf.sample(300)) == {0, 1}
+    assert problems(buf) == {}
+
+
+def refuse(monkeypatch, path, error, looks):
+    """Let opens, and looks where `looks`, at a path and below it fail."""
+    real_stat, real_open = Disk._stat, System.open_file
+
+    def fail(at):
+        if f"{at}/".startswith(f"{path}/"):
+            raise OSError(error, os.strerror(error), at)
+
+    def stat(disk, at):
+        if looks:
+            fail(at)
+        return real_stat(disk, at)
+
+    def open_file(system, at, flags, *, dir_fd=None, name=None):
+        fail(name or at)
+        return real_open(system, at, flags, dir_fd=dir_fd, name=name)
+
+    monkeypatch.setattr(Disk, "_stat", stat)
+    monkeypatch.setattr(System, "open_file", open_file)
+
+
+@pytest.mark.parametrize(
+    ("looks", "error"),
+    [(True, errno.EACCES), (False, errno.EACCES), (True, errno.EIO), (False, errno.EMFILE)],
+)
+def test_a_ring_that_may_not_be_read_is_no_missing_one(three, monkeypatch, clock, looks, error):
+    said = os.strerror(error)
+    with monkeypatch.context() as patch:
+        refuse(patch, f"{three.folder}/b/manifest.json", error, looks)
+        buf = skipping(three, f"/b: .*{said}")
+        assert said in problems(buf)["b"]
+        assert rings_of(buf.sample(300)) == {0, 1}
+        assert [finding.file for finding in buf.check()] == ["b"]
+        with pytest.raises(BadRingsError, match=f"1 of 3 rings .*/b: .*{said}"):
+            ShardedReplayBuffer(three.folder / "*", wait_s=0)
+        with pytest.raises(BadRingsError, match=f"1 of 3 rings .*/b: .*{said}"):
+            ShardedReplayBuffer([three.folder / name for name in "abc"], wait_s=0)
+        if looks:
+            found = {finding.file: finding.what for finding in ringmap.check(three.folder)}
+            assert list(found) == ["b"]
+            assert said in found["b"]
+    clock.now += 2
+    with pytest.warns(RuntimeWarning, match="reads .*/b again"):
         buf.refresh()
-    prove(buf.sample(50), three.lengths, 3)  # the others can still be read
+    assert rings_of(buf.sample(300)) == {0, 1, 2}
+
+
+def _as_nobody(folder, found):
+    os.umask(0o077)
+    with ReplayBuffer(100, path=folder / "b", seed=0) as ring:
+        ring.write_episode(episode(0, 20))
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    else:
+        os.chmod(folder / "b", 0)
+    for call in (
+        lambda: ShardedReplayBuffer(folder, wait_s=0),
+        lambda: ShardedReplayBuffer(folder / "*", wait_s=0),
+        lambda: ShardedReplayBuffer(f"{folder}/../*/*", wait_s=0),
+        lambda: ringmap.check(folder),
+        lambda: ringmap.collect(ringmap.World, folder, 1, 1, max_steps=10, resume=True),
+    ):
+        try:
+            found.put(str(call()))
+        except Exception as error:
+            found.put(f"{type(error).__name__}: {error}")
+
+
+def test_a_ring_of_another_users_umask():
+    """The folders of pytest may not be looked into by that user."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        folder = Path(made) / "fleet"
+        folder.mkdir()
+        os.chmod(folder, 0o777)
+        with ReplayBuffer(100, path=folder / "a", seed=0) as ring:
+            ring.write_episode(episode(0, 20))
+        context = get_context("fork")
+        found = context.SimpleQueue()
+        child = context.Process(target=_as_nobody, args=(folder, found))
+        child.start()
+        said = [found.get() for _ in range(5)]
+        child.join()
+        os.chmod(folder / "b", 0o755)
+    for one in said[:3]:
+        assert one.startswith("BadRingsError: ShardedReplayBuffer: 1 of 2 rings ")
+    for one in said:
+        assert "Permission denied" in one
+        assert "/fleet/b" in one or "'b'" in one
+        assert "give this process the permission" in one
 
 
 # -- other processes -------------------------------------------------------------------------------

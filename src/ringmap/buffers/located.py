@@ -9,7 +9,6 @@ Not here: the datasets of a format (formats/), the output.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 
@@ -70,6 +69,7 @@ def buffer_at(path: str) -> Located | None:
 
     Raises:
         CorruptError, NewerVersionError: its manifest can't be read.
+        OSError: whether there is one can't be told.
 
     Cost: reads the manifest.
     """
@@ -81,7 +81,7 @@ def buffer_at(path: str) -> Located | None:
         return None
     folders = folders_of(path)
     main = next(iter(folders.values()))
-    if not os.path.exists(Paths(main).manifest):
+    if not Disk().exists(Paths(main).manifest):
         return None
     try:
         kind = read_manifest(Disk(), os.path.abspath(main)).kind
@@ -93,14 +93,28 @@ def buffer_at(path: str) -> Located | None:
 
 
 def holds_rings(path: str) -> bool:
-    """Return whether a path is no buffer itself, but a directory with buffers of episodes, or of transitions, directly below it."""
+    """Return whether a path is no buffer itself, but a directory with buffers of episodes, or of transitions, directly below it.
+
+    Raises:
+        OSError: nothing below it is one, as far as that can be told.
+    """
+    from ringmap.storage.directory.entries import FINE
+
     if not os.path.isdir(path) or buffer_at(path) is not None or is_dataset(path):
         return False
-    for name in sorted(os.listdir(path)):
-        with contextlib.suppress(DamageError):  # one of them may be damaged
+    unknown: OSError | None = None
+    for name in sorted(set(os.listdir(path)) - FINE):
+        try:
             found = buffer_at(os.path.join(path, name))
-            if found is not None and found.kind in (EPISODES, TRANSITIONS):
-                return True
+        except DamageError:  # one of them may be damaged
+            continue
+        except OSError as error:  # or not for this user
+            unknown = error
+            continue
+        if found is not None and found.kind in (EPISODES, TRANSITIONS):
+            return True
+    if unknown is not None:
+        raise unknown
     return False
 
 

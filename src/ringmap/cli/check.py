@@ -51,13 +51,17 @@ def pending_at(path: str) -> int:
     return sum(describe.pending_at(folder) for folder in _parts_of(path).values())
 
 
-def _parts_of(path: str) -> dict[str, str]:
-    """Return the directories of the buffer at a path, or of the rings below it."""
+def _rings_of(path: str) -> list[str]:
+    """Return the names of the rings below a path; [] where it is none of them."""
     from ringmap.storage.disk.files import Disk
     from ringmap.storage.inspect.check import rings_below
 
-    folder = os.path.abspath(path)
-    return {n: os.path.join(path, n) for n in rings_below(Disk(), folder)} or folders_of(path)
+    return rings_below(Disk(), os.path.abspath(path))
+
+
+def _parts_of(path: str) -> dict[str, str]:
+    """Return the directories of the buffer at a path, or of the rings below it."""
+    return {n: os.path.join(path, n) for n in _rings_of(path)} or folders_of(path)
 
 
 def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
@@ -66,14 +70,23 @@ def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
     Raises:
         NotFoundError, UnknownFormatError: no buffer is there.
     """
+    from ringmap.storage.disk.files import Disk
     from ringmap.storage.inspect.check import check as check_buffer
+    from ringmap.storage.inspect.check import check_ring
 
     if not os.path.lexists(path):
         raise NotFoundError(f"{where}: {path}: nothing is there")
     if where == "check" and is_dataset(path):
         return _of_dataset(path)
     found: list[tuple[str, Finding]] = []
-    for part, folder in (_parts_of(path) if where == "check" else folders_of(path)).items():
+    if where == "check" and (rings := _rings_of(path)):
+        for name in rings:
+            with bar(f"check {name}") as progress:
+                found += [
+                    (x.file, x) for x in check_ring(Disk(), os.path.abspath(path), name, progress)
+                ]
+        return found
+    for part, folder in folders_of(path).items():
         with bar(f"check {part}".strip()) as progress:
             found += [
                 (f"{part}/{x.file}" if part else x.file, x) for x in check_buffer(folder, progress)

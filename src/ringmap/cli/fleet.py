@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +33,24 @@ class FleetLook:
 
 
 def opened(path: str) -> ShardedReplayBuffer:
-    """Open the rings below a directory."""
+    """Open the rings below a directory; one that can't be read has its problem in its row."""
     from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
 
-    return ShardedReplayBuffer(path, wait_s=0)
+    with _rows_say_it():
+        return ShardedReplayBuffer(path, wait_s=0, on_bad="skip")
+
+
+@contextlib.contextmanager
+def _rows_say_it() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
 
 
 def look_at(buffer: ShardedReplayBuffer) -> FleetLook:
     """Look at all rings, and for new ones."""
-    buffer.refresh()
+    with _rows_say_it():
+        buffer.refresh()
     return FleetLook(time.monotonic(), buffer.shards)
 
 

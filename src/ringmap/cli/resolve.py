@@ -37,7 +37,7 @@ def episodes_at(path: str, where: str) -> Any:
     if holds_rings(path):
         from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
 
-        return ShardedReplayBuffer(path, wait_s=0, on_bad="raise")
+        return ShardedReplayBuffer(path, wait_s=0)
     found = look(path, where, (EPISODES, TRANSITIONS, ROWS, DATASET))
     if found.kind == EPISODES:
         from ringmap.buffers.replay import ReplayBuffer

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.collection.seeds import finished_in
 from ringmap.errors import InputError, LockedError
-from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.entries import FINE, Paths
 from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.world.collecting import Collection, progress_of
 from ringmap.world.progress import Progress
@@ -39,7 +40,7 @@ def _rings_below(path: str, where: str) -> list[str]:
 
     Raises:
         InputError: two of them are the same ring, by a link or a copy.
-        DamageError: one of them can't be read.
+        DamageError, EnvironmentFault: one of them can't be read.
     """
     disk = Disk()
     if not disk.is_folder(path):
@@ -47,9 +48,10 @@ def _rings_below(path: str, where: str) -> list[str]:
     found: dict[bytes, str] = {}
     for name in sorted(disk.names(path)):
         ring = os.path.join(path, name)
-        if not disk.exists(Paths(ring).manifest):
-            continue
-        uuid = read_manifest(disk, ring).uuid
+        with clear_errors(where, ring, lambda: "so the seeds in it can't be counted"):
+            if name in FINE or not disk.exists(Paths(ring).manifest):
+                continue
+            uuid = read_manifest(disk, ring).uuid
         if uuid in found:
             raise InputError(
                 f"{where}: {found[uuid]} and {ring} are the same ring, by a link or a copy: its seeds would count twice; move one of "

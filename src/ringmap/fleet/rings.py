@@ -113,13 +113,13 @@ class Rings:
                 return known
         except ReplacedError:
             del self._known[name]
-        if not self._disk.exists(Paths(folder).manifest):
-            return None
         try:
+            if not self._disk.exists(Paths(folder).manifest):
+                return None
             disk = hold(self._disk, folder)
             uuid = read_manifest(disk, folder).uuid
             state = StateFile.open(disk, Paths(folder).state, uuid, write=False)
-        except (RingmapError, OSError):  # unfinished, damaged, or gone at this moment
+        except (RingmapError, OSError):  # unfinished, damaged, or not to be read at this moment
             return None
         found = self._known[name] = _Ring(disk, folder, uuid.hex(), state)
         return found
@@ -141,5 +141,15 @@ class Rings:
         return f"{describe(holder)} wrote {os.path.dirname(lock)}"
 
     def _locks(self) -> list[str]:
-        paths = [Paths(os.path.join(self._path, name)) for name in self._disk.names(self._path)]
-        return [p.lock for p in paths if self._disk.exists(p.manifest)]
+        return [
+            paths.lock
+            for name in self._disk.names(self._path)
+            if self._may_be(paths := Paths(os.path.join(self._path, name)))
+        ]
+
+    def _may_be(self, paths: Paths) -> bool:
+        """Whether there is a ring, or that can't be told."""
+        try:
+            return self._disk.exists(paths.manifest)
+        except OSError:
+            return True

@@ -236,15 +236,18 @@ def rings_at(patterns: tuple[str, ...]) -> Scan:
         OSError: a folder can't be listed.
     """
     disk, scan, host = Disk(), Scan(), socket.gethostname()
-    for folder in [found for pattern in patterns for found in disk.matching(pattern)]:
+    unlisted = dict[str, OSError]()
+    folders = [found for pattern in patterns for found in disk.matching(pattern, unlisted)]
+    scan.problems.update({folder: str(error) for folder, error in unlisted.items()})
+    for folder in folders:
         if not disk.is_folder(folder):
             continue
         scan.folders.append(folder)
         for name in sorted(disk.names(folder)):
             ring = os.path.join(folder, name)
-            if not disk.exists(Paths(ring).manifest):
-                continue
             try:
+                if not disk.exists(Paths(ring).manifest):
+                    continue
                 uuid = read_manifest(disk, ring).uuid
             except (RingmapError, OSError) as error:
                 scan.problems[ring] = str(error)

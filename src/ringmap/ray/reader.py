@@ -206,13 +206,15 @@ class Reader:
 
     def _open(self, folders: tuple[str, ...]) -> ShardedReplayBuffer:
         by, seed = self._drawing, None
+        # The learner hears of rings that can't be read by the report.
+        options = {"wait_s": 0, "on_bad": "skip", **self._options}
         if self._seed is not None:  # of other rings another one
             words = [*self._seed, *"/".join(folders).encode()]
             seed = int(np.random.SeedSequence(words).generate_state(1)[0])
         if by is None:
-            return ShardedReplayBuffer(folders, wait_s=0, seed=seed, **self._options)
+            return ShardedReplayBuffer(folders, seed=seed, **options)
         sampler = PrioritizedSampler(by.alpha, eps=by.eps, rng=seed)
-        buffer = ShardedReplayBuffer(folders, wait_s=0, sampler=sampler, state=by.state, **self._options)  # fmt: skip
+        buffer = ShardedReplayBuffer(folders, sampler=sampler, state=by.state, **options)
         assert buffer.engine.priorities is not None
         buffer.engine.priorities.mass(buffer.cut)  # an update may come before a draw
         return buffer

@@ -205,7 +205,10 @@ def _place(path: str, name: str) -> Place | None:
 def _is_ring(place: Place) -> bool:
     """Return whether a place is a ring of episodes or transitions, or one that can't be read."""
     if place.kind == PROBLEM:
-        return os.path.lexists(Paths(place.path).manifest)
+        try:
+            return Disk().exists(Paths(place.path).manifest)
+        except OSError:  # that can't be told
+            return True
     return place.kind in (EPISODES, TRANSITIONS)
 
 

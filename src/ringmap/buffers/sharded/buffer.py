@@ -110,7 +110,7 @@ class ShardedReplayBuffer(Sampled):
     """Many rings, read as one buffer. The rings are only read; no server runs.
 
     Each ring is the directory of a `ReplayBuffer`, with a writer of its own. Rings that are added later join without a restart; one
-    that is gone, damaged or of other columns is left out, and the others go on.
+    that is removed leaves. Where one is damaged, of other columns, or may not be read, `on_bad` says what happens.
 
     All rings may be directories of `TransitionReplayBuffer` instead. Then batches, items and views hold transitions, with the columns
     that a `TransitionReplayBuffer` gives, as NumPy arrays; `out` may be an earlier batch, nested as it is. An n-step sum stays in its
@@ -130,8 +130,10 @@ class ShardedReplayBuffer(Sampled):
         weights: how often `sample` draws from a ring: "clips": every clip of all rings is equally likely; "equal": every ring with
             clips is; name -> weight, as `shards` names them (a ring without one is not drawn from). Ids, views and passes know no
             weights.
-        on_bad: what to do with a ring that can't be read: "quarantine": warn once, name it in `shards`, go on with the others, and
-            look again after 1, 2, 4, ... 60 s; "raise".
+        on_bad: what to do with rings that can't be read (damaged, of other columns, or not to be looked at by this process): "raise":
+            an error that names all of them, at the opening and at each draw until they are read, or gone; "skip": go on with the
+            others, with a `RuntimeWarning` at each change, and look again after 1, 2, 4, ... 60 s. `shards` names them either way.
+            A ring whose directory is removed is no such ring: it is evicted.
         wait_s: how long to wait for the first ring.
         state: the learner's own directory, which keeps the priorities of a `PrioritizedSampler`, and the values of `update`, as of the
             last call that returned, also after a kill; one learner at a time. After a reboot priorities begin again. None: priorities
@@ -154,7 +156,7 @@ class ShardedReplayBuffer(Sampled):
             itself; a `PrioritizedSampler` by rank; a sampler that may take the highest ids for the newest; a sampler and `weights`.
         LockedError: another learner holds `state`.
         NoClipsError: no ring is there after `wait_s` seconds.
-        DamageError, EnvironmentFault: a ring can't be read, with on_bad="raise"; methods that read raise them, too.
+        BadRingsError: rings can't be read, with on_bad="raise"; methods that draw raise it, too.
 
     Cost: opening reads the records of each ring once. A draw looks at all rings in one sweep: 4 us for 64 that are idle. A batch
         takes one copy of its rows, 20 to 40 us more than one of a single ring, and less than 1 us for each ring that it touches.
@@ -200,7 +202,7 @@ class ShardedReplayBuffer(Sampled):
     def __init__(
         self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], history_len: int | None = None,
         frameskip: int | None = None, sampler: Sampler | None = None, transform: Transform | None = None, *,
-        weights: Weights = "clips", on_bad: str = "quarantine", wait_s: float = 10.0,
+        weights: Weights = "clips", on_bad: str = "raise", wait_s: float = 10.0,
         state: str | os.PathLike[str] | None = None, retire_after: Mapping[str, float] | None = None,
         pace: Pace | None = None, seed: int | None = None, threads: int | None = None, reads: str = "map",
         n_step: int | None = None, gamma: float | None = None, durability: str = "process",
@@ -214,8 +216,8 @@ class ShardedReplayBuffer(Sampled):
         ):
             if value is not None:
                 positive(where, name, value)
-        if on_bad not in ("quarantine", "raise"):
-            raise InputError(f"{where}: on_bad must be 'quarantine' or 'raise', got {on_bad!r}")
+        if on_bad not in ("raise", "skip"):
+            raise InputError(f"{where}: on_bad must be 'raise' or 'skip', got {on_bad!r}")
         if not wait_s >= 0:
             raise InputError(f"{where}: wait_s must not be negative, got {wait_s!r}")
         check_reads(reads, where)
@@ -469,7 +471,7 @@ class ShardedReplayBuffer(Sampled):
     def _of_episodes(self, what: str) -> Iterator[Ring]:
         """Yield the rings, which hold episodes."""
         self.episodes_only(what)
-        return self.engine.each()
+        return self.engine.all_rings()
 
     @property
     def lengths(self) -> Array:
@@ -514,7 +516,7 @@ class ShardedReplayBuffer(Sampled):
 
     def _home(self, ep: int) -> tuple[Ring, int]:
         local = ep
-        for ring in self.engine.each():
+        for ring in self.engine.all_rings():
             count = ring.episodes.num_episodes
             if local < count:
                 return ring, local
@@ -545,7 +547,9 @@ class ShardedReplayBuffer(Sampled):
         given = None if idx is None else np.asarray(idx).reshape(-1)
         names = None if given is None else self.engine.names_in_batch(given)
         if names is None:
-            parts = [joined(r.number, r.episodes.episode_spans()[0]) for r in self.engine.each()]
+            parts = [
+                joined(r.number, r.episodes.episode_spans()[0]) for r in self.engine.all_rings()
+            ]
             names = np.concatenate(parts) if parts else np.empty(0, np.int64)
             if given is not None:
                 names = names[in_range(given, len(names), "episode", where)]
@@ -597,13 +601,14 @@ class ShardedReplayBuffer(Sampled):
         """Return the faults of all open rings, of the priorities, and of the values in `state`, each with its file; empty when sound.
         Reads all rows.
 
-        A file of a ring is named as in `shards`, `collector-0/episodes.npy`. A ring that can't be opened is in `shards`, with its problem.
+        A file of a ring is named as in `shards`, `collector-0/episodes.npy`; a ring that can't be read stands by its name, with the reason.
         """
         found = [
             replace(finding, file=f"{ring.name}/{finding.file}")
             for ring in self.engine.each()
             for finding in ring.buffer.check()
         ]
+        found += [Finding(bad.name, str(bad.error)) for bad in self.engine.rings.problems.values()]
         found += [Finding("memory", fault) for fault in self.engine.sampler.check()]
         kept = self.engine.values
         return found if kept is None else [*found, *kept.check()]
@@ -645,7 +650,7 @@ class ShardedReplayBuffer(Sampled):
             EnvironmentFault: the disk failed; the rings that were copied before are whole.
         """
         self.episodes_only("snapshot")
-        rings = list(self.engine.each())
+        rings = list(self.engine.all_rings())
         names = [os.path.basename(ring.folder) for ring in rings]
         if len(set(names)) < len(names):
             raise InputError(
@@ -745,11 +750,18 @@ class ShardedReplayBuffer(Sampled):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "engine": ShardEngine.received(state["engine"])})
 
+    def _episodes_in_open(self) -> int:
+        """Return the episodes of the rings that are open, whatever is wrong with others."""
+        return sum(ring.episodes.num_episodes for ring in self.engine.each())
+
     def _card(self) -> dict[str, str]:
         rings = len(list(self.engine.each()))
         counts = {"transitions": f"{self.num_steps_stored:,}"}
         if self.engine.transitions is None:
-            counts = {"episodes": f"{self.num_episodes:,}", "steps": f"{self.num_steps_stored:,}"}
+            counts = {
+                "episodes": f"{self._episodes_in_open():,}",
+                "steps": f"{self.num_steps_stored:,}",
+            }
         columns = ", ".join(self.column_names[:20]) or "none yet"
         return {
             "rings": f"{rings:,}",
@@ -767,7 +779,7 @@ class ShardedReplayBuffer(Sampled):
                     f"n_step={self.engine.rings.n_step}, columns={self.column_names}, {where})"
                 )
             return (
-                f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, episodes={self.num_episodes}, "
+                f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, episodes={self._episodes_in_open()}, "
                 f"steps={self.num_steps_stored}, history_len={self.num_steps}, frameskip={self.frameskip}, "
                 f"columns={self.column_names}, {where})"
             )

@@ -698,6 +698,16 @@ class ShardEngine(Engine):
         self.check_open()
         yield from self.members.open
 
+    def all_rings(self) -> Iterator[Ring]:
+        """Yield the open rings for a call that answers for all.
+
+        Raises:
+            BadRingsError: others can't be read, with on_bad="raise".
+        """
+        self.check_open()
+        self.rings.report()
+        return self.each()
+
     @property
     def holds_episodes(self) -> bool:
         """Whether the clips are steps of episodes, not transitions, as far as it is known."""

@@ -94,6 +94,7 @@ class Members:
         Raises:
             NoClipsError: there is none after `wait_s` seconds.
             InputError: the same ring twice.
+            BadRingsError: rings can't be read, with on_bad="raise".
         """
         self.rings.refuse_odd()
         self._is_started = True
@@ -101,6 +102,7 @@ class Members:
         while True:
             self.rings.scan(time.monotonic(), is_first=True)
             self._adopt()
+            self.rings.report()
             now = time.monotonic()
             self._next_scan, left = now + _SCAN_S, until - now
             if self.open:
@@ -119,6 +121,7 @@ class Members:
             with self.lock:
                 self._is_started = True
                 self._take_turn(time.monotonic(), scan=True)
+            self.rings.report()
 
     def reopen(self) -> None:
         """Open the rings again, in a forked child: the open files of the parent process are not ours."""
@@ -146,7 +149,7 @@ class Members:
             scan: whether to look for new rings now.
 
         Raises:
-            RingmapError: what a ring raised, with on_bad="raise".
+            BadRingsError: rings can't be read, with on_bad="raise": at each call until they can, or are gone.
         """
         if self._told is not self.rings.open:  # an interrupt came between
             with self.lock:
@@ -158,9 +161,11 @@ class Members:
             with self.lock:
                 changed = self._look()
         now = time.monotonic()
+        scan |= self.rings.is_refused
         if scan or now >= self._next_turn:
             with self.lock:
                 self._take_turn(now, scan)
+        self.rings.report()
         return changed or self._now is not before
 
     def _look(self) -> bool:
@@ -188,10 +193,11 @@ class Members:
                 failed.append((ring, error))
         now.seen = None if None in seen else seen
         for ring, fault in failed:
-            self.drop(ring, fault)
+            self.rings.set_aside(ring, fault)
         for ring in again:
-            self.leave(ring)
+            self.rings.leave(ring)
             self._next_turn = self._next_scan = 0.0  # it is opened now
+        self._adopt()
         return changed
 
     def _take_turn(self, now: float, scan: bool) -> None:
@@ -203,26 +209,23 @@ class Members:
             try:
                 ring.source.disk.check_held(_WHERE)
             except RING_FAULTS as error:
-                self.drop(ring, error)
+                self.rings.set_aside(ring, error, now)
+                self._adopt()
         if scan or now >= self._next_scan:
             self._next_scan = now + _SCAN_S
-            only_known = self._only_known()
-            try:
-                self.rings.scan(now, only_known=only_known)
-            finally:
-                self._adopt()
+            self.rings.scan(now, only_known=self._only_known())
+            self._adopt()
 
     def drop(self, ring: Ring, error: Exception) -> None:
         """Go on without a ring.
 
         Raises:
-            Exception: that error, with on_bad="raise".
+            BadRingsError: it can't be read, with on_bad="raise".
         """
         with self.lock:
-            try:
-                self.rings.set_aside(ring, error)
-            finally:
-                self._adopt()
+            self.rings.set_aside(ring, error)
+            self._adopt()
+            self.rings.report()
 
     def leave(self, ring: Ring) -> None:
         """Go on without a ring that was removed on purpose."""

@@ -94,6 +94,7 @@ class Moments:
         return moment
 
     def _now(self, cut: Cut) -> Moment:
+        self._members.rings.report()
         rings = self._members.open
         pinned = [ring.reader.pin(cut) for ring in rings]
         counts = np.array([one.count for one in pinned], np.int64)

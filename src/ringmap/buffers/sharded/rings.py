@@ -1,15 +1,19 @@
 """Which rings there are: found below a path, opened, set aside when they fail, and looked at again.
 
     paths -> candidates -> opened -> Ring                       read by the engine
-                |            |          | it fails, or is gone
-                |            v          v
-                +<------- Problem: looked at again after 1, 2, 4, ... 60 s
+                |            |          |          |
+                |            | it fails | it fails | its directory is gone
+                |            v          v          v
+                +<--------- Problem               evicted
+                   on_bad="raise": an error of each draw, until it is read again or gone
+                   on_bad="skip": a warning at each change; looked at again after 1, 2, 4, ... 60 s
 
-A ring holds episodes or transitions, as its columns say. Where they are not known yet, it is opened as one of episodes, and again as
-one of transitions when they come.
+A place without a manifest is no ring; one of which that can't be told is a ring that can't be read. A ring holds episodes or
+transitions, as its columns say. Where they are not known yet, it is opened as one of episodes, and again as one of transitions when
+they come.
 
 Invariants: no two open rings have the same uuid; all have the columns of the first one; whoever calls `scan` or `set_aside` hears
-of a change by a new `open`; where the folder can't be listed, the rings that are open stay.
+of a change by a new `open`, and of problems by `report`; where the folder can't be listed, the rings that are open stay.
 Not here: draws and gathers (engine.py), what users see of a ring (buffer.py).
 """
 
@@ -20,6 +24,7 @@ import glob
 import logging
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +36,9 @@ from ringmap.buffers.sharded.numbers import RingNumbers
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.gather import ClipReader
-from ringmap.datasets.batch import worker
-from ringmap.errors import InputError, ReplacedError, RingmapError
+from ringmap.errors import BadRingsError, InputError, ReplacedError, RingmapError
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.entries import FINE, Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.advice import clear_error, remedy
 from ringmap.storage.disk.files import Disk
@@ -102,7 +106,7 @@ class Rings:
     Args:
         paths: a directory whose children are rings, a glob, or a list of rings.
         options: for each ring, to open it.
-        on_bad: "quarantine" or "raise".
+        on_bad: "raise" or "skip".
         numbers: of the rings.
         sums: n_step and gamma of transitions, where the caller gave them.
         asked: the argument of the caller that only rings of episodes have, for a message; None: there is none.
@@ -127,8 +131,8 @@ class Rings:
         """The columns of transitions; None for rings of episodes, and while no columns are known."""
         self._is_settled = False
         self._wrong_call: Exception | None = None
-        self._not_listed = ""
-        self._told: set[tuple[str, str]] = set()
+        self._not_listed: dict[str, Exception] = {}  # where rings may be, and why that is not known
+        self._told: dict[str, str] = {}  # by folder: why it is not read
         self._delays: dict[str, tuple[float, float]] = {}  # by folder: seconds, and when
 
     @property
@@ -142,15 +146,54 @@ class Rings:
         return ", ".join(self.paths) if isinstance(self.paths, tuple) else f"below {self.paths}"
 
     @property
+    def _wrong(self) -> dict[str, Exception]:
+        """Why something is not read, by what it is: the directories of rings, or where they can't be listed."""
+        return {one.folder: one.error for one in list(self.problems.values())} | self._not_listed
+
+    @property
     def why(self) -> str:
         """What is wrong with the rings that can't be read, for the end of a sentence; "" if there are none."""
-        unlisted = f"; {self._not_listed}" if self._not_listed else ""
-        return unlisted + "".join(
-            f"; {one.folder}: {one.error}" for one in list(self.problems.values())
-        )
+        return "".join(f"; {folder}: {error}" for folder, error in self._wrong.items())
 
-    def candidates(self) -> list[tuple[str, str]]:
+    @property
+    def is_refused(self) -> bool:
+        """Whether a draw from the open rings would be one from a part of the fleet, which was not asked for."""
+        return self.on_bad == "raise" and bool(self.problems or self._not_listed)
+
+    def report(self) -> None:
+        """Say what is wrong with rings, once the caller reads from those that are open.
+
+        Raises:
+            BadRingsError: all that is wrong, with on_bad="raise". With "skip" what changed since the last call is a warning.
+        """
+        if not (self.problems or self._not_listed or self._told):  # as at nearly each draw
+            return
+        wrong = self._wrong
+        if self.on_bad == "raise" and wrong:
+            said = dict[str, list[str]]()  # many may have one reason
+            for folder, error in wrong.items():
+                said.setdefault(str(error), []).append(folder)
+            listed = "; ".join(f"{', '.join(folders)}: {why}" for why, folders in said.items())
+            raise BadRingsError(
+                f"{_WHERE}: {len(wrong)} of {len(wrong) + len(self.open)} rings {self.where} can't be read: {listed}; mend them, or "
+                "move them away, or read on without them with on_bad='skip'",
+                wrong,
+            ) from next(iter(wrong.values()))
+        now = {folder: str(error) for folder, error in wrong.items()}
+        before, self._told = self._told, now
+        if now == before:
+            return
+        changes = [f"goes on without {f}: {why}" for f, why in now.items() if before.get(f) != why]
+        read = {ring.folder for ring in self.open}
+        changes += [f"reads {f} again" for f in before if f in read]
+        if changes:
+            warnings.warn(f"{_WHERE}: {'; '.join(changes)}", RuntimeWarning, stacklevel=2)
+
+    def candidates(self, unlisted: dict[str, OSError]) -> list[tuple[str, str]]:
         """Return name and folder of each place where a ring may be, by name.
+
+        Args:
+            unlisted: takes the folders that can't be listed, where the path is a glob that names many.
 
         Raises:
             OSError: they can't be listed.
@@ -159,15 +202,12 @@ class Rings:
         if isinstance(paths, tuple):
             return [(path, os.path.abspath(path)) for path in paths]
         if glob.has_magic(paths) and not os.path.isdir(paths):
-            found = filter(os.path.isdir, Disk().matching(paths))
-            return [(path, os.path.abspath(path)) for path in found]
-        names = list[str]()
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(paths) as entries:  # fmt: skip
-            names = sorted(entry.name for entry in entries if entry.is_dir())
+            return [(path, os.path.abspath(path)) for path in Disk().matching(paths, unlisted)]
+        names = [name for name in Disk().names(paths) if name not in FINE]
         return [(name, os.path.abspath(os.path.join(paths, name))) for name in names]
 
     def scan(self, now: float, is_first: bool = False, only_known: bool = False) -> bool:
-        """Let rings leave that are gone, and join that are new; tell whether any did.
+        """Let rings leave that are gone, and join that are new; tell whether any did. What can't be read is in `report`.
 
         Args:
             now: monotonic seconds.
@@ -176,60 +216,42 @@ class Rings:
 
         Raises:
             InputError: the same ring twice, at the opening.
-            RingmapError: what a ring raised, with on_bad="raise"; or the rings can't be listed.
 
         Cost: one directory, and one stat for each place without a ring that is open.
         """
-        before = self.open
+        before, unlisted = self.open, dict[str, OSError]()
         try:
-            places = self.candidates()
+            places = self.candidates(unlisted)
         except OSError as error:
-            self._stay(error)
+            self._not_listed = {self.where: _not_listed(error, self.where)}
             return False
-        self._not_listed = ""
+        self._not_listed = {folder: _not_listed(e, folder) for folder, e in unlisted.items()}
         there = {folder for _, folder in places}
         for ring in before:
-            if ring.folder not in there:
-                self.set_aside(ring, ReplacedError(f"{ring.folder}: the ring was removed"), now)
+            if ring.folder not in there and _is_gone(ring.folder):
+                self.leave(ring)
         for folder in self.problems.keys() - there:
-            if now >= self.problems[folder].again_at:
-                del self.problems[folder]
+            del self.problems[folder]
         known = {ring.folder for ring in self.open}
         for name, folder in places:
             problem = self.problems.get(folder)
             if folder in known or (problem is not None and now < problem.again_at):
                 continue
-            if not os.path.lexists(Paths(folder).manifest):
-                self.problems.pop(folder, None)
-                continue
             self._join(name, folder, now, is_first, only_known)
         return self.open is not before
-
-    def _stay(self, error: OSError) -> None:
-        """Go on with the rings that are open: which others there are is not known at this moment.
-
-        Raises:
-            EnvironmentFault: that error, with on_bad="raise".
-        """
-        fault = clear_error(
-            error, f"{_WHERE}: the rings {self.where} can't be listed", self.where,
-            "those that are open are read on", f"{remedy(error)}; it is tried again at the next look",
-        )  # fmt: skip
-        if self.on_bad == "raise":
-            raise fault from error
-        if self._not_listed != str(fault) and worker() is None:
-            log.warning("%s", fault)
-        self._not_listed = str(fault)
 
     def _join(
         self, name: str, folder: str, now: float, is_first: bool, only_known: bool
     ) -> None:  # fmt: skip
         try:
+            if not Disk().exists(Paths(folder).manifest):
+                self.problems.pop(folder, None)
+                return
             manifest = read_manifest(Disk(), folder)
             uuid = manifest.uuid
             for other in self.open:
                 if other.uuid == uuid:
-                    raise self._wrong(
+                    raise self._error_of_call(
                         f"{folder} and {other.folder} are the same ring (uuid {uuid.hex()}), by a link or a copy; "
                         "give each ring once, and copy rings with ReplayBuffer.snapshot"
                     )
@@ -262,7 +284,7 @@ class Rings:
             return ReplayBuffer.open(folder, kind=TRANSITIONS, **self.options)
         return TransitionReplayBuffer.open(folder, device=None, **self.options, **self.sums)
 
-    def _wrong(self, message: str) -> InputError:
+    def _error_of_call(self, message: str) -> InputError:
         """Return an error of the caller: at the opening it is raised, whatever `on_bad` says."""
         self._wrong_call = InputError(f"{_WHERE}: {message}")
         return self._wrong_call
@@ -270,13 +292,13 @@ class Rings:
     def _check_call(self, is_transitions: bool, folder: str) -> None:
         """Raise if the caller's arguments are for rings of the other kind than the first one."""
         if is_transitions and self.asked is not None:
-            raise self._wrong(
+            raise self._error_of_call(
                 f"{self.asked}, but {folder} holds transitions, which are single steps; leave it out (the writer's frame_stack= makes "
                 "stacks)"
             )
         if not is_transitions and self.sums:
             given = " and ".join(f"{name}={value!r}" for name, value in self.sums.items())
-            raise self._wrong(
+            raise self._error_of_call(
                 f"{given} is for transitions, but {folder} holds episodes; leave it out, and draw with sample(window={{...: NStep(...)}})"
             )
 
@@ -329,38 +351,39 @@ class Rings:
         return True
 
     def leave(self, ring: Ring) -> None:
-        """Close a ring that was removed on purpose: it is no problem."""
+        """Close a ring that is gone, or was removed on purpose: it is no problem."""
+        if self._close(ring):
+            log.info("%s: the ring %s is gone", _WHERE, ring.folder)
+
+    def _close(self, ring: Ring) -> bool:
+        if not any(one is ring for one in self.open):  # another thread was faster
+            return False
         self.open = tuple(one for one in self.open if one is not ring)
         ring.buffer.close()
+        return True
 
     def set_aside(self, ring: Ring, error: Exception, now: float | None = None) -> None:
-        """Close a ring that failed, and remember why.
-
-        Raises:
-            Exception: that error, with on_bad="raise"; the ring is no longer read either.
-        """
-        if not any(one is ring for one in self.open):  # another thread was faster
-            return
-        self.open = tuple(one for one in self.open if one is not ring)
+        """Close a ring that failed, and remember why, unless it is gone."""
         redraws = ring.reader.num_redraws
-        try:
-            ring.buffer.close()
-        finally:
+        if self._close(ring):
             now = time.monotonic() if now is None else now
             self._put_aside(ring.name, ring.folder, error, now, redraws)
 
     def _put_aside(
         self, name: str, folder: str, error: Exception, now: float, redraws: int = 0
     ) -> None:  # fmt: skip
+        if isinstance(error, ReplacedError) or _is_gone(folder):
+            self.problems.pop(folder, None)
+            log.info("%s: the ring %s is gone", _WHERE, folder)
+            return
+        if isinstance(error, OSError) and not isinstance(error, RingmapError):
+            error = clear_error(error, _WHERE, folder, then=remedy(error))
         delay, last = self._delays.get(folder, (0.0, now))
         delay = min(2 * delay, _LAST_S) if delay and now - last < 2 * _LAST_S else _FIRST_S
         self._delays[folder] = delay, now
-        self.problems[folder] = Problem(name, folder, error, now + delay, redraws)
-        if self.on_bad == "raise":
-            raise error
-        if (folder, str(error)) not in self._told and worker() is None:
-            self._told.add((folder, str(error)))
-            log.warning("%s: goes on without the ring %s: %s", _WHERE, name, error)
+        # With "raise" nothing is drawn meanwhile, so nothing waits for a look that is slow.
+        again_at = now if self.on_bad == "raise" else now + delay
+        self.problems[folder] = Problem(name, folder, error, again_at, redraws)
 
     def refuse_odd(self) -> None:
         """Raise if the path is a ring itself.
@@ -368,16 +391,32 @@ class Rings:
         Raises:
             InputError: it is.
         """
-        if isinstance(self.paths, str) and os.path.lexists(Paths(self.paths).manifest):
-            raise InputError(
-                f"{_WHERE}: {self.paths} is one ring; open it with ReplayBuffer.open, or give the directory above it"
-            )
+        if isinstance(self.paths, str):
+            with contextlib.suppress(OSError):  # then the rings in it can't be listed
+                if Disk().exists(Paths(self.paths).manifest):
+                    raise InputError(
+                        f"{_WHERE}: {self.paths} is one ring; open it with ReplayBuffer.open, or give the directory above it"
+                    )
 
     def close(self) -> None:
         """Close all."""
         rings, self.open = self.open, ()
         for ring in rings:
             ring.buffer.close()
+
+
+def _not_listed(error: OSError, folder: str) -> Exception:
+    return clear_error(
+        error, f"{_WHERE}: the rings below {folder} can't be listed", folder, "those that are open are read on",
+        f"{remedy(error)}; it is tried again at the next look",
+    )  # fmt: skip
+
+
+def _is_gone(folder: str) -> bool:
+    try:
+        return not Disk().exists(Paths(folder).manifest)
+    except OSError:
+        return False
 
 
 def as_paths(paths: Any) -> str | tuple[str, ...]:

@@ -128,7 +128,7 @@ class ShardedView(PinnedView):
     @classmethod
     def of(cls, buffer: Any, cut: Cut | None = None) -> ShardedView:
         """Return a view of all that is stored, as of the last refresh."""
-        return cls(buffer, [_Part.of(ring) for ring in buffer.engine.each()], cut=cut)
+        return cls(buffer, [_Part.of(ring) for ring in buffer.engine.all_rings()], cut=cut)
 
     @property
     def engine(self) -> ShardEngine:

@@ -275,6 +275,8 @@ def closed(file: File) -> File:
     return cast(File, ClosedFile(file.path))
 
 
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
 _BINARY = getattr(os, "O_BINARY", 0)
 
 _COPIED_AT_ONCE = 64 << 20
@@ -567,15 +569,17 @@ class Disk:
             os.close(fd)
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder exists."""
+        """Tell whether a file or folder exists.
+
+        Raises:
+            OSError: that can't be told, as where a folder above it may not be searched; `is_file` and `is_folder` raise it, too.
+        """
         return self._mode(path) != 0
 
     def kind(self, path: str) -> str:
         """Return the kind of a path, in words: "" for a regular file, "missing" for nothing."""
-        try:
-            return kind_of(self._stat(path).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            return "missing"
+        mode = self._mode(path)
+        return kind_of(mode) if mode else "missing"
 
     def size_faults(self, path: str, what: str, nbytes: int) -> list[str]:
         """Return, in words, whether a file of this size is missing, is not a regular file, or has another size."""
@@ -595,11 +599,20 @@ class Disk:
         return stat.S_ISDIR(self._mode(path))
 
     def _mode(self, path: str) -> int:
-        """Return the mode of a path; 0 if it does not exist, or can't be examined."""
+        """Return the mode of a path; 0 if nothing can be there.
+
+        Raises:
+            OSError: whether anything is there can't be told.
+        """
         try:
             return self._stat(path).st_mode
-        except (OSError, ValueError):
+        except ValueError:  # no path has such a name
             return 0
+        except OSError as error:
+            if error.errno in _NOTHING_THERE:
+                return 0
+            error.filename = path
+            raise
 
     def size(self, path: str) -> int:
         """Return a file's size in bytes."""
@@ -612,27 +625,35 @@ class Disk:
             return sorted(self.system.names(at, None if held is None else held.fd))
         return []
 
-    def matching(self, pattern: str) -> list[str]:
+    def matching(self, pattern: str, unlisted: dict[str, OSError] | None = None) -> list[str]:
         """Return the sorted paths that match a glob, as `glob.glob` does, which takes a folder that it can't list for an empty one.
 
+        Args:
+            pattern: a path with `*`, `?` and `[...]` in it.
+            unlisted: takes the folders that can't be listed, where the pattern names many, and why; None: they are errors, too.
+
         Raises:
-            OSError: a folder can't be listed; where the pattern names many, those that may not be read are passed over.
+            OSError: a folder can't be listed.
         """
         parent, name = os.path.split(pattern)
         if not glob.has_magic(pattern) or not parent or parent == pattern:
-            return [pattern] if os.path.lexists(pattern) else []
+            return [pattern] if self.exists(pattern) else []
         if not glob.has_magic(parent):
             return self._matching_in(parent, name)
         found = list[str]()
-        for folder in filter(os.path.isdir, self.matching(parent)):
-            with contextlib.suppress(PermissionError):
+        for folder in self.matching(parent, unlisted):
+            try:
                 found += self._matching_in(folder, name)
+            except OSError as error:
+                if unlisted is None:
+                    raise
+                unlisted[folder] = error
         return found
 
     def _matching_in(self, folder: str, pattern: str) -> list[str]:
         if not glob.has_magic(pattern):
             path = os.path.join(folder, pattern)
-            return [path] if os.path.lexists(path) else []
+            return [path] if self.exists(path) else []
         names = fnmatch.filter(self.names(folder), pattern)
         return [os.path.join(folder, n) for n in names if pattern[0] == "." or n[0] != "."]
 

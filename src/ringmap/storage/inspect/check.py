@@ -38,8 +38,9 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import NewerVersionError, UnreleasedVersionError
-from ringmap.storage.directory.entries import SIGNS, Paths
+from ringmap.storage.directory.entries import FINE, SIGNS, Paths
 from ringmap.storage.directory.opening import links_in
+from ringmap.storage.disk.advice import clear_error
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.faults import Finding, faults_in
 from ringmap.storage.inspect.raw_files import Files
@@ -50,14 +51,15 @@ from ringmap.storage.read.recovery import Progress
 from ringmap.storage.records.names import MANIFEST, SALVAGE
 from ringmap.storage.records.table import Record, are_live
 
-__all__ = ["Finding", "check", "check_folder", "check_source", "rings_below"]
+__all__ = ["Finding", "check", "check_folder", "check_ring", "check_source", "rings_below"]
 
 
 def check(path: str | os.PathLike[str], progress: Progress | None = None) -> list[Finding]:
     """Return what is wrong with the buffer at `path`, or with each buffer directly below it; empty when all are sound.
 
     Args:
-        path: its directory, or the directory of a fleet. Files of the latter are named from there.
+        path: its directory, or the directory of a fleet. Files of the latter are named from there; a ring that can't be read stands
+            by its name, with the reason.
         progress: called with `(done, of)` episodes, now and then.
 
     Raises:
@@ -83,22 +85,41 @@ def check(path: str | os.PathLike[str], progress: Progress | None = None) -> lis
     disk, folder = Disk(), os.path.abspath(path)
     if not (names := rings_below(disk, folder)):
         return check_folder(disk, folder, progress)
-    return [
-        replace(finding, file=f"{name}/{finding.file}")
-        for name in names
-        for finding in check_folder(disk, os.path.join(folder, name), progress)
-    ]
+    return [found for name in names for found in check_ring(disk, folder, name, progress)]
+
+
+def check_ring(
+    disk: Disk, fleet: str, name: str, progress: Progress | None = None
+) -> list[Finding]:  # fmt: skip
+    """Return what is wrong with one of the buffers below a directory; files are named from there."""
+    folder = os.path.join(fleet, name)
+    try:
+        found = check_folder(disk, folder, progress)
+    except OSError as error:  # the others are to be checked, too
+        return [Finding(name, str(clear_error(error, "check", folder)))]
+    return [replace(finding, file=f"{name}/{finding.file}") for finding in found]
 
 
 def rings_below(disk: Disk, folder: str) -> list[str]:
-    """Return the names of the buffers directly below a directory that is none itself; [] if there are none."""
-    if not disk.is_folder(folder) or any(disk.exists(os.path.join(folder, n)) for n in SIGNS):
+    """Return the names of the buffers directly below a directory that is none itself; [] if there are none.
+
+    One that can't be looked at may be a buffer.
+    """
+    if not disk.is_folder(folder) or _has_signs(disk, folder):
         return []
-    return [
-        name
-        for name in sorted(disk.names(folder))
-        if any(disk.exists(os.path.join(folder, name, sign)) for sign in SIGNS)
-    ]
+    found = []
+    for name in sorted(set(disk.names(folder)) - FINE):
+        try:
+            is_there = _has_signs(disk, os.path.join(folder, name))
+        except OSError:
+            is_there = True
+        if is_there:
+            found.append(name)
+    return found
+
+
+def _has_signs(disk: Disk, folder: str) -> bool:
+    return any(disk.exists(os.path.join(folder, sign)) for sign in SIGNS)
 
 
 def check_source(source: Handle, faults: list[str]) -> list[Finding]:
