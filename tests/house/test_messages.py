@@ -18,7 +18,7 @@ from ringmap import (
     TransitionReplayBuffer,
     errors,
 )
-from ringmap.data import load_dataset
+from ringmap.data import ShardedReplayBuffer, load_dataset
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
 from tests import ROOT
@@ -150,6 +150,7 @@ def raised():
     dated.write_episode({**rows, "_episode_data": {"goal": 2**70}})
     yield error(dated.dump, "runs/dated.h5", "robomimic")
     yield from of_the_disk(error)
+    yield from of_a_fleet(error)
     yield from of_damage(error)
 
 
@@ -166,6 +167,22 @@ def of_the_disk(error):
     yield error(small.flush)
     disk.fault = None
     small.close()
+
+
+def of_a_fleet(error):
+    for number in range(3):
+        with ReplayBuffer(max_steps=100, path=f"runs/fleet/{number}", seed=0) as ring:
+            ring.write_episode({"obs": np.zeros(30)})
+    look = Disk._stat
+
+    def refused(disk, path):
+        if "fleet/1/" in path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return look(disk, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Disk, "_stat", refused)
+        yield error(ShardedReplayBuffer, "runs/fleet")
 
 
 def of_damage(error):

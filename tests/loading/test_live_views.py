@@ -9,8 +9,16 @@ import pytest
 from torch.utils.data import DataLoader
 
 from ringmap import Marks, ReplayBuffer, TransitionReplayBuffer
-from ringmap.data import ConcatDataset, Index, Sequences, ShardedReplayBuffer, Window
-from ringmap.errors import InputError, RoleError
+from ringmap.data import (
+    ConcatDataset,
+    GoalDataset,
+    Index,
+    MergeDataset,
+    Sequences,
+    ShardedReplayBuffer,
+    Window,
+)
+from ringmap.errors import InputError, RoleError, StaleCopyError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from tests.loading.conftest import end
 from tests.tiers import few
@@ -213,6 +221,38 @@ def test_ids_mean_the_same_in_a_worker_that_redrew(tmp_path, kind, join):
     assert found[1] == found[3] == last
     assert max(np.ravel(found)) // 1000 >= before or kind == "fleet"
     end(loader)
+    writer.close()
+
+
+JOINS = {
+    "view": lambda view: view,
+    "concat": lambda view: ConcatDataset([view]),
+    "merge": lambda view: MergeDataset([view]),
+    "goals": lambda view: GoalDataset(view, goal_keys={"step": "goal"}, seed=0),
+}
+
+
+@pytest.mark.parametrize("join", JOINS)
+@pytest.mark.parametrize("kind", few(["plain", "parts", "fleet"], 2))
+def test_a_persistent_worker_refuses_ids_of_a_view_that_moved(tmp_path, kind, join):
+    """Its copy is of the moment at which it began: the ids named other items there, in silence."""
+    writer = Writer(tmp_path, kind)
+    view = writer.data.view(live=True)
+    joined, ids = JOINS[join](view), [150, 151, 170]
+    want = [joined[one]["step"].tolist() for one in ids]
+    asked = {"sampler": ids, "num_workers": 1}
+    lasting = DataLoader(joined, 1, **asked, persistent_workers=True)
+    assert [batch["step"][0].tolist() for batch in lasting] == want
+    writer.go_on(2)
+    assert [batch["step"][0].tolist() for batch in lasting] == want  # it did not move
+    own = iter(DataLoader(joined, 1, **asked, prefetch_factor=1))
+    found = [next(own)]
+    assert view.refresh()
+    found += list(own)  # of workers that end with the pass, of whose moment the ids are
+    assert [batch["step"][0].tolist() for batch in found] == want
+    with pytest.raises(StaleCopyError, match="pass_sampler"):
+        list(lasting)
+    end(lasting)
     writer.close()
 
 

@@ -21,9 +21,11 @@ import numpy as np
 from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
+from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.options import positive, sendable
 from ringmap.buffers.passes import PassSampler
+from ringmap.buffers.pins import outlives_its_pass
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Crossing, Drawn
@@ -34,7 +36,7 @@ from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.datasets.batch import Layout, worker
 from ringmap.datasets.choose import choose
 from ringmap.datasets.split import Arcs
-from ringmap.errors import ClipIndexError, InputError
+from ringmap.errors import ClipIndexError, InputError, StaleCopyError
 from ringmap.storage.columns.nested import nested
 
 __all__ = ["EpisodeNumbers", "Live", "PinnedView"]
@@ -98,6 +100,8 @@ class PinnedView(Dataset):
         self._moves: Live | None = None
         self._moment: dict[str, Any] | None = None
         self._newer: PinnedView | None = None
+        self._moments: LoaderState | None = None
+        self._as_of = 0
         self._told_short = cut is not None  # the buffer said so when it made the cut
         self.fps, self.reward_at = buffer.fps, buffer.reward_at
 
@@ -264,6 +268,45 @@ class PinnedView(Dataset):
         """Whether the view moves: see `ReplayBuffer.view`."""
         return self._moves is not None
 
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, int32."""
+        self._check_moment()
+        return self._lengths
+
+    def _locate(self, ids: Array) -> tuple[Array, Array]:
+        self._check_moment()
+        return super()._locate(ids)
+
+    def _check_moment(self) -> None:
+        """Raise in a worker whose copy of a live view is of an earlier moment than that by which its owner counts now.
+
+        Raises:
+            StaleCopyError: it is. What is read by position (`pass_sampler`) is the same at all moments.
+        """
+        if self._is_behind:
+            raise StaleCopyError(
+                f"{type(self).__name__}: this worker has a copy of a live view from when it started, and the view moved since, so ids "
+                "and numbers of episodes mean others there; make the loader with sampler=view.pass_sampler(), whose items name "
+                "positions, or with persistent_workers=False"
+            )
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether this is a worker's copy of a live view, and ids may be of a later moment.
+
+        Those of the pass with which a worker began, and ends, are of its own, wherever the view moved meanwhile.
+        """
+        moments = self._moments
+        if moments is None or moments.is_mine or worker() is None:
+            return False
+        return moments.generation != self._as_of and outlives_its_pass()
+
+    def _go_live(self, moves: Live) -> None:
+        """Begin to move."""
+        self._moves, self._moments = moves, LoaderState(numbers=0)
+        self.move_to(self)
+
     def refresh(self) -> bool:
         """Move a live view to what is stored now; tell whether anything changed.
 
@@ -304,13 +347,13 @@ class PinnedView(Dataset):
             made = cls.at(buffer, at, caller)
         made = made.with_cut(cut)
         if live:
-            made._moves = Live(where, cut)
-            made.move_to(made)
+            made._go_live(Live(where, cut))
         made.tell_none()
         return made
 
     def redraw_here(self, count: int) -> Array:
-        """Do what `redraw` does; a worker's copy of a live view, which no pass moves, draws from what it selects now where half of it is gone.
+        """Do what `redraw` does; a worker's copy of a live view, which no pass moves, draws from what it selects now where the view moved,
+        or half of it is gone.
 
         Raises:
             NoClipsError: nothing is left to draw.
@@ -319,9 +362,10 @@ class PinnedView(Dataset):
             return self.redraw(count)
         # The ids of a worker stay those of the pass: it is another view that moves.
         view = self if self._newer is None else self._newer
-        if 2 * view.num_valid_ends() <= len(view):
-            newer = self.pinned()
+        if view._is_behind or 2 * view.num_valid_ends() <= len(view):
+            newer = self.of(self._buffer)
             newer._moves = self._moves
+            newer.num_steps, newer.frameskip = self.num_steps, self.frameskip
             newer.refresh()
             self._newer = newer
             return newer.redraw(count)
@@ -374,6 +418,10 @@ class PinnedView(Dataset):
         if made._cut is not None and made._cut.computed:
             numbers = EpisodeNumbers(made.starts, is_live=True)
             made._cut = replace(made._cut, episode_numbers=numbers)
+        made._moments = self._moments
+        if made._moments is not None and made._moments.is_mine:
+            made._moments.tell()  # first: a worker that is forked now refuses
+            made._as_of = made._moments.generation
         self.__dict__ = made.__dict__  # at once: another thread may draw
 
     def pass_sampler(
@@ -430,8 +478,7 @@ class PinnedView(Dataset):
         sides: tuple[Self, ...] = super().split(train, seed)  # type: ignore[assignment]
         if self._moves is not None:
             for side in sides:
-                side._moves = replace(self._moves, arcs=side._arcs)
-                side.move_to(side)
+                side._go_live(replace(self._moves, arcs=side._arcs))
         return sides
 
     # -- draws -------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ringmap.datasets.batch import worker
 from ringmap.errors import StaleCopyError
 from ringmap.storage.ring.integers import Position
 
-__all__ = ["Pins"]
+__all__ = ["Pins", "outlives_its_pass"]
 
 _NEWEST, _STANDS = 0, 1
 
@@ -117,12 +117,20 @@ class Pins:
 
 def _fetcher() -> Any:
     """Return the object that PyTorch's worker reads this batch with: it differs for each pass, and nothing else shows a pass."""
+    return _local_of("fetch", "self")
+
+
+def outlives_its_pass() -> bool:
+    """Whether this worker of a loader may read items of other passes than the one with which it began."""
+    found = _local_of("_worker_loop", "persistent_workers")
+    return found is None or bool(found)
+
+
+def _local_of(function: str, name: str) -> Any:
+    """Return a variable of a function of PyTorch's that calls us; None if there is none."""
     frame = sys._getframe(1)
-    for _ in range(12):
-        found = frame.f_locals.get("self") if frame.f_code.co_name == "fetch" else None
-        if found is not None:
-            return found
-        if frame.f_back is None:
-            break
+    while frame.f_back is not None:
         frame = frame.f_back
+        if frame.f_code.co_name == function and name in frame.f_locals:
+            return frame.f_locals[name]
     return None
