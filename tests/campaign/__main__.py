@@ -244,7 +244,7 @@ PARTS = {
             [*PYTEST, "-s", "-m", "campaign", "tests/sharded/test_torn.py", "tests/sharded/test_transitions_torn.py"],
             {"CLIPS": "50000"}, _races,
         ),
-        Command("kill, lock, live reader, reads of both kinds", [*PYTEST, "tests/filesystems/test_file_systems.py", "-k", "kill"]),
+        Command("kill, lock, live reader, reads of both kinds", [*PYTEST, "-m", "slow", "tests/filesystems/test_file_systems.py", "-k", "kill"]),
         _controls("a second look left out", "tests/concurrency/test_torn.py", "tests/sharded/test_torn.py", "tests/sharded/test_transitions_torn.py", "-k", "control"),
     ],
     "signals-threads-forks": [
