@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 
-from ringmap.data import ConcatDataset, Dataset, MergeDataset, ReplayBuffer, load_dataset
+from ringmap.data import (
+    ConcatDataset,
+    Dataset,
+    GoalDataset,
+    MergeDataset,
+    OfflineToOnlineReplayBuffer,
+    ReplayBuffer,
+    load_dataset,
+)
+from ringmap.datasets import joined
+from ringmap.datasets.image_axes import stored_layout
+from ringmap.errors import InputError
 from ringmap.formats.hdf5.writer import HDF5Writer
 from ringmap.testing.datasets import DatasetTests, make_episode, make_episodes
 from tests.formats.others import OtherOptions
@@ -145,8 +156,8 @@ def test_episodes_of_parts_are_written_as_they_were_stored(tmp_path):
     """Images keep their order through both kinds."""
     path = write(tmp_path / "1.h5", make_episodes((3, 2)))
     buf = ReplayBuffer(100)
-    for joined in (ConcatDataset([load_dataset(path)]), MergeDataset([load_dataset(path)])):
-        buf.extend_from(joined)
+    for both in (ConcatDataset([load_dataset(path)]), MergeDataset([load_dataset(path)])):
+        buf.extend_from(both)
     assert buf.lengths.tolist() == [3, 2, 3, 2]
     assert np.array_equal(buf.load_episode(3)["pixels"], make_episode(1, 2)["pixels"])
 
@@ -183,3 +194,138 @@ def test_concat_refuses_other_columns(tmp_path):
     for read in (lambda: both[0], lambda: both.column_names, lambda: both.get_col_data("x")):
         with pytest.raises(ValueError, match="dataset 1 has no column 'y'"):
             read()
+
+
+# -- pictures of a file, and of a live buffer ------------------------------------------------------
+
+
+def frames(number, **more):
+    """A square picture with as many channels as sides: its shape says nothing of its axes."""
+    rng = np.random.default_rng(number)
+    return {
+        "pixels": rng.integers(0, 256, (5, 4, 4, 4), np.uint8),
+        "depth": rng.integers(0, 1 << 16, (5, 6, 3, 1), np.uint16),
+        "x": np.arange(5) + 10 * number,
+        **more,
+    }
+
+
+def first(rows):
+    return np.moveaxis(rows, -1, -3)
+
+
+def square(tmp_path, layouts):
+    """Parts of one episode each: a file in a layout, a live buffer, a dataset of another library's kind."""
+    parts = []
+    for number, layout in enumerate(layouts):
+        rows = frames(number)
+        if layout in ("CHW", "HWC"):
+            path = write(tmp_path / f"{number}.h5", [rows])
+            parts.append(load_dataset(path, num_steps=2, layout=layout, output="numpy"))
+        elif layout == "live":
+            parts.append(ReplayBuffer(9, history_len=2))
+            parts[-1].write_episode(rows)
+        else:
+            parts.append(Plain(rows))
+    return parts
+
+
+class Plain(Dataset):
+    """It says nothing of its columns."""
+
+    column_names = ["pixels", "depth", "x"]  # noqa: RUF012
+
+    def __init__(self, rows):
+        super().__init__([5], [0], num_steps=2)
+        self.rows = rows
+
+    def _load_slice(self, ep, start, end):
+        return {name: values[start:end] for name, values in self.rows.items()}
+
+
+LAYOUTS = [("CHW", "live"), ("live", "CHW"), ("HWC", "CHW", "plain"), ("plain", "live", "CHW"), ("HWC", "live", "plain")]  # fmt: skip
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=" ".join)
+def test_parts_agree_on_the_axes_of_pictures(tmp_path, layouts):
+    """All come channels first if one part's do, however they are read, and are stored as they were."""
+    both = ConcatDataset(square(tmp_path, layouts))
+    wanted = [frames(number) for number in range(len(layouts))]
+    turn = first if "CHW" in layouts else np.asarray
+    kinds = {"joined": both, "nested": ConcatDataset([both]), "side by side": MergeDataset([both])}
+    kinds["goals"] = GoalDataset(both, (0, 0, 0, 1), goal_keys={"pixels": "goal"})
+    for kind, dataset in kinds.items():
+        print(kind)
+        for number, rows in enumerate(wanted):
+            clip = dataset[4 * number + 2]
+            step = dataset._load_steps(np.array([number]), np.array([3]), ["pixels"])[0]
+            view = dataset.view(columns=["pixels", "depth"])[4 * number + 2]
+            chunk = dataset.load_chunk([number], [0], [5])[0]
+            for name in ("pixels", "depth"):
+                assert np.array_equal(clip[name], turn(rows[name])[2:4])
+                assert np.array_equal(view[name], turn(rows[name])[2:4])
+                assert np.array_equal(chunk[name], turn(rows[name]))
+                assert np.array_equal(dataset.load_episode(number)[name], turn(rows[name]))
+                assert np.array_equal(stored_layout(dataset.load_episode(number))[name], rows[name])
+                assert np.array_equal(dataset.get_row_data(5 * number + 1)[name], rows[name][1])
+            assert np.array_equal(step["pixels"], turn(rows["pixels"])[3:4])
+        again = ReplayBuffer(99)
+        again.extend_from(dataset)
+        for number, rows in enumerate(wanted):
+            assert np.array_equal(again.load_episode(number)["pixels"], rows["pixels"])
+    assert np.array_equal(kinds["goals"][6]["goal"][0], turn(wanted[1]["pixels"])[3])
+
+
+def test_columns_side_by_side_agree(tmp_path):
+    """A file's pictures come channels first, so those of a buffer beside it do."""
+    rows = frames(0)
+    file = load_dataset(write(tmp_path / "a.h5", [{"pixels": rows["pixels"]}]))
+    live = ReplayBuffer(9)
+    live.write_episode({"depth": rows["depth"], "x": rows["x"]})
+    for parts in ([file, live], [live, file]):
+        both = MergeDataset(parts)
+        assert np.array_equal(both[3]["pixels"], first(rows["pixels"])[3:4])
+        assert np.array_equal(both[3]["depth"], first(rows["depth"])[3:4])
+        assert np.array_equal(both.view(columns=["depth"])[3]["depth"], first(rows["depth"])[3:4])
+        assert stored_layout(both.load_episode(0))["depth"].shape == rows["depth"].shape
+
+
+def test_a_transform_that_turns_is_left_alone(tmp_path):
+    """A buffer whose own transform puts channels first agrees with a file as it is; one that only scales is turned."""
+    file, live = square(tmp_path, ("CHW", "live"))
+    rows = frames(1)
+    turned = ReplayBuffer(
+        9, history_len=2, transform=lambda d: {**d, "depth": first(d["depth"]) / 2}
+    )
+    scaled = ReplayBuffer(9, history_len=2, transform=lambda d: {**d, "depth": d["depth"] / 2})
+    for buffer in (turned, scaled):
+        buffer.write_episode(rows)
+        assert np.array_equal(
+            ConcatDataset([file, buffer])[5]["depth"], first(rows["depth"])[1:3] / 2
+        )
+
+
+def test_a_mix_of_two_layouts_is_refused(tmp_path):
+    """Square pictures of as many channels look alike in both."""
+    rows = frames(0)
+    live = ReplayBuffer(99, history_len=2)
+    live.write_episode(rows)
+    for layout in ("CHW", "HWC"):
+        (tmp_path / layout).mkdir()
+        file = square(tmp_path / layout, (layout,))[0]
+        mix = OfflineToOnlineReplayBuffer(file, online_storage=live, batch_size=8)
+        if layout == "HWC":
+            assert mix.sample()["pixels"].shape == (8, 2, 4, 4, 4)
+            continue
+        with pytest.raises(
+            InputError, match=r"'pixels' comes with its channels first.*layout='HWC'"
+        ):
+            mix.sample()
+
+
+def test_control_parts_are_not_asked(tmp_path, monkeypatch):
+    """Where nobody asks the parts, a batch has pictures of both kinds, of one shape."""
+    monkeypatch.setattr(joined, "axes_of", lambda part: {})
+    both = ConcatDataset(square(tmp_path, ("CHW", "live")))
+    assert np.array_equal(both[1]["pixels"], first(frames(0)["pixels"])[1:3])
+    assert np.array_equal(both[5]["pixels"], frames(1)["pixels"][1:3])

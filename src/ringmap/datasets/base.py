@@ -34,7 +34,7 @@ from ringmap.clips.wanted import Wanted, check_anchors, tell_no_lanes, warn_unre
 from ringmap.clips.window import WindowSpec, positive_length
 from ringmap.datasets.batch import worker
 from ringmap.datasets.choose import choose
-from ringmap.datasets.image_axes import as_nested, stored_layout
+from ringmap.datasets.image_axes import PictureAxes, as_nested, is_image, stored_layout
 from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns, stacked
 from ringmap.datasets.split import Arcs, shares_of, split_seed
 from ringmap.datasets.windows import DatasetRows, Runs, fold, gather, rows_by_slices
@@ -521,6 +521,13 @@ class Dataset(LoaderDataset):
         """Return the beginning of a message about a call: which dataset, and which method."""
         return f"{type(self).__name__}.{method}"
 
+    def picture_axes(self) -> PictureAxes:
+        """Return the columns of pictures, as far as they are known without reading, and how their axes are handed out."""
+        schema = getattr(self, "schema", None)
+        if not isinstance(schema, Schema):
+            return {}
+        return {spec.name: (spec, False) for spec in schema.columns if is_image(spec)}
+
     def _schema(self, where: str) -> Schema:
         """Return the columns, as they are stored.
 
@@ -901,6 +908,11 @@ class Dataset(LoaderDataset):
         )
 
 
+def axes_of(dataset: Any) -> PictureAxes:
+    """Return the columns of pictures of a part of a dataset, and how it hands out their axes; one of another library says nothing."""
+    return dataset.picture_axes() if isinstance(dataset, Dataset) else {}
+
+
 def _loader_asks() -> bool:
     """Tell whether the caller outside of this package is a sampler of PyTorch, which is given no other way to say that it asks."""
     frame: FrameType | None = sys._getframe(1)
@@ -955,6 +967,10 @@ class SelectedDataset(Dataset):
         self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
     ) -> dict[str, Array]:
         return self._steps_of(self.dataset, names, self._episodes[episodes], steps, run)
+
+    def picture_axes(self) -> PictureAxes:
+        """Return those of the whole dataset."""
+        return axes_of(self.dataset)
 
     def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
         return self.dataset._shown(columns) if isinstance(self.dataset, Dataset) else columns

@@ -26,6 +26,7 @@ from ringmap.datasets.base import (
     SelectedDataset,
     Where,
     arcs_of,
+    axes_of,
     check_dataset,
     clip_ids,
     cut_of_dataset,
@@ -33,7 +34,7 @@ from ringmap.datasets.base import (
 )
 from ringmap.datasets.batch import worker
 from ringmap.datasets.evictions import read_stored
-from ringmap.datasets.image_axes import as_nested
+from ringmap.datasets.image_axes import PictureAxes, as_nested
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, UnknownColumnError
@@ -170,6 +171,12 @@ class GoalDataset(Forkable, Dataset):
     def episode_column_names(self) -> list[str]:
         """Names of the values that are constant within an episode."""
         return list(self.dataset.episode_column_names)
+
+    def picture_axes(self) -> PictureAxes:
+        """Return those of the wrapped dataset, and of the goals, which are as their columns."""
+        found = axes_of(self.dataset)
+        goals = self.goal_keys.items() if found else ()
+        return {**found, **{goal: found[name] for name, goal in goals if name in found}}
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         steps: dict[str, Any] = self.dataset._load_slice(ep, start, end)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EpisodeDict",
+    "PictureAxes",
     "as_nested",
+    "channels_are_last",
     "is_image",
     "stored_layout",
     "to_channels_first",
@@ -27,6 +29,9 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=Mapping[str, Any])
+
+PictureAxes = dict[str, tuple["ColumnSpec", bool]]
+"""Column of pictures -> how it is stored, and whether it is handed out with its channels first."""
 
 
 class EpisodeDict(dict[str, Any]):
@@ -105,6 +110,14 @@ def is_image(spec: ColumnSpec) -> bool:
     return (
         spec.dtype in ("uint8", "uint16") and len(spec.shape) == 3 and spec.shape[-1] in (1, 3, 4)
     )
+
+
+def channels_are_last(value: Any, spec: ColumnSpec) -> bool:
+    """Return whether pictures (..., H, W, C) of a column, maybe transformed, still have their channels last."""
+    shape, channels = tuple(getattr(value, "shape", ())), spec.shape[-1]
+    if len(shape) < 3 or shape[-1] != channels:
+        return False
+    return shape[-3] != channels or str(value.dtype).endswith(str(spec.dtype))
 
 
 def to_channels_first(value: Any) -> Any:

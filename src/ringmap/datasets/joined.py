@@ -3,7 +3,8 @@
     MergeDataset   clip 7 = {**a[7], **b[7]}          the same episodes, more columns
     ConcatDataset  clips of a | clips of b            the same columns, more episodes
 
-Invariants: only the parts are held, and nothing is copied; each part is read once per batch. A part
+Invariants: only the parts are held, and nothing is copied; each part is read once per batch; all pictures have their
+channels first, or none. A part
 that grows (a buffer) is followed: ids, episodes and rows are those of the parts at the call.
 Not here: goals (goal.py), datasets merged into a new file (formats/catalog/).
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from ringmap.datasets.base import (
     Dataset,
     SelectedDataset,
     arcs_of,
+    axes_of,
     check_dataset,
     clip_ids,
     cut_of_dataset,
@@ -33,7 +35,13 @@ from ringmap.datasets.base import (
     stored_steps,
 )
 from ringmap.datasets.evictions import read_stored
-from ringmap.datasets.image_axes import EpisodeDict, as_nested
+from ringmap.datasets.image_axes import (
+    EpisodeDict,
+    PictureAxes,
+    as_nested,
+    channels_are_last,
+    to_channels_first,
+)
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError
@@ -135,12 +143,38 @@ class _Joined(Dataset):
         """Return the parts, and the names of the columns that come from each."""
         return [(part, part.column_names) for part in self.datasets]
 
+    def picture_axes(self) -> PictureAxes:
+        """Return the columns of pictures of all parts: all come channels first if one part hands out one of its own so."""
+        found: PictureAxes = {}
+        for part in self.datasets:
+            found = {**axes_of(part), **found}
+        turned = any(first for part in self.datasets for _, first in axes_of(part).values())
+        return {name: (spec, turned) for name, (spec, _) in found.items()}
+
+    def _aligner(self) -> Callable[[Any, Any], Any]:
+        """Return what gives the columns that a part hands out the axes on which all parts agree; an episode is marked."""
+        turned = {name: spec for name, (spec, first) in self.picture_axes().items() if first}
+        known = {id(part): axes_of(part) for part in self.datasets} if turned else {}
+
+        def aligned(part: Any, columns: Any) -> Any:
+            left = {}
+            for name, stored in turned.items():
+                spec, first = known[id(part)].get(name, (stored, False))
+                if name in columns and not first and channels_are_last(columns[name], spec):
+                    left[name] = to_channels_first(columns[name])
+            if not left:
+                return columns
+            marked: frozenset[str] = getattr(columns, "channels_first", frozenset())
+            return EpisodeDict({**columns, **left}, marked.union(left))
+
+        return aligned
+
     def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
         # Each as the first part that has it shows it, one that none has as part 0 does.
-        shown, left = dict(columns), dict(columns)
+        shown, left, aligned = dict(columns), dict(columns), self._aligner()
         for part, names in (*self._homes(), (self.datasets[0], list(columns))):
             mine = {name: left.pop(name) for name in names if name in left}
-            shown.update(part._shown(mine) if isinstance(part, Dataset) else mine)
+            shown.update(aligned(part, part._shown(mine) if isinstance(part, Dataset) else mine))
         return shown
 
     def _rows_are_fixed(self) -> bool:
@@ -281,7 +315,10 @@ class MergeDataset(_Joined):
             self._held(part, keys, clips[0]) if clips else keys
             for part, keys, clips in zip(self.datasets, self.keys_from_dataset, parts, strict=True)
         ]
-        return [as_clip(dict(self._join(clips, keys))) for clips in zip(*parts, strict=True)]
+        aligned = self._aligner()
+        return [
+            as_clip(dict(self._join(clips, aligned, keys))) for clips in zip(*parts, strict=True)
+        ]
 
     def _held(self, part: Any, keys: list[str], item: Any) -> list[str]:
         """Return the columns to take from the items of a part: with those that its window adds, if it has one."""
@@ -294,21 +331,28 @@ class MergeDataset(_Joined):
         return [name for name in item if name not in left_out]
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
-        return self._join([part._load_slice(ep, start, end) for part in self.datasets])
+        parts = [part._load_slice(ep, start, end) for part in self.datasets]
+        return self._join(parts, self._aligner())
 
     def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
         parts = [
             part._load_steps(episodes, steps, [n for n in names if n in keys])
             for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True)
         ]
-        return [self._join(found) for found in zip(*parts, strict=True)]
+        aligned = self._aligner()
+        return [self._join(found, aligned) for found in zip(*parts, strict=True)]
 
     def _join(
-        self, parts: Sequence[Any], taken: Sequence[list[str]] | None = None
+        self,
+        parts: Sequence[Any],
+        aligned: Callable[[Any, Any], Any],
+        taken: Sequence[list[str]] | None = None,
     ) -> dict[str, Any]:
         values: dict[str, Any] = {}
         turned: set[str] = set()
-        for part, keys in zip(parts, taken or self.keys_from_dataset, strict=True):
+        homes = zip(self.datasets, parts, taken or self.keys_from_dataset, strict=True)
+        for dataset, given, keys in homes:
+            part = aligned(dataset, given)
             marked: frozenset[str] = getattr(part, "channels_first", frozenset())
             for name in keys:
                 if name in part and name not in values:
@@ -327,7 +371,8 @@ class MergeDataset(_Joined):
 
     def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
         """Return steps by row, all columns."""
-        return self._join([part.get_row_data(row_idx) for part in self.datasets])
+        parts = [part.get_row_data(row_idx) for part in self.datasets]
+        return self._join(parts, lambda _, stored: stored)
 
     def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
         """Join columns of one part into a new column there.
@@ -516,15 +561,17 @@ class ConcatDataset(_Joined):
         sizes = [len(part) for part in self.datasets]
         ids = _in_range(indices, sum(sizes), "ConcatDataset")
         clips: list[Any] = [None] * len(ids)
+        aligned = self._aligner()
         for part, where, local in self._grouped(ids, sizes):
             for at, clip in zip(where.tolist(), _clips_of(part, local.tolist()), strict=True):
-                clips[at] = clip
+                made = aligned(part, clip)
+                clips[at] = clip if made is clip else as_clip(dict(made))
         return clips
 
     def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
         """Return one whole episode; as `Dataset.load_episode`."""
         part, ep = self._part_of(self._episode_number(episode_idx))
-        episode: dict[str, Any] = part.load_episode(ep)
+        episode: dict[str, Any] = self._aligner()(part, part.load_episode(ep))
         return as_nested(episode, "ConcatDataset.load_episode") if nest else episode
 
     def load_chunk(
@@ -536,26 +583,27 @@ class ConcatDataset(_Joined):
         if not len(episodes) == len(starts) == len(ends):
             return super().load_chunk(episodes, starts, ends)  # it says what is wrong
         chunks: list[Any] = [None] * len(episodes)
+        aligned = self._aligner()
         sizes = [len(part.lengths) for part in self.datasets]
         for part, where, local in self._grouped(episodes, sizes):
             found = part.load_chunk(local, starts[where], ends[where])
             for at, chunk in zip(where.tolist(), found, strict=True):
-                chunks[at] = chunk
+                chunks[at] = aligned(part, chunk)
         return chunks
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         part, local = self._part_of(self._episode_number(ep))
-        steps: dict[str, Any] = part._load_slice(local, start, end)
+        steps: dict[str, Any] = self._aligner()(part, part._load_slice(local, start, end))
         return steps
 
     def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
         found: list[Any] = [None] * len(episodes)
-        sizes = [len(part.lengths) for part in self.datasets]
+        sizes, aligned = [len(part.lengths) for part in self.datasets], self._aligner()
         for part, where, local in self._grouped(np.asarray(episodes), sizes):
             for at, step in zip(
                 where.tolist(), part._load_steps(local, steps[where], names), strict=True
             ):
-                found[at] = step
+                found[at] = aligned(part, step)
         return found
 
     def get_col_data(self, col: str) -> Array:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
-from ringmap.datasets.image_axes import EpisodeDict, is_image, to_channels_first
+from ringmap.datasets.image_axes import EpisodeDict, PictureAxes, is_image, to_channels_first
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.selected import ColumnSource, SelectedSource
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError, UnsupportedError
@@ -128,6 +128,10 @@ class StoredDataset(Dataset):
     def schema(self) -> Schema:
         """Columns in order: names, per-step shapes (as stored), dtypes."""
         return Schema(tuple(self._specs.values()))
+
+    def picture_axes(self) -> PictureAxes:
+        """Return the columns of pictures; in layout "CHW" all come channels first."""
+        return {n: (s, n in self._turned) for n, s in self._specs.items() if is_image(s)}
 
     def marked_ring(self) -> tuple[Handle, Array] | None:
         """Return the ring that the episodes are in, and their positions; None of a format without marks of its own."""

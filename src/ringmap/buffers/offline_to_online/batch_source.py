@@ -28,6 +28,7 @@ from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.clips.samplers.base import BaseSampler, as_sampler
 from ringmap.datasets.base import Dataset
+from ringmap.datasets.image_axes import PictureAxes
 from ringmap.errors import InputError, NoClipsError
 from ringmap.storage.columns.nested import flat, is_tensordict
 
@@ -50,6 +51,11 @@ class BatchSource(Protocol):
     """Whether the data that it holds were added as TensorDicts."""
     clip: tuple[int, int] | None
     """Observations in a clip, and their stride; (1, 1) for rows; None if unknown, and of the items of a window."""
+
+    @property
+    def axes(self) -> PictureAxes:
+        """The columns of pictures, and whether a draw has their channels first."""
+        ...
 
     @property
     def has_priorities(self) -> bool:
@@ -86,6 +92,10 @@ class _Base:
     clip: tuple[int, int] | None = None
 
     @property
+    def axes(self) -> PictureAxes:
+        return {}
+
+    @property
     def has_priorities(self) -> bool:
         return False
 
@@ -112,6 +122,10 @@ class DatasetHalf(_Base):
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
         self.clip = _clip_of(dataset)
+
+    @property
+    def axes(self) -> PictureAxes:
+        return {} if self.dataset.items_are_rows else self.dataset.picture_axes()
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -272,7 +272,9 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                 )
             if count:
                 parts.append(half.draw(count, self._draws.rng))
-        batch: dict[str, Any] = parts[0] if len(parts) == 1 else joined(parts[0], parts[1], where)
+        batch: dict[str, Any] = (
+            parts[0] if len(parts) == 1 else joined(parts[0], parts[1], self._offline.axes, where)
+        )
         if mixed:
             self._share.drew(offline, size)
         notes: dict[str, Any] = {}

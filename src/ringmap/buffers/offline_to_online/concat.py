@@ -10,14 +10,28 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.datasets.image_axes import PictureAxes, channels_are_last
 from ringmap.errors import InputError, UnknownColumnError
 from ringmap.storage.columns.aligned import empty
 
 __all__ = ["joined"]
 
 
-def joined(offline: dict[str, Any], online: dict[str, Any], where: str) -> dict[str, Any]:
-    """Join two batches, in the column order of the first."""
+def joined(
+    offline: dict[str, Any], online: dict[str, Any], axes: PictureAxes, where: str
+) -> dict[str, Any]:
+    """Join two batches, in the column order of the first.
+
+    Args:
+        offline: rows or clips.
+        online: the same columns, of the same shapes and axes.
+        axes: of the pictures that are offline.
+        where: for messages.
+
+    Raises:
+        UnknownColumnError: they have other columns.
+        InputError: a column has another shape, or its channels elsewhere.
+    """
     if offline.keys() != online.keys():
         raise UnknownColumnError(
             f"{where}: the halves have different columns: only offline {sorted(offline.keys() - online.keys())}, "
@@ -26,6 +40,11 @@ def joined(offline: dict[str, Any], online: dict[str, Any], where: str) -> dict[
     batch: dict[str, Any] = {}
     for name, first in offline.items():
         second = online[name]
+        spec, turned = axes.get(name, (None, False))
+        if turned and spec is not None and channels_are_last(second, spec):
+            raise InputError(
+                f"{where}: column {name!r} comes with its channels first offline and last online; load with layout='HWC'"
+            )
         if tuple(first.shape[1:]) != tuple(second.shape[1:]):
             raise InputError(
                 f"{where}: column {name!r} has shape {tuple(first.shape[1:])} offline and "
