@@ -255,7 +255,7 @@ def test_what_was_appended_can_be_changed_afterwards(buffer):
 def test_every_dtype_and_shape(buffer):
     dtypes = ["?", "i1", "u8", "f2", "c16", "U7", "S3", "M8[us]", ">f4"]
     made = {f"{d}{s}": np.ones((4, *s), "i1").astype(d) for d in dtypes for s in ((), (0,), (2, 3))}
-    buf = buffer(max_steps=20, schema=made)  # a scalar of U7 forgets its width
+    buf = buffer(max_steps=20, schema=made)
     with buf.begin_episode() as recording:
         for t in range(4):
             recording.append({name: values[t] for name, values in made.items()})

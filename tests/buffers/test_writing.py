@@ -229,13 +229,17 @@ def test_unsafe_casting_is_the_original_s_rule(buffer):
             "pixel": np.zeros(2, np.uint8),
             "n": np.zeros(2, np.int64),
             "f": np.zeros(2, "f4"),
-            "s": ["ab"] * 2,
+            "s": [b"ab"] * 2,
         }
     )
-    buf.write_episode({"pixel": [300.7, 1], "n": [2.9, 1], "f": [1e300, 1], "s": ["abcd", "x"]})
+    buf.write_episode({"pixel": [300.7, 1], "n": [2.9, 1], "f": [1e300, 1], "s": [12, 3]})
     assert {name: v.tolist() for name, v in buf.load_episode(1).items()} == {
-        "pixel": [44, 1], "n": [2, 1], "f": [np.inf, 1], "s": ["ab", "x"],
+        "pixel": [44, 1], "n": [2, 1], "f": [np.inf, 1], "s": [b"12", b"3"],
     }  # fmt: skip
+    with pytest.raises(
+        InputError, match="'s': step 0 .*; shorten it, or name a greater width"
+    ):  # never cut
+        buf.write_episode({"pixel": [1], "n": [1], "f": [1], "s": [b"abcd"]})
 
 
 # -- what is welcome ---------------------------------------------------------------------------

@@ -68,20 +68,23 @@ def dropped(path, base=0, pause=lambda: None):
 KINDS = {**SOUND, "prioritized": prioritized, "dropped": dropped}
 
 
-BLOB_HEAD = struct.Struct("<IIIIQ")
+BLOB_HEAD = struct.Struct("<IIIIIQ")
 
 
 def parts_of(blob, segment):
-    """Return the sums, the small state and the data of a blob in this segment."""
-    count, nbytes, at, size, _ = BLOB_HEAD.unpack_from(blob)
+    """Return the sums, the small state, the data and the words of a blob in this segment."""
+    count, words, nbytes, at, size, _ = BLOB_HEAD.unpack_from(blob)
     stop = BLOB_HEAD.size + 8 * count
-    return blob[BLOB_HEAD.size : stop], segment[at : at + size], blob[len(blob) - nbytes :]
+    sums, words = blob[BLOB_HEAD.size : stop], blob[stop : stop + words]
+    return sums, segment[at : at + size], blob[len(blob) - nbytes :], words
 
 
-def packed(at, sums, carried, data):
+def packed(at, sums, carried, data, words):
     """Return a blob that begins at byte `at` of its segment, and has the small state itself."""
-    place = at + BLOB_HEAD.size + len(sums), len(carried), xxhash.xxh3_64_intdigest(carried)
-    return BLOB_HEAD.pack(len(sums) // 8, len(data), *place) + sums + carried + data
+    begin = at + BLOB_HEAD.size + len(sums) + len(words)
+    place = begin, len(carried), xxhash.xxh3_64_intdigest(carried)
+    head = BLOB_HEAD.pack(len(sums) // 8, len(words), len(data), *place)
+    return head + sums + words + carried + data
 
 
 # -- forging ---------------------------------------------------------------------------------------
@@ -292,19 +295,23 @@ class Forger:
 
     def forged(self, blob, segment):
         """Return what of a blob is forged, how, and the new one, which goes behind the segment. It has the small state itself."""
-        head, (sums, carried, data) = BLOB_HEAD.unpack_from(blob), parts_of(blob, segment)
-        what = self.pick(["head", "cut", "sums", "carried", "carried", "data", "data"])
+        head, (sums, carried, data, words) = BLOB_HEAD.unpack_from(blob), parts_of(blob, segment)
+        what = self.pick(["head", "cut", "sums", "words", "carried", "carried", "data", "data"])
         if what == "head":
             parts = list(head)
             which = int(self.rng.integers(len(parts)))
             parts[which] = number_near(self.rng, parts[which], self.slots) % (1 << 32)
             return "blob head", repr(parts), BLOB_HEAD.pack(*parts) + blob[BLOB_HEAD.size :]
         if what == "cut":
-            size = int(self.pick([0, 1, 23, 24, 25, len(blob) - 1, len(blob) // 2]))
+            size = int(self.pick([0, 1, 27, 28, 29, len(blob) - 1, len(blob) // 2]))
             return "blob cut to", str(size), blob[:size]
         if what == "sums":
             sums = self.pick([sums[8:], sums + bytes(8), bytes(8) + sums[8:], b"", sums[::-1]])
             value = f"{len(sums) // 8} sums"
+        elif what == "words":
+            few = struct.pack("<II", 1, 1) + b"a"
+            words = self.pick([b"", words[:-1], words + b"x", few, struct.pack("<I", 1 << 31) + words, b"\xff" * len(words)])  # fmt: skip
+            value = repr(words[:30])
         elif what == "carried":
             known = [b"", b"[", b"[]", b"null", b"1", b"{}", b'"x"', b"[" * 100_000, b"\xff\xfe", b'{"a": NaN}',
                      b'{"finished": 3}', b'{"finished": [1, null]}', b'{"finished": {}}', b'{"notes": [1]}', b'{"notes": null}',
@@ -331,7 +338,7 @@ class Forger:
             text = json.dumps(heads).encode()
             data = len(text).to_bytes(4, "little") + text + data[4 + size :]
             value = f"{'/'.join(map(str, path))} = {value}"
-        return f"blob {what}", value, packed(len(segment), sums, carried, data)
+        return f"blob {what}", value, packed(len(segment), sums, carried, data, words)
 
     def swap_blobs(self, seq):
         """Let a record name the blob of another one."""

@@ -500,7 +500,7 @@ def a_frame(v):
         (3, "frame 0"),
         (20, "frame 0"),
         (-1, "frame of step 3 is damaged"),
-        (-200, "frame of step 1 is damaged"),
+        (-140, "frame of step 1 is damaged"),
     ],
 )
 def test_damaged_stream_is_found(place, at, what):
@@ -512,6 +512,27 @@ def test_damaged_stream_is_found(place, at, what):
     (finding,) = ringmap.check(v.folder)
     assert finding.file == name
     assert what in finding.what
+
+
+@pytest.mark.parametrize("lost", [0, 30, None])
+def test_damaged_words_of_a_stream_are_found(place, lost):
+    v = Vandal(place / "a", "killed")
+    path, name = a_frame(v)
+    words = path.with_name("words.bin")
+    assert words.stat().st_size > 50
+    if lost is None:
+        words.unlink()
+    else:
+        v.flip(str(words.relative_to(v.folder)), lost)
+    (finding,) = ringmap.check(v.folder)
+    assert finding.file == name
+    whole = 0 if lost is None else lost // 20
+    assert (
+        f"the words of step {whole}, in words.bin, are damaged or missing; the {whole} steps"
+        in finding.what
+    )
+    ringmap.repair(v.folder, dry_run=False)
+    assert ringmap.check(v.folder) == []
 
 
 def test_size_of_a_step_is_checked(place):

@@ -113,8 +113,8 @@ def give_blob(forger, seq, change):
     """Give a record another blob, made of the parts of its own."""
 
     def forged(blob, segment):
-        pack = partial(packed, len(segment))
-        return "", "", change(pack, *parts_of(blob, segment))
+        *parts, words = parts_of(blob, segment)
+        return "", "", change(partial(packed, len(segment), words=words), *parts)
 
     forger.forged = forged
     forger.forge_blob(seq)
@@ -129,6 +129,12 @@ BAD_BLOBS = {
     "a cut head": lambda packed, sums, carried, data: b"1234567",
     "data that do not decode": lambda packed, sums, carried, data: packed(
         sums, carried, b"\xff" * 9
+    ),
+    "words that make no sense": lambda packed, sums, carried, data: packed(
+        sums, carried, data, words=b"\1"
+    ),
+    "codes beyond the words": lambda packed, sums, carried, data: packed(
+        sums, carried, data, words=b""
     ),
     "a name that is none": lambda packed, sums, carried, data: packed(
         sums, carried, len(NO_NAME).to_bytes(4, "little") + NO_NAME
@@ -324,6 +330,13 @@ def test_control_data_that_check_does_not_decode(bench, forger, monkeypatch):
     monkeypatch.setattr(survey, "decode_data", lambda data: {})
     number = forger.numbers()[2]
     give_blob(forger, number, BAD_BLOBS["data that do not decode"])
+    assert any(what.startswith("sound, but open r:") for what in judged(bench, number)["wrong"])
+
+
+def test_control_codes_that_check_does_not_look_up(bench, forger, monkeypatch):
+    monkeypatch.setattr(survey.Scan, "_strange_codes", lambda *_: [])
+    number = forger.numbers()[2]
+    give_blob(forger, number, BAD_BLOBS["codes beyond the words"])
     assert any(what.startswith("sound, but open r:") for what in judged(bench, number)["wrong"])
 
 

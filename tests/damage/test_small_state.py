@@ -39,12 +39,12 @@ def segment_and_place(path):
     record = max(np.load(f"{path}/episodes.npy"), key=lambda record: record["seq"])
     segment = path / f"data/{record['blob_segment']:012d}.bin"
     blob = segment.read_bytes()[record["blob_offset"] :][: record["blob_size"]]
-    return segment, struct.unpack_from("<II", blob, 8)
+    return segment, struct.unpack_from("<II", blob, 12)
 
 
 def without_sense(blob, segment):
-    sums, _, data = parts_of(blob, segment)
-    return packed(len(segment), sums, b"[", data)
+    sums, _, data, words = parts_of(blob, segment)
+    return packed(len(segment), sums, b"[", data, words)
 
 
 @pytest.mark.parametrize("what", ["damaged", "is no JSON"])

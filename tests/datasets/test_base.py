@@ -194,7 +194,7 @@ def test_tensors(path):
         "action": torch.float32,
         "reward": torch.float64,
         "where": torch.int64,
-        "task": "<U12",
+        "task": "<U6",  # as wide as the longest that is read
         "stamp": "<M8[s]",
         "depth": torch.float32,
     }

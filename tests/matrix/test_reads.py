@@ -24,7 +24,7 @@ from tests.tiers import few
 
 SCHEMA = {
     "where": ((2,), "i8"), "reward": ((), "f8"), "action": ((2,), "f4"), "goal": ((2,), "i8"),
-    "latent": ((3,), "f4"), "terminated": ((), "?"),
+    "latent": ((3,), "f4"), "terminated": ((), "?"), "task": ((), str),
 }  # fmt: skip
 CHANGING = {name: ringmap.Column(*SCHEMA[name], mutable=True) for name in ("reward", "latent")}
 STORAGE = {
@@ -59,6 +59,7 @@ class Script:
             "where": np.stack([np.full(len(steps), number), steps], 1), "reward": reward, "action": action,
             "goal": np.stack([steps, -steps], 1), "latent": self.rng.random((len(steps), 3)).astype("f4"),
             "terminated": (steps == stop - 1) & terminated,
+            "task": np.array([f"{number} {'and on ' * (number % 5)}{step // 2}" for step in steps]),
         }  # fmt: skip
 
     def write(self, *lengths):

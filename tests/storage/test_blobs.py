@@ -31,11 +31,11 @@ from ringmap.storage.records.blobs import (
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
 
-@given(sums=st.lists(U64, max_size=9), at=U32, check=U64, state=st.binary(), has_it=st.booleans(), data=st.binary())  # fmt: skip
-def test_a_blob_gives_its_parts_back(sums, at, check, state, has_it, data):
+@given(sums=st.lists(U64, max_size=9), at=U32, check=U64, state=st.binary(), has_it=st.booleans(), data=st.binary(), words=st.binary())  # fmt: skip
+def test_a_blob_gives_its_parts_back(sums, at, check, state, has_it, data, words):
     place = at, len(state), check
-    blob = encode_blob(sums, place, data, state if has_it else b"")
-    assert decode_blob(blob) == (sums, place, data)
+    blob = encode_blob(sums, place, data, state if has_it else b"", words)
+    assert decode_blob(blob) == (sums, place, data, words)
 
 
 def test_a_blob_whose_parts_do_not_add_up():

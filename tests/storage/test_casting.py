@@ -331,8 +331,16 @@ def unsafe_is_what_numpy_does(source, target):
     assert cast(values, np.dtype(target), "unsafe", "x").tobytes() == expected.tobytes()
 
 
-def test_unsafe_cuts_strings_and_writes_numbers_out():
-    assert cast(np.array(["abcdef"]), np.dtype("U3"), "unsafe", "x").tolist() == ["abc"]
+def test_unsafe_never_cuts_strings_and_writes_numbers_out():
+    for value, kind in (
+        ("abcdef", "U3"),
+        (b"abcdef", "S3"),
+        ("abcdef", "S3"),
+        (b"abcdef", "U3"),
+        (123456, "U3"),
+    ):
+        with pytest.raises(InputError, match="does not fit.*; shorten it, or name a greater width"):
+            cast(np.array([value]), np.dtype(kind), "unsafe", "x")
     assert cast(np.array([12]), np.dtype("U3"), "unsafe", "x").tolist() == ["12"]
     with pytest.raises(InputError, match="can't be converted"):
         cast(np.array(["x"]), np.dtype("i4"), "unsafe", "x")

@@ -42,6 +42,7 @@ from ringmap.storage.columns.base import Takes
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.text import put
 from ringmap.storage.columns.threads import SPLIT_NBYTES, take
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
@@ -224,7 +225,7 @@ class ClipReader(Forkable):
             found, good = self._gather(positions[which], cut, numbers=numbers)
             for name, values in found.items():
                 if name in batch:
-                    batch[name][which] = values
+                    batch[name] = put(batch[name], which, values)
                 else:  # it could not be computed from rows that were being overwritten: `which` is the whole batch
                     batch[name] = values
             return good

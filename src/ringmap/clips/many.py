@@ -25,6 +25,7 @@ from ringmap.clips.gather import ClipReader
 from ringmap.clips.items import Numbers
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.rows import Rows
+from ringmap.storage.columns.text import put
 from ringmap.storage.columns.threads import SPLIT_NBYTES, take, together
 from ringmap.storage.read.read_live import is_live, lost
 
@@ -115,9 +116,10 @@ def gather_many(
             if into is None and is_whole:
                 batch[name] = values
                 continue
-            if into is None or (into.shape[1:], into.dtype) != (values.shape[1:], values.dtype):
-                into = batch[name] = empty((size, *values.shape[1:]), values.dtype)
-            into[piece.places] = values
+            is_other = into is not None and into.dtype != values.dtype and values.dtype.kind != "U"
+            if into is None or is_other or into.shape[1:] != values.shape[1:]:
+                into = empty((size, *values.shape[1:]), values.dtype)
+            batch[name] = put(into, piece.places, values)
     return bad
 
 
@@ -126,7 +128,10 @@ def are_plain(pieces: Sequence[Piece], cut: Cut) -> bool:
     if cut.needs_bounds or not all(piece.reader.is_plain for piece in pieces):
         return False
     sources = [piece.reader.source for piece in pieces]
-    return all(source.live.chains is None and source.rows is not None for source in sources)
+    if not all(source.live.chains is None and source.rows is not None for source in sources):
+        return False
+    schema = sources[0].schema if sources else None
+    return schema is None or not cut.held(schema.texts)  # text has a width of its own in each ring
 
 
 def _gather_plain(

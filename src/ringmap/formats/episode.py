@@ -141,8 +141,7 @@ def check_episode(
     Args:
         ep_data: column -> per-step list, array or CPU tensor of shape (T, ...); `_episode_data`
             and the axis order of an `EpisodeDict` are supported.
-        schema: the schema to fit, or None before the first episode. A text column of width 0 takes
-            any width.
+        schema: the schema to fit, or None before the first episode.
         where: the method to name in an error.
 
     Raises:
@@ -170,11 +169,9 @@ def check_episode(
         spec = specs.get(name)
         if spec is None or values.shape[1:] != spec.shape:
             continue  # `fit` below names it
-        if spec.dtype.kind == "U" and spec.dtype.itemsize == 0 and values.dtype.kind == "U":
-            specs[name] = ColumnSpec(name, spec.shape, values.dtype)
-        elif values.dtype != spec.dtype:
+        if not spec.has(values.dtype):
             arrays[name] = _exact(values, spec, where)
-    fitted = Schema(tuple(specs.values())).fit(arrays, "safe", where)
+    fitted = schema.fit(arrays, "safe", where)
     return CheckedEpisode(fitted, data, schema)
 
 

@@ -28,7 +28,7 @@ from ringmap.formats.common import disk
 from ringmap.formats.common.directory import damage_named
 from ringmap.formats.common.untrusted import open_fd
 from ringmap.formats.episode import EPISODE_DATA_KEY
-from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema, stored_spec
 from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["FILE", "FILM", "SUFFIX", "Encoded", "Log", "Place", "Record", "groups_of"]
@@ -56,6 +56,9 @@ _ALIGN = 16
 
 FILM = "mp4"
 """The encoding of a column that has one video per episode."""
+
+TEXT_ROWS = "text"
+"""How a column of text of any length is stored: as wide as the episode's longest."""
 
 
 class Encoded:
@@ -210,8 +213,9 @@ class Log:
                 ends = np.cumsum([len(v) for v in value.values], dtype="<i8")
                 how, pieces = value.how, list[Any]([ends.data, *value.values])
             else:
-                how, pieces = "rows", [_bytes_of(value)]
-            columns.append([spec.name, spec.dtype.str, list(spec.shape), how])
+                how, pieces = TEXT_ROWS if spec.is_text else "rows", [_bytes_of(value)]
+            dtype = value.dtype if isinstance(value, np.ndarray) else spec.dtype
+            columns.append([spec.name, dtype.str, list(spec.shape), how])
             size = sum(memoryview(piece).nbytes for piece in pieces)
             parts += [*pieces, bytes(-size % _ALIGN)]
             at += size + -size % _ALIGN
@@ -294,8 +298,8 @@ def _parse(both: bytearray, head_size: int) -> Record:
     columns: dict[str, Array | Encoded] = {}
     for name, dtype, shape, how in head["columns"]:
         spec = stored_spec(name, shape, dtype)
-        specs.append(spec)
-        if how == "rows":
+        specs.append(ColumnSpec(name, spec.shape, TEXT) if how == TEXT_ROWS else spec)
+        if how in ("rows", TEXT_ROWS):
             size = length * spec.row_nbytes
             flat = np.frombuffer(body[at : at + size], np.uint8)
             columns[name] = flat.view(spec.dtype).reshape(length, *spec.shape) if size else (

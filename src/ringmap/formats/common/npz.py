@@ -51,11 +51,13 @@ class NpzWriter:
             "shape": (rows, *spec.shape),
         }
         np.lib.format.write_array_header_2_0(self._member, header)
-        self._left = rows
+        self._left, self._dtype = rows, spec.dtype
 
     def write(self, rows: Array) -> None:
-        """Add rows."""
+        """Add rows; text may be less wide than the array."""
         self._left -= len(rows)
+        if rows.dtype.kind == "U":
+            rows = rows.astype(self._dtype, copy=False)
         if rows.size and rows.itemsize:
             self._member.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
 

@@ -300,9 +300,8 @@ def _with_texts(schema: Schema, other: Schema, path: str) -> Schema:
 
 
 def _wider(ours: ColumnSpec, its: ColumnSpec) -> ColumnSpec:
-    any_width = not ours.dtype.itemsize
     text = ours.dtype.kind in "SU" and ours.dtype.kind == its.dtype.kind
-    if not text or any_width or its.dtype.itemsize <= ours.dtype.itemsize:
+    if not text or ours.is_text or (its.dtype.itemsize <= ours.dtype.itemsize and not its.is_text):
         return ours
     return ColumnSpec(ours.name, ours.shape, its.dtype)
 

@@ -48,7 +48,7 @@ from ringmap.formats.common.swap import (
 )
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import INSTEAD, CheckedEpisode
-from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.columns.schema import Schema
 
 if TYPE_CHECKING:
     from ringmap.datasets.stored import ColumnSource
@@ -63,9 +63,6 @@ class StagedWriter(EpisodeWriter):
 
     extends: bool = True
     """Whether `_extend` adds to a dataset; otherwise the whole dataset is exported again."""
-
-    texts_grow: ClassVar[bool] = False
-    """Whether texts may be wider from one episode to the next; otherwise the first episode says how wide they are."""
 
     group_nbytes: ClassVar[int] = 64 << 20
     """The log is moved into the dataset when it is this large."""
@@ -165,7 +162,7 @@ class StagedWriter(EpisodeWriter):
                 lengths, schema = self._look(self.path)
                 self._agree(self._stored_reward_at(self.path) if len(lengths) else None)
             self._open(self.path if schema is not None else "")
-            self._schema = self._widened(schema)
+            self._schema = schema
             self._episodes, self._rows = len(lengths), int(lengths.sum(dtype=np.int64))
             self._log.start(base_of(lengths))
             self._drain_at = self._next_drain()
@@ -196,8 +193,6 @@ class StagedWriter(EpisodeWriter):
             self._close()
 
     def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
-        if self.texts_grow:
-            episode.schema = Schema.of(episode.columns)
         log, before = self._log, (self._schema, self._episodes, self._rows)
         try:
             # Before the episode: it is written once the log has its record, whatever happens to older ones.
@@ -211,7 +206,7 @@ class StagedWriter(EpisodeWriter):
                     self._episodes, self._rows, episode.length, episode.schema, self._encode(episode), packed,
                     {**self._notes(), "reward_at": self._reward_at},
                 ))  # fmt: skip
-                self._schema = self._widened(episode.schema)
+                self._schema = episode.schema
                 self._episodes += 1
                 self._rows += episode.length
             except BaseException:
@@ -252,18 +247,6 @@ class StagedWriter(EpisodeWriter):
                             "move it away before you overwrite"
                         )
         return True
-
-    def _widened(self, schema: Schema | None) -> Schema | None:
-        """Return the schema that the next episode must fit."""
-        if schema is None or not self.texts_grow:
-            return schema
-        text = np.dtype("U")
-        return Schema(
-            tuple(
-                ColumnSpec(s.name, s.shape, text) if s.dtype.kind == "U" else s
-                for s in schema.columns
-            )
-        )
 
     def _replaces(self, exists: bool) -> bool:
         return exists and self.mode == "overwrite"

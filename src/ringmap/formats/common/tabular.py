@@ -51,7 +51,7 @@ from ringmap.formats.common.untrusted import (
 )
 from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.media.images import Picture, holds
-from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema, stored_spec
 from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["TABULAR", "Column", "TabularFormat", "TabularSource", "TabularWriter", "plan_columns"]
@@ -241,7 +241,7 @@ class TabularWriter(StagedWriter):
     def _extend(self, path: str, episodes: Iterable[Record]) -> None:
         lengths, offsets = _episodes(path)
         columns, new, packed = self.format.columns(path), list[int](), list[bytes]()
-        reward_at = None
+        reward_at, texts = None, dict[str, np.dtype[Any]]()
         start = num_rows(lengths, offsets)
         names: dict[str, None] = {}
         for record in episodes:
@@ -250,15 +250,21 @@ class TabularWriter(StagedWriter):
             new.append(record.length)
             packed.append(record.packed)
             names.update(dict.fromkeys(str(name) for name in record.data))
+            for name in record.schema.texts:
+                texts[name] = np.promote_types(texts.get(name, TEXT), record.columns[name].dtype)  # type: ignore[union-attr]
         if not new:
             return
         with contextlib.ExitStack() as stack:
             writers = {}
             for column in columns:
                 if column.how == TABULAR:
-                    file = os.path.join(path, f"{column.file}.npz")
-                    writer = stack.enter_context(NpzWriter(file, column.spec, start + sum(new)))
-                    step = max(1, _PIECE_NBYTES // max(1, column.spec.row_nbytes))
+                    file, spec = os.path.join(path, f"{column.file}.npz"), column.spec
+                    if spec.is_text:  # as wide as the longest: the file is written whole
+                        before = open_npz(file).dtype if start else TEXT
+                        wide = np.promote_types(before, texts[spec.name])
+                        spec = ColumnSpec(spec.name, spec.shape, wide)
+                    writer = stack.enter_context(NpzWriter(file, spec, start + sum(new)))
+                    step = max(1, _PIECE_NBYTES // max(1, spec.row_nbytes))
                     for at in range(0, start, step):
                         # Another map for each piece: all touched pages of one would stay in memory.
                         writer.write(open_npz(file)[at : min(at + step, start)])

@@ -2,7 +2,7 @@
 
     /pixels     uint8 (N, H, W, C), chunked along time     plain names and dtypes: as they are
     /obs%2Fx    attribute ringmap_column = "\\"obs/x\\""      names that HDF5 or the layout can't take
-    /task       UTF-8, variable length                     attribute ringmap_dtype = "<U12"
+    /task       UTF-8, variable length                     attribute ringmap_dtype = "<U0"
     /stamp      int64                                      attribute ringmap_dtype = "<M8[ns]"
     /ep_len     int32 (E,)      attributes ringmap_episode_<i>.<part>: episode data, uint8; ringmap_birth
     /ep_offset  int64 (E,)
@@ -32,7 +32,7 @@ from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
 from ringmap.formats.common.untrusted import refuse_sparse
 from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.columns.aligned import empty
-from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.columns.schema import TEXT, ColumnSpec
 
 __all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "Found", "create_column", "find_columns"]
 
@@ -308,7 +308,7 @@ def _bring_filters(path: str, link: str, code: int) -> None:
 def _declared(dataset: Any, name: str, given: Any, kinds: str) -> np.dtype[Any]:
     with contextlib.suppress(TypeError):
         dtype: np.dtype[Any] = np.dtype(given)
-        if dtype.kind in kinds and dtype.itemsize:
+        if dtype.kind in kinds and (dtype.itemsize or dtype == TEXT):
             return dtype
     raise CorruptError(
         f"{dataset.file.filename}: column {name!r} of HDF5 type {dataset.dtype} says that its "

@@ -173,7 +173,7 @@ def _how(spec: ColumnSpec, image_format: str) -> str:
         return "none"
     if holds(image_format, spec):
         return image_format
-    if kind == "S" or (kind == "U" and spec.shape):
+    if kind == "S" or (kind == "U" and spec.shape and not spec.is_text):
         return "raw"
     return "text" if kind == "U" else "list"
 
@@ -211,7 +211,7 @@ def _arrow_type(field: Field) -> Any:
     if field.how in ("png", "jpeg"):
         return pa.binary()
     if field.how == "text":
-        return pa.string()
+        return pa.list_(pa.string()) if field.spec.shape else pa.string()
     dtype, size = _items(field)
     return pa.list_(pa.from_numpy_dtype(dtype), size)
 
@@ -236,7 +236,11 @@ def to_arrow(field: Field, value: Array | Encoded) -> Any:
     if isinstance(value, Encoded):
         return pa.array(value.values, pa.binary())
     if field.how == "text":
-        return pa.array([_storable(text) for text in value.tolist()], pa.string())
+        texts = pa.array([_storable(text) for text in value.reshape(-1).tolist()], pa.string())
+        if not field.spec.shape:
+            return texts
+        size = math.prod(field.spec.shape)
+        return pa.ListArray.from_arrays(np.arange(len(value) + 1, dtype=np.int32) * size, texts)
     dtype, size = _items(field)
     flat = np.ascontiguousarray(value).reshape(-1)
     return pa.FixedSizeListArray.from_arrays(pa.array(flat.view(dtype)), size)
@@ -253,11 +257,12 @@ def from_arrow(field: Field, column: Any, order: Array | None) -> Array:
     array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
     spec, count = field.spec, len(array)
     if field.how == "text":
-        texts = array.to_pylist()
+        texts = (array.flatten() if spec.shape else array).to_pylist()
         texts = [unescape(t) if t.startswith(ESCAPED) else t for t in texts]
         width = max(map(len, texts), default=0)
         fits = spec.dtype.itemsize and width <= spec.dtype.itemsize // 4
         rows: Array = np.array(texts, spec.dtype if fits else f"<U{max(width, 1)}")
+        rows = rows.reshape(count, *spec.shape)
     elif field.how == "plain":
         rows = array.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
     else:

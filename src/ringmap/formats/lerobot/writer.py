@@ -76,7 +76,6 @@ class LeRobotWriter(StagedWriter):
     """
 
     appends = LeRobot.appends
-    texts_grow = True
 
     def __init__(
         self,

@@ -66,7 +66,6 @@ class MinariWriter(StagedWriter):
 
     extends = False
     appends = Minari.appends
-    texts_grow = True
 
     def __init__(
         self,

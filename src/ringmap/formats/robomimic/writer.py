@@ -59,7 +59,6 @@ class RobomimicWriter(StagedWriter):
 
     extends = False
     appends = Robomimic.appends
-    texts_grow = True
 
     def __init__(
         self,

@@ -2,11 +2,13 @@
 
     data/pixels            uint8 (N, H, W, C)       numbers and bools: as they are
     data/stamp             int64, complex pairs     attribute ringmap = {"dtype": "<M8[ns]", ...}
-    data/task              uint8 (N, 4 * width)     text and bytes, as NumPy has them
+    data/task              int32 (N,)               text: codes of the episode's words
+    data/raw               uint8 (N, width)         bytes, as NumPy has them
     data/obs%2Fx           attribute ringmap = {"name": "obs/x"}
     data/obs/camera        column "obs/camera": others write groups
     meta/episode_ends      int64 (E,)               the last thing that a group of episodes changes
-    meta/ringmap_*         episode data, if there is any: bytes, ends
+    meta/ringmap_data*     episode data, if there is any: bytes, ends
+    meta/ringmap_words*    words of each episode, if there is text: bytes, ends
 
 Invariants: rows beyond the last end count for nothing, and an end is there only when its rows are; adding twice
 what is not counted yet is adding once.
@@ -29,6 +31,7 @@ from ringmap.formats.common.log import Record, groups_of
 from ringmap.formats.common.names import file_name
 from ringmap.formats.common.untrusted import check_name, check_row, kind_at, read_json
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.columns.text import Words
 from ringmap.storage.disk.system import NotAFileError
 
 __all__ = [
@@ -37,6 +40,8 @@ __all__ = [
     "DATA_ENDS",
     "NAMES",
     "REWARD_AT",
+    "WORDS_BYTES",
+    "WORDS_ENDS",
     "Column",
     "Found",
     "create",
@@ -44,11 +49,13 @@ __all__ = [
     "extend",
     "find_columns",
     "open_group",
+    "part_of",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DATA_BYTES, DATA_ENDS, NAMES = "ringmap_data", "ringmap_data_ends", "ringmap_names"
+WORDS_BYTES, WORDS_ENDS = "ringmap_words", "ringmap_words_ends"
 REWARD_AT = "ringmap_reward_at"
 
 CHUNK_NBYTES = 1 << 20
@@ -80,14 +87,15 @@ class Column:
         return flat.view(dtype).reshape(len(rows), *shape)
 
     def loaded(self, rows: Array) -> Array:
-        """Return what the array holds as rows."""
+        """Return what the array holds as rows, text as codes."""
         dtype, _shape = _stored(self.spec)
         native = np.ascontiguousarray(rows, dtype)
-        return native.reshape(-1).view(self.spec.dtype).reshape(len(rows), *self.spec.shape)
+        return native.reshape(-1).view(self.spec.stored.dtype).reshape(len(rows), *self.spec.shape)
 
 
 def _stored(spec: ColumnSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    kind, dtype = spec.dtype.kind, spec.dtype
+    dtype = spec.stored.dtype
+    kind = dtype.kind
     if kind in "SU":
         return np.dtype(np.uint8), (spec.row_nbytes,)
     if kind in "mM":
@@ -245,13 +253,17 @@ def _add(
     rows = int(ends[-1]) if len(ends) else 0
     if not columns:
         columns = _create_columns(group, records[0].schema, records[0].notes)
+    rows_of = [dict[str, Any](record.columns) for record in records]
+    texts = [column.spec.name for column in columns if column.spec.is_text]
+    words = [Words() for _ in records]
+    for own, mine in zip(words, rows_of, strict=True):
+        mine.update({name: own.encode(mine[name]) for name in texts})
     for column in columns:
-        if column.array is None:
-            continue
-        block = np.concatenate(
-            [column.stored(record.columns[column.spec.name]) for record in records]  # type: ignore[arg-type]
-        )
-        _put(column.array, rows, block)
+        if column.array is not None:
+            block = np.concatenate([column.stored(mine[column.spec.name]) for mine in rows_of])
+            _put(column.array, rows, block)
+    if texts:
+        _add_parts(group, WORDS_BYTES, WORDS_ENDS, len(ends), [own.pack() for own in words])
     if any(record.packed for record in records) or DATA_ENDS in group["meta"]:
         _add_data(group, len(ends), records)
     fresh = rows + np.cumsum([record.length for record in records], dtype=np.int64)
@@ -311,18 +323,35 @@ def _create(
 def _add_data(group: Any, episodes: int, records: list[Record]) -> None:
     """Add the episode data of episodes from number `episodes` on."""
     meta = group["meta"]
-    if DATA_ENDS not in meta:
-        _create(meta, DATA_BYTES, (), np.dtype(np.uint8), 1 << 20, 1)
-        _create(
-            meta, DATA_ENDS, (), np.dtype("<i8"), 4096, None
-        )  # last: it says that both are there
-    there = np.asarray(meta[DATA_ENDS][:])[:episodes]
-    size = int(there[-1]) if len(there) else 0
-    blob = b"".join(record.packed for record in records)
-    sizes = [0] * (episodes - len(there)) + [len(record.packed) for record in records]
     names = json.loads(meta.attrs.get(NAMES, "[]"))
     fresh = [str(n) for record in records for n in record.data if n not in names]
     if fresh:
         meta.attrs[NAMES] = json.dumps(list(dict.fromkeys(names + fresh)))
-    _put(meta[DATA_BYTES], size, np.frombuffer(blob, np.uint8))
-    _put(meta[DATA_ENDS], len(there), size + np.cumsum(sizes, dtype=np.int64))
+    _add_parts(group, DATA_BYTES, DATA_ENDS, episodes, [record.packed for record in records])
+
+
+def _add_parts(group: Any, name: str, name_of_ends: str, episodes: int, parts: list[bytes]) -> None:
+    """Add bytes of episodes from number `episodes` on."""
+    meta = group["meta"]
+    if name_of_ends not in meta:
+        _create(meta, name, (), np.dtype(np.uint8), 1 << 20, 1)
+        _create(
+            meta, name_of_ends, (), np.dtype("<i8"), 4096, None
+        )  # last: it says that both are there
+    there = np.asarray(meta[name_of_ends][:])[:episodes]
+    size = int(there[-1]) if len(there) else 0
+    sizes = [0] * (episodes - len(there)) + [len(part) for part in parts]
+    _put(meta[name], size, np.frombuffer(b"".join(parts), np.uint8))
+    _put(meta[name_of_ends], len(there), size + np.cumsum(sizes, dtype=np.int64))
+
+
+def part_of(group: Any, name: str, name_of_ends: str, episode: int) -> bytes:
+    """Return the bytes of an episode; none where there are none."""
+    meta = group["meta"]
+    if name_of_ends not in meta:
+        return b""
+    ends = meta[name_of_ends]
+    if episode >= ends.shape[0]:
+        return b""
+    first, stop = (int(ends[episode - 1]) if episode else 0), int(ends[episode])
+    return np.asarray(meta[name][first:stop]).tobytes()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import ReplacedError, UnknownFormatError
+from ringmap.errors import CorruptError, ReplacedError, UnknownFormatError
 from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
@@ -23,6 +23,7 @@ from ringmap.formats.common.directory import (
     steps_of,
     tell_left_out,
 )
+from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.media.images import in_threads
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.columns import (
@@ -30,13 +31,17 @@ from ringmap.formats.zarr.columns import (
     DATA_ENDS,
     NAMES,
     REWARD_AT,
+    WORDS_BYTES,
+    WORDS_ENDS,
     Column,
     episode_ends,
     find_columns,
     open_group,
+    part_of,
 )
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.text import decoded, strings, unpack
 from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["CACHE_NBYTES", "ZarrSource"]
@@ -99,19 +104,15 @@ class ZarrSource(DirectorySource):
             shape = (*rows.shape, *column.spec.shape)
             if column.array is None or not rows.size:
                 found[name] = np.empty(shape, column.spec.dtype)
-            else:
-                found[name] = handle.rows(column, rows.ravel()).reshape(shape)
+                continue
+            values = handle.rows(column, rows.ravel())
+            if column.spec.is_text:
+                values = handle.texts(values, rows.ravel())
+            found[name] = values.reshape(shape)
         return found
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
-        meta = handle.group["meta"]
-        if DATA_ENDS not in meta:
-            return {}
-        ends = meta[DATA_ENDS]
-        if episode >= ends.shape[0]:
-            return {}
-        first, stop = (int(ends[episode - 1]) if episode else 0), int(ends[episode])
-        return decode_data(np.asarray(meta[DATA_BYTES][first:stop]).tobytes())
+        return decode_data(part_of(handle.group, DATA_BYTES, DATA_ENDS, episode))
 
 
 class _Handle:
@@ -132,6 +133,25 @@ class _Handle:
         self._lock = threading.Lock()
         self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
         self._nbytes = 0
+        self._words = EpisodeCache(self._words_of)
+
+    def texts(self, codes: Array, rows: Array) -> Array:
+        """Return the strings of rows of a column of text, given their codes."""
+        episodes, of = np.unique(self.ends.searchsorted(rows, side="right"), return_inverse=True)
+        tables = [self._words.episode(number)["words"].tolist() for number in episodes.tolist()]
+        found, bad = decoded(codes, of.reshape(-1), tables)
+        if bad.any():
+            raise CorruptError(
+                f"{self._path}: text of row {int(rows[bad][0])} has a code beyond the words of its episode"
+            )
+        return found
+
+    def _words_of(self, episode: int) -> dict[str, Array]:
+        try:
+            words = unpack(part_of(self.group, WORDS_BYTES, WORDS_ENDS, episode))
+        except ValueError as error:
+            raise CorruptError(f"{self._path}: words of episode {episode}: {error}") from None
+        return {"words": strings(words)}
 
     def rows(self, column: Column, rows: Array) -> Array:
         """Return rows of a column: a fresh array."""
@@ -147,7 +167,7 @@ class _Handle:
 
     def _piecewise(self, column: Column, rows: Array, homes: Array, numbers: Array) -> Array:
         step = column.array.chunks[0]
-        out = empty((len(rows), *column.spec.shape), column.spec.dtype)
+        out = empty((len(rows), *column.spec.shape), column.spec.stored.dtype)
         for number in numbers.tolist():
             there = np.flatnonzero(homes == number)
             out[there] = self._load(column, number)[rows[there] - number * step]
@@ -188,7 +208,7 @@ class _Handle:
 def _gather(
     column: Column, rows: Array, homes: Array, step: int, chunks: dict[int, Array]
 ) -> Array:
-    out = empty((len(rows), *column.spec.shape), column.spec.dtype)
+    out = empty((len(rows), *column.spec.shape), column.spec.stored.dtype)
     cuts = np.flatnonzero(np.concatenate([[True], homes[1:] != homes[:-1], [True]])).tolist()
     for first, stop in itertools.pairwise(cuts):
         number = int(homes[first])

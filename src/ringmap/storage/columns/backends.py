@@ -133,7 +133,7 @@ def choose(storage: Storage, schema: Schema, where: str) -> list[Choice]:
         InputError: an unknown column; chunks that are too large.
     """
     _check_names(storage, schema, where)
-    return [_choice(_way(storage, spec), spec, where) for spec in schema.columns]
+    return [_choice(_way(storage, spec), spec.stored, where) for spec in schema.columns]
 
 
 def _check_names(storage: Storage, schema: Schema, where: str) -> None:
@@ -175,7 +175,7 @@ def disagreement(
     """
     _check_names(storage, schema, where)
     for spec, choice in zip(schema.columns, stored, strict=True):
-        way = _way(storage, spec)
+        way, spec = _way(storage, spec), spec.stored
         backend = _backend(way, spec)
         if backend != choice.backend:
             return f"storage {backend!r} for column {spec.name!r}, but on disk it is {choice.backend!r}"

@@ -21,8 +21,8 @@ def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Arra
     """Return `values` in another dtype.
 
     With casting="safe", float to float may round but not overflow; anything to integer or bool
-    must be equal; integer to float must be equal; complex to real needs imaginary 0; strings must
-    fit. casting="unsafe" is NumPy's `astype`.
+    must be equal; integer to float must be equal; complex to real needs imaginary 0. casting="unsafe" is
+    NumPy's `astype`. Text and bytes must fit, whatever `casting` is: they are never cut.
 
     Raises:
         InputError: for the first step that does not fit, with both dtypes.
@@ -48,10 +48,10 @@ def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Arra
         _refuse(
             target, values, _first_refused(values, target, casting), where, "can't be converted"
         )
-    if casting == "unsafe":
+    if casting == "unsafe" and target.kind not in text:
         return result
     with np.errstate(all="ignore"):
-        good = kept(values, result)
+        good = kept(values, result) if not apart else result == values.astype(target.kind)
     if not good.all():
         step = int(np.argmin(good.reshape(len(values), -1).all(axis=1)))
         _refuse(target, values, step, where, "does not fit")
@@ -118,7 +118,12 @@ def _first_refused(values: Array, target: np.dtype[Any], casting: str) -> int:
 
 def _refuse(target: np.dtype[Any], values: Array, step: int, where: str, what: str) -> NoReturn:
     shown = np.array2string(values[step], threshold=6, edgeitems=2).replace("\n", "")
+    remedy = "convert it, or pass casting='unsafe' to let values change"
+    if target.kind in "SU" and what == "does not fit":
+        remedy = "shorten it, or name a greater width in the schema" + (
+            ", or str, for text of any length" if target.kind == "U" else ""
+        )
     raise InputError(
         f"{where}: step {step} of dtype {values.dtype} {what} in the locked "
-        f"dtype {target}: {shown[:200]}; convert it, or pass casting='unsafe' to let values change"
+        f"dtype {target}: {shown[:200]}; {remedy}"
     )

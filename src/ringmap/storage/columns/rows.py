@@ -1,7 +1,7 @@
 """The rows of all columns at ring positions.
 
-    take    positions -> files -> newer values of mutable columns -> rows of the open group     what a reader sees
-    read    position, count -> files                                                            what was stored
+    take    positions -> files -> words of text, newer values of mutable columns -> rows of the open group     what a reader sees
+    read    position, count -> files                                                                           what was stored
 
 Invariants: every column has as many rows as the ring; the sum of an episode is the hash of its
 columns' hashes, in schema order. The open group is looked up before the first file is read: a row that is not in it was in the
@@ -26,6 +26,7 @@ from ringmap.storage.columns.changed import Changes, Layers
 from ringmap.storage.columns.codecs import Undecodable
 from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.text import put
 from ringmap.storage.columns.threads import take
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.ring.arithmetic import Ring
@@ -70,6 +71,7 @@ class Rows:
         """The files."""
         self.large = [name for name, column in self.by_name.items() if column.is_large]
         self._pending: Callable[[], PendingRows | None] | None = None
+        self._words: Callable[[Array, Array], Array] | None = None
         self.is_covered = False
         """Whether rows may be elsewhere than in the files: then they are read by `take` alone."""
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
@@ -105,8 +107,17 @@ class Rows:
         """Return these rows so that reads find the newer values of mutable columns; those of a later call count more."""
         rows = Rows(self.schema, self.columns, self.ring)
         rows.changes = changes if self.changes is None else Layers(self.changes, changes)
-        rows._pending, rows.is_covered = self._pending, True
+        rows._pending, rows._words, rows.is_covered = self._pending, self._words, True
         return rows
+
+    def read_words(self, words: Callable[[Array, Array], Array]) -> Rows:
+        """Let reads of columns of text find their words, from now on; return these rows.
+
+        Args:
+            words: returns strings, given the positions of rows and their codes `(*positions.shape, ...)`.
+        """
+        self._words, self.is_covered = words, self.is_covered or bool(self.schema.texts)
+        return self
 
     def may_change(self, name: str) -> bool:
         """Whether values of a column that are stored may become others."""
@@ -193,7 +204,7 @@ class Rows:
             names: of the columns.
             positions: of the rows: int64 of any shape and in any order, or a range of rows that follow one another.
             head: of the ring, at a look before this; see `Column.take`.
-            out: an array to fill and return for each column, None for a new one. Not with a range.
+            out: an array to fill and return for each column, None for a new one. Not with a range. Text comes in a new array.
             threads: maximum number of threads for the copy. Not with a range.
             slots: of the positions, if the caller has them.
         """
@@ -202,7 +213,9 @@ class Rows:
         )  # before the first file is read
         if isinstance(positions, range):
             return self._take_run(names, positions, pending)
-        files, here = self.by_name, None
+        files, here, known = self.by_name, None, positions
+        if out is not None and self.schema.texts:
+            out = [None if n in self.schema.texts else to for n, to in zip(names, out, strict=True)]
         if pending is not None:
             head = min(head, pending.start)  # a chunk that is read now is not whole beyond
             if positions.size and highest(positions) >= pending.start:
@@ -211,9 +224,10 @@ class Rows:
                 rows = pending.rows_of(names, flat.take(here) - pending.start)
                 if len(here) == len(flat):
                     return [_placed(v, positions.shape, to) for v, to in zip(rows, out or rows, strict=True)]  # fmt: skip
-                slots = flat % self.ring.rows
-                slots[here] = slots[flat.argmin()]  # not from a chunk that has no file yet
-                slots = slots.reshape(positions.shape)
+                flat = flat.copy()
+                flat[here] = flat.min()  # not from a chunk that has no file yet
+                known = flat.reshape(positions.shape)
+                slots = known % self.ring.rows
         if slots is None:
             slots = positions % self.ring.rows
         if out is None and threads == 1:
@@ -221,13 +235,27 @@ class Rows:
         else:
             into = out or [None] * len(names)
             taken = [take(files[n], slots, to, threads, head) for n, to in zip(names, into, strict=True)]  # fmt: skip
+        if self.schema.texts:
+            taken = self._with_words(names, known, taken)
         if self.changes is not None:
             self._lay_changes(names, positions, taken)
         if here is not None:
-            for values, newest in zip(taken, rows, strict=True):
-                each = values if positions.ndim == 1 else values.reshape(-1, *newest.shape[1:])
-                each[here] = newest
+            for number, newest in enumerate(rows):
+                each = taken[number].reshape(len(flat), *newest.shape[1:])
+                whole = put(each, here, newest)
+                if whole is not each:
+                    taken[number] = whole.reshape(taken[number].shape)
         return taken
+
+    def _with_words(
+        self, names: Sequence[str], positions: Array, taken: Sequence[Array]
+    ) -> list[Array]:
+        """Return rows with strings in place of their codes."""
+        words, texts = self._words, self.schema.texts
+        if words is None:
+            return list(taken)
+        columns = zip(names, taken, strict=True)
+        return [words(positions, values) if name in texts else values for name, values in columns]
 
     def _take_run(
         self, names: Sequence[str], positions: range, pending: PendingRows | None
@@ -235,6 +263,8 @@ class Rows:
         start, stop = positions.start, positions.stop
         first = stop if pending is None else min(max(pending.start, start), stop)
         taken = self._read([self.by_name[name] for name in names], start, first - start)
+        if self.schema.texts:
+            taken = self._with_words(names, np.arange(start, first), taken)
         if self.changes is not None:
             self._lay_changes(names, np.arange(start, first), taken)
         if pending is None or first == stop:

@@ -24,12 +24,17 @@ from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.nested import flattened, is_nested
 from ringmap.storage.columns.values import as_array
 
-__all__ = ["Column", "ColumnSpec", "Schema", "as_columns", "portable", "stored_spec"]
+__all__ = ["TEXT", "Column", "ColumnSpec", "Schema", "as_columns", "portable", "stored_spec"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _KINDS = "biufcSUMm"
 """NumPy dtype kinds that have a fixed size and one meaning on every machine."""
+
+TEXT = np.dtype("<U0")
+"""The dtype of a column of text of any length. Arrays of its values have the width of their longest."""
+
+_CODES = np.dtype("<i4")
 
 _STORED_DTYPE = re.compile(r"[<|][biufcSUMm][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,2}\])?")
 _ROW_LIMIT = 1 << 40
@@ -41,7 +46,7 @@ class Column:
 
     Args:
         shape: of a step.
-        dtype: of its values.
+        dtype: of its values; `str` for text of any length, `"U40"` for text of at most 40 characters.
         mutable: whether `ReplayBuffer.update` may change values of stored steps. An episode may then leave the column out: its values
             are zeros until an update.
 
@@ -75,12 +80,31 @@ class ColumnSpec:
     mutable: bool = field(default=False, compare=False)
 
     @property
+    def is_text(self) -> bool:
+        """Whether its values are text of any length: its rows are codes, of words that lie with the episode."""
+        return self.dtype == TEXT
+
+    @property
+    def stored(self) -> ColumnSpec:
+        """The column that its rows are stored in."""
+        return ColumnSpec(self.name, self.shape, _CODES) if self.is_text else self
+
+    @property
+    def kind(self) -> str:
+        """Its dtype, in words."""
+        return "text" if self.is_text else str(self.dtype)
+
+    @property
     def row_nbytes(self) -> int:
-        """Bytes of one step."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes of one step, as it is stored."""
+        return math.prod(self.shape) * (_CODES if self.is_text else self.dtype).itemsize
+
+    def has(self, dtype: np.dtype[Any]) -> bool:
+        """Whether its values may stand in arrays of this dtype."""
+        return dtype == self.dtype or (dtype.kind == "U" and self.is_text)
 
     def __str__(self) -> str:
-        return f"{self.name!r} {self.shape} {self.dtype}{' mutable' if self.mutable else ''}"
+        return f"{self.name!r} {self.shape} {self.kind}{' mutable' if self.mutable else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +112,14 @@ class Schema:
     """The columns of a buffer, in the order in which the first episode named them."""
 
     columns: tuple[ColumnSpec, ...]
+    texts: frozenset[str] = field(init=False, repr=False, compare=False)
+    """The names of the columns of text."""
     _named: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_named", frozenset(spec.name for spec in self.columns))
+        texts = frozenset(spec.name for spec in self.columns if spec.is_text)
+        object.__setattr__(self, "texts", texts)
 
     @property
     def names(self) -> list[str]:
@@ -105,10 +133,9 @@ class Schema:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array]) -> Schema:
-        """Infer the schema of an episode whose values are already arrays."""
-        return cls(
-            tuple(ColumnSpec(name, a.shape[1:], portable(a.dtype)) for name, a in arrays.items())
-        )
+        """Infer the schema of an episode whose values are already arrays. A column of str is text of any length."""
+        dtypes = {n: TEXT if a.dtype.kind == "U" else portable(a.dtype) for n, a in arrays.items()}
+        return cls(tuple(ColumnSpec(name, a.shape[1:], dtypes[name]) for name, a in arrays.items()))
 
     @classmethod
     def parse(cls, given: Any, where: str = "schema") -> Schema:
@@ -155,7 +182,13 @@ class Schema:
                 if any(n < 0 for n in sizes):
                     raise InputError(f"{where}: column {name!r}: negative size in shape {sizes}")
                 _check_dtype(name, kind, where)
-                specs.append(ColumnSpec(name, sizes, kind, mutable))
+                spec = ColumnSpec(name, sizes, kind, mutable)
+                if spec.is_text and mutable:
+                    raise InputError(
+                        f"{where}: column {name!r} is of text and mutable; name a width, as in 'U40': "
+                        "text of any length is stored with its episode and can't change"
+                    )
+                specs.append(spec)
             else:
                 example[name] = value
         if specs and example:
@@ -191,7 +224,7 @@ class Schema:
                     f"{where}: column {spec.name!r} has per-step shape {values.shape[1:]}, "
                     f"expected {spec.shape}"
                 )
-            if values.dtype != spec.dtype:
+            if not spec.has(values.dtype):
                 values = cast(values, spec.dtype, casting, f"{where}: column {spec.name!r}")
             if not values.flags.c_contiguous:
                 values = np.ascontiguousarray(values)
@@ -217,7 +250,7 @@ class Schema:
             shape = values.shape
             if shape[1:] != spec.shape or not shape or (found and shape[0] != len(found[0])):
                 return None
-            if values.dtype != spec.dtype:
+            if not spec.has(values.dtype):
                 if not values.dtype.kind == spec.dtype.kind == "f" or values.dtype.char in "gG":
                     return None
                 others.append(len(found))
@@ -259,10 +292,13 @@ def stored_spec(name: Any, shape: Any, dtype: Any, mutable: bool = False) -> Col
         raise ValueError(f"column {name!r}: dtype {dtype!r}")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"column {name!r}: shape {shape!r}")
-    room = math.prod(max(n, 1) for n in shape) * kind.itemsize
+    spec = ColumnSpec(name, tuple(shape), kind, mutable)
+    if not kind.itemsize and (mutable or not spec.is_text):
+        raise ValueError(f"column {name!r}: dtype {dtype!r}{' mutable' if mutable else ''}")
+    room = math.prod(max(n, 1) for n in shape) * spec.stored.dtype.itemsize
     if len(shape) > 63 or room > _ROW_LIMIT:  # NumPy takes 64 axes, and time is one
         raise ValueError(f"column {name!r}: shape {shape!r} is too large")
-    return ColumnSpec(name, tuple(shape), kind, mutable)
+    return spec
 
 
 def portable(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -320,9 +356,9 @@ def _check_dtype(name: str, dtype: np.dtype[Any], where: str) -> None:
     if dtype.kind not in _KINDS or dtype.char in "gG":
         raise InputError(
             f"{where}: column {name!r} has dtype {dtype}, which has no fixed meaning on every machine; "
-            "use bool, integers, floats up to 64 bits, complex, fixed-width strings or bytes, or dates"
+            "use bool, integers, floats up to 64 bits, complex, text, bytes of a fixed width, or dates"
         )
-    if dtype.kind in "SU" and dtype.itemsize == 0:
+    if dtype.kind == "S" and dtype.itemsize == 0:
         raise InputError(f"{where}: column {name!r} has dtype {dtype} of width 0; give it a width")
 
 
@@ -351,14 +387,17 @@ def _space_columns(space: Any) -> list[ColumnSpec] | None:
     whole = inner if isinstance(inner, Mapping) else {"observation": space}
     specs = []
     for name, part in flattened(_parts(whole), "schema").items():
-        if getattr(part, "shape", None) is None or getattr(part, "dtype", None) is None:
+        shape, dtype = getattr(part, "shape", None), getattr(part, "dtype", None)
+        if shape is None and isinstance(dtype, np.dtype) and dtype == TEXT:  # `Text`
+            shape = ()
+        if shape is None or dtype is None:
             raise InputError(
                 f"schema: space {name!r} ({type(part).__name__}) has no single shape and dtype; "
                 "flatten it with gymnasium.spaces.utils.flatten_space, or give (shape, dtype) pairs"
             )
-        dtype = portable(np.dtype(part.dtype))
+        dtype = portable(np.dtype(dtype))
         _check_dtype(name, dtype, "schema")
-        specs.append(ColumnSpec(str(name), tuple(part.shape), dtype))
+        specs.append(ColumnSpec(str(name), tuple(shape), dtype))
     return specs
 
 

@@ -223,16 +223,18 @@ class CommitFiles:
         if not self.unpublished:  # else readers still see a state that needs them
             self.segments.delete_before(self._synced_first, self.state.seq)
 
-    def write_blob(self, seq: int, sums: list[int], data: bytes) -> BlobPlace:
+    def write_blob(self, seq: int, sums: list[int], data: bytes, words: bytes = b"") -> BlobPlace:
         """Write the blob of record `seq`, and return the fields of the record that say where it is."""
-        blob = self._blob(self.segments.next_offset, sums, data)
+        blob = self._blob(self.segments.next_offset, sums, data, words)
         return *self.segments.append(blob, seq), len(blob), xxhash.xxh3_64_intdigest(blob)
 
-    def write_blobs(self, last: int, parts: Sequence[tuple[list[int], bytes]]) -> list[BlobPlace]:
-        """Write the blobs of the records up to `last`, one behind the other, each of sums and data; see `write_blob`."""
+    def write_blobs(
+        self, last: int, parts: Sequence[tuple[list[int], bytes, bytes]]
+    ) -> list[BlobPlace]:
+        """Write the blobs of the records up to `last`, one behind the other, each of sums, data and words; see `write_blob`."""
         at, blobs, places = self.segments.next_offset, list[bytes](), list[BlobPlace]()
-        for sums, data in parts:
-            blobs.append(self._blob(at, sums, data))
+        for sums, data, words in parts:
+            blobs.append(self._blob(at, sums, data, words))
             at += len(blobs[-1])
         number, offset = self.segments.append(b"".join(blobs), last)
         for blob in blobs:
@@ -240,14 +242,15 @@ class CommitFiles:
             offset += len(blob)
         return places
 
-    def _blob(self, at: int, sums: list[int], data: bytes) -> bytes:
+    def _blob(self, at: int, sums: list[int], data: bytes, words: bytes) -> bytes:
         """Return a blob that begins at byte `at` of its segment. If no blob before it there has the small state, this one has it."""
         if at and self._carried_at is not None:
-            return encode_blob(sums, self._carried_at, data)
+            return encode_blob(sums, self._carried_at, data, words=words)
         state = json.dumps(self.carried, separators=(",", ":")).encode()
-        place = at + HEAD.size + 8 * len(sums), len(state), xxhash.xxh3_64_intdigest(state)
+        begin = at + HEAD.size + 8 * len(sums) + len(words)
+        place = begin, len(state), xxhash.xxh3_64_intdigest(state)
         self._carried_at = place
-        return encode_blob(sums, place, data, state)
+        return encode_blob(sums, place, data, state, words)
 
     def sync_written(self, rows: Rows | None) -> None:
         """Make rows and blob durable, before the record that names them."""

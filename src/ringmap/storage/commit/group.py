@@ -16,6 +16,9 @@ that record is the newest one: else the group was committed already, or the rows
 The blocks of the file are allocated before the first frame, as are those of the rows. So a group that was begun can be
 committed on a full disk.
 
+Of text the rows have codes, and the group has the words: they become those of the commit. A call's new words are written before its
+frame, to a file beside it.
+
 Columns *apart* hold values that most rows don't need once the rows after them are known: the next observation of a
 transition is the row of the lane's next step. A frame has them for all its rows; the commit keeps those that need them.
 
@@ -38,11 +41,13 @@ import xxhash
 
 from ringmap.storage.columns.pending import found_in
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.text import Words
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import FRAME, Apart, seed_of
 from ringmap.storage.records.table import DROPPED, Record
+from ringmap.storage.records.word_file import WordFile
 from ringmap.storage.ring.integers import Position
 
 __all__ = ["OpenGroup", "follows", "kept_apart"]
@@ -108,11 +113,19 @@ class GroupFile:
 
     def __init__(self, folder: str, file: File, nbytes: int) -> None:
         self.folder, self.file, self.nbytes = folder, file, nbytes
+        self.words: WordFile | None = None
         self._is_named = False
+
+    def write_words(self, words: Words) -> None:
+        """Write the words that are not in their file yet."""
+        if self.words is not None:
+            self.words.write(words)
 
     def sync(self, disk: Disk) -> None:
         """Return once the frames, and the names, are durable on the disk."""
         self.file.sync()
+        if self.words is not None:
+            self.words.file.sync()
         if not self._is_named:
             disk.sync_folder(self.folder)
             disk.sync_folder(os.path.dirname(self.folder))
@@ -120,8 +133,14 @@ class GroupFile:
 
     def remove(self, disk: Disk) -> None:
         """Remove the file: its rows are committed."""
-        self.file.close()
+        self.close()
         disk.remove_folder(self.folder)
+
+    def close(self) -> None:
+        """Release the descriptors."""
+        self.file.close()
+        if self.words is not None:
+            self.words.file.close()
 
 
 class OpenGroup:
@@ -157,9 +176,13 @@ class OpenGroup:
         self.is_in_place = in_place is not None
         """Whether the rows stand in the columns, so that a read of the columns finds them."""
         specs = (*schema.columns, *(apart.schema.columns if apart else ()))
+        self.words = Words()
+        """Of the columns of text."""
+        self._are_text = [spec.is_text for spec in specs]
+        self._has_text = any(self._are_text)
         if in_place is not None:
             specs = specs[len(in_place) :]
-        fields = [(str(i), spec.dtype, spec.shape) for i, spec in enumerate(specs)]
+        fields = [(str(i), spec.stored.dtype, spec.shape) for i, spec in enumerate(specs)]
         self._records = np.zeros(limit, np.dtype(fields))
         self._size = self._records.itemsize
         self._values = [*(in_place or ()), *(self._records[str(i)] for i in range(len(specs)))]
@@ -207,6 +230,9 @@ class OpenGroup:
             self.file = spent
             spent.file.reserve(0, need)
         self.file = spent
+        if self._has_text:
+            words = None if spent.words is None else WordFile(spent.words.file, self._seed)
+            spent.words = words or WordFile.create(disk, spent.folder, self._seed)
         self.file.file.write(head, 0)
         self._end = len(head), 2 if self.earlier else 1
 
@@ -228,6 +254,13 @@ class OpenGroup:
         at = self.count
         stop = at + count
         where = at if is_single else slice(at, stop)
+        if self._has_text:
+            arrays = [
+                self.words.encode(v) if t else v
+                for t, v in zip(self._are_text, arrays, strict=True)
+            ]
+            if self.file is not None:
+                self.file.write_words(self.words)
         for values, given in zip(self._values, arrays, strict=True):
             values[where] = given
         if self.file is not None:
@@ -242,7 +275,7 @@ class OpenGroup:
         return FRAME.pack(len(payload), check) + payload
 
     def columns(self) -> list[Array]:
-        """Return the rows, one C-contiguous array per column of the ring: a view where they lie so, else a copy."""
+        """Return the rows as they are stored, one C-contiguous array per column of the ring: a view where they lie so, else a copy."""
         values = self._values[: len(self.schema.columns)]
         return [np.ascontiguousarray(v[: self.count]) for v in values]
 
@@ -251,15 +284,20 @@ class OpenGroup:
         if self.apart is None:
             return {}, None
         lanes = self._by_name[self.apart.lanes][: self.count]
-        apart = {name: values[: self.count] for name, values in self._apart.items()}
+        apart = {n: self._shown(n, values[: self.count]) for n, values in self._apart.items()}
         return kept_apart(lanes, apart, self.earlier)
+
+    def _shown(self, name: str, values: Array) -> Array:
+        """Return values of a column apart, with strings in place of their codes."""
+        assert self.apart is not None
+        return self.words.decode(values) if name in self.apart.schema.texts else values
 
     def apart_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of these positions are of rows of the group, bool `(n,)`, and a copy of the values apart of these."""
         at = positions - self.start
         ours = (at >= 0) & (at < self.count)
         at = at[ours]
-        return ours, {name: values.take(at, 0) for name, values in self._apart.items()}
+        return ours, {n: self._shown(n, values.take(at, 0)) for n, values in self._apart.items()}
 
     def newest_apart(self) -> dict[str, Array]:
         """Return a copy of the values apart of the newest call."""
@@ -276,7 +314,11 @@ class OpenGroup:
     def rows_of(self, names: Sequence[str], numbers: Array) -> list[Array]:
         """Return rows of columns by number."""
         rows = self._records.take(numbers, mode="clip")
-        return [rows[self._fields[name]] for name in names]
+        found = [rows[self._fields[name]] for name in names]
+        if not self.schema.texts:
+            return found
+        texts, columns = self.schema.texts, zip(names, found, strict=True)
+        return [self.words.decode(v) if name in texts else v for name, v in columns]
 
 
 def _described(schema: Schema) -> list[list[Any]]:

@@ -49,6 +49,7 @@ from ringmap.errors import (
 from ringmap.storage.columns.backends import Storage, choose
 from ringmap.storage.columns.rows import Rows, combine, sum_of
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.text import coded
 from ringmap.storage.commit.background_sync import BackgroundSync
 from ringmap.storage.commit.commit_files import BlobPlace, CommitFiles
 from ringmap.storage.commit.create import make_columns, make_folder, make_home, warn_of_space
@@ -61,6 +62,7 @@ from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.threads import begin
 from ringmap.storage.read.handle import Handle, is_mine
 from ringmap.storage.read.recovery import Progress, bad_episodes
+from ringmap.storage.read.texts import Texts
 from ringmap.storage.records.blobs import LARGEST_BLOB, encode_data, names_origin
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.names import STREAM
@@ -365,7 +367,7 @@ class Store(Handle):
                     f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
                 )
             if manifest.schema is not None and self.rows is None:
-                self.rows = Rows.open(
+                rows = Rows.open(
                     self.disk,
                     self.folder,
                     manifest.schema,
@@ -375,6 +377,7 @@ class Store(Handle):
                     found.head,
                     self.mapped,
                 )
+                self.rows = rows.read_words(Texts(self))
             behind = found.doubtful()
             bad: dict[int, str] = {}
             if len(behind) and self.rows is not None:
@@ -602,7 +605,12 @@ class Store(Handle):
     ) -> None:  # fmt: skip
         """Do the work of `commit`, inside `exclusively`. `group`: the open group, if its rows are committed."""
         length = len(arrays[0])
-        self._refuse_large(length, data, part, where)
+        if group is None:
+            arrays, (words,) = coded(schema, arrays)
+        else:
+            words = group.words  # its rows are codes already
+        packed = words.pack()
+        self._refuse_large(length, len(packed) + len(data), part, where)
         rows = self._rows_for(files, schema, where)
         start = self.head if group is None else group.start
         need = self.ring.overwritten(start + length)
@@ -620,7 +628,7 @@ class Store(Handle):
         files.carry(small)
         if finished is not None:
             files.carry_finished(finished)
-        place = files.write_blob(seq, sums, data)
+        place = files.write_blob(seq, sums, data, packed)
         record = self._episode(seq, start, length, tail, first, combine(sums), place, flags, data, part)  # fmt: skip
         if following is not None:
             self._write_following(files, record, following)
@@ -634,11 +642,12 @@ class Store(Handle):
             self._following_of = record.seq
         self._committed(files, durable)
 
-    def _refuse_large(self, length: int, data: bytes, part: PartOf | None, where: str) -> None:
+    def _refuse_large(self, length: int, nbytes: int, part: PartOf | None, where: str) -> None:
         """Raise InputError if a record can't say how large an episode is. Nothing was changed."""
-        if part is None and length <= _MOST_STEPS and len(data) <= _MOST_DATA:
+        if part is None and length <= _MOST_STEPS and nbytes <= _MOST_DATA:
             return
-        sizes = [("steps", length, _MOST_STEPS), ("bytes of episode data", len(data), _MOST_DATA)]
+        what = "bytes of episode data and text"
+        sizes = [("steps", length, _MOST_STEPS), (what, nbytes, _MOST_DATA)]
         if part is not None:
             sizes += [("parts", part.number, MOST_U4), ("as its lane", part.lane, MOST_U4)]
             if part.chain != NONE:
@@ -729,21 +738,25 @@ class Store(Handle):
         need = self.ring.overwritten(start + total)
         assert need <= self.tail, "longer than the spare rows"
         rows.reserve(start, total)
+        arrays, words = coded(rows.schema, arrays, [one.length for one in episodes])
         self._stale = True
         files.protect(need, self.seq + 1, files.state)
         rows.write(start, arrays, self._is_live)
         files.carry(small)
         last = len(episodes) - 1
-        at, parts = 0, list[tuple[list[int], bytes]]()
-        for one in episodes:
+        at, parts = 0, list[tuple[list[int], bytes, bytes]]()
+        for one, own in zip(episodes, words, strict=True):
             stop = at + one.length
-            parts.append((_sums_of([v[at:stop] for v in arrays] if last else arrays), one.data))
+            sums = _sums_of([v[at:stop] for v in arrays] if last else arrays)
+            parts.append((sums, one.data, own.pack()))
             at = stop
         places = files.write_blobs(self.seq + 1 + last, parts)
         durable = self.power and sync
         if durable:
             files.sync_written(rows)
-        for number, (one, place, (sums, _)) in enumerate(zip(episodes, places, parts, strict=True)):
+        for number, (one, place, (sums, *_)) in enumerate(
+            zip(episodes, places, parts, strict=True)
+        ):
             if files.unpublished:  # state.bin may lag by one record, not by two
                 files.publish_again()
             seq, length = self.seq + 1, one.length
@@ -1007,7 +1020,7 @@ class Store(Handle):
         in_place = None
         if self.disk.volatile:
             first = self.ring.pieces(start, limit)[0][1]
-            if first >= count:  # it ends where the ring wraps
+            if first >= count and not rows.schema.texts:  # it ends where the ring wraps
                 limit, in_place = first, rows.writable(start, first)
         group = OpenGroup(
             rows.schema, apart, start, limit, self.ring.rows, after, earlier(), in_place
@@ -1183,8 +1196,8 @@ class Store(Handle):
             self.head,
             self.mapped,
         )
-        self.manifest, self.rows = manifest, rows
-        self._open_values()
+        self.manifest = manifest
+        self._adopt(rows)
 
     # -- syncs -------------------------------------------------------------------------------
 
@@ -1362,9 +1375,9 @@ class Store(Handle):
             self.files.close()
             self.files = None
         if self._group is not None and self._group.file is not None:
-            self._group.file.file.close()
+            self._group.file.close()
         if self._spent is not None:
-            self._spent.file.close()
+            self._spent.close()
         self._following.close()
         if self.values is not None:
             self.values.close()

@@ -123,7 +123,7 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
         pending = _pending_in(opened)
     specs = () if manifest.schema is None else manifest.schema.columns
     columns = tuple(
-        ColumnFacts(spec.name, str(spec.dtype), spec.shape, backend, _codecs(options))
+        ColumnFacts(spec.name, spec.kind, spec.shape, backend, _codecs(options))
         for spec, backend, options in zip(specs, manifest.backends, manifest.options, strict=True)
     )
     steps, nbytes = int(lengths.sum()), nbytes_of(folder)

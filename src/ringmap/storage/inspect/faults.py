@@ -28,6 +28,7 @@ from ringmap.storage.records.names import (
     STATE,
     STREAM,
     TABLE,
+    WORDS,
 )
 from ringmap.storage.records.stream_file import Stream, read_stream
 from ringmap.storage.records.table import EPISODE, Record
@@ -328,7 +329,8 @@ def _others(survey: Scan) -> Iterator[Finding]:
         if name in ours or name in survey.manifest.files or base in FINE or base.startswith(".nfs"):
             continue
         if name.startswith(f"{OPEN}/") and files.disk.is_folder(files.path(name)):
-            strange = [inner for inner in files.names(name) if inner != f"{name}/{STREAM}"]
+            known = {f"{name}/{STREAM}", f"{name}/{WORDS}"}
+            strange = [inner for inner in files.names(name) if inner not in known]
             yield from (Finding(inner, "is not part of a buffer") for inner in strange)
         elif number is not None:
             if not files.is_file(name) and files.disk.exists(files.path(name)):

@@ -21,6 +21,7 @@ import xxhash
 from ringmap.errors import DamageError
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.rows import UNREADABLE, combine
+from ringmap.storage.columns.text import unpack
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.threads import pool
 from ringmap.storage.inspect.parts import Parts
@@ -294,13 +295,15 @@ class Scan:
             return faults
         name = self.segment_file(record.blob_segment)
         try:
-            expected, _, data = decode_blob(blob)
+            expected, _, data, packed = decode_blob(blob)
             decode_data(data)
+            words = len(unpack(packed))
         except ValueError as error:
             return [(name, f"blob {where} does not make sense: {error}")]
         rows = [s for s in sums if s is not None]
         if len(rows) == len(sums) and combine(rows) == record.rows_sum:
-            return []  # a reader takes them, whatever the blob says of single columns
+            # A reader takes them, whatever the blob says of single columns.
+            return self._strange_codes(record, words, where)
         if len(expected) != len(sums) or combine(expected) != record.rows_sum:
             return [(self.parts.table.file, f"record {record.seq} and its blob disagree")]
         return [
@@ -308,6 +311,27 @@ class Scan:
             for part, found, want in zip(self.parts.columns, sums, expected, strict=True)
             if found is not None and found != want
         ]
+
+    def _strange_codes(self, record: Record, words: int, where: str) -> list[tuple[str, str]]:
+        """Return the columns of text in which a whole episode has codes beyond its words."""
+        found, schema = list[tuple[str, str]](), self.manifest.schema
+        if schema is None or not schema.texts:
+            return found
+        for column, part, spec in zip(
+            self._columns, self.parts.columns, schema.columns, strict=True
+        ):
+            if not spec.is_text or column is None:
+                continue
+            for slot, steps in self.manifest.ring.pieces(record.start, record.length):
+                codes = np.frombuffer(
+                    b"".join(p for p in column.pieces(slot, steps) if isinstance(p, bytes)), "<i4"
+                )
+                if len(codes) and not 0 <= codes.min() <= codes.max() < words:
+                    found.append(
+                        (part.file, f"text {where} is not among the {words} words of its commit")
+                    )
+                    break
+        return found
 
     def _trust_chunks(self, index: int) -> None:
         """Take a folder under the column's own name for it all the same if rows in it prove it.

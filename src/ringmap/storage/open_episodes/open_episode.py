@@ -33,6 +33,7 @@ import xxhash
 from ringmap.errors import CorruptError, InputError, ReplacedError, RingmapError, RoleError
 from ringmap.storage.columns.nested import flattened
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.columns.text import Words
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
@@ -43,6 +44,7 @@ from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import FRAME, Stream, read_stream
 from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED, PartOf
+from ringmap.storage.records.word_file import WordFile
 from ringmap.storage.ring.chains import NONE
 from ringmap.storage.ring.integers import Ordinal
 
@@ -116,6 +118,8 @@ class OpenEpisode:
         self._folder = os.path.join(store.paths.open, self.id)
         self._schema: Schema | None = None
         self._file: File | None = None
+        self._words = Words()
+        self._word_file: WordFile | None = None
         # Bytes and frames that count: set together, so that an interrupt can't come in between.
         self._end = (0, 0)
         self._ended = False
@@ -170,7 +174,13 @@ class OpenEpisode:
         if self._file is None:
             self._begin(schema)
         assert self._file is not None
-        payload = b"".join(a.tobytes() for a in fitted.values())
+        stored = [
+            self._words.encode(values) if spec.is_text else values
+            for spec, values in zip(schema.columns, fitted.values(), strict=True)
+        ]
+        if self._word_file is not None and self._word_file.write(self._words) and self._store.power:
+            self._word_file.file.sync()
+        payload = b"".join(a.tobytes() for a in stored)
         before = self._end
         self._end = self._write(self._file, payload, before)
         if self._every is not None and self._pending >= self._every:
@@ -185,7 +195,7 @@ class OpenEpisode:
         """Begin the next part, if this one is committed: also by a call that was interrupted since."""
         if self._every is None or self.id not in self._store.carried.get("finished", []):
             return
-        part, file, folder = self._part, self._file, self._folder
+        part, file, word_file, folder = self._part, self._file, self._word_file, self._folder
         is_first = part.chain == NONE
         following = replace(
             part,
@@ -200,10 +210,12 @@ class OpenEpisode:
         self._part = following  # no call from here on, so no interrupt comes in between
         self.id = fresh
         self._folder = path
-        self._file = None
+        self._file = self._word_file = None
         self._end = (0, 0)
         if file is not None:
             file.close()
+            if word_file is not None:
+                word_file.file.close()
             _remove(self._store.disk, folder)
 
     def finish(
@@ -333,15 +345,21 @@ class OpenEpisode:
             }
             if self._encoded:
                 described["data"] = base64.b64encode(self._encoded).decode()
+        word_file = None
         try:
+            if schema.texts:
+                word_file = WordFile.create(disk, self._folder)
             end = self._write(file, json.dumps(described).encode(), (0, 0))
             if self._store.power:
                 disk.sync_folder(self._folder)
                 disk.sync_folder(self._store.paths.open)
         except BaseException:
             file.close()
+            if word_file is not None:
+                word_file.file.close()
             raise
         self._schema, self._end = schema, end
+        self._words, self._word_file = Words(), word_file
         self._file = file  # last: from here on the stream counts as begun
 
     def _write(self, file: File, payload: bytes, end: tuple[int, int]) -> tuple[int, int]:
@@ -355,6 +373,8 @@ class OpenEpisode:
 
     def _remove(self, durably: bool = False) -> None:
         if self._file is not None:
+            if self._word_file is not None:
+                self._word_file.file.close()
             self._file.close()  # no other thread or handler uses it: every use goes through the gate
             _remove(self._store.disk, self._folder, durably)
         self._ended = True  # last: an interrupted call is repeated

@@ -26,6 +26,7 @@ from ringmap.storage.columns.changed import Changes
 from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.rows import Rows, sum_of
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.text import Words
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
@@ -33,7 +34,8 @@ from ringmap.storage.disk.room import Room
 from ringmap.storage.read.origins import Origins
 from ringmap.storage.read.read_live import RETRY_S, is_live
 from ringmap.storage.read.recovery import RecoveredState, bad_rows, small_state_of
-from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
+from ringmap.storage.read.texts import Texts
+from ringmap.storage.records.blobs import Segments, decode_blob, decode_data, decode_words
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.table import (
     EpisodeTable,
@@ -275,6 +277,11 @@ class Handle:
         """Return the blob of a record, or None if it was deleted."""
         return self.segments.blob_of(record)
 
+    def _adopt(self, rows: Rows) -> None:
+        """Read from these columns, from now on."""
+        self.rows = rows.read_words(Texts(self))
+        self._open_values()
+
     def read_steps(self, position: Position, count: int) -> list[Array] | None:
         """Return `count` steps from a position on, or None if they were evicted during the read."""
         rows = self.rows
@@ -320,7 +327,21 @@ class Handle:
             raise CorruptError(
                 f"{self.folder}: {fault}; run ringmap.check and ringmap.repair on the buffer"
             )
-        return steps, self._data_in(blob, record), record
+        return self._with_words(steps, blob, record), self._data_in(blob, record), record
+
+    def _with_words(self, steps: list[Array], blob: bytes | None, record: Record) -> list[Array]:
+        """Return the rows of a record with strings in place of their codes."""
+        schema = self.schema
+        if schema is None or not schema.texts or blob is None:
+            return steps
+        try:
+            words = Words(decode_words(blob))
+            columns = zip(schema.columns, steps, strict=True)
+            return [words.decode(values) if spec.is_text else values for spec, values in columns]
+        except ValueError as error:
+            raise CorruptError(
+                f"{self.folder}: text of record {record.seq}: {error}; run ringmap.check and ringmap.repair on the buffer"
+            ) from None
 
     def data_of(self, record: Record) -> dict[str, Any]:
         """Return the data in the blob of a record; {} if it was deleted."""

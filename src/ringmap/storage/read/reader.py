@@ -395,10 +395,11 @@ class Reader(Handle):
             raise CorruptError(
                 f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
             )
-        self.rows = Rows.open(
-            self.disk, self.folder, manifest.schema, manifest.columns, manifest.ring, False, head, self.mapped
+        self._adopt(
+            Rows.open(
+                self.disk, self.folder, manifest.schema, manifest.columns, manifest.ring, False, head, self.mapped
+            )
         )  # fmt: skip
-        self._open_values()
 
     @property
     def schema(self) -> Schema | None:

@@ -2,8 +2,8 @@
 
     data/000000000003.bin   [blob of commit 41][blob of commit 42] ...
 
-A blob holds the checksum of each column's rows, the place of the buffer's small state, the state itself
-where it has changed, and the episode's own data. The first blob of a segment has the state in any case. So
+A blob holds the checksum of each column's rows, the words of its columns of text, the place of the buffer's small state,
+the state itself where it has changed, and the episode's own data. The first blob of a segment has the state in any case. So
 the state that counts is in the segment of the newest record, which is never deleted.
 A segment is deleted whole once its last record's retirement is durable: first in, first
 out, no compaction. A number is never reused.
@@ -30,6 +30,7 @@ import xxhash
 
 from ringmap.errors import ClosedError, EnvironmentFault, InputError
 from ringmap.storage.columns.schema import portable
+from ringmap.storage.columns.text import unpack
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.records.table import Record
@@ -47,6 +48,7 @@ __all__ = [
     "decode_blob",
     "decode_data",
     "decode_small_state",
+    "decode_words",
     "encode_blob",
     "encode_data",
     "is_shown",
@@ -75,8 +77,8 @@ LARGEST_STATE = 16 << 20
 StatePlace = tuple[int, int, int]
 """Where a segment has a small state: its first byte there, its size, and its XXH3."""
 
-HEAD = struct.Struct("<IIIIQ")
-"""The head of a blob: the number of checksums, the size of the data, the place of the small state."""
+HEAD = struct.Struct("<IIIIIQ")
+"""The head of a blob: the number of checksums, the sizes of words and data, the place of the small state."""
 
 log = logging.getLogger("ringmap")
 
@@ -84,28 +86,39 @@ log = logging.getLogger("ringmap")
 # -- one blob ------------------------------------------------------------------------------------
 
 
-def encode_blob(sums: Sequence[int], place: StatePlace, data: bytes, state: bytes = b"") -> bytes:
-    """Pack a commit's column checksums and episode data, the place of the small state, and that itself if this blob has it."""
-    head = HEAD.pack(len(sums), len(data), *place)
-    return head + struct.pack(f"<{len(sums)}Q", *sums) + state + data
+def encode_blob(
+    sums: Sequence[int], place: StatePlace, data: bytes, state: bytes = b"", words: bytes = b""
+) -> bytes:
+    """Pack a commit's column checksums, words (packed) and episode data, the place of the small state, and that itself if this blob has it."""
+    head = HEAD.pack(len(sums), len(words), len(data), *place)
+    return head + struct.pack(f"<{len(sums)}Q", *sums) + words + state + data
 
 
-def decode_blob(blob: bytes) -> tuple[list[int], StatePlace, bytes]:
-    """Return `(sums, place of the small state, data)` of a blob whose checksum holds.
+def decode_blob(blob: bytes) -> tuple[list[int], StatePlace, bytes, bytes]:
+    """Return `(sums, place of the small state, data, words)` of a blob whose checksum holds.
 
     Raises:
         ValueError: its parts do not add up. A forged blob may have a valid checksum.
     """
     if len(blob) < HEAD.size:
         raise ValueError(f"blob parts do not add up: it has {len(blob)} bytes")
-    count, data, *place = HEAD.unpack_from(blob)
+    count, words, data, *place = HEAD.unpack_from(blob)
     at, state = HEAD.size + 8 * count, place[1]
-    if len(blob) - at - data not in (0, state):
+    if len(blob) - at - words - data not in (0, state):
         raise ValueError(
-            f"blob parts do not add up: {at} + {state} or 0 + {data} bytes, of {len(blob)}"
+            f"blob parts do not add up: {at} + {words} + {state} or 0 + {data} bytes, of {len(blob)}"
         )
     sums = list(struct.unpack_from(f"<{count}Q", blob, HEAD.size))
-    return sums, (place[0], state, place[2]), blob[len(blob) - data :]
+    return sums, (place[0], state, place[2]), blob[len(blob) - data :], blob[at : at + words]
+
+
+def decode_words(blob: bytes) -> list[str]:
+    """Return the words of the columns of text of a blob whose checksum holds.
+
+    Raises:
+        ValueError: its parts do not add up, or the words make no sense.
+    """
+    return unpack(decode_blob(blob)[3])
 
 
 def decode_small_state(text: bytes) -> dict[str, Any]:

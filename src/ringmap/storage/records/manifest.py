@@ -182,7 +182,7 @@ class Manifest:
     def column(self, index: int) -> StoredColumn:
         """Return one column."""
         assert self.schema is not None
-        spec, label = self.schema.columns[index], self.label(index)
+        spec, label = self.schema.columns[index].stored, self.label(index)
         return StoredColumn(self.files[index], self.backends[index], spec, self.rows, label)
 
     @property

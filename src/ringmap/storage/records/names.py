@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "COLUMNS", "DATA", "LOCK", "MANIFEST", "OPEN", "SALVAGE", "SALVAGED", "STATE", "STREAM", "TABLE",
+    "WORDS",
 ]  # fmt: skip
 
 LOCK, MANIFEST, TABLE, STATE = "lock", "manifest.json", "episodes.npy", "state.bin"
@@ -14,6 +15,9 @@ DATA, OPEN, COLUMNS = "data", "open", "columns"
 
 STREAM = "steps.bin"
 """The file in a folder of `open/`."""
+
+WORDS = "words.bin"
+"""The file beside it, where there are columns of text."""
 
 SALVAGE, SALVAGED = ".salvage", ".salvage.done"
 """The folder of a repair that is under way, and its name once all of it is done."""

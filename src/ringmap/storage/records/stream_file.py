@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
+import os
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,17 +25,17 @@ import numpy as np
 import xxhash
 
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.columns.text import Words
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import decode_data
+from ringmap.storage.records.names import WORDS
 from ringmap.storage.records.table import MOST, PartOf
+from ringmap.storage.records.word_file import FRAME, read_words
 from ringmap.storage.ring.chains import NONE
 
 __all__ = ["EARLIER_LIMIT", "FRAME", "Apart", "OpenRows", "Stream", "read_stream", "seed_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-FRAME = struct.Struct("<IQ")
-"""The header of a payload: its size, and its checksum."""
 
 _HEAD_LIMIT = 1 << 24
 EARLIER_LIMIT = 1 << 29
@@ -72,20 +72,17 @@ class Stream:
     earlier: dict[str, Any] = field(default_factory=dict)
     part: PartOf | None = None
     data: bytes = b""
+    words: Words = field(default_factory=Words)
+    """Of the columns of text."""
+    seed: int = 0
+    """Of a group: what is added to the numbers of its frames."""
 
     def arrays(self) -> list[Array]:
         """Return the steps as one array per column, those of `apart` last."""
         assert self.schema is not None
-        rows = np.frombuffer(b"".join(self.steps), np.uint8).reshape(len(self.steps), -1)
-        arrays, begin = [], 0
-        for spec in _specs(self.schema, self.apart):
-            raw = np.ascontiguousarray(rows[:, begin : begin + spec.row_nbytes])
-            shape = (len(rows), *spec.shape)
-            arrays.append(
-                raw.view(spec.dtype).reshape(shape) if raw.size else np.empty(shape, spec.dtype)
-            )
-            begin += spec.row_nbytes
-        return arrays
+        specs = _specs(self.schema, self.apart)
+        columns = zip(specs, _columns_of(specs, self.steps), strict=True)
+        return [self.words.decode(values) if spec.is_text else values for spec, values in columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +104,45 @@ class _Begun:
         return _specs(self.schema, self.apart)
 
 
+def _columns_of(specs: tuple[ColumnSpec, ...], steps: list[bytes]) -> list[Array]:
+    """Return the values of each column as they are stored."""
+    rows = np.frombuffer(b"".join(steps), np.uint8).reshape(len(steps), -1)
+    arrays, begin = [], 0
+    for spec in specs:
+        raw = np.ascontiguousarray(rows[:, begin : begin + spec.row_nbytes])
+        shape, dtype = (len(rows), *spec.shape), spec.stored.dtype
+        arrays.append(raw.view(dtype).reshape(shape) if raw.size else np.empty(shape, dtype))
+        begin += spec.row_nbytes
+    return arrays
+
+
 def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
     """Return the content of an open episode's file. No byte is used before its checksum and its size are verified.
 
-    Cost: reads the file, but at most `max_steps` steps of it.
+    Cost: reads the file, but at most `max_steps` steps of it; and all words.
     """
+    found = _read_frames(disk, path, max_steps)
+    specs = () if found.schema is None else _specs(found.schema, found.apart)
+    if not found.steps or not any(spec.is_text for spec in specs):
+        return found
+    words = Words(read_words(disk, os.path.dirname(path), found.seed))
+    columns = zip(specs, _columns_of(specs, found.steps), strict=True)
+    codes = [values.reshape(len(values), -1) for spec, values in columns if spec.is_text]
+    whole = np.all([((c >= 0) & (c < len(words))).all(1) for c in codes], 0)
+    if whole.all():
+        return replace(found, words=words)
+    count = int(np.argmin(whole))
+    fault = f"the words of step {count}, in {WORDS}, are damaged or missing"
+    if found.after is not None:  # a call counts whole
+        now = _read_frames(disk, path, 0)  # a writer may have begun the next group
+        return replace(now, steps=[], fault=fault if now.seed == found.seed else "")
+    row = FRAME.size + sum(spec.row_nbytes for spec in specs)
+    nbytes = found.nbytes - row * (len(found.steps) - count)
+    return replace(found, steps=found.steps[:count], nbytes=nbytes, fault=fault, words=words)
+
+
+def _read_frames(disk: Disk, path: str, max_steps: int) -> Stream:
+    """Return the content of the file, without the words of text."""
     with closing(disk.open(path)) as file:
         size = file.size()
         head = file.read(FRAME.size, 0)
@@ -137,7 +168,7 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
         data = memoryview(file.read(min(size - at, most), at))
         again = described if begun.after is None else file.read(len(described), FRAME.size)
     if begun.after is not None:
-        found = Stream(begun.schema, [], at, after=begun.after, apart=begun.apart)
+        found = Stream(begun.schema, [], at, after=begun.after, apart=begun.apart, seed=begun.seed)
         if again != described:
             return found  # a writer has begun the next group
         full = (
@@ -290,7 +321,7 @@ def _earlier_in(payload: bytes, apart: Apart) -> dict[str, Any]:
         raise ValueError(f"it has {list(found)}")
     for spec in apart.schema.columns:
         values = found[spec.name]
-        if values.dtype != spec.dtype or values.shape != (len(rows), *spec.shape):
+        if not spec.has(values.dtype) or values.shape != (len(rows), *spec.shape):
             raise ValueError(f"{spec.name} has {values.dtype} {values.shape}")
     return found
 

@@ -1,0 +1,163 @@
+"""Text: the words of one commit, and the codes that stand for them in its rows.
+
+    ["push", "push", "lift"]   ->   codes [0, 0, 1], int32, in the column   +   words ["push", "lift"], packed, in the blob
+
+Packed: how many, the bytes of each, then all in UTF-8; NumPy's strings and Python's hold lone surrogates, so these are kept.
+
+Invariants: a word stands once, in the order in which the rows name them; what `decode` returns for the codes of `encode` equals
+what was encoded. No word ends in NUL: NumPy's strings can't.
+Not here: where words lie (records/blobs.py, records/word_file.py), which words a row needs (read/texts.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+
+from ringmap.storage.columns.schema import Schema
+
+__all__ = ["Words", "coded", "decoded", "put", "strings", "unpack"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Words:
+    """The words of some rows; more come with the rows."""
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        self.words = list(words)
+        self._codes = {word: code for code, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, texts: Any) -> Array:
+        """Return the codes of strings, int32 in their shape, and take up those that are new. O(strings).
+
+        Example:
+            >>> Words().encode(np.array(["push", "push", "lift"])).tolist()
+            [0, 0, 1]
+        """
+        array = np.asarray(texts)
+        codes = self._codes
+        flat = [codes.setdefault(word, len(codes)) for word in array.reshape(-1).tolist()]
+        self.words += islice(codes, len(self.words), None)
+        return np.array(flat, np.int32).reshape(array.shape)
+
+    def decode(self, codes: Array) -> Array:
+        """Return the strings that codes stand for.
+
+        Raises:
+            ValueError: a code stands for none.
+        """
+        used, back = np.unique(codes, return_inverse=True)
+        if len(used) and not 0 <= used[0] <= used[-1] < len(self.words):
+            raise ValueError(f"codes {used[0]} to {used[-1]} for {len(self.words)} words")
+        found = strings([self.words[code] for code in used.tolist()])
+        return found.take(back.reshape(codes.shape))
+
+    def pack(self, first: int = 0) -> bytes:
+        """Return the words from number `first` on as bytes, none for no words."""
+        words = [word.encode("utf-8", "surrogatepass") for word in self.words[first:]]
+        sizes = np.array([len(words), *map(len, words)], "<u4")
+        return sizes.tobytes() + b"".join(words) if words else b""
+
+
+def strings(words: Sequence[str]) -> Array:
+    """Return an array of strings, as wide as the longest.
+
+    Example:
+        >>> strings(["a", "abc"]).dtype, strings([]).shape
+        (dtype('<U3'), (0,))
+    """
+    return np.array(words, np.str_) if words else np.empty(0, "<U1")
+
+
+def decoded(codes: Array, of: Array, tables: Sequence[Sequence[str]]) -> tuple[Array, Array]:
+    """Return the strings that codes of several tables of words stand for, and which rows have a code that stands for none.
+
+    Args:
+        codes: `(B, ...)`.
+        of: which table is that of each row, `(B,)`.
+        tables: words.
+
+    Returns:
+        `(B, ...)`, as wide as the longest, with "" for a code that stands for none; and bool `(B,)`.
+    """
+    each = codes.reshape(len(codes), math.prod(codes.shape[1:])).astype(np.int64)
+    counts = np.array([len(words) for words in tables], np.int64)
+    stops = counts.cumsum()
+    mine = of[:, None]
+    good = (each >= 0) & (each < counts.take(mine))
+    blank = int(counts.sum())
+    numbers = np.where(good, each + (stops - counts).take(mine), blank)
+    used, back = np.unique(numbers, return_inverse=True)
+    places = stops.searchsorted(used, "right").tolist()
+    found = []
+    for number, table in zip(used.tolist(), places, strict=True):
+        before = int(stops[table] - counts[table]) if number != blank else 0
+        found.append("" if number == blank else tables[table][number - before])
+    bad: Array = ~np.all(good, axis=1)
+    return strings(found).take(back.reshape(codes.shape)), bad
+
+
+def put(into: Array, where: Any, values: Array) -> Array:
+    """Do `into[where] = values` and return `into`; a wider copy where these are wider strings, which NumPy would cut.
+
+    Example:
+        >>> put(np.array(["a", "b"]), [1], np.array(["long"])).tolist()
+        ['a', 'long']
+    """
+    if values.dtype.kind == into.dtype.kind == "U":
+        into = into.astype(np.promote_types(into.dtype, values.dtype), copy=False)
+    into[where] = values
+    return into
+
+
+def unpack(data: bytes) -> list[str]:
+    """Return the words in packed bytes.
+
+    Raises:
+        ValueError: it is not an output of `Words.pack`.
+    """
+    if not data:
+        return []
+    count = int.from_bytes(data[:4], "little")
+    at = 4 + 4 * count
+    if not count or len(data) < at:
+        raise ValueError(f"{count} words in {len(data)} bytes")
+    stops = at + np.frombuffer(data, "<u4", count, 4).cumsum(dtype=np.int64)
+    if stops[-1] != len(data):
+        raise ValueError(f"words end at byte {stops[-1]} of {len(data)}")
+    bounds = [at, *stops.tolist()]
+    words = [data[a:b].decode("utf-8", "surrogatepass") for a, b in pairwise(bounds)]
+    if len({*words}) < count or any(word.endswith("\0") for word in words):
+        raise ValueError("a word stands twice, or ends in NUL")
+    return words
+
+
+def coded(
+    schema: Schema, arrays: list[Array], lengths: Sequence[int] | None = None
+) -> tuple[list[Array], list[Words]]:
+    """Return the rows of commits as they are stored, and the words of each commit.
+
+    Args:
+        schema: of the arrays.
+        arrays: one per column.
+        lengths: rows of each commit, which follow one another; None: all are of one.
+    """
+    lengths = [len(arrays[0])] if lengths is None else lengths
+    words = [Words() for _ in lengths]
+    if not schema.texts:
+        return arrays, words
+    bounds, found = np.cumsum(lengths)[:-1], []
+    for spec, values in zip(schema.columns, arrays, strict=True):
+        if spec.is_text:
+            pieces = zip(words, np.split(values, bounds), strict=True)
+            values = np.concatenate([own.encode(piece) for own, piece in pieces])
+        found.append(values)
+    return found, words

@@ -1,0 +1,132 @@
+"""Reads the words that the codes of text columns stand for, episode by episode.
+
+    position -> the record that has it -> its blob -> words -> string
+                    |                                  |
+                    live episodes, in memory           kept for the next read, within a bound
+
+Invariants: a code is looked up in the words of its own record. A row that was overwritten during its copy may get any string: the
+look after the copy drops it. One that is live has its string, or is damaged.
+Not here: how words are packed (columns/text.py); rows that are not committed, which have words of their own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringmap.errors import ClosedError, CorruptError
+from ringmap.storage.columns.text import decoded
+from ringmap.storage.read.read_live import is_live
+from ringmap.storage.records.blobs import decode_words
+from ringmap.storage.ring.integers import Position
+
+if TYPE_CHECKING:
+    from ringmap.storage.read.handle import Handle
+
+__all__ = ["KEPT_NBYTES", "Texts"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+KEPT_NBYTES = 16 << 20
+"""Bytes of words that a handle keeps, about: those of the newest reads, and half as many of those before."""
+
+_WORD_NBYTES = 64
+"""Of a string, beside its characters."""
+
+_NOWHERE = -1
+
+
+class Texts:
+    """The words of a handle's records.
+
+    Args:
+        handle: whose rows are read. It is not kept alive.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = weakref.ref(handle)
+        self._era = -1
+        # Without a lock: two threads at once at worst read words twice.
+        self._new: dict[int, list[str]] = {}
+        self._old: dict[int, list[str]] = {}
+        self._nbytes = 0
+
+    def __call__(self, positions: Array, codes: Array) -> Array:
+        """Return the strings of rows, given their positions and their codes `(*positions.shape, ...)`.
+
+        Raises:
+            CorruptError: the words of a live row are damaged, or its code is none of them.
+
+        Cost: O(rows log episodes), and for each record whose words are not kept one read of its blob.
+        """
+        handle = self._handle()
+        if handle is None:
+            raise ClosedError("text: the buffer was closed meanwhile; open it again")
+        flat = positions.reshape(-1)
+        names, of = self._records(handle, flat)
+        tables = [self._words(handle, name) for name in names.tolist()]
+        rows = codes.reshape(len(flat), *codes.shape[positions.ndim :])
+        found, bad = decoded(rows, of, tables)
+        if bad.any():
+            self._refuse_live(handle, flat[bad & (names.take(of) != _NOWHERE)])
+        return found.reshape(codes.shape)
+
+    def _records(self, handle: Handle, positions: Array) -> tuple[Array, Array]:
+        """Return the starts of the records that have these positions, each once, and which of them is that of each position."""
+        with handle.memory:
+            live = handle.live
+            if live.era != self._era:  # other rows may stand at known positions
+                self._era, self._new, self._old, self._nbytes = live.era, {}, {}, 0
+            if not len(live):
+                starts = np.full(len(positions), _NOWHERE)
+            else:
+                at = live.starts.searchsorted(positions, side="right") - 1
+                starts, lengths = live.starts.take(at), live.lengths.take(at)
+                starts = np.where((positions >= starts) & (positions < starts + lengths), starts, _NOWHERE)  # fmt: skip
+        names, of = np.unique(starts, return_inverse=True)
+        return names, of.reshape(-1)
+
+    def _words(self, handle: Handle, start: int) -> list[str]:
+        """Return the words of the record that starts at a position; none if it was evicted meanwhile."""
+        if start == _NOWHERE:
+            return []
+        words = self._new.get(start)
+        if words is not None:
+            return words
+        words = self._old.get(start)
+        if words is None:
+            words = self._read(handle, Position(start))
+        if words:
+            nbytes = sum(map(len, words)) + _WORD_NBYTES * len(words)
+            if self._nbytes + nbytes > KEPT_NBYTES:
+                self._old, self._new, self._nbytes = self._new, {}, 0
+            self._new[start] = words
+            self._nbytes += nbytes
+        return words
+
+    def _read(self, handle: Handle, start: Position) -> list[str]:
+        found = handle.episode_from(start, start + 1)
+        record = None if found is None else found[1]
+        if record is None:
+            return []
+        blob = handle.blob_of(record)
+        if blob is None:
+            self._refuse_live(handle, np.array([start]))
+            return []
+        try:
+            return decode_words(blob)
+        except ValueError as error:
+            raise CorruptError(
+                f"{handle.segments.path(record.blob_segment)}: words of record {record.seq}: {error}; run ringmap.check and "
+                "ringmap.repair on the buffer"
+            ) from None
+
+    def _refuse_live(self, handle: Handle, positions: Array) -> None:
+        """Raise if one of these rows, whose text is not known, was not evicted meanwhile."""
+        if len(positions) and is_live(handle, int(positions.max())):
+            raise CorruptError(
+                f"{handle.folder}: text of the step at position {int(positions.max())} is damaged or missing; run ringmap.check "
+                "and ringmap.repair on the buffer"
+            )

@@ -1,0 +1,88 @@
+"""Text: words and codes, alone and beside rows that are not committed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema
+from ringmap.storage.columns.text import Words, coded, decoded, put, strings, unpack
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.records.word_file import WordFile, read_words
+
+texts = st.lists(st.text(st.characters(), max_size=9).map(lambda s: s.rstrip("\0")), max_size=12)
+
+
+@given(parts=st.lists(texts, max_size=3))
+def test_what_was_encoded_comes_back(parts):
+    words, codes = Words(), []
+    for part in parts:
+        codes.append(words.encode(strings(part)))
+    assert len({*words.words}) == len(words)
+    again = Words(unpack(words.pack()))
+    assert [again.decode(each).tolist() for each in codes] == parts
+    assert words.pack(len(words)) == b""
+
+
+def test_surrogates_keep_apart():
+    """JSON would join these two; UTF-16 too."""
+    pair = ["\ud83d\ude00", "\U0001f600"]
+    assert unpack(Words(pair).pack()) == pair
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"\0", b"\0\0\0\0", b"\2\0\0\0", b"\1\0\0\0\2\0\0\0a", b"\1\0\0\0\1\0\0\0ab", b"\1\0\0\0\1\0\0\0\xff",
+        b"\2\0\0\0\1\0\0\0\1\0\0\0aa", b"\1\0\0\0\2\0\0\0a\0", b"\xff\xff\xff\xff" * 3,
+    ],
+)  # fmt: skip
+def test_words_that_make_no_sense(wrong):
+    with pytest.raises(ValueError, match=r"words|word |bytes|codec"):
+        unpack(wrong)
+
+
+def test_codes_without_a_word():
+    with pytest.raises(ValueError, match="codes 0 to 2 for 2 words"):
+        Words(["a", "b"]).decode(np.array([0, 2]))
+    found, bad = decoded(
+        np.array([[1, 0], [0, -1], [0, 2]]), np.array([0, 0, 1]), [["a", "b"], ["c"]]
+    )
+    assert found.tolist() == [["b", "a"], ["a", ""], ["c", ""]]
+    assert bad.tolist() == [False, True, True]
+
+
+def test_each_commit_has_words_of_its_own():
+    schema = Schema((ColumnSpec("n", (), np.dtype("i8")), ColumnSpec("t", (), TEXT)))
+    arrays = [np.arange(4), np.array(["a", "b", "b", "c"])]
+    (n, codes), words = coded(schema, arrays, [2, 2])
+    assert n is arrays[0]
+    assert codes.tolist() == [0, 1, 0, 1]
+    assert [own.words for own in words] == [["a", "b"], ["b", "c"]]
+
+
+def test_put_never_cuts():
+    into = np.array(["a", "b"])
+    assert put(into, np.array([0]), np.array(["z"])) is into
+    assert put(into, np.array([1]), np.array(["longer"])).tolist() == ["z", "longer"]
+
+
+def test_a_file_of_words(tmp_path):
+    disk, words = Disk(), Words(["a"])
+    file = WordFile.create(disk, str(tmp_path), 7)
+    assert file.write(words)
+    assert not file.write(words)
+    words.encode(["b", "a", "c"])
+    assert file.write(words)
+    assert read_words(disk, str(tmp_path), 7) == ["a", "b", "c"]
+    assert read_words(disk, str(tmp_path), 8) == []  # of another group
+    path = tmp_path / "words.bin"
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        assert read_words(disk, str(tmp_path), 7) in ([], ["a"])
+    path.write_bytes(whole[:-1] + b"x")
+    assert read_words(disk, str(tmp_path), 7) == ["a"]
+    path.unlink()
+    assert read_words(disk, str(tmp_path), 7) == []
+    file.file.close()
