@@ -175,8 +175,8 @@ def test_a_repair_lets_no_ordinal_be_given_again(tmp_path, lost):
         kept = ordinals(buf)
         assert kept == seeds(buf)
         write(buf, 20)
-        assert ordinals(buf)[-1] == 20
-        assert ordinals(buf) == seeds(buf)
+        assert ordinals(buf)[-1] >= 20  # it can't know that nothing newer was lost
+        assert ordinals(buf)[:-1] == seeds(buf)[:-1]
         assert buf.check() == []
         buf.close()
 

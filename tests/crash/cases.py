@@ -175,6 +175,11 @@ class Expect:
         """Return the streams that an opening may find."""
         return self.streams if self.power or not cut else (*self.streams, *self.ended)
 
+    def most_given(self, ordinals):
+        """Return the greatest ordinal, by number, of the episodes that somebody may have seen by now: none of them is given again."""
+        shown = {number for state in self.states | self.newest for number, _ in state}
+        return max((ordinals[number] for number in shown & ordinals.keys()), default=-1)
+
     def judge(self, seen, dropped, sampling, cut, max_steps):
         """Raise unless `seen` may be there, with so many reported as dropped (None: nobody counted)."""
         numbers = [number for number, _ in seen]
@@ -837,7 +842,8 @@ class Campaign:
             ways = [Always(0), Always(1), *[rng] * self.samples][prefix % self.every :: self.every]
             for way in [rng] if depth else ways:
                 tree = model.crash(way)
-                origins = Origins(session.origins.known)
+                known = session.origins.known
+                origins = Origins(known, expect.most_given(known) if self.boots else -1)
                 self.examine(
                     session.case,
                     tree,

@@ -61,7 +61,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.threads import begin
 from ringmap.storage.read.handle import Handle, is_mine
-from ringmap.storage.read.recovery import Progress, bad_episodes
+from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.read.texts import Texts
 from ringmap.storage.records.blobs import LARGEST_BLOB, encode_data, names_origin
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
@@ -73,6 +73,7 @@ from ringmap.storage.records.table import (
     DROPPED,
     END,
     EPISODE,
+    LAST_ORDINAL,
     MOST_U4,
     PART,
     RETIRE,
@@ -80,6 +81,7 @@ from ringmap.storage.records.table import (
     PartOf,
     Record,
     are_live,
+    next_ordinals,
 )
 from ringmap.storage.ring.chains import NONE
 from ringmap.storage.ring.integers import Ordinal, Position
@@ -221,7 +223,7 @@ class Store(Handle):
                     uuid.uuid4().bytes, max_steps, spare, max_steps + spare + SPARE_SLOTS,
                     settings=dict(settings.remembered or {}),
                     table={"count": 0, "first": 1, "tail": 0, "head": 0, "seq": 0},
-                    born=kind or Kind(), lineage=lineage or lineage_of(None, ""),
+                    born=kind or Kind(), lineage=lineage or lineage_of(None, ""), closed=0,
                 )  # fmt: skip
                 make_home(disk, paths, manifest)
 
@@ -357,6 +359,11 @@ class Store(Handle):
             files = self.files
             found = files.find(manifest)
             self._trusted = found.clean
+            nobody_wrote = found.generation > 0 and found.era == manifest.closed
+            if not found.clean and not nobody_wrote:
+                manifest = self.manifest = replace(manifest, ordinal=self._beyond_lost(found))
+                # Before the state is shown as of this boot: then an opening trusts it.
+                self.disk.replace_file(self.paths.manifest, manifest.encode())
             if not found.seq and not manifest.locked_by_argument:
                 manifest = self.manifest = manifest.without_columns()
             if self.rows is not None and self.rows.schema != manifest.schema:
@@ -397,6 +404,7 @@ class Store(Handle):
             with self.memory:
                 self._torn_memory = True
                 self._take(found, bad)
+                self.next_ordinal = max(self.next_ordinal, manifest.ordinal)
                 group = self._group
                 if group is not None and group.after != follows(self._newest_record()):
                     group = self._group = None  # the interrupted call committed it
@@ -406,6 +414,18 @@ class Store(Handle):
                 with files.poisoning():  # the call may have been interrupted before its sync: what is shown now is durable
                     group.file.sync(self.disk)
             self._stale = False
+
+    def _beyond_lost(self, found: RecoveredState) -> int:
+        """Return an ordinal that no lost record gave, after a cut of the power or a failed sync.
+
+        A record is only written while its slot is not needed by the newest one that is durable. So at most a table of records was
+        lost, of which each gave one ordinal, and the open group had the next one.
+        """
+        newest = found.records[-1:]
+        given = int(next_ordinals(newest)[0]) if len(newest) else 0
+        known = self.manifest.ordinal
+        beyond = max(given, known) + self.manifest.table_slots + 1
+        return beyond if beyond < LAST_ORDINAL else known
 
     # -- roles -------------------------------------------------------------------------------
 
@@ -1212,7 +1232,9 @@ class Store(Handle):
         """
         self.exclusively(where, lambda files: self._flush(files, small))
 
-    def _flush(self, files: CommitFiles, small: Mapping[str, Any] | None) -> None:
+    def _flush(
+        self, files: CommitFiles, small: Mapping[str, Any] | None, closes: bool = False
+    ) -> None:
         with self._syncing:
             files.carry(small)
             if self.disk.volatile:
@@ -1235,6 +1257,7 @@ class Store(Handle):
                 self.manifest,
                 table=table,
                 carried={"seq": self.seq, "state": files.carried},
+                closed=files.state.era if closes else None,
                 settings=dict(self.settings.remembered or self.manifest.settings),
             )
             self.disk.replace_file(self.paths.manifest, self.manifest.encode())
@@ -1320,7 +1343,7 @@ class Store(Handle):
                 with clear_errors(where, self.folder, self._what_became):
                     files = self._ready(where)
                     self._commit_group(files, where, small)
-                    self._flush(files, small)
+                    self._flush(files, small, closes=True)
                     if self.values is not None:
                         self.values.seal()
                     self._remove(self._spent)

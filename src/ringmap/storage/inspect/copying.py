@@ -110,7 +110,7 @@ class Copy:
         if not now.seq and not manifest.locked_by_argument:
             manifest = manifest.without_columns()
         self._era, self._head = now.era, now.tail
-        self._manifest = manifest = replace(manifest, uuid=uuid.uuid4().bytes)
+        self._manifest = manifest = replace(manifest, uuid=uuid.uuid4().bytes, closed=None)
         make_parts(self.disk, self.paths, manifest)
         if manifest.schema is not None:
             self.disk.make_folder(self.paths.columns)

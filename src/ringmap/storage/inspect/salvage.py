@@ -64,6 +64,7 @@ from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import (
     DROPPED,
     EPISODE,
+    LAST_ORDINAL,
     MOST_U4,
     PART,
     EpisodeTable,
@@ -535,10 +536,14 @@ class Salvage:
             carried = {"seq": reached.seq, "state": older.state}
             self._act(MANIFEST, f"go back to the small state of record {older.seq}: {fault}")
         manifest = replace(manifest, table=counts, carried=carried).with_sizes()
-        self.manifest = manifest
         what = f"write it again: {count} episodes"
         if self.parts.manifest_part.at is None:
+            newest = self.table.read(reached.seq) if reached.seq else None
+            given = 0 if newest is None else newest.next_ordinal
+            if given < LAST_ORDINAL // 2:  # more than any number of power cuts can have left out
+                manifest = replace(manifest, ordinal=given + (1 << 32))
             what = f"make it again from the other files: {count} episodes; settings (history_len ...) are lost"
+        self.manifest = manifest
         self._act(MANIFEST, what)
         self._data[MANIFEST] = manifest.encode()
         self._put(MANIFEST, keeps=False)

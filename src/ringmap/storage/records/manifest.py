@@ -36,7 +36,7 @@ from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.records.layout import LAYOUT
 from ringmap.storage.records.names import COLUMNS, STATE, TABLE
 from ringmap.storage.records.state import StateFile
-from ringmap.storage.records.table import EpisodeTable
+from ringmap.storage.records.table import MOST, EpisodeTable
 from ringmap.storage.ring.arithmetic import Ring
 
 __all__ = [
@@ -104,7 +104,8 @@ class Kind:
 class Manifest:
     """The fixed facts of a buffer, and its settings as of the last flush.
 
-    `born`: what its rows are; `lineage`: 16 bytes that its episodes are known by, also in copies of it.
+    `born`: what its rows are; `lineage`: 16 bytes that its episodes are known by, also in copies of it; `ordinal`: none below it
+    is given any more; `closed`: the era that a writer closed, 0 at birth, None after a flush that was no close.
     """
 
     uuid: bytes
@@ -122,6 +123,8 @@ class Manifest:
     carried: dict[str, Any] = field(default_factory=dict)
     born: Kind = Kind()
     lineage: bytes = bytes(LINEAGE_NBYTES)
+    ordinal: int = 0
+    closed: int | None = None
 
     @property
     def version(self) -> int:
@@ -266,6 +269,8 @@ class Manifest:
             "settings": {n: v for n, v in self.settings.items() if n not in ("fps", "reward_at")},
             "table": self.table,
             "carried": self.carried,
+            "ordinal": self.ordinal,
+            "closed": self.closed,
         }  # fmt: skip
         return (
             json.dumps(
@@ -357,6 +362,10 @@ class Manifest:
             raise ValueError(f"table {table!r}")
         if carried and not (_are_counts(carried["seq"]) and isinstance(carried["state"], dict)):
             raise ValueError("carried state")
+        ordinal, closed = body["ordinal"], body["closed"]
+        is_era = closed is None or (type(closed) is int and 0 <= closed < MOST)
+        if not (_are_counts(ordinal) and is_era):
+            raise ValueError(f"ordinal {ordinal!r}, closed {closed!r}")
         settings, rate, reward_at = dict(body["settings"]), body["fps"], body["reward_at"]
         if rate is not None:
             if not _RATE.fullmatch(rate):
@@ -368,6 +377,7 @@ class Manifest:
         return cls(
             uuids.UUID(body["uuid"]).bytes, max_steps, spare, slots, schema, backends, options, files, sizes,
             body["schema_from"] == "argument", settings, table, carried, born, lineage,
+            ordinal, closed,
         )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "END",
     "EPISODE",
     "INTERRUPTED",
+    "LAST_ORDINAL",
     "LAST_TIME",
     "MOST",
     "MOST_U4",
@@ -86,6 +87,9 @@ RECORD = np.dtype(
     ]
 )  # fmt: skip
 """128 bytes; a record never crosses a page, so a write of one is never torn by a kill."""
+
+LAST_ORDINAL = 1 << 55
+"""No ordinal beyond it is left out: one so large was forged, and the next ones must stay possible."""
 
 LAST_TIME = (1 << 63) - 1
 """The last time that a record can have, in ns since 1970."""
