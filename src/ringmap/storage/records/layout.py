@@ -17,6 +17,7 @@ _FILES = {
     "blob": "sizes <III: sums, words, data; small state <IIQ: offset, size, sum; sums <Q each; words; small state if it is new; data",
     "column": "header 4096, rows, label",
     "frame": "size <I, check <Q seeded by the number, payload",
+    "manifest": "lineage, kind, ordinal and closed are known",
     "mutable": "headers at 0 and 4096, marks at 8192; copy: check, generation, position, values",
     "priorities": "headers at 0 and 4096, leaves, two logs, frames of kinds 1 to 3",
     "text": "codes <i4, dtype <U0; words: count <I, sizes <I each, UTF-8; open: words.bin, frames of words",
