@@ -209,7 +209,7 @@ def test_a_size_that_a_record_cannot_say_is_refused_before_anything_changes(path
     write(buf, 0)
     with pytest.raises(InputError, match="9 steps, expected at most 8"):
         write(buf, 1, length=9)
-    with pytest.raises(InputError, match="bytes of episode data, expected at most 100"):
+    with pytest.raises(InputError, match="bytes of episode data and text, expected at most 100"):
         write(buf, 1, data={"text": "x" * 100})
     with (
         pytest.raises(InputError, match="4 as its lane"),

@@ -10,7 +10,7 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, SyncFailedError
 from ringmap.storage.commit.commit_files import CommitFiles
-from ringmap.storage.records.blobs import Segments
+from ringmap.storage.records.blobs import HEAD, Segments
 from tests.crash.recording import Always, RecordingDisk, materialise
 from tests.disks import Through, undisturbed
 
@@ -60,21 +60,22 @@ def test_two_laps_later_the_generator_goes_on_as_it_did(disk, tmp_path, ends, ag
     assert ringmap.check(path) == []
 
 
-def only_where_it_changed(self, at, sums, data, blob=CommitFiles._blob):
+def only_where_it_changed(self, at, *parts, blob=CommitFiles._blob):
     """Take the small state of a segment that may be gone, as the first blob of the next one."""
-    return blob(self, at or 1, sums, data)
+    return blob(self, at or 1, *parts)
 
 
 @pytest.mark.parametrize(
-    ("of", "name", "wrong"),
+    ("name", "wrong", "segment"),
     [
-        (CommitFiles, "_blob", only_where_it_changed),
-        (CommitFiles, "carry", lambda self, small: self.carried.update(small or {})),
+        ("_blob", only_where_it_changed, 600),
+        ("carry", lambda self, small: self.carried.update(small or {}), 1 << 20),
     ],
     ids=["a segment without it", "a change that is not stored"],
 )
-def test_control(disk, tmp_path, monkeypatch, of, name, wrong):
-    monkeypatch.setattr(of, name, wrong)
+def test_control(disk, tmp_path, monkeypatch, name, wrong, segment):
+    monkeypatch.setattr(Segments.__init__, "__defaults__", (segment,))
+    monkeypatch.setattr(CommitFiles, name, wrong)
     was, found, _ = lapped(disk, tmp_path, "kill")
     assert found != was
 
@@ -94,7 +95,7 @@ def test_a_commit_that_changes_nothing_of_it_does_not_store_it(tmp_path):
         buf.write_episodes([{"x": np.full(3, number)} for number in range(4)])
         sizes = blob_sizes(path)
     assert sizes[4] > 150
-    assert {sizes[seq] for seq in sizes if seq and seq not in (1, 4)} == {24 + 8}
+    assert {sizes[seq] for seq in sizes if seq and seq not in (1, 4)} == {HEAD.size + 8}
 
 
 def after_a_failed_sync(disk, tmp_path, at):
