@@ -46,7 +46,7 @@ def png(values, kind, bits, palette=b""):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + plte + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")  # fmt: skip
 
 
-def tiff(values, order="<", photometric=1, sample=None, frames=1):
+def tiff(values, order="<", photometric=1, sample=None, frames=1, more=()):
     """Return a TIFF of (H, W, n) samples of the array's dtype, in one strip."""
     height, width, channels = values.shape
     data = np.ascontiguousarray(values).astype(values.dtype.newbyteorder(order)).tobytes()
@@ -56,7 +56,7 @@ def tiff(values, order="<", photometric=1, sample=None, frames=1):
     for frame in range(frames):
         at = len(made)
         tags = [(256, 4, width), (257, 4, height), (258, 3, bits), (259, 3, 1), (262, 3, photometric), (273, 4, 8),
-                (277, 3, channels), (278, 4, height), (279, 4, len(data)), (339, 3, sample)]  # fmt: skip
+                (277, 3, channels), (278, 4, height), (279, 4, len(data)), *more, (339, 3, sample)]  # fmt: skip
         after = at + 2 + 12 * len(tags) + 4
         body = struct.pack(order + "H", len(tags))
         for tag, kind, value in tags:
@@ -228,6 +228,18 @@ def test_pictures_of_other_kinds_than_the_first_are_refused(tmp_path):
     (path / "x/ep_0_step_1.png").write_bytes(eight)
     with pytest.raises(CorruptError, match=r"expected uint8 \(6, 5, 1\)"):
         stored(path)
+
+
+def test_damage_is_no_picture(tmp_path):
+    """A picture that is cut, and one whose tiles would take more memory than any picture."""
+    pytest.importorskip("av", reason="PyAV is not installed")
+    damaged = {kind: READ[kind][0] for kind in ("PNG, RGB of 48 bits", "PNG, grey of 16 bits", "TIFF, float")}  # fmt: skip
+    damaged = {kind: data[: len(data) // 2] for kind, data in damaged.items()}
+    damaged["tiles"] = tiff(NARROW[..., :1], more=[(322, 4, 60_000), (323, 4, 60_000)])
+    for kind, data in damaged.items():
+        print(kind)
+        with pytest.raises(CorruptError):
+            stored(in_folder(tmp_path / kind, data, None))
 
 
 def test_rlds_reads_what_the_file_holds():

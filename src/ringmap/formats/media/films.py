@@ -19,6 +19,7 @@ Not here: which frames a batch needs (each format).
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
@@ -306,20 +307,28 @@ def _picture(kind: Any, height: int, width: int, where: str) -> Picture:
     Raises:
         UnsupportedError: it has another dtype than integers of up to 16 bits, or no planes of colours.
     """
-    parts = kind.components
-    bits, alpha = max(part.bits for part in parts), any(part.is_alpha for part in parts)
-    colours = len(parts) - alpha
-    known = (colours, alpha) in ((1, False), (3, False), (3, True)) and not (
-        kind.is_bayer or kind.has_palette
-    )
-    if not known or bits > 16 or re.search("f(16|32)", kind.name):
+    found = _planes_of(kind.name)
+    if found is None:
         raise UnsupportedError(
             f"{where}: frames of {kind.name}, whose values would be changed; convert it"
         )
+    return Picture(height, width, *found)
+
+
+@functools.cache
+def _planes_of(name: str) -> tuple[int, np.dtype[Any], str] | None:
+    """Return the channels, the dtype and the planes of a pixel format, None if its values would be changed."""
+    import av
+
+    kind = av.VideoFormat(name)
+    bits = max(part.bits for part in kind.components)
+    alpha = any(part.is_alpha for part in kind.components)
+    colours = len(kind.components) - alpha
+    mixed = kind.is_bayer or kind.has_palette or re.search("f(16|32)", name)
+    if mixed or bits > 16 or (colours, alpha) not in ((1, False), (3, False), (3, True)):
+        return None
     how = "gray" if colours == 1 else "rgb" if kind.is_rgb else "yuv"
-    return Picture(
-        height, width, colours + alpha, np.dtype(np.uint8 if bits <= 8 else np.uint16), how
-    )
+    return colours + alpha, np.dtype(np.uint8 if bits <= 8 else np.uint16), how
 
 
 def _values(frame: Any, found: Picture, luma: bool) -> Array:
