@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer, World, policy
+from ringmap.clips.facts import Facts
 from ringmap.data import (
     ConcatDataset,
     MergeDataset,
@@ -165,14 +166,14 @@ def test_a_writer_that_was_killed_has_said_where(tmp_path, name):
     """The log has it, before the dataset does; and what is appended later is of the same kind."""
     path = place(tmp_path, name)
     writer = get_format(name).open_writer(path)
-    writer.expect_reward_at("same", "a test")
+    writer.expect_facts(Facts("same"), "a test")
     with writer:
         writer.write_episode(episode(0, "same"))
         if name != "hdf5":  # whose file can't be read meanwhile
             assert opened(path, name).reward_at == "same"
     with pytest.raises(InputError, match="reward_at='next'"):
         other = get_format(name).open_writer(path)
-        other.expect_reward_at("next", "a test")
+        other.expect_facts(Facts("next"), "a test")
         with other:
             pass
     with get_format(name).open_writer(path) as writer:

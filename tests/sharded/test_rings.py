@@ -2,10 +2,12 @@
 
 import errno
 import os
+import pickle
 import shutil
 import signal
 import tempfile
 import threading
+from fractions import Fraction
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -19,8 +21,9 @@ from ringmap.buffers.sharded import rings as ring_module
 from ringmap.buffers.sharded.numbers import apart
 from ringmap.clips import many
 from ringmap.clips.adjacent import AdjacentRings
+from ringmap.clips.facts import Facts
 from ringmap.clips.many import groups
-from ringmap.data import ShardedReplayBuffer
+from ringmap.data import ShardedReplayBuffer, Window, load_dataset
 from ringmap.errors import (
     BadRingsError,
     EnvironmentFault,
@@ -284,12 +287,28 @@ def test_rings_of_rewards_elsewhere(three):
     assert "reward_at='next'" in problems(skipping(three, "reward_at='next'"))["d"]
 
 
+def test_rings_of_another_rate_are_left_out_unless_one_rate_is_named(fleet, tmp_path):
+    for name, rate in (("a", None), ("b", 29.97), ("c", Fraction(30000, 1001)), ("d", 10)):
+        fleet.ring(name, fps=rate)
+        fleet.write(name, 20)
+    buf = skipping(fleet, "10/1; name the rate")
+    assert buf.fps == pickle.loads(pickle.dumps(buf)).fps == Fraction(2997, 100)
+    assert "2997/100 steps per second, and" in problems(buf)["d"] and len(problems(buf)) == 1
+    named = open_all(fleet, fps=np.float32(12.5))
+    assert named.fps == pickle.loads(pickle.dumps(named)).fps == 12.5
+    window = {"step": Window(seconds=[0.08])}
+    assert named.sample(4, window=window)["step"].shape == (4, 1)
+    for source, rate, options in ((buf, buf.fps, {}), (named, 12.5, {}), (named, 5, {"fps": 5})):
+        source.dump(tmp_path / "out.h5", **options)
+        assert load_dataset(tmp_path / "out.h5").fps == rate
+
+
 def test_where_rewards_stand_is_known_with_the_first_episode(fleet, caplog):
     """A learner may open a ring before its collector has said where it writes them."""
     fleet.ring("a")
     buf = open_all(fleet)
     assert buf.reward_at is None
-    fleet.writers["a"].expect_reward_at("next", "a test")
+    fleet.writers["a"].expect_facts(Facts("next"), "a test")
     fleet.write("a", 20)
     fleet.ring("b", reward_at="next")
     fleet.write("b", 20)

@@ -4,6 +4,7 @@ import json
 import re
 import uuid
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -293,7 +294,7 @@ def test_the_rate_is_a_ratio_that_is_exactly_the_number(rate):
     assert body["reward_at"] == "next"
     assert body["settings"] == {}
     found = Manifest.decode(made.encode(), PATH)
-    assert found.settings.get("fps") == rate
+    assert found.settings.get("fps") == (None if rate is None else Fraction(str(rate)))
     assert (found.fps, found.reward_at) == (body["fps"], "next")
     if rate == 29.97:
         assert body["fps"] == "2997/100"

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import ringmap
 from ringmap import ReplayBuffer
+from ringmap.clips.facts import Facts
 from ringmap.data import Index, Sequences, Window
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.samplers import (
@@ -259,9 +260,9 @@ def test_a_place_that_is_assigned_is_stored_at_once(home):
     buf = ReplayBuffer(100, path=home / "ring")
     buf.reward_at = "next"
     assert ReplayBuffer.open(home / "ring").reward_at == "next"
-    buf.expect_reward_at("next", "here")
+    buf.expect_facts(Facts("next"), "here")
     with pytest.raises(InputError, match="here: it writes rewards at reward_at='same'"):
-        buf.expect_reward_at("same", "here")
+        buf.expect_facts(Facts("same"), "here")
     buf.close()
 
 

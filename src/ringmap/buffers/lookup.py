@@ -11,6 +11,7 @@ Not here: which clips exist and how they are copied (engine.py), what ids mean t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
@@ -96,7 +97,7 @@ class ClipBuffer(Protocol):
         ...
 
     @property
-    def fps(self) -> float | None:
+    def fps(self) -> Fraction | float | None:
         """Steps per second."""
         ...
 

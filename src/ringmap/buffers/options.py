@@ -13,9 +13,10 @@ import threading
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
 from typing import Any
 
-from ringmap.clips.window import check_fps, check_reward_at
+from ringmap.clips.facts import Facts
 from ringmap.errors import InputError
 from ringmap.storage.columns.backends import Choice, Storage, disagreement
 from ringmap.storage.columns.schema import Schema
@@ -52,7 +53,7 @@ class Options:
     interrupted: str = "drop"
     sync_every_s: float = 30.0
     reward_at: str | None = None
-    fps: float | None = None
+    fps: Fraction | float | None = None
 
     @classmethod
     def remembered(cls, stored: Mapping[str, Any], folder: str) -> Options:
@@ -76,13 +77,16 @@ class Options:
         """Return these options, with what is stored where these do not say: the place of rewards, the rate.
 
         Raises:
-            InputError: rewards are stored as standing elsewhere.
+            InputError: rewards are stored as standing elsewhere, or another rate.
         """
         if self.reward_at and stored.reward_at and self.reward_at != stored.reward_at:
             raise InputError(
                 f"{where}: reward_at={self.reward_at!r}, but the buffer on disk has reward_at={stored.reward_at!r}"
             )
-        return replace(self, reward_at=self.reward_at or stored.reward_at, fps=self.fps or stored.fps)  # fmt: skip
+        mine, kept = Facts.of(self), Facts.of(stored)
+        mine.refuse_rate(kept, where, "the argument", "the buffer on disk")
+        facts = kept.over(mine)
+        return replace(self, reward_at=facts.reward_at, fps=facts.fps)
 
     def check(self, where: str) -> None:
         """Raise InputError for an invalid value."""
@@ -96,8 +100,7 @@ class Options:
                 raise InputError(
                     f"{where}: {name} must be one of {known}, got {getattr(self, name)!r}"
                 )
-        check_reward_at(where, self.reward_at)
-        check_fps(where, self.fps)
+        object.__setattr__(self, "fps", Facts.named(where, self.reward_at, self.fps).fps)
         most = threading.TIMEOUT_MAX
         if not isinstance(self.sync_every_s, int | float) or not 0 <= self.sync_every_s <= most:
             raise InputError(

@@ -19,6 +19,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from ringmap.buffers.options import (
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.updates import updated
 from ringmap.clips import outcomes
+from ringmap.clips.facts import Facts, check_fps
 from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.datasets.stored_episodes import episodes_of, outlines_of
@@ -115,7 +117,8 @@ class ReplayBuffer(Sampled):
         reward_at: where rewards stand: "next": in the row of the step that their action led to (the first row of an episode has no
             reward, the last no action), as `World` and the recording wrapper write them; "same": in the row of the action. None:
             not known. Stored; windows and sums over rewards follow it.
-        fps: steps per second, for windows in seconds. Stored.
+        fps: steps per second, for windows in seconds: a number of Python or NumPy, or a `Fraction`. Kept as `Fraction(str(fps))`, in
+            every copy of the episodes. Stored.
         kind: what the rows are, for other buffers that keep theirs in this one; None: episodes. Stored.
 
     Raises:
@@ -165,7 +168,7 @@ class ReplayBuffer(Sampled):
         reads: str = "map",
         disk: Disk | None = None,
         reward_at: str | None = None,
-        fps: float | None = None,
+        fps: Fraction | float | None = None,
         kind: Kind | None = None,
     ) -> None:
         where = "ReplayBuffer"
@@ -345,9 +348,13 @@ class ReplayBuffer(Sampled):
         return self.num_steps
 
     @property
-    def fps(self) -> float | None:  # type: ignore[override]
-        """Steps per second, or None where that is not known."""
+    def fps(self) -> Fraction | float | None:
+        """Steps per second, a `Fraction`, or None where that is not known. May be assigned: a writer stores it at once."""
         return self.options.fps
+
+    @fps.setter
+    def fps(self, fps: Any) -> None:
+        self._set_facts("ReplayBuffer.fps", Facts(self.reward_at, check_fps("ReplayBuffer.fps", fps)))  # fmt: skip
 
     @property
     def reward_at(self) -> str | None:
@@ -356,39 +363,40 @@ class ReplayBuffer(Sampled):
 
     @reward_at.setter
     def reward_at(self, reward_at: str | None) -> None:
-        if reward_at == self.options.reward_at:
-            return
-        options = replace(self.options, reward_at=reward_at)
-        options.check("ReplayBuffer.reward_at")
-        self.options = options
-        if self.engine.is_writer:
-            self.engine.remember("ReplayBuffer.reward_at", {"reward_at": reward_at})
+        self._set_facts("ReplayBuffer.reward_at", Facts.named("ReplayBuffer.reward_at", reward_at, self.fps))  # fmt: skip
 
-    def expect_reward_at(self, reward_at: str, where: str) -> None:
-        """Store where the rewards of the episodes stand that are about to be written, unless that is known.
+    def _set_facts(self, where: str, facts: Facts) -> None:
+        if facts == Facts.of(self):
+            return
+        self.options = replace(self.options, reward_at=facts.reward_at, fps=facts.fps)
+        if self.engine.is_writer:
+            self.engine.remember(where, {"reward_at": facts.reward_at, "fps": facts.fps})
+
+    def expect_facts(self, facts: Facts, where: str) -> None:
+        """Store what is known of the episodes that are about to be written, as far as that is not known of the buffer.
 
         Args:
-            reward_at: "next" or "same".
+            facts: where their rewards stand, and their rate.
             where: what writes them, to name in an error.
 
         Raises:
-            InputError: the buffer has rewards that stand elsewhere.
+            InputError: the buffer has rewards that stand elsewhere, or another rate.
         """
-        if self.reward_at is None:
-            self.reward_at = reward_at
-        elif self.reward_at != reward_at:
+        own = Facts.of(self)
+        if None not in (facts.reward_at, own.reward_at) and facts.reward_at != own.reward_at:
             raise InputError(
-                f"{where}: it writes rewards at reward_at={reward_at!r}, but the buffer has reward_at={self.reward_at!r}; "
+                f"{where}: it writes rewards at reward_at={facts.reward_at!r}, but the buffer has reward_at={own.reward_at!r}; "
                 "record into another buffer"
             )
+        own.refuse_rate(facts, where, "the buffer", "what is to be stored")
+        self._set_facts(where, own.over(facts))
 
     def _expect_those_of(self, dataset: Any, where: str) -> None:
-        """Store where the rewards of a dataset stand, before its episodes are written."""
-        placed = getattr(dataset, "reward_at", None)
-        if placed is not None:
-            self.expect_reward_at(placed, where)
-        elif (
-            self.reward_at is not None
+        """Store what a dataset knows of its episodes, before they are written."""
+        facts = Facts.of(dataset)
+        if (
+            facts.reward_at is None
+            and self.reward_at is not None
             and len(dataset.lengths)
             and outcomes.name_among(outcomes.REWARDS, dataset.column_names)
         ):
@@ -396,6 +404,7 @@ class ReplayBuffer(Sampled):
                 f"{where}: the buffer has reward_at={self.reward_at!r}, and it is not known where the rewards of the "
                 f"{type(dataset).__name__} stand: say it by load_dataset(..., reward_at=)"
             )
+        self.expect_facts(facts, where)
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -602,7 +611,8 @@ class ReplayBuffer(Sampled):
             dataset: anything with `lengths` and `load_episode(i)`.
 
         Raises:
-            InputError: its rewards stand elsewhere than those of this buffer (`reward_at`), or it is not known where. Nothing was stored.
+            InputError: its rewards stand elsewhere than those of this buffer (`reward_at`), or it is not known where; it has another
+                rate (`fps`). Nothing was stored.
         """
         self._expect_those_of(dataset, "ReplayBuffer.extend_from")
         if isinstance(dataset, ReplayBuffer):
@@ -922,6 +932,7 @@ class ReplayBuffer(Sampled):
         mode: str = "overwrite",
         *,
         progress: bool = True,
+        fps: Any = None,
         drop: str | Iterable[str] = (),
         **writer_options: Any,
     ) -> None:
@@ -936,17 +947,21 @@ class ReplayBuffer(Sampled):
             format: name of a registered format; None: the suffix of `path` decides (.h5, .zarr, .lance), or the existing data.
             mode: "overwrite", "append" or "error".
             progress: show a progress bar if the export takes a while.
+            fps: steps per second of the dataset, where that is to be another rate than the buffer's.
             drop: names of columns, and of data of episodes, to leave out. What the format can't hold has to be here: but for it, and
                 for `seed` and `policy_step`, which `World` adds, nothing is left out.
             writer_options: passed to the format's writer.
 
         Raises:
             InputError: an unknown format or mode, a format that is read-only, or an unknown suffix; the format can't hold a column, or
-                data of an episode: all of them are named, with the `drop=` that would do, and nothing was written.
+                data of an episode: all of them are named, with the `drop=` that would do, and nothing was written; `path` is appended to,
+                and has another rate, or rewards that stand elsewhere.
             FileExistsError: mode="error" and the target exists.
         """
-        chosen = resolve_format(path, format, mode=mode, where="ReplayBuffer.dump")
-        left_out = Drop(drop, "ReplayBuffer.dump")
+        where = "ReplayBuffer.dump"
+        chosen = resolve_format(path, format, mode=mode, where=where)
+        facts = Facts(fps=check_fps(where, fps)).over(Facts.of(self))
+        left_out = Drop(drop, where)
         left_out.check(self.column_names, lambda: self.episode_column_names)
         schema = self.engine.source.schema
         row_nbytes = sum(spec.row_nbytes for spec in schema.columns) if schema is not None else 0
@@ -965,7 +980,7 @@ class ReplayBuffer(Sampled):
         if progress:
             episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
         fill(
-            chosen, path, episodes, "ReplayBuffer.dump", reward_at=self.reward_at, drop=left_out, ahead=partial(outlines_of, self),
+            chosen, path, episodes, where, facts=facts, drop=left_out, ahead=partial(outlines_of, self),
             options={**writer_options, "mode": mode},
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ class Wanted(NamedTuple):
     columns: Iterable[str] | None = None
     anchors: slice | None = None
     drop_all_padded: bool = False
-    fps: float | None = None
+    fps: Fraction | float | None = None
     reward_at: str | None = None
 
     @property

@@ -14,6 +14,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -24,19 +25,14 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
 __all__ = [
-    "REWARD_AT",
     "Window",
     "WindowMaker",
     "WindowSpec",
-    "check_fps",
-    "check_reward_at",
     "cut_of",
     "positive_length",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-REWARD_AT = ("next", "same")
 
 
 class WindowMaker(ABC):
@@ -144,7 +140,9 @@ class Window:
     def __reduce__(self) -> Any:
         return Window, self._fields  # the hash of a text differs from process to process
 
-    def steps(self, where: str, name: str, frameskip: int, fps: float | None) -> tuple[int, ...]:
+    def steps(
+        self, where: str, name: str, frameskip: int, fps: Fraction | float | None
+    ) -> tuple[int, ...]:
         """Return the offsets in stored steps.
 
         Raises:
@@ -156,24 +154,16 @@ class Window:
             raise InputError(
                 f"{where}: the window of {name!r} is in seconds, and the rate of the steps is not known; pass fps="
             )
-        found = np.array(self.seconds, np.float64) * fps
+        found = np.array(self.seconds, np.float64) * float(fps)
         near = np.rint(found)
         off = np.abs(found - near)
         if off.max() > _QUARTER:
             worst = int(off.argmax())
             raise InputError(
-                f"{where}: the window of {name!r} asks for {self.seconds[worst]!r} s, which at fps={fps:g} is "
+                f"{where}: the window of {name!r} asks for {self.seconds[worst]!r} s, which at fps={float(fps):g} is "
                 f"{found[worst]:.2f} steps; offsets must lie within a quarter of a step of a step"
             )
         return tuple(near.astype(np.int64).tolist())
-
-
-def check_reward_at(where: str, reward_at: Any) -> str | None:
-    """Return `reward_at` if it is valid: "next", "same" or None."""
-    if reward_at is not None and reward_at not in REWARD_AT:
-        raise InputError(f"{where}: reward_at must be one of {(*REWARD_AT, None)}, got {reward_at!r}")  # fmt: skip
-    found: str | None = reward_at
-    return found
 
 
 def positive_length(where: str, name: str, value: Any) -> int:
@@ -187,14 +177,6 @@ def positive_length(where: str, name: str, value: Any) -> int:
     return found
 
 
-def check_fps(where: str, fps: Any) -> float | None:
-    """Return the steps per second, if they are a positive number or None."""
-    good = fps is None or (isinstance(fps, int | float | np.number) and 0 < fps < np.inf)
-    if not good or isinstance(fps, bool):
-        raise InputError(f"{where}: fps must be a positive number of steps per second, got {fps!r}")
-    return None if fps is None else float(fps)
-
-
 def cut_of(
     where: str,
     schema: Schema,
@@ -204,7 +186,7 @@ def cut_of(
     anchors: slice | None = None,
     drop_all_padded: bool = False,
     frameskip: int = 1,
-    fps: float | None = None,
+    fps: Fraction | float | None = None,
     reward_at: str | None = None,
 ) -> Cut:
     """Return the cut of a window over stored columns.

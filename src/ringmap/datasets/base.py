@@ -23,6 +23,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -124,7 +125,7 @@ class Dataset(LoaderDataset):
     frameskip: int = 1
     num_steps: int = 1
     transform: Transform | None = None
-    fps: float | None = None
+    fps: Fraction | float | None = None
     """Steps per second, for windows in seconds; None: not known."""
     reward_at: str | None = None
     """Where rewards stand: "next": in the row of the step that their action led to, "same": in the row of the action."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from ringmap.clips.cut import Cut
+from ringmap.clips.facts import Facts
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.window import WindowSpec
@@ -86,7 +88,7 @@ class _Joined(Dataset):
                     f"{name}: dataset {number} has other anchors than dataset 0; make views with the same windows, or join the "
                     "datasets first and make a view of all"
                 )
-        self.fps = _agreed([part.fps for part in self.datasets if isinstance(part, Dataset)])
+        self.fps = _rate(self.datasets, name)
 
     @property
     def reward_at(self) -> str | None:
@@ -699,6 +701,17 @@ def _columns_of(part: Any) -> dict[str, ColumnSpec | None]:
 def _kind_of(spec: ColumnSpec) -> Any:
     """Return what has to be alike in all parts: shape and dtype, of text its kind."""
     return spec.shape, spec.dtype.kind if spec.dtype.kind in "SU" else spec.dtype
+
+
+def _rate(parts: Sequence[Any], name: str) -> Fraction | None:
+    """Return the rate of the parts that know it, or refuse two."""
+    known, at = Facts(), 0
+    for number, part in enumerate(parts):
+        facts = Facts.of(part) if isinstance(part, Dataset) else Facts()
+        known.refuse_rate(facts, name, f"dataset {at}", f"dataset {number}")
+        if known.fps is None:
+            known, at = facts, number
+    return known.fps
 
 
 def _placed(parts: Sequence[Any]) -> list[str | None]:

@@ -29,8 +29,8 @@ class ColumnSource(Protocol):
     Obligations: `windows` returns fresh, writable arrays in native byte order, and may be called
     from any thread; the object pickles without data or handles and opens again by itself in
     whatever process it wakes up in (fork and spawn), where it refuses a path that now holds
-    something else. It may have `reward_at`, "next" or "same": where rewards stand; and `unsupported`, name -> what it is
-    ("of dtype ..., which is not read"): columns that are there, sound, and not in `schema`.
+    something else. It may have `reward_at`, "next" or "same": where rewards stand; `fps`, the steps per second; and
+    `unsupported`, name -> what it is ("of dtype ..., which is not read"): columns that are there, sound, and not in `schema`.
     """
 
     path: str

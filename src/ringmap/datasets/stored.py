@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import Facts
 from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
 from ringmap.datasets.image_axes import EpisodeDict, PictureAxes, is_image, to_channels_first
 from ringmap.datasets.loader_batches import as_clip
@@ -90,7 +91,7 @@ class StoredDataset(Dataset):
             raise InputError(f"{source.path}: output must be one of {OUTPUTS}, got {output!r}")
         super().__init__(source.lengths, source.offsets, frameskip, num_steps, transform)
         self.source = source
-        self.reward_at = getattr(source, "reward_at", None)  # a third party's may not say
+        Facts.of(source).give(self)
         self.layout = layout
         self.output = output
         stored = {spec.name: spec for spec in source.schema.columns}

@@ -101,7 +101,7 @@ class Format:
             episodes: none or more, column -> array (T, ...), and `_episode_data` if the format holds it; they can be
                 iterated more than once.
             path: of a file or folder; its parent folder exists.
-            options: the writer's.
+            options: the writer's. A method with the parameters `fps` (a `Fraction`) or `reward_at` gets what is known of them.
         """
         raise NotImplementedError(f"{cls.__name__}.export")
 

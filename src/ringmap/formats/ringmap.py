@@ -8,14 +8,13 @@ Not here: how a buffer is read (storage/read/reader.py), live reading (`ReplayBu
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ringmap.clips.window import check_fps, check_reward_at
+from ringmap.clips.facts import Facts
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import DamageError, InputError, ReplacedError
 from ringmap.formats.common.directory import (
@@ -39,9 +38,6 @@ from ringmap.storage.records.names import MANIFEST, TABLE
 __all__ = ["BufferSource", "Ringmap"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-log = logging.getLogger("ringmap")
-
 
 _SOURCES = {
     EPISODES: "ringmap.formats.ringmap:BufferSource",
@@ -71,21 +67,12 @@ class Ringmap(StoredFormat):
             value = settings.get(stored)
             if type(value) is int and value > 0:
                 options.setdefault(name, value)
-        dataset = super().open_reader(path, **options)
-        try:
-            dataset.fps = check_fps(cls.name, settings.get("fps"))
-            dataset.reward_at = check_reward_at(cls.name, settings.get("reward_at"))
-        except InputError as error:
-            log.warning("%s; the manifest says so, and it is left out", error)
-        return dataset
+        return super().open_reader(path, **options)
 
     @classmethod
     def _of_steps(cls, path: str | os.PathLike[str], place: str, options: dict[str, Any]) -> StoredDataset:  # fmt: skip
         """Return the episodes of a buffer of transitions or rows."""
-        source = named(place)(path)
-        dataset = StoredDataset(source, **options)
-        dataset.reward_at = source.reward_at
-        return dataset
+        return StoredDataset(named(place)(path), **options)
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
@@ -117,6 +104,7 @@ class BufferSource(DirectorySource):
             self.lengths = np.array(self._whole.lengths, np.int32)
         self.offsets = offsets_of(self.lengths)
         self.schema = reader.schema if reader.schema is not None else Schema(())
+        Facts.of(reader.manifest).give(self)
 
     @property
     def episode_columns(self) -> list[str]:  # type: ignore[override]

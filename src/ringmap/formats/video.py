@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import Facts, check_fps
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
 from ringmap.formats.common.directory import DecodingSource
@@ -107,7 +109,8 @@ class VideoWriter(TabularWriter):
             column of numbers without it.
         codec: the encoder, as PyAV names it.
         crf: quality, 0 to 51: less is better, and larger.
-        fps: frames per second that a player shows.
+        fps: steps per second of the dataset, and frames per second that a player shows; None: the rate of the source. Players show
+            30 where that is not known.
 
     Raises:
         InputError: an option is wrong.
@@ -123,14 +126,12 @@ class VideoWriter(TabularWriter):
         lossless: bool = False,
         codec: str = "libx264",
         crf: int = 18,
-        fps: int = 30,
+        fps: Any = None,
         progress: bool = False,
     ) -> None:
         super().__init__(path, mode, progress)
-        if not 0 <= crf <= 51 or fps <= 0:
-            raise InputError(
-                f"VideoWriter: crf must be 0 to 51 and fps positive, got {crf} and {fps}"
-            )
+        if not 0 <= crf <= 51:
+            raise InputError(f"VideoWriter: crf must be 0 to 51, got {crf}")
         if lossless and codec != "libx264":
             raise InputError(f"VideoWriter: lossless=True is for codec='libx264', got {codec!r}")
         import av
@@ -139,15 +140,22 @@ class VideoWriter(TabularWriter):
             av.Codec(codec, "w")
         except ValueError as error:
             raise InputError(f"VideoWriter: PyAV has no encoder {codec!r}") from error
-        self.encoding = Encoding(codec, crf, fps, lossless)
+        self._named = check_fps("VideoWriter", fps)
+        self._facts = Facts(fps=self._named)
+        self._encoding = Encoding(codec, crf, lossless=lossless)
+
+    def expect_facts(self, facts: Facts, where: str) -> None:
+        """Note what is known of the episodes; a rate that the option names counts."""
+        super().expect_facts(Facts(facts.reward_at, self._named or facts.fps), where)
 
     def _how(self) -> tuple[str, str]:
-        return "mp4", "lossless video" if self.encoding.lossless else "video"
+        return "mp4", "lossless video" if self._encoding.lossless else "video"
 
     def _pack(self, how: str, images: Array) -> tuple[Encoded, str]:
         film = io.BytesIO()
-        encode_video(film, images, self.encoding)
-        lossy = not self.encoding.lossless and images.dtype == np.uint8
+        rate = self._facts.fps or self._encoding.fps
+        encode_video(film, images, replace(self._encoding, fps=rate))
+        lossy = not self._encoding.lossless and images.dtype == np.uint8
         told = "H.264, which is lossy; for exact images pass lossless=True" if lossy else ""
         return Encoded([film.getvalue()], how), told
 

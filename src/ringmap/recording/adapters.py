@@ -22,6 +22,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.rollout.buffer import RolloutBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
+from ringmap.clips.facts import Facts
 from ringmap.errors import InputError, ReadOnlyError, RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.formats.base import EPISODE_DATA_KEY
@@ -285,7 +286,7 @@ def _sink_of(
         keys.check(columns, casting, type(buffer).__name__)
     if isinstance(inner, ReplayBuffer):
         if not built:
-            inner.expect_reward_at("next", where)
+            inner.expect_facts(Facts("next"), where)
         inner.check_commit_every(where, commit_every)
         return EpisodeSink(buffer, inner, columns, stream, commit_every)
     if commit_every is not None:

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ringmap.clips.facts import Facts
 from ringmap.errors import InputError, RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import NO_POLICY, POLICY_STEP, Weights
 from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
 from ringmap.formats.common.refusals import KEEP_ALL, Drop, refusal, refused_where_none_fit
-from ringmap.formats.common.writer import EpisodeWriter, tell_reward_at
+from ringmap.formats.common.writer import EpisodeWriter, tell_facts
 from ringmap.formats.episode import no_append
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows, Names
@@ -480,7 +481,7 @@ def _to_writer(writer: Any, identity: dict[str, Any] | None) -> _Sink:
         )
     from ringmap.buffers.replay import ReplayBuffer
 
-    tell_reward_at(writer, "next", WHERE)
+    tell_facts(writer, Facts("next"), WHERE)
     if identity is None:
         return _ToWriter(writer, None)
     if not isinstance(writer, ReplayBuffer):
@@ -569,7 +570,7 @@ class _ToPath:
     def opened(self) -> Iterator[None]:
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         self._writer = self.format.open_writer(self.path, mode=self.mode)
-        tell_reward_at(self._writer, "next", WHERE)
+        tell_facts(self._writer, Facts("next"), WHERE)
         with contextlib.ExitStack() as stack:
             self._open = partial(stack.enter_context, self._writer)
             if os.path.lexists(self.path):  # else with the first episode, if the format can hold it

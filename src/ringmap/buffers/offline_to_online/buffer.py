@@ -366,9 +366,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             InputError: the online source is yours, or no column tells where an episode ends.
         """
         source = RowSource(self._own_ring("episode_dataset"))
-        dataset = StoredDataset(source, **{"output": "numpy", "layout": "HWC", **options})
-        dataset.reward_at = source.reward_at
-        return dataset
+        return StoredDataset(source, **{"output": "numpy", "layout": "HWC", **options})
 
     def _own_ring(self, method: str) -> StepRing:
         if self._ring is None:

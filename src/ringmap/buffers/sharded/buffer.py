@@ -17,6 +17,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,6 +36,7 @@ from ringmap.buffers.sharded.retiring import Retiring, idle_s, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings, as_paths
 from ringmap.buffers.sharded.view import ShardedView
 from ringmap.clips.cut import Cut
+from ringmap.clips.facts import Facts, check_fps
 from ringmap.clips.many import RING_FAULTS, groups
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.wanted import Wanted
@@ -150,6 +152,7 @@ class ShardedReplayBuffer(Sampled):
         reads: as for `ReplayBuffer`.
         n_step: of transitions, as for `TransitionReplayBuffer`; None: 1.
         gamma: of transitions, as for `TransitionReplayBuffer`; None: 0.99.
+        fps: steps per second of all rings of episodes, whatever they say; None: as they say, and a ring of another rate is refused.
 
     Raises:
         InputError: an argument is wrong, or is for rings of the other kind; the same ring twice, by a link or a copy; the path is a ring
@@ -205,7 +208,7 @@ class ShardedReplayBuffer(Sampled):
         weights: Weights = "clips", on_bad: str = "raise", wait_s: float = 10.0,
         state: str | os.PathLike[str] | None = None, retire_after: Mapping[str, float] | None = None,
         pace: Pace | None = None, seed: int | None = None, threads: int | None = None, reads: str = "map",
-        n_step: int | None = None, gamma: float | None = None, durability: str = "process",
+        n_step: int | None = None, gamma: float | None = None, durability: str = "process", fps: Any = None,
     ) -> None:  # fmt: skip
         where = "ShardedReplayBuffer"
         for name, value in (
@@ -221,6 +224,7 @@ class ShardedReplayBuffer(Sampled):
         if not wait_s >= 0:
             raise InputError(f"{where}: wait_s must not be negative, got {wait_s!r}")
         check_reads(reads, where)
+        told = Facts(fps=check_fps(where, fps))
         if durability not in ("process", "power"):
             raise InputError(
                 f"{where}: durability must be 'process' or 'power', got {durability!r}"
@@ -234,7 +238,7 @@ class ShardedReplayBuffer(Sampled):
             raise InputError(
                 f"{where}: {asked} is for rings of episodes, {' and '.join(sums)} for transitions; give those that fit the rings"
             )
-        rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers(), sums, asked)
+        rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers(), sums, asked, told)
         shares, retiring = (
             _weights(weights),
             None if retire_after is None else Retiring(retire_after),
@@ -256,7 +260,6 @@ class ShardedReplayBuffer(Sampled):
         first = next(self.engine.each()).buffer
         self.num_steps = first.num_steps if history_len is None else int(history_len)
         self.frameskip = first.frameskip if frameskip is None else int(frameskip)
-        self.fps = first.fps
 
     # -- rings --------------------------------------------------------------------------------
 
@@ -328,7 +331,12 @@ class ShardedReplayBuffer(Sampled):
     @property
     def reward_at(self) -> str | None:  # type: ignore[override]
         """Where rewards stand in the rings, as for `ReplayBuffer`; None where that is not known, as before the first episode."""
-        return self.engine.rings.reward_at
+        return self.engine.rings.facts.reward_at
+
+    @property
+    def fps(self) -> Fraction | None:  # type: ignore[override]
+        """Steps per second of the rings that know it, or as named; None where that is not known, as before the first episode."""
+        return self.engine.rings.facts.fps
 
     @property
     def mode(self) -> str:
@@ -614,8 +622,8 @@ class ShardedReplayBuffer(Sampled):
         return found if kept is None else [*found, *kept.check()]
 
     def dump(
-        self, path: str | os.PathLike[str], format: str | None = None, mode: str = "overwrite", *, drop: str | Iterable[str] = (),
-        **writer_options: Any,
+        self, path: str | os.PathLike[str], format: str | None = None, mode: str = "overwrite", *, fps: Any = None,
+        drop: str | Iterable[str] = (), **writer_options: Any,
     ) -> None:  # fmt: skip
         """Write the stored episodes of all rings as a regular dataset, episode by episode.
 
@@ -623,6 +631,7 @@ class ShardedReplayBuffer(Sampled):
             path: target; existing data stay until the new dataset is complete.
             format: name of a registered format; None: the suffix of `path` decides, or the existing data.
             mode: "overwrite", "append" or "error".
+            fps: steps per second of the dataset, where that is to be another rate than that of the rings.
             drop: names of columns, and of data of episodes, to leave out, as for `ReplayBuffer.dump`.
             writer_options: passed to the format's writer.
 
@@ -630,11 +639,13 @@ class ShardedReplayBuffer(Sampled):
             InputError, FileExistsError: as `ReplayBuffer.dump`.
         """
         self.episodes_only("dump")
-        chosen = resolve_format(path, format, mode=mode, where="ShardedReplayBuffer.dump")
-        left_out = Drop(drop, "ShardedReplayBuffer.dump")
+        where = "ShardedReplayBuffer.dump"
+        chosen = resolve_format(path, format, mode=mode, where=where)
+        facts = Facts(fps=check_fps(where, fps)).over(Facts.of(self))
+        left_out = Drop(drop, where)
         left_out.check(self.column_names, lambda: self.episode_column_names)
         fill(
-            chosen, path, self.episodes(), "ShardedReplayBuffer.dump", reward_at=self.reward_at, drop=left_out,
+            chosen, path, self.episodes(), where, facts=facts, drop=left_out,
             ahead=partial(outlines_of, self), options={**writer_options, "mode": mode},
         )  # fmt: skip
 
@@ -742,7 +753,7 @@ class ShardedReplayBuffer(Sampled):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle paths, settings and ring numbers. A callable without an importable name is refused."""
         return {
-            "num_steps": self.num_steps, "frameskip": self.frameskip, "fps": self.fps,
+            "num_steps": self.num_steps, "frameskip": self.frameskip,
             "transform": sendable("ShardedReplayBuffer", "transform", self.transform), "engine": self.engine.to_send(),
             "pace": self.pace,
         }  # fmt: skip

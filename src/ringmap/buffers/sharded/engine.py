@@ -863,7 +863,7 @@ class ShardEngine(Engine):
         rings = self.rings
         return {
             "paths": rings.paths, "options": rings.options, "on_bad": rings.on_bad, "uuids": list(rings.numbers.uuids),
-            "schema": rings.schema, "columns": rings.columns, "reward_at": rings.reward_at, "sums": rings.sums, "asked": rings.asked, "weights": self.weights, "threads": self.threads,
+            "schema": rings.schema, "columns": rings.columns, "told": rings.told, "facts": rings.facts, "sums": rings.sums, "asked": rings.asked, "weights": self.weights, "threads": self.threads,
             "sampler": sendable(_WHERE, "sampler", self.sampler.given), "loader_state": self.pins.loader_state,
             "state": None if self.state is None else self.state.path, "seed_key": self.seed_key,
         }  # fmt: skip
@@ -873,13 +873,9 @@ class ShardEngine(Engine):
         """Return an engine of this process from what another process sent."""
         numbers = RingNumbers(state["uuids"])
         rings = Rings(
-            state["paths"], state["options"], state["on_bad"], numbers, state["sums"], state["asked"]
+            state["paths"], state["options"], state["on_bad"], numbers, state["sums"], state["asked"], state["told"]
         )  # fmt: skip
-        rings.schema, rings.columns, rings.reward_at = (
-            state["schema"],
-            state["columns"],
-            state["reward_at"],
-        )
+        rings.schema, rings.columns, rings.facts = state["schema"], state["columns"], state["facts"]
         kept = None if state["state"] is None else LearnerState(state["state"], write=False)
         engine = cls(
             rings, state["weights"], state["sampler"], threads=state["threads"], state=kept

@@ -35,6 +35,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.numbers import RingNumbers
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.buffers.transitions.columns import TransitionColumns
+from ringmap.clips.facts import Facts
 from ringmap.clips.gather import ClipReader
 from ringmap.errors import BadRingsError, InputError, ReplacedError, RingmapError
 from ringmap.storage.columns.schema import Schema
@@ -114,7 +115,7 @@ class Rings:
 
     def __init__(
         self, paths: Any, options: Mapping[str, Any], on_bad: str, numbers: RingNumbers,
-        sums: Mapping[str, Any], asked: str | None,
+        sums: Mapping[str, Any], asked: str | None, told: Facts,
     ) -> None:  # fmt: skip
         self.paths = paths
         self.options = dict(options)
@@ -126,7 +127,7 @@ class Rings:
         self.problems: dict[str, Problem] = {}
         """By folder."""
         self.schema: Schema | None = None
-        self.reward_at: str | None = None
+        self.told = self.facts = told
         self.columns: TransitionColumns | None = None
         """The columns of transitions; None for rings of episodes, and while no columns are known."""
         self._is_settled = False
@@ -338,15 +339,23 @@ class Rings:
             return True
         if not ring.source.seq:
             return True
-        stored = Options.remembered(ring.source.manifest.settings, ring.folder).reward_at
-        if stored != ring.episodes.reward_at:  # it was opened before its writer said so
-            ring.episodes.reward_at = stored
+        stored = self.told.over(
+            Facts.of(Options.remembered(ring.source.manifest.settings, ring.folder))
+        )
+        if stored != Facts.of(
+            ring.episodes
+        ):  # it was opened before its writer said so, or another rate is named
+            stored.give(ring.episodes)
         if not self._is_settled:
-            self.reward_at, self._is_settled = stored, True
-        elif stored != self.reward_at:
+            self.facts, self._is_settled = stored, True
+        elif stored.reward_at != self.facts.reward_at:
             raise InputError(
-                f"{_WHERE}: {ring.folder} has reward_at={stored!r}, the rings before it {self.reward_at!r}; give rings of one kind"
+                f"{_WHERE}: {ring.folder} has reward_at={stored.reward_at!r}, the rings before it {self.facts.reward_at!r}; give rings "
+                "of one kind"
             )
+        else:
+            self.facts.refuse_rate(stored, _WHERE, "a ring before it", ring.folder)
+            self.facts = self.facts.over(stored)
         ring.is_checked = True
         return True
 

@@ -630,10 +630,9 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             >>> [dataset.load_episode(i)["obs"].tolist() for i in range(2)]
             [[0.0, 1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]
         """
-        source = TransitionSource(self)
-        dataset = StoredDataset(source, **{"output": "numpy", "layout": "HWC", **options})
-        dataset.reward_at = source.reward_at
-        return dataset
+        return StoredDataset(
+            TransitionSource(self), **{"output": "numpy", "layout": "HWC", **options}
+        )
 
     def episodes(self) -> Iterator[dict[str, Any]]:
         """Yield the episodes of `episode_dataset`, as column -> list of rows, in the order in which they ended.

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import Facts
 from ringmap.clips.outcomes import REWARDS, name_among
-from ringmap.clips.window import check_reward_at
 from ringmap.datasets.base import Dataset, SelectedDataset, Where
 from ringmap.datasets.stored_episodes import episodes_of, outlines_of, schema_of
 from ringmap.errors import InputError
@@ -43,6 +43,7 @@ def convert(
     where: Where = "",
     marks: str | os.PathLike[str] | None = None,
     reward_at: str | None = None,
+    fps: Any = None,
     drop: str | Iterable[str] = (),
     **writer_options: Any,
 ) -> None:
@@ -62,6 +63,7 @@ def convert(
         marks: the file of marks, by default the one beside the source.
         reward_at: where rewards stand, "next" or "same", as for `ReplayBuffer`; None: as the source says, if it does. A format that
             has a row for each step, and its reward in that row (LeRobot, Minari, robomimic), has to know it.
+        fps: steps per second; None: as the source says, if it does. LeRobot's is an integer.
         drop: names of columns, and of data of episodes, to leave out. What the format can't hold has to be here: but for it, and for
             `seed` and `policy_step`, which `World` adds, nothing is left out.
         writer_options: for the format's writer.
@@ -69,7 +71,8 @@ def convert(
     Raises:
         NotFoundError, UnknownFormatError, InputError: the source can't be read, an option is wrong,
             both are the same, or the suffix of `dest` names another format than `dest_format`; rewards stand elsewhere than in what
-            is appended to, or it is not known where; the format can't hold a column, or data of an episode: all of them are named, with
+            is appended to, or it is not known where; the rate is another one, or one that the
+            format can't hold; the format can't hold a column, or data of an episode: all of them are named, with
             the `drop=` that would do, and nothing was written.
         ExistsError: mode="error" and something is at `dest`.
         ValueError: the writer refuses an episode.
@@ -101,7 +104,8 @@ def convert(
         part = whole.selected(where, "convert", marks)
         is_live = whole.pinned() is not whole
     options = {**writer_options, "mode": mode}
-    _copy([(name, part)], dest, chosen, progress, "convert", options, reward_at, drop, is_live)
+    told = Facts.named("convert", reward_at, fps)
+    _copy([(name, part)], dest, chosen, progress, "convert", options, told, drop, is_live)
 
 
 def merge(
@@ -112,6 +116,7 @@ def merge(
     mode: str = "error",
     progress: bool = True,
     reward_at: str | None = None,
+    fps: Any = None,
     drop: str | Iterable[str] = (),
     **writer_options: Any,
 ) -> None:
@@ -125,12 +130,14 @@ def merge(
         mode: what to do where something is: "error", "append" or "overwrite".
         progress: show a progress bar.
         reward_at: where rewards stand in all of them, "next" or "same"; None: as they say.
+        fps: steps per second of all of them; None: as they say. One that does not say has that of the others.
         drop: names of columns, and of data of episodes, to leave out, as for `convert`.
         writer_options: for the format's writer.
 
     Raises:
         InputError: (ValueError) there are no sources; one has other columns, which it names; the suffix of
-            `dest` names another format; their rewards stand in different places. The destination was not touched.
+            `dest` names another format; their rewards stand in different places, or their rates (`fps`)
+            differ. The destination was not touched.
         NotFoundError, UnknownFormatError: a source can't be read.
 
     Cost: reads and writes everything; holds one episode.
@@ -140,7 +147,8 @@ def merge(
     dest, named = place_of(dest)
     chosen = _format_of(dest, dest_format or named, mode, "merge")
     parts = [_opened(source, None, "merge") for source in sources]
-    _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode}, reward_at, drop)
+    told = Facts.named("merge", reward_at, fps)
+    _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode}, told, drop)
 
 
 def _copy(
@@ -150,7 +158,7 @@ def _copy(
     progress: bool,
     where: str,
     options: dict[str, Any],
-    reward_at: str | None,
+    told: Facts,
     drop: str | Iterable[str],
     is_live: bool = False,
 ) -> None:
@@ -168,7 +176,7 @@ def _copy(
         names, lambda: dict.fromkeys(n for _, p in parts for n in p.episode_column_names)
     )
     widths = _aligned(parts, left_out, where)
-    placed = check_reward_at(where, reward_at) or _reward_at(parts, where)
+    facts = Facts(told.reward_at or _reward_at(parts, where), told.fps or _rate(parts, where).fps)
     total = sum(len(part.lengths) for _, part in parts)
     episodes = _with_data(parts, chosen.supports_episode_data, widths, is_live)
     if progress:
@@ -180,9 +188,7 @@ def _copy(
         for _, part in parts:
             yield from outlines_of(part, looks_at, with_data)
 
-    fill(
-        chosen, dest, episodes, where, reward_at=placed, drop=left_out, ahead=ahead, options=options
-    )
+    fill(chosen, dest, episodes, where, facts=facts, drop=left_out, ahead=ahead, options=options)
 
 
 def _reward_at(parts: list[tuple[str, Any]], where: str) -> str | None:
@@ -207,6 +213,17 @@ def _reward_at(parts: list[tuple[str, Any]], where: str) -> str | None:
             "load_dataset(..., reward_at=), or reward_at= if all stand alike"
         )
     return placed
+
+
+def _rate(parts: list[tuple[str, Any]], where: str) -> Facts:
+    """Return the rate of the sources that know it, or refuse two."""
+    first, known = "", Facts()
+    for name, part in parts:
+        facts = Facts.of(part)
+        known.refuse_rate(facts, where, first, name)
+        if known.fps is None:
+            first, known = name, facts
+    return known
 
 
 def _format_of(

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ringmap.clips.window import WindowSpec, check_fps, check_reward_at
+from ringmap.clips.facts import Facts
+from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, Where
 from ringmap.datasets.joined import ConcatDataset
 from ringmap.datasets.stored import StoredDataset
@@ -55,7 +56,7 @@ def load_dataset(
     anchors: slice | None = None,
     drop_all_padded: bool = False,
     where: Where | None = None,
-    fps: float | None = None,
+    fps: Any = None,
     reward_at: str | None = None,
     **reader_options: Any,
 ) -> Dataset:
@@ -73,7 +74,7 @@ def load_dataset(
         anchors: the steps t to leave out at the ends of episodes, such as `slice(2, -7)`.
         drop_all_padded: whether to leave out steps t at which a padded column would be padding alone.
         where: the episodes to keep, numbered from 0: a condition, such as `"return > 100"`, or a function of an episode's data.
-        fps: steps per second, for windows in seconds; None: as the dataset says, if it does.
+        fps: steps per second, for windows in seconds, and of what is made of this dataset; None: as the dataset says, if it does.
         reward_at: where rewards stand: "next" or "same", as for `ReplayBuffer`; None: as the dataset says, if it does.
         reader_options: for the format's reader: `num_steps`, `frameskip`, `transform`, `layout`,
             `output` ("torch" or "numpy") and what the format adds.
@@ -99,13 +100,8 @@ def load_dataset(
         >>> len(dataset), dataset[1]["state"].tolist()
         (2, [[1.0], [2.0]])
     """
-    check_fps("load_dataset", fps)
-    check_reward_at("load_dataset", reward_at)
-    dataset = _opened(name, cache_dir, format, reader_options)
-    if fps is not None:
-        dataset.fps = fps
-    if reward_at is not None:
-        dataset.reward_at = reward_at
+    told = Facts.named("load_dataset", reward_at, fps)
+    dataset = _opened(name, cache_dir, format, reader_options, told)
     if drop_all_padded is False and all(v is None for v in (window, columns, anchors, where)):
         return dataset
     if not isinstance(dataset, Dataset):
@@ -120,6 +116,7 @@ def _opened(
     cache_dir: str | os.PathLike[str] | None,
     format: str | None,
     reader_options: dict[str, Any],
+    told: Facts,
 ) -> Dataset:
     if not isinstance(name, str | os.PathLike):
         raise ArgumentTypeError(
@@ -128,20 +125,17 @@ def _opened(
         )
     name = os.fspath(name)
     if has_prefix(name) and not os.path.exists(os.path.expanduser(name)):
-        dataset: Dataset = load_prefixed(name, **reader_options)
-        return dataset
+        return _told(load_prefixed(name, **reader_options), told)
     path = _resolve(name, cache_dir)
     if format is not None:
-        dataset = get_format(format).open_dataset(path, **reader_options)
-        return dataset
+        return _told(get_format(format).open_dataset(path, **reader_options), told)
     found = detect_format(path)
     # A file of HDF5 stands for its folder, in which it may be one of several.
     if path.is_dir() and (found is None or found.name == "hdf5"):
         inside = _datasets_in(path)
         if len(inside) > 1 and all(get_format("ringmap").detect(place) for place in inside):
-            return ConcatDataset(
-                [get_format("ringmap").open_dataset(p, **reader_options) for p in inside]
-            )
+            rings = (get_format("ringmap").open_dataset(p, **reader_options) for p in inside)
+            return ConcatDataset([_told(ring, told) for ring in rings])
         if len(inside) > 1:
             raise InputError(
                 f"Ambiguous dataset: {path} holds several: {', '.join(p.name for p in inside[:5])}; pass "
@@ -156,7 +150,15 @@ def _opened(
             f"No format detected for {path}; formats here are {list_formats()}: pass format=..., or "
             "register the one that reads it (register_format)"
         )
-    dataset = found.open_dataset(path, **reader_options)
+    return _told(found.open_dataset(path, **reader_options), told)
+
+
+def _told(dataset: Dataset, told: Facts) -> Dataset:
+    """Return a dataset, with what the caller names in place of what it says itself."""
+    if told.reward_at is not None:
+        dataset.reward_at = told.reward_at
+    if told.fps is not None:
+        dataset.fps = told.fps
     return dataset
 
 

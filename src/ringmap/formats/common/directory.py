@@ -21,11 +21,11 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmap.clips.window import REWARD_AT
 from ringmap.errors import (
     CorruptError,
     NotFoundError,
@@ -42,7 +42,6 @@ __all__ = [
     "damage_named",
     "offsets_of",
     "stamp_of",
-    "stated_reward_at",
     "steps_of",
     "tell_left_out",
 ]
@@ -79,6 +78,8 @@ class DirectorySource:
     episode_columns: list[str]
     reward_at: str | None = None
     """Where rewards stand, "next" or "same", if the format or the dataset says so."""
+    fps: Fraction | None = None
+    """Steps per second, if the dataset says so."""
     _found: Any = None
 
     _holds: ClassVar[bool] = False
@@ -275,11 +276,6 @@ def tell_left_out(path: str, left_out: Sequence[str]) -> None:
         warnings.warn(
             f"{path}: left out, as it does not have a row for each step: {shown}", stacklevel=2
         )
-
-
-def stated_reward_at(value: Any) -> str | None:
-    """Return where rewards stand, as a dataset states it; None if it states nothing that has a meaning here."""
-    return value if isinstance(value, str) and value in REWARD_AT else None
 
 
 def stamp_of(found: os.stat_result) -> tuple[int, ...]:

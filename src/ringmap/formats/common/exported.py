@@ -9,12 +9,14 @@ Not here: the log and the swap (staged.py).
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.clips.facts import NAMES, Facts
 from ringmap.formats.common.log import Record
 from ringmap.formats.common.pending import Again, Pending, logged_only, pending_at
 from ringmap.formats.common.staged import StagedWriter
@@ -117,6 +119,15 @@ class ExportWriter(StagedWriter):
         finally:
             dataset.close()
 
+    def _stored_facts(self, path: str) -> Facts:
+        dataset = self._format.open_reader(path)
+        try:
+            return Facts(
+                fps=Facts.of(dataset).fps
+            )  # where rewards stand is the format's own matter
+        finally:
+            dataset.close()
+
     def _stored(self, path: str) -> Iterable[Record]:
         from ringmap.datasets.stored_episodes import episodes_of
 
@@ -132,10 +143,16 @@ class ExportWriter(StagedWriter):
             dataset.close()
 
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
-        self._format.export(_as_episodes(episodes), path, **self._options)
+        self._format.export(_as_episodes(episodes), path, **self._options_of(self._format.export))
 
     def _extend(self, path: str, episodes: Iterable[Record]) -> None:
-        self._format.extend(_as_episodes(episodes), path, **self._options)
+        self._format.extend(_as_episodes(episodes), path, **self._options_of(self._format.extend))
+
+    def _options_of(self, method: Any) -> dict[str, Any]:
+        """Return the options of a call, with what is known of the episodes, as far as the method has a parameter for it."""
+        known = {name: getattr(self._facts, name) for name in NAMES}
+        names = inspect.signature(method).parameters
+        return {**{n: v for n, v in known.items() if n in names and v is not None}, **self._options}
 
 
 def _as_episodes(records: Iterable[Record]) -> Iterable[Mapping[str, Any]]:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import xxhash
 
+from ringmap.clips.facts import Facts
 from ringmap.datasets.base import num_rows
 from ringmap.errors import CorruptError, ReplacedError
 from ringmap.formats.common.directory import (
     damage_named,
     offsets_of,
-    stated_reward_at,
     steps_of,
 )
 from ringmap.formats.common.episode_cache import EpisodeCache
@@ -150,7 +150,7 @@ class _Nothing:
     """A source without columns or episodes."""
 
     schema = Schema(())
-    reward_at = None
+    reward_at = fps = None
     lengths = np.empty(0, np.int32)
     offsets = np.empty(0, np.int64)
     episode_columns: ClassVar[list[str]] = []
@@ -193,9 +193,8 @@ class _Joined:
         self.offsets = np.concatenate([source.offsets, self._rows + self._offsets])
         self._use(log)
         schema = source.schema
-        stored = getattr(source, "reward_at", None)
-        logged = stated_reward_at(log.read(places[0]).notes.get("reward_at"))
-        self.reward_at = stored if self._rows or stored else logged
+        stored, logged = Facts.of(source), Facts.stated(log.read(places[0]).notes)
+        (stored if self._rows else stored.over(logged)).give(self)
         names = dict.fromkeys(source.episode_columns)
         for place in places:
             record = log.read(place)

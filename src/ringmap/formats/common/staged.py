@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ringmap.clips.facts import Facts
 from ringmap.errors import (
     CorruptError,
     EnvironmentFault,
@@ -110,9 +111,9 @@ class StagedWriter(EpisodeWriter):
         """Return the options of this writer that `_extend` needs."""
         return {}
 
-    def _stored_reward_at(self, path: str) -> str | None:
-        """Return where the rewards of a dataset stand, if it says so and episodes are added as they are."""
-        return None
+    def _stored_facts(self, path: str) -> Facts:
+        """Return what a dataset states of its episodes, to which others are added as they are."""
+        return Facts.of(self._source(path))
 
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
         """Write a new dataset at a path that does not exist."""
@@ -160,7 +161,8 @@ class StagedWriter(EpisodeWriter):
                 self._log = Log(os.path.join(self._staging.folder, "unfinished"))
             else:
                 lengths, schema = self._look(self.path)
-                self._agree(self._stored_reward_at(self.path) if len(lengths) else None)
+                if len(lengths):
+                    self._agree(self._stored_facts(self.path))
             self._open(self.path if schema is not None else "")
             self._schema = schema
             self._episodes, self._rows = len(lengths), int(lengths.sum(dtype=np.int64))
@@ -204,7 +206,7 @@ class StagedWriter(EpisodeWriter):
             try:
                 log.append(Record(
                     self._episodes, self._rows, episode.length, episode.schema, self._encode(episode), packed,
-                    {**self._notes(), "reward_at": self._reward_at},
+                    {**self._notes(), **self._facts.encode()},
                 ))  # fmt: skip
                 self._schema = episode.schema
                 self._episodes += 1
@@ -290,17 +292,26 @@ class StagedWriter(EpisodeWriter):
         pending = Pending(self._log, lengths, path)
         if not pending.places:
             return
-        if fresh:
-            self._export(path, pending)
-        elif not self._whole:
-            self._extend(path, pending)
-        else:
-            assert self._staging is not None
-            path = self._staging.dataset
-            old = len(lengths)
-            self._export(
-                path, Again(lambda: chain(self._stored(self._target) if old else (), pending))
-            )
+        try:
+            if fresh:
+                self._export(path, pending)
+            elif not self._whole:
+                self._extend(path, pending)
+            else:
+                assert self._staging is not None
+                path = self._staging.dataset
+                old = len(lengths)
+                self._export(
+                    path, Again(lambda: chain(self._stored(self._target) if old else (), pending))
+                )
+        except (OSError, MemoryError, RingmapError):
+            raise
+        except Exception as error:  # of another library, or of somebody else's format
+            raise InputError(
+                f"{type(self).__name__}: {self.path}: the {len(pending.places)} episodes from number {len(lengths)} on are written and "
+                f"can be read, but can't be moved out of {self._log.path}: {type(error).__name__}: {error}; find the one that is to blame, "
+                "write the others to a new dataset by convert(..., where='episode != N'), and delete that file"
+            ) from error
         stored = len(self._look(path)[0])
         if stored != len(lengths) + len(pending.places):
             raise CorruptError(

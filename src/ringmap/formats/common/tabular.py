@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ringmap.clips.facts import Facts
 from ringmap.datasets.base import num_rows
 from ringmap.errors import CorruptError, UnsupportedError
 from ringmap.formats.common import disk
@@ -34,7 +35,6 @@ from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
     stamp_of,
-    stated_reward_at,
     steps_of,
 )
 from ringmap.formats.common.log import FILE, Encoded, Record
@@ -211,8 +211,8 @@ class TabularWriter(StagedWriter):
         self._columns = self.format.columns(path) if path else ()
         self._told = False
 
-    def _stored_reward_at(self, path: str) -> str | None:
-        return _reward_at(path)
+    def _stored_facts(self, path: str) -> Facts:
+        return _facts(path)
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         made: dict[str, Array | Encoded] = dict(episode.columns)
@@ -241,12 +241,12 @@ class TabularWriter(StagedWriter):
     def _extend(self, path: str, episodes: Iterable[Record]) -> None:
         lengths, offsets = _episodes(path)
         columns, new, packed = self.format.columns(path), list[int](), list[bytes]()
-        reward_at, texts = None, dict[str, np.dtype[Any]]()
+        facts, texts = Facts(), dict[str, np.dtype[Any]]()
         start = num_rows(lengths, offsets)
         names: dict[str, None] = {}
         for record in episodes:
             columns = columns if columns or new else _columns_of(path, record)
-            reward_at = record.notes.get("reward_at") if not new else reward_at
+            facts = facts if new else Facts.stated(record.notes)
             new.append(record.length)
             packed.append(record.packed)
             names.update(dict.fromkeys(str(name) for name in record.data))
@@ -282,7 +282,7 @@ class TabularWriter(StagedWriter):
         if any(packed) or os.path.exists(os.path.join(path, DATA)):
             _add_data(path, len(lengths), packed, list(names))
         if not len(lengths):
-            _save_table(path, self.format.name, columns, reward_at)  # what it names is there
+            _save_table(path, self.format.name, columns, facts)  # what it names is there
         fresh = start + np.cumsum(new, dtype=np.int64) - new
         save_npz(os.path.join(path, f"{OFFSETS}.npz"), np.concatenate([offsets, fresh]))
         made = np.concatenate([lengths, np.array(new, np.int32)])
@@ -324,7 +324,7 @@ class TabularSource(DirectorySource):
             found = format.columns(self.path, self.unsupported)
             self.columns = {c.spec.name: c for c in found}
             self.episode_columns = _data_names(self.path)
-            self.reward_at = _reward_at(self.path)
+            _facts(self.path).give(self)
             self._handle()
             self._refuse_vast()
         self.schema = Schema(tuple(c.spec for c in self.columns.values()))
@@ -463,15 +463,15 @@ def _folders(path: str) -> list[str]:
     )
 
 
-def _reward_at(path: str) -> str | None:
+def _facts(path: str) -> Facts:
     table = os.path.join(path, TABLE)
-    return stated_reward_at(read_json(table).get("reward_at")) if os.path.isfile(table) else None
+    return Facts.stated(read_json(table)) if os.path.isfile(table) else Facts()
 
 
-def _save_table(path: str, name: str, columns: list[Column], reward_at: str | None = None) -> None:
+def _save_table(path: str, name: str, columns: list[Column], facts: Facts | None = None) -> None:
     table = [[c.spec.name, c.file, c.how, c.spec.dtype.str, list(c.spec.shape)] for c in columns]
-    facts = {"format": name, "columns": table, "reward_at": reward_at}
-    data = json.dumps(facts, indent=1).encode()
+    known = {} if facts is None else facts.encode()
+    data = json.dumps({"format": name, "columns": table, **known}, indent=1).encode()
     disk.replace_file(os.path.join(path, TABLE), data)
 
 

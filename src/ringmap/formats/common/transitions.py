@@ -16,14 +16,9 @@ import numpy as np
 
 from ringmap.errors import InputError
 
-__all__ = [
-    "OUTCOMES", "Steps", "below", "next_of", "observations_of", "refused_attribute", "refused_by_hdf5", "storable",
-]  # fmt: skip
+__all__ = ["OUTCOMES", "Steps", "below", "next_of", "observations_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_ATTRIBUTE_NBYTES = 60_000
-"""What an attribute holds in any version of HDF5's files: 64 kB, with its header."""
 
 _FLAGS = ("terminated", "truncated", "done")
 OUTCOMES = ("reward", *_FLAGS)
@@ -76,41 +71,6 @@ def observations_of(
                 raise InputError(f"{where}: column {old!r} would be {new!r}, and so would another one; leave one out")  # fmt: skip
             found[old] = new
     return found
-
-
-def refused_by_hdf5(rows: Array) -> str | None:
-    """Return why a dataset of HDF5 can't hold rows as the readers of others expect them; None if it can."""
-    if rows.dtype.kind not in "biufcSU":
-        return "HDF5 has no type for it; convert it to numbers"
-    if rows.dtype.kind == "U":
-        bad = next((text for text in rows.reshape(-1).tolist() if not _is_c_text(text)), None)
-        if bad is not None:
-            return f"text of HDF5 is UTF-8 without NUL, and it has {bad!r}"
-    return None
-
-
-def refused_attribute(value: Any) -> str | None:
-    """Return why an attribute of HDF5 can't hold a value, None if it can."""
-    array = np.asarray(value)
-    if isinstance(value, bytes) or array.dtype.kind not in "biufcSU":
-        return "it is no attribute of HDF5: expected numbers of up to 64 bits, flags, text, or arrays of them"
-    if array.dtype.kind == "U" and not all(map(_is_c_text, array.reshape(-1).tolist())):
-        return "text of HDF5 is UTF-8 without NUL"
-    if array.dtype.kind != "U" and array.nbytes > _ATTRIBUTE_NBYTES:  # texts lie elsewhere
-        return f"an attribute of HDF5 has at most {_ATTRIBUTE_NBYTES:,} bytes, and this has {array.nbytes:,}"
-    return None
-
-
-def _is_c_text(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def storable(value: Any) -> Any:
-    """Return a value as h5py stores it: arrays of texts as strings of any length."""
-    import h5py
-
-    array = np.asarray(value)
-    return array.astype(h5py.string_dtype()) if array.dtype.kind == "U" and array.ndim else value
 
 
 class Steps:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 from types import TracebackType
@@ -18,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ringmap.clips.window import check_reward_at
+from ringmap.clips.facts import Facts
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError, ReadOnlyError, RoleError
 from ringmap.formats.base import Format
@@ -34,8 +35,9 @@ from ringmap.formats.episode import (
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.read.handle import refuse_if_mine
 from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.records.rates import rate_text
 
-__all__ = ["Ahead", "EpisodeWriter", "fill", "tell_reward_at"]
+__all__ = ["Ahead", "EpisodeWriter", "fill", "tell_facts"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -71,8 +73,8 @@ class EpisodeWriter:
     """Whether the format has the mode "append"; see `Format.appends`."""
 
     _schema: Schema | None = None
-    _reward_at: str | None = None
-    """Where the rewards of the episodes stand, as far as anybody said."""
+    _facts = Facts()
+    """What is known of the episodes, as far as anybody said."""
     _is_told = False
     """Whether the episodes come from something that knows where its rewards stand, or that it does not."""
 
@@ -127,41 +129,48 @@ class EpisodeWriter:
         """Whether this format does not hold all data of episodes: a copy then looks at all of them before it begins."""
         return type(self)._refuses_data is not EpisodeWriter._refuses_data
 
-    # -- where rewards stand -----------------------------------------------------------------
+    # -- where rewards stand, and the rate ---------------------------------------------------
 
-    def expect_reward_at(self, reward_at: str | None, where: str) -> None:
-        """Note where the rewards of the episodes stand that are about to be written. Call it before the block.
+    def expect_facts(self, facts: Facts, where: str) -> None:
+        """Note what is known of the episodes that are about to be written. Call it before the block.
 
         Args:
-            reward_at: "next" or "same"; None: their source does not know.
+            facts: where their rewards stand, and their rate.
             where: what writes them, to name in an error.
 
         Raises:
-            InputError: neither. On entering the block, that a dataset which is appended to has its rewards elsewhere.
+            InputError: the format can't hold the rate. On entering the block, that a dataset which is appended to has its rewards
+                elsewhere, or another rate.
         """
-        self._reward_at, self._is_told = check_reward_at(where, reward_at), True
+        self._facts, self._is_told = facts, True
 
     def _placed(self, option: str | None) -> str | None:
         """Return where rewards stand: as the writer's option says, else their source; "next" where nothing else was said."""
         if option is not None:
             return option
-        return self._reward_at if self._is_told else "next"
+        return self._facts.reward_at if self._is_told else "next"
 
-    def _agree(self, stored: str | None) -> None:
-        """Raise unless episodes may follow others whose rewards stand so; what is stored stays, where something is."""
-        if stored is None:
-            return
-        if self._is_told and self._reward_at != stored:
+    def _agree(self, stored: Facts) -> None:
+        """Raise unless episodes may follow others of which this is known; what is stored stays, where something is."""
+        name, told = type(self).__name__, self._facts
+        if stored.reward_at is not None and self._is_told and told.reward_at != stored.reward_at:
             given = (
-                f"reward_at={self._reward_at!r}"
-                if self._reward_at
+                f"reward_at={told.reward_at!r}"
+                if told.reward_at
                 else "it is not known where theirs stand"
             )
             raise InputError(
-                f"{type(self).__name__}: {self.path} has its rewards at reward_at={stored!r}, and of the episodes that are to follow "
+                f"{name}: {self.path} has its rewards at reward_at={stored.reward_at!r}, and of the episodes that are to follow "
                 f"{given}: say it (load_dataset(..., reward_at=)), or choose another path"
             )
-        self._reward_at = stored
+        stored.refuse_rate(told, name, self.path, "what is to follow")
+        if told.fps is not None and stored.fps is None:
+            warnings.warn(
+                f"{name}: {self.path} does not say how many steps are a second, and will not, although the episodes that follow "
+                f"have {rate_text(told.fps)}: merge both into a new dataset, with fps=",
+                stacklevel=4,
+            )
+        self._facts = stored.over(Facts(told.reward_at))
 
     # -- the block ---------------------------------------------------------------------------
 
@@ -278,15 +287,15 @@ class EpisodeWriter:
             self.write_episode(episode)
 
 
-def tell_reward_at(writer: Any, reward_at: str | None, where: str) -> None:
-    """Say where the rewards of the episodes stand to a writer that can be told: ours, a buffer, or one with the same method.
+def tell_facts(writer: Any, facts: Facts, where: str) -> None:
+    """Say what is known of the episodes to a writer that can be told: ours, a buffer, or one with the same method.
 
     Raises:
-        InputError: it has rewards elsewhere.
+        InputError: it has rewards elsewhere, or another rate, or can't hold this one.
     """
-    tell = getattr(writer, "expect_reward_at", None)
+    tell = getattr(writer, "expect_facts", None)
     if tell is not None:
-        tell(reward_at, where)
+        tell(facts, where)
 
 
 def fill(
@@ -295,7 +304,7 @@ def fill(
     episodes: Iterable[Mapping[str, Any]],
     where: str,
     *,
-    reward_at: str | None,
+    facts: Facts,
     drop: Drop,
     ahead: Ahead,
     options: Mapping[str, Any],
@@ -307,7 +316,7 @@ def fill(
         path: its target.
         episodes: to write.
         where: the call to name in an error.
-        reward_at: where their rewards stand, "next" or "same"; None: not known.
+        facts: what is known of them.
         drop: what to leave out of them.
         ahead: called with a condition on a column's name and dtype; yields of each episode these columns, and its data.
         options: of the format's writer.
@@ -316,7 +325,7 @@ def fill(
         InputError: the format can't hold a column, or data of an episode; all of them are named.
     """
     writer = format.open_writer(path, **options)
-    tell_reward_at(writer, reward_at, where)
+    tell_facts(writer, facts, where)
     left = (drop(episode) for episode in episodes)
     some, refused = list(islice(left, 1)), dict[str, str]()
     ours = writer if isinstance(writer, EpisodeWriter) else None

@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from ringmap.clips.facts import PREFIX, Facts
 from ringmap.datasets.base import num_rows
 from ringmap.errors import (
     CorruptError,
@@ -28,7 +29,6 @@ from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
     stamp_of,
-    stated_reward_at,
     tell_left_out,
 )
 from ringmap.formats.common.untrusted import kind_at, refuse_sparse
@@ -45,7 +45,6 @@ from ringmap.storage.records.blobs import decode_data
 __all__ = [
     "BIRTH",
     "NAMES_ATTRIBUTE",
-    "REWARD_ATTRIBUTE",
     "HDF5Source",
     "episode_attribute",
     "open_for_reading",
@@ -60,9 +59,6 @@ BIRTH = "ringmap_birth"
 
 NAMES_ATTRIBUTE = "ringmap_episode_columns"
 """Attribute of `ep_len`: JSON list of the names of all episode data, first seen first."""
-
-REWARD_ATTRIBUTE = "ringmap_reward_at"
-"""Attribute of `ep_len`: where rewards stand."""
 
 
 class HDF5Source(DirectorySource):
@@ -91,7 +87,7 @@ class HDF5Source(DirectorySource):
         self.lengths, self.offsets = file.lengths, file.offsets
         with damage_named(self.path):
             self.episode_columns = _names(file.table)
-            self.reward_at = stated_reward_at(file.table.attrs.get(REWARD_ATTRIBUTE))
+            Facts.stated(file.table.attrs, PREFIX).give(self)
         self.schema = Schema(tuple(column.spec for column in file.columns.values()))
         self.unsupported = file.found.unsupported
         self._stamp = file.stamp()

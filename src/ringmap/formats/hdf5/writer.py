@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import PREFIX, Facts
 from ringmap.datasets.base import num_rows
 from ringmap.errors import EnvironmentFault, InputError, RingmapError, UnsupportedError
-from ringmap.formats.common.directory import damage_named, stated_reward_at
+from ringmap.formats.common.directory import damage_named
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.hdf5.columns import (
@@ -30,7 +31,6 @@ from ringmap.formats.hdf5.columns import (
 )
 from ringmap.formats.hdf5.reader import (
     NAMES_ATTRIBUTE,
-    REWARD_ATTRIBUTE,
     episode_attribute,
     read_table,
 )
@@ -136,8 +136,8 @@ class HDF5Writer(EpisodeWriter):
         for name, rows in episode.columns.items():
             self._columns[name].write(self._rows, rows)
         number, attrs = len(self._lengths), self._lengths.dataset.attrs
-        if not number and self._reward_at is not None:
-            attrs[REWARD_ATTRIBUTE] = self._reward_at
+        if not number:
+            attrs.update(self._facts.encode(PREFIX))
         self._lengths.write(number, np.array([episode.length], np.int32))
         self._offsets.write(number, np.array([self._rows], np.int64))
         for part in range(-(-len(packed) // _PART_NBYTES)):
@@ -168,7 +168,7 @@ class HDF5Writer(EpisodeWriter):
         specs = tuple(column.spec for column in self._columns.values())
         self._schema = Schema(specs) if specs else None
         if len(lengths):
-            self._agree(stated_reward_at(self._lengths.dataset.attrs.get(REWARD_ATTRIBUTE)))
+            self._agree(Facts.stated(self._lengths.dataset.attrs, PREFIX))
         for column in (*self._columns.values(), self._lengths, self._offsets):
             if column.dataset.maxshape[0] is not None:
                 raise InputError(

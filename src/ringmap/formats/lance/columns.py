@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import PREFIX, Facts
 from ringmap.errors import CorruptError, RoleError, UnsupportedError
-from ringmap.formats.common.directory import stated_reward_at
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
 from ringmap.formats.common.untrusted import check_name, check_row, refuse_links
@@ -36,18 +36,17 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 __all__ = [
     "EPISODE",
     "METADATA",
-    "REWARD_AT",
     "STEP",
     "Field",
     "arrow_schema",
     "committed",
     "episodes_path",
+    "facts_of",
     "fields_of",
     "from_arrow",
     "lance",
     "opened",
     "plan_fields",
-    "reward_at_of",
     "sized_fields",
     "table_of",
     "to_arrow",
@@ -65,7 +64,6 @@ _LANCE_OWN = (
     "_row_last_updated_at_version",
 )
 METADATA = b"ringmap"
-REWARD_AT = b"ringmap_reward_at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +181,8 @@ def _field_name(column: str) -> str:
     return "".join(f"%{ord(c):02X}" if c in ".`\"'" else c for c in name)
 
 
-def arrow_schema(fields: list[Field], compat: bool = False, reward_at: str | None = None) -> Any:
-    """Return the Arrow schema of a dataset; `compat` leaves our table of columns out, and where rewards stand."""
+def arrow_schema(fields: list[Field], compat: bool = False, facts: Facts | None = None) -> Any:
+    """Return the Arrow schema of a dataset; `compat` leaves our table of columns out, and the facts."""
     import pyarrow as pa
 
     found = [pa.field(EPISODE, pa.int32()), pa.field(STEP, pa.int32())]
@@ -194,15 +192,15 @@ def arrow_schema(fields: list[Field], compat: bool = False, reward_at: str | Non
     if compat:
         return pa.schema(found)
     table = [[f.spec.name, f.name, f.how, f.spec.dtype.str, list(f.spec.shape)] for f in fields]
-    metadata = {METADATA: json.dumps(table).encode()}
-    if reward_at is not None:
-        metadata[REWARD_AT] = reward_at.encode()
-    return pa.schema(found, metadata=metadata)
+    known: dict[Any, Any] = {} if facts is None else dict(facts.encode(PREFIX))
+    return pa.schema(found, metadata={METADATA: json.dumps(table).encode(), **known})
 
 
-def reward_at_of(schema: Any) -> str | None:
-    """Return where rewards stand, as a dataset's schema states it."""
-    return stated_reward_at((schema.metadata or {}).get(REWARD_AT, b"").decode("utf-8", "replace"))
+def facts_of(schema: Any) -> Facts:
+    """Return what a dataset's schema states of its episodes."""
+    stored = (schema.metadata or {}).items()
+    texts = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, v in stored}
+    return Facts.stated(texts, PREFIX)
 
 
 def _arrow_type(field: Field) -> Any:

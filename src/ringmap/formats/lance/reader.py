@@ -23,9 +23,9 @@ from ringmap.formats.lance.columns import (
     METADATA,
     committed,
     episodes_path,
+    facts_of,
     from_arrow,
     opened,
-    reward_at_of,
     sized_fields,
     table_of,
 )
@@ -82,7 +82,7 @@ class LanceSource(DirectorySource):
             fields = sized_fields(dataset, self.path, self.unsupported)
             self._fields = {f.spec.name: f for f in fields}
             self.lengths, self.offsets = table_of(dataset, self.path)
-            self.reward_at = reward_at_of(dataset.schema)
+            facts_of(dataset.schema).give(self)
         self.schema = Schema(tuple(f.spec for f in self._fields.values()))
         self._data: list[dict[str, Any]] | None = None
         with damage_named(episodes_path(self.path)):

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import Facts
 from ringmap.formats.common.log import FILE, Encoded, Record, groups_of
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.episode import CheckedEpisode
@@ -30,11 +31,11 @@ from ringmap.formats.lance.columns import (
     arrow_schema,
     committed,
     episodes_path,
+    facts_of,
     fields_of,
     lance,
     opened,
     plan_fields,
-    reward_at_of,
     sized_fields,
     table_of,
     to_arrow,
@@ -119,8 +120,8 @@ class LanceWriter(StagedWriter):
             self._fields = sized_fields(dataset, path)
             self._compat = METADATA not in (dataset.schema.metadata or {})
 
-    def _stored_reward_at(self, path: str) -> str | None:
-        return reward_at_of(opened(path).schema)
+    def _stored_facts(self, path: str) -> Facts:
+        return facts_of(opened(path).schema)
 
     def _as_stored(
         self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
@@ -183,7 +184,7 @@ def _extend(path: str, episodes: Iterable[Record]) -> None:
         if not rows:
             fields = plan_fields(group[0].schema, group[0].notes["images"])
             notes = group[0].notes
-            schema = arrow_schema(fields, notes["compat"], notes.get("reward_at"))
+            schema = arrow_schema(fields, notes["compat"], Facts.stated(notes))
         elif not fields:
             fields = fields_of(schema, path)
             last = dataset.take([rows - 1], columns=[EPISODE]).column(0)[0].as_py()
@@ -257,6 +258,13 @@ def _add_data(path: str, group: list[Record]) -> None:
         _commit(path, iter(new.to_batches()), new.schema, fresh=True)
 
 
+def _is_plain(name: str) -> bool:
+    """Return whether Lance can call a column so."""
+    return bool(name) and not any(
+        c in ".`\"'" or c < " " or "\ud800" <= c <= "\udfff" for c in name
+    )
+
+
 def _table(rows: list[tuple[int, bytes]]) -> Any:
     """Return the table of episode data: our own packing, and a plain column for each name that fits one."""
     import pyarrow as pa
@@ -268,7 +276,7 @@ def _table(rows: list[tuple[int, bytes]]) -> Any:
         PACKED: pa.array([packed for _, packed in rows], pa.binary()),
     }
     for name in names:
-        if name in columns or not name or any(c in ".`\"'" or c < " " for c in name):
+        if name in columns or not _is_plain(name):
             continue
         values = [v.get(name) for v in data]
         values = [v.item() if isinstance(v, np.generic) else v for v in values]

@@ -19,11 +19,11 @@ import os
 import re
 import string
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import CorruptError, InputError, UnknownFormatError, UnsupportedError
 from ringmap.formats.common.directory import DecodingSource, damage_named, offsets_of, steps_of
 from ringmap.formats.common.episode_cache import EpisodeCache
@@ -40,6 +40,7 @@ from ringmap.formats.media.films import Decoder, decode_runs
 from ringmap.formats.media.images import Picture, decode_into, picture_of
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.records.rates import as_rate
 
 __all__ = ["LeRobot", "LeRobotSource"]
 
@@ -67,15 +68,6 @@ class LeRobot(StoredFormat):
     writer = "ringmap.formats.lerobot.writer:LeRobotWriter"
     logs = True
     appends = False
-
-    @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the dataset at a path, which knows its rate."""
-        dataset = super().open_reader(path, **options)
-        fps = read_json(os.path.join(os.fspath(path), "meta", "info.json")).get("fps")
-        if isinstance(fps, int | float) and fps > 0:
-            dataset.fps = float(fps)
-        return dataset
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
@@ -120,7 +112,7 @@ class LeRobotSource(DecodingSource):
                 raise UnknownFormatError(
                     f"{self.path}: is LeRobot {version}, expected v3; convert it with LeRobot's own script"
                 )
-            self.fps = self._info.get("fps")
+            self.fps = _rate_in(self._info)
             self._episodes = _episodes(self.path, self._tables)
             self.lengths = np.array([e["length"] for e in self._episodes], np.int32)
             self._refuse_vast()
@@ -368,6 +360,13 @@ def depth_table(feature: Mapping[str, Any], bits: int) -> Array | None:
     metres = np.clip(np.exp(metres) - np.float32(shift) if told["use_log"] else metres, least, most)
     table: Array = np.rint(metres * np.float32(1000)).clip(0, 65535).astype(np.uint16)
     return table
+
+
+def _rate_in(info: Any) -> Fraction | None:
+    try:
+        return as_rate(info.get("fps"))
+    except ValueError:
+        return None
 
 
 def _episode_files(path: str) -> list[str]:

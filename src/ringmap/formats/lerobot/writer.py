@@ -17,11 +17,12 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from ringmap.clips.window import check_reward_at
+from ringmap.clips.facts import Facts, check_fps, check_reward_at
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, FILM, Encoded, Record
@@ -32,6 +33,7 @@ from ringmap.formats.lerobot import LeRobot, LeRobotSource
 from ringmap.formats.media.films import Encoding, encode_video
 from ringmap.formats.media.images import encode, holds
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.records.rates import rate_text
 
 __all__ = ["LeRobotWriter"]
 
@@ -41,6 +43,7 @@ log = logging.getLogger("ringmap")
 
 _CHUNK = 1000
 _PIECE_NBYTES = 8 << 20
+_USUAL_FPS = Fraction(30)
 _PLACE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _COUNTS = ("frame_index", "episode_index", "index", "task_index")
 _OWN = ("timestamp", *_COUNTS, "task")
@@ -59,7 +62,7 @@ class LeRobotWriter(StagedWriter):
     a log message says; another timestamp needs another name (`columns={"timestamp": "measured_at"}`).
 
     Args:
-        fps: frames per second.
+        fps: frames per second, an integer; None: the rate of the source, 30 where that is not known.
         task: of episodes that name none.
         columns: column -> its name in the dataset, where that is to be another.
         videos: whether pictures of even sizes become H.264 videos, which are lossy; False: PNG in the rows.
@@ -72,7 +75,7 @@ class LeRobotWriter(StagedWriter):
         robot_type: as LeRobot stores it.
 
     Raises:
-        InputError: an option is wrong.
+        InputError: an option is wrong, or the rate of the source is no integer.
     """
 
     appends = LeRobot.appends
@@ -82,7 +85,7 @@ class LeRobotWriter(StagedWriter):
         path: str | os.PathLike[str],
         *,
         mode: str = "error",
-        fps: int = 30,
+        fps: Any = None,
         task: str = "",
         columns: Mapping[str, str] | None = None,
         videos: bool = True,
@@ -93,9 +96,11 @@ class LeRobotWriter(StagedWriter):
         progress: bool = False,
     ) -> None:
         super().__init__(path, mode, progress)
-        if fps <= 0 or not 0 <= crf <= 51:
-            raise InputError(f"LeRobotWriter: fps must be positive and crf 0 to 51, got {fps} and {crf}")  # fmt: skip
-        self._fps, self._task, self._videos, self._crf = fps, task, videos, crf
+        if not 0 <= crf <= 51:
+            raise InputError(f"LeRobotWriter: crf must be 0 to 51, got {crf}")
+        self._named = check_fps("LeRobotWriter", fps)
+        self._fps = _frame_rate(self._named, "LeRobotWriter")
+        self._task, self._videos, self._crf = task, videos, crf
         self._names, self._final_row, self._robot = dict(columns or {}), final_row, robot_type
         self._rewards = check_reward_at("LeRobotWriter", reward_at)
         self._tasks: dict[str, int] = {}
@@ -103,12 +108,19 @@ class LeRobotWriter(StagedWriter):
 
     # -- episodes ----------------------------------------------------------------------------
 
+    def expect_facts(self, facts: Facts, where: str) -> None:
+        """Note what is known of the episodes, and take their rate, unless the option names one."""
+        super().expect_facts(facts, where)
+        self._fps = _frame_rate(self._named or facts.fps, where)
+
     def _refuses(self, name: str, rows: Array) -> str | None:
         if name in _OWN and name not in self._names:
             return self._refuses_own(name, rows)
         kind, shape = rows.dtype.kind, rows.shape[1:]
         if kind not in "biufU" or (kind == "U" and shape) or len(shape) > 5 or 0 in shape:
             return "LeRobot has no feature for it"
+        if not all(map(_is_utf8, (name, *(rows.tolist() if kind == "U" else ())))):
+            return "LeRobot's files hold texts and names of UTF-8 alone"
         new = self._names.get(name) or _name_of(name, rows)
         if "/" in new or new in _OWN:
             return (
@@ -120,11 +132,8 @@ class LeRobotWriter(StagedWriter):
         """Return why a column with a name that LeRobot fills itself is not what it fills in; None if it is."""
         other = f"choose another name, columns={{{name!r}: ...}}"
         if name == "task":
-            return (
-                None
-                if rows.dtype.kind == "U" and rows.ndim == 1
-                else f"a task is one text a step; {other}"
-            )
+            good = rows.dtype.kind == "U" and rows.ndim == 1 and all(map(_is_utf8, rows.tolist()))
+            return None if good else f"a task is one text a step, of UTF-8; {other}"
         if rows.size != len(rows) or rows.dtype.kind not in "biuf":
             return f"LeRobot has a number there; {other}"
         values = rows.reshape(len(rows))
@@ -150,11 +159,13 @@ class LeRobotWriter(StagedWriter):
     def _refuses_data(self, name: str, value: Any) -> str | None:
         if name not in _TASKS:
             return "LeRobot has a place for the task alone"
-        return None if value is None or np.asarray(value).dtype.kind == "U" else "a task is text"
+        texts = [] if value is None else np.atleast_1d(np.asarray(value)).reshape(-1).tolist()
+        good = all(isinstance(text, str) and _is_utf8(text) for text in texts)
+        return None if good else "a task is text of UTF-8"
 
     def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Return whether LeRobot fills in a column of this name itself."""
-        return name in _OWN and name not in self._names
+        """Return whether a column is of text, which may be no UTF-8, or LeRobot fills in one of this name itself."""
+        return dtype.kind == "U" or (name in _OWN and name not in self._names)
 
     def _as_stored(
         self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
@@ -296,6 +307,20 @@ class LeRobotWriter(StagedWriter):
         _write(path, "meta/stats.json", json.dumps(_total_stats(every), indent=4).encode())
         _write_info(path, features, self._fps, self._robot, rows[-1]["episode_index"] + 1, rows[-1]["dataset_to_index"], len(tasks))  # fmt: skip
         _write_parquet(path, f"meta/episodes/{_PLACE.format(**place)}.parquet", pa.Table.from_pylist(rows))  # fmt: skip
+
+
+def _frame_rate(fps: Fraction | None, where: str) -> int:
+    """Return the rate of a set: the known one, which has to be an integer, or LeRobot's usual one."""
+    rate = _USUAL_FPS if fps is None else fps
+    if rate.denominator != 1:
+        raise InputError(
+            f"{where}: LeRobot's rate is an integer, and this one is {rate_text(rate)}; say which is to stand there: fps={round(rate)}"
+        )
+    return int(rate)
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _name_of(name: str, rows: Array) -> str:

@@ -64,6 +64,8 @@ MAX_DECODERS = 64
 _inherited: list[Any] = []
 """Decoders that a forked child got from its parent."""
 
+_RATE_MOST = 10_000
+
 SMALLEST = 16
 """Encoders refuse smaller pictures; they are padded to this."""
 
@@ -88,7 +90,7 @@ class Encoding:
     Args:
         codec: as PyAV names it.
         crf: quality, 0 to 51: less is better.
-        fps: frames per second that a player shows.
+        fps: frames per second that a player shows, as near as a film can state it: FFmpeg's ratios are of 32 bits.
         lossless: keep every value: RGB instead of YUV, and quantizer 0.
         keyframes: frames from one keyframe to the next, in decoding order; None: as the codec likes, which is smaller,
             for a file that is only played.
@@ -96,7 +98,7 @@ class Encoding:
 
     codec: str = "libx264"
     crf: int = 18
-    fps: int = 30
+    fps: Fraction | int = 30
     lossless: bool = False
     keyframes: int | None = KEYFRAMES
 
@@ -116,19 +118,21 @@ class FilmWriter:
     def __init__(self, file: Any, encoding: Encoding, pixels: str = "rgb24") -> None:
         import av
 
-        self._encoding, self._number, self._pixels = encoding, 0, pixels
+        near = Fraction(encoding.fps).limit_denominator(_RATE_MOST)
+        rate = min(max(near, Fraction(1, _RATE_MOST)), Fraction(_RATE_MOST))
+        self._frame_s, self._number, self._pixels = 1 / rate, 0, pixels
         codec, options, stored = encoding.codec, {"crf": str(encoding.crf)}, "yuv420p"
         if pixels != "rgb24":
             codec, options, stored = "ffv1", {}, pixels
         elif encoding.lossless:
             codec, options, stored = "libx264rgb", {"qp": "0"}, "rgb24"
         self._container: Any = av.open(file, "w", format="mp4")
-        stream: Any = self._container.add_stream(codec, rate=Fraction(encoding.fps), options=options)  # fmt: skip
+        stream: Any = self._container.add_stream(codec, rate=rate, options=options)
         stream.pix_fmt = stored
         if encoding.keyframes is not None:
             stream.codec_context.gop_size = encoding.keyframes
             stream.codec_context.max_b_frames = 0
-        stream.codec_context.time_base = Fraction(1, encoding.fps)
+        stream.codec_context.time_base = self._frame_s
         self._stream = stream
 
     def add(self, picture: Array) -> None:
@@ -143,7 +147,7 @@ class FilmWriter:
             picture = np.pad(picture, (*pad, (0, 0)), mode="edge")
         channels = picture[..., 0] if self._pixels == "gray16le" else picture
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(channels), self._pixels)
-        frame.pts, frame.time_base = self._number, Fraction(1, self._encoding.fps)
+        frame.pts, frame.time_base = self._number, self._frame_s
         self._number += 1
         self._container.mux(self._stream.encode(frame))
 

@@ -16,17 +16,22 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import PREFIX, Facts
 from ringmap.errors import CorruptError
 from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of
 from ringmap.formats.common.episode_cache import EpisodeCache
+from ringmap.formats.common.hdf5_trial import loaded
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.minari.untrusted import refuse_episode, refuse_harm
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
-__all__ = ["Minari", "MinariSource"]
+__all__ = ["COUNTS", "Minari", "MinariSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+COUNTS = ("total_steps", "id")
+"""Attributes of an episode that are Minari's own."""
 
 _WITNESSES = ("metadata.json", "main_data.hdf5")
 
@@ -71,8 +76,9 @@ class MinariSource(DirectorySource):
         super().__init__(path)
         with damage_named(self.path):
             dataset, cache = self._handle()
+            self.fps = Facts.stated(dataset.storage.metadata, PREFIX).fps
             found = dataset.storage.get_episode_metadata(dataset.episode_indices.tolist())
-            self._metadata = [dict(one) for one in found]
+            self._metadata = [_flat(one) for one in found]
             self.lengths = np.array([int(m["total_steps"]) for m in self._metadata], np.int32)
             self.offsets = offsets_of(self.lengths)
             specs = []
@@ -83,8 +89,7 @@ class MinariSource(DirectorySource):
                         ColumnSpec(name, rows.shape[1:], np.dtype("U") if text else rows.dtype)
                     )
         self.schema = Schema(tuple(specs))
-        skipped = ("total_steps", "id")
-        names = [n for m in self._metadata for n in m if n not in skipped]
+        names = [n for m in self._metadata for n in m if n not in COUNTS]
         self.episode_columns = list(dict.fromkeys(names))
 
     def _witnesses(self) -> Sequence[str]:
@@ -119,7 +124,7 @@ class MinariSource(DirectorySource):
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         names = self.episode_columns
         data = self._metadata[episode]
-        return {n: _plain(data[n]) for n in names if n in data and data[n] is not None}
+        return {n: loaded(data[n]) for n in names if n in data and data[n] is not None}
 
 
 def _columns_of(episode: Any) -> dict[str, Array]:
@@ -145,7 +150,7 @@ def _add(columns: dict[str, Array], name: str, value: Any, steps: int) -> None:
     else:
         rows = np.asarray(value)
         if rows.dtype.kind == "O":
-            rows = rows.astype(str)
+            rows = np.array([v.decode() if isinstance(v, bytes) else str(v) for v in rows], str)
         if len(rows) == steps + 1:
             columns[name], columns[f"next_{name}"] = rows[:-1], rows[1:]
         elif len(rows) == steps:
@@ -154,7 +159,10 @@ def _add(columns: dict[str, Array], name: str, value: Any, steps: int) -> None:
             raise CorruptError(f"{name} has {len(rows)} rows for {steps} steps")
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-        return value.astype(str)
-    return value.item() if isinstance(value, np.generic) else value
+def _flat(metadata: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the attributes of an episode, which Minari nests by the slashes in their names."""
+    found: dict[str, Any] = {}
+    for name, value in metadata.items():
+        nested = isinstance(value, Mapping)
+        found |= _flat(value, f"{prefix}{name}/") if nested else {prefix + name: value}
+    return found

@@ -17,9 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.window import check_reward_at
+from ringmap.clips.facts import PREFIX, Facts, check_reward_at
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
+from ringmap.formats.common.hdf5_trial import (
+    refused_attribute,
+    refused_names,
+    refused_rows,
+    storable,
+)
 from ringmap.formats.common.log import FILE, Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import (
@@ -27,11 +33,8 @@ from ringmap.formats.common.transitions import (
     below,
     next_of,
     observations_of,
-    refused_attribute,
-    refused_by_hdf5,
-    storable,
 )
-from ringmap.formats.minari import Minari, MinariSource
+from ringmap.formats.minari import COUNTS, Minari, MinariSource
 
 __all__ = ["MinariWriter"]
 
@@ -101,12 +104,18 @@ class MinariWriter(StagedWriter):
     # -- episodes ----------------------------------------------------------------------------
 
     def _refuses(self, name: str, rows: Array) -> str | None:
-        return refused_by_hdf5(rows)
+        if rows.dtype.kind == "U" and rows.ndim > 1:
+            return "Minari has one text a step"
+        return refused_rows(rows)
 
     def _refuses_data(self, name: str, value: Any) -> str | None:
-        if isinstance(value, Mapping):
-            return next((why for v in value.values() if (why := self._refuses_data(name, v))), None)
-        return refused_attribute(value)
+        if name == "seed":
+            return None  # `_as_stored` says
+        return (
+            "Minari has a number of its own there; rename it"
+            if name in COUNTS
+            else refused_attribute(name, value)
+        )
 
     def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
         """Return whether a column is of text, which may be such that HDF5 does not hold it."""
@@ -118,7 +127,7 @@ class MinariWriter(StagedWriter):
         found = self._parts(columns, where)
         for old in found.values():
             rows = columns[old]
-            if rows.dtype.kind not in "biufU" or (rows.dtype.kind == "U" and rows.ndim > 1):
+            if rows.dtype.kind not in "biufU":
                 refused.setdefault(
                     old,
                     f"column {old!r} ({rows.dtype} {rows.shape[1:]}): Minari has no space for it",
@@ -149,11 +158,24 @@ class MinariWriter(StagedWriter):
             stored.setdefault(name, np.zeros(steps.length, bool))
         if "terminated" not in columns and "truncated" not in columns:
             stored["truncated"][-1] = True
+        source = {**found, **{name: name for name in ("reward", *_FLAGS)}}
         for name in [name for name in columns if name not in taken]:
-            new = name if name.startswith(("info/", "next_info/")) else f"info/{name}"
-            stored[new] = steps.now(name)
+            is_next = name.startswith("next_info/") and name[len("next_") :] in columns
+            new = name if is_next or name.startswith("info/") else f"info/{name}"
+            made = {new: steps.now(name)}
             if steps.cut:
-                stored[next_of(new)] = columns[name][1:]
+                made[next_of(new)] = columns[name][1:]
+            if stored.keys() & made.keys():
+                refused.setdefault(name, f"column {name!r}: it would be {new!r}, and so would another one; rename it")  # fmt: skip
+            stored |= made
+            source[new] = name
+        follow = ("next_observation", "next_info/")
+        held = [(source.get(n, n), n, v.dtype) for n, v in stored.items() if not n.startswith(follow)]  # fmt: skip
+        for name, why in refused_names(held).items():
+            refused.setdefault(name, f"column {name!r}: {why}")
+        seed = np.asarray(data.get("seed", 0))
+        if seed.ndim or seed.dtype.kind not in "iu":
+            refused["seed"] = f"episode data 'seed': Minari's is an integer of up to 64 bits, and this is {data['seed']!r}; rename it"  # fmt: skip
         return stored, data
 
     def _parts(self, columns: Mapping[str, Array], where: str) -> dict[str, str]:
@@ -199,7 +221,8 @@ class MinariWriter(StagedWriter):
                     else _space_of(name.split("_")[0], first.columns, widths)
                 )
         storage = MinariStorage.new(os.path.join(path, "data"), **spaces, jpeg_encoding=False)
-        storage.update_metadata({"dataset_id": self._id, "minari_version": minari.__version__})
+        named = {"dataset_id": self._id, "minari_version": minari.__version__}
+        storage.update_metadata(named | Facts(fps=self._facts.fps).encode(PREFIX))
         every = records if first is None else chain([first], records)
         storage.update_episodes([])  # so that a dataset without episodes is a file of HDF5, too
         for number, record in enumerate(every):
@@ -220,8 +243,8 @@ class MinariWriter(StagedWriter):
                 ]
             )  # fmt: skip
             if data:
-                flat = {name: storable(value) for name, value in _flat(data).items()}
-                storage.update_episode_metadata([flat], [number])
+                kept = {name: storable(value) for name, value in data.items()}
+                storage.update_episode_metadata([kept], [number])
 
 
 def _id_of(path: str) -> str:
@@ -281,15 +304,4 @@ def _widths(episodes: Iterable[Record]) -> dict[str, tuple[int, str]]:
                 max(width, *map(len, every)),
                 "".join(sorted({*characters, *"".join(every)})),
             )
-    return found
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in data.items():
-        found |= (
-            _flat(value, f"{prefix}{name}/")
-            if isinstance(value, Mapping)
-            else {prefix + name: value}
-        )
     return found

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import Facts
 from ringmap.errors import CorruptError, NewerVersionError, ReplacedError, UnknownFormatError
 from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
     offsets_of,
     stamp_of,
-    stated_reward_at,
 )
 from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.untrusted import check_row, refuse_elsewhere, refuse_vast
@@ -72,12 +72,12 @@ class ParquetSource(DirectorySource):
         self.schema = Schema(())
         lengths: list[int] = []
         rows: list[int] = []
-        self._stated: set[str | None] = set()
+        self._stated: set[Facts] = set()
         with damage_named(self.path):
             for file in files_of(self.path):
                 self._add(file, lengths, rows)
             self.lengths = np.array(lengths, np.int32)
-            self.reward_at = self._stated.pop() if len(self._stated) == 1 else None
+            (self._stated.pop() if len(self._stated) == 1 else Facts()).give(self)
             names = (name for one in range(len(lengths)) for name in self.episode_data(one))
             self.episode_columns = list(dict.fromkeys(names))
         self.offsets = offsets_of(self.lengths)
@@ -103,7 +103,7 @@ class ParquetSource(DirectorySource):
         if self.schema.columns and tuple(specs) != self.schema.columns:
             raise CorruptError(f"{file}: is of columns {specs}, expected {self.schema.columns}")
         self.schema = Schema(tuple(specs))
-        self._stated.add(stated_reward_at(facts.get("reward_at")))
+        self._stated.add(Facts.stated(facts))
         here = [int(length) for length in facts["lengths"]]
         if min(here, default=0) < 0 or sum(here) != footer.num_rows or len(facts["data"]) != len(here):  # fmt: skip
             raise CorruptError(f"{file}: has {footer.num_rows} rows, expected {sum(here)}")

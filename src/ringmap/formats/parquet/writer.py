@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import Facts
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.staged import StagedWriter
@@ -74,9 +75,6 @@ class ParquetWriter(StagedWriter):
     def _source(self, path: str) -> ParquetSource:
         return ParquetSource(path)
 
-    def _stored_reward_at(self, path: str) -> str | None:
-        return ParquetSource(path).reward_at
-
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         columns: dict[str, Array | Encoded] = dict(episode.columns)
         for spec in episode.schema.columns:
@@ -119,7 +117,7 @@ class ParquetWriter(StagedWriter):
                 writer.write_table(pa.concat_tables(held), row_group_size=1 << 40)
             facts = {
                 "version": 1, "columns": episode_shapes(schema), "lengths": lengths, "data": packed,
-                "reward_at": first.notes.get("reward_at"),
+                **Facts.stated(first.notes).encode(),
             }  # fmt: skip
             writer.add_key_value_metadata({FOOTER: json.dumps(facts)})
         disk.replace(beside, target)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import PREFIX, Facts
 from ringmap.errors import CorruptError, UnsupportedError
 from ringmap.formats.common.directory import (
     DirectorySource,
@@ -31,13 +32,14 @@ from ringmap.formats.common.directory import (
     tell_left_out,
 )
 from ringmap.formats.common.episode_cache import EpisodeCache
+from ringmap.formats.common.hdf5_trial import loaded
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.untrusted import LARGEST_ROW, kind_at, refuse_sparse
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.disk.system import NotAFileError
 
-__all__ = ["SPLITS", "THEIRS", "Robomimic", "RobomimicSource"]
+__all__ = ["LENGTH", "SPLITS", "THEIRS", "Robomimic", "RobomimicSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,6 +50,9 @@ _OURS = {theirs: name for name, theirs in THEIRS.items()}
 
 SPLITS = "mask"
 """The name in an episode's data of the splits that it is in."""
+
+LENGTH = "num_samples"
+"""The attribute of a demo with the number of its steps."""
 
 _TEXT = 1000
 """Bytes that a byte of the file may become as text of one width."""
@@ -111,6 +116,7 @@ class RobomimicSource(DirectorySource):
         with damage_named(self.path):
             file = self._handle()[0]
             data = _group(file, "data")
+            self.fps = Facts.stated(data.attrs, PREFIX).fps
             numbered = [(int(m[1]), name) for name in data if (m := re.fullmatch(r"demo_(\d+)", name))]  # fmt: skip
             self._demos = [name for _, name in sorted(numbered)]
             self.lengths = np.array([_length(_group(data, name)) for name in self._demos], np.int32)
@@ -126,7 +132,7 @@ class RobomimicSource(DirectorySource):
             known = dict.fromkeys([SPLITS] if self._splits else [])
             for name, others in zip(self._demos, self._others, strict=True):
                 known.update(dict.fromkeys([*data[name].attrs, *others]))
-            self.episode_columns = [name for name in known if name != "num_samples"]
+            self.episode_columns = [name for name in known if name != LENGTH]
             others = [f"data/{name}" for name in data if name not in set(self._demos)]
             tell_left_out(self.path, [*others, *(n for n in file if n not in ("data", "mask"))])
 
@@ -210,7 +216,7 @@ class RobomimicSource(DirectorySource):
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         name = self._demos[episode]
         demo = handle[0]["data"][name]
-        found = {n: _plain(v) for n, v in demo.attrs.items() if n != "num_samples"}
+        found = {n: loaded(v) for n, v in demo.attrs.items() if n != LENGTH}
         for path in self._others[episode]:
             if path in found:
                 raise UnsupportedError(
@@ -224,7 +230,7 @@ class RobomimicSource(DirectorySource):
 
 def _length(demo: Any) -> int:
     """Return the steps of a demo: its attribute, which its datasets have to match; without it the rows of its actions."""
-    given = demo.attrs.get("num_samples")
+    given = demo.attrs.get(LENGTH)
     count = int(len(_own(demo, "actions")) if given is None else given)
     if not 0 < count < 1 << 31:
         raise CorruptError(f"{demo.file.filename}: {demo.name} has {count} samples")
@@ -294,9 +300,3 @@ def _rows(column: Any) -> Array:
         )
     found: Array = texts.astype(str)
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-        return value.astype(str)
-    return value.item() if isinstance(value, np.generic) else value

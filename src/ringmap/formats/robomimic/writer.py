@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.window import check_reward_at
+from ringmap.clips.facts import PREFIX, Facts, check_reward_at
 from ringmap.errors import InputError
+from ringmap.formats.common.hdf5_trial import (
+    refused_attribute,
+    refused_names,
+    refused_rows,
+    storable,
+)
 from ringmap.formats.common.log import Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import (
@@ -21,18 +27,14 @@ from ringmap.formats.common.transitions import (
     Steps,
     next_of,
     observations_of,
-    refused_attribute,
-    refused_by_hdf5,
-    storable,
 )
-from ringmap.formats.robomimic import SPLITS, THEIRS, Robomimic, RobomimicSource
+from ringmap.formats.robomimic import LENGTH, SPLITS, THEIRS, Robomimic, RobomimicSource
 
 __all__ = ["RobomimicWriter"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _TAKEN = {*THEIRS.values(), "obs", "next_obs"}
-_COUNT = "num_samples"
 
 
 class RobomimicWriter(StagedWriter):
@@ -81,13 +83,15 @@ class RobomimicWriter(StagedWriter):
     # -- episodes ----------------------------------------------------------------------------
 
     def _refuses(self, name: str, rows: Array) -> str | None:
-        return refused_by_hdf5(rows)
+        return refused_rows(rows)
 
     def _refuses_data(self, name: str, value: Any) -> str | None:
         return (
             "robomimic has the number of steps there; rename it"
-            if name == _COUNT
-            else refused_attribute(value)
+            if name == LENGTH
+            else _refused_splits(value)
+            if name == SPLITS
+            else refused_attribute(name, value)
         )
 
     def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
@@ -127,6 +131,10 @@ class RobomimicWriter(StagedWriter):
                 why = f"it would stand where robomimic has something else; rename it, or choose it as an observation: observation=[{name!r}, ...]"
                 refused.setdefault(name, f"column {name!r}: {why}")
             stored[name] = steps.now(name)
+        source = {**{new: old for old, new in observations.items()}, "action": self._action}
+        held = [(source.get(n, n), THEIRS.get(n, n), v.dtype) for n, v in stored.items()]
+        for name, why in refused_names(held).items():
+            refused.setdefault(name, f"column {name!r}: {why}")
         if SPLITS in data:  # as it is read
             data[SPLITS] = np.array(sorted(map(str, np.atleast_1d(data[SPLITS]).tolist())))
         return stored, data
@@ -156,7 +164,7 @@ class RobomimicWriter(StagedWriter):
             data = file.create_group("data")
             for number, record in enumerate(episodes):
                 demo = data.create_group(f"demo_{number}")
-                demo.attrs[_COUNT] = record.length
+                demo.attrs[LENGTH] = record.length
                 for name, value in record.data.items():
                     if name == SPLITS:
                         for split in np.atleast_1d(value).tolist():
@@ -167,6 +175,18 @@ class RobomimicWriter(StagedWriter):
                     demo.create_dataset(THEIRS.get(name, name), data=storable(rows))
                 total += record.length
             data.attrs["total"] = total
+            data.attrs.update(Facts(fps=self._facts.fps).encode(PREFIX))
             data.attrs["env_args"] = self._env_args
             for split, names in splits.items():
-                file.create_dataset(f"mask/{split}", data=np.array(names, "S"))
+                file.create_dataset(f"{SPLITS}/{split}", data=np.array(names, "S"))
+
+
+def _refused_splits(value: Any) -> str | None:
+    """Return why a demo can't be in these splits, None if it can."""
+    names = np.atleast_1d(np.asarray(value))
+    if names.size and names.dtype.kind != "U":
+        return "it names the splits that a demo is in"
+    paths = [(name, f"{SPLITS}/{name}", np.dtype("S1")) for name in names.tolist()]
+    slashed = [name for name in names.tolist() if "/" in name]
+    why = refused_names(paths)
+    return f"{slashed[0]!r} has a slash, and a split is one name" if slashed else next(iter(why.values()), None)  # fmt: skip

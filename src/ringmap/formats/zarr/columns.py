@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import PREFIX, Facts
 from ringmap.errors import CorruptError, UnsupportedError
 from ringmap.formats.common.log import Record, groups_of
 from ringmap.formats.common.names import file_name
@@ -39,7 +40,6 @@ __all__ = [
     "DATA_BYTES",
     "DATA_ENDS",
     "NAMES",
-    "REWARD_AT",
     "WORDS_BYTES",
     "WORDS_ENDS",
     "Column",
@@ -56,7 +56,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 DATA_BYTES, DATA_ENDS, NAMES = "ringmap_data", "ringmap_data_ends", "ringmap_names"
 WORDS_BYTES, WORDS_ENDS = "ringmap_words", "ringmap_words_ends"
-REWARD_AT = "ringmap_reward_at"
 
 CHUNK_NBYTES = 1 << 20
 MAX_CHUNK_ROWS = 16384
@@ -297,7 +296,7 @@ def _create_columns(group: Any, schema: Schema, notes: dict[str, Any]) -> list[C
         table.append([spec.name, name, spec.dtype.str, list(spec.shape)])
         columns.append(Column(spec, array, name))
     data.attrs["ringmap"] = table
-    group["meta"].attrs[REWARD_AT] = notes.get("reward_at")
+    group["meta"].attrs.update(Facts.stated(notes).encode(PREFIX))
     return columns
 
 

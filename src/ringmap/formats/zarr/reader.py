@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import PREFIX, Facts
 from ringmap.errors import CorruptError, ReplacedError, UnknownFormatError
 from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
-    stated_reward_at,
     steps_of,
     tell_left_out,
 )
@@ -30,7 +30,6 @@ from ringmap.formats.zarr.columns import (
     DATA_BYTES,
     DATA_ENDS,
     NAMES,
-    REWARD_AT,
     WORDS_BYTES,
     WORDS_ENDS,
     Column,
@@ -77,7 +76,7 @@ class ZarrSource(DirectorySource):
             self.offsets = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
             self.lengths = (ends - self.offsets).astype(np.int32)
             meta = handle.group["meta"]
-            self.reward_at = stated_reward_at(meta.attrs.get(REWARD_AT))
+            Facts.stated(meta.attrs, PREFIX).give(self)
             self.episode_columns = [str(n) for n in json.loads(meta.attrs.get(NAMES, "[]"))]
         self.schema = Schema(tuple(c.spec for c in handle.columns.values()))
         self.unsupported = handle.found.unsupported

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.facts import PREFIX, Facts
 from ringmap.errors import InputError, UnsupportedError
-from ringmap.formats.common.directory import stated_reward_at
 from ringmap.formats.common.log import FILE, Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.columns import (
     CHUNK_NBYTES,
-    REWARD_AT,
     create,
     episode_ends,
     extend,
@@ -90,8 +89,8 @@ class ZarrWriter(StagedWriter):
         )
         return np.diff(ends, prepend=0), schema
 
-    def _stored_reward_at(self, path: str) -> str | None:
-        return stated_reward_at(open_group(path)["meta"].attrs.get(REWARD_AT))
+    def _stored_facts(self, path: str) -> Facts:
+        return Facts.stated(open_group(path)["meta"].attrs, PREFIX)
 
     def _notes(self) -> dict[str, Any]:
         return self._options

@@ -129,7 +129,7 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
     steps, nbytes = int(lengths.sum()), nbytes_of(folder)
     full = None if manifest.schema is None else _nbytes_full(folder, manifest, steps, nbytes)
     return Facts(
-        manifest.version, manifest.uuid.hex(), manifest.max_steps, manifest.spare, dict(manifest.settings), columns,
+        manifest.version, manifest.uuid.hex(), manifest.max_steps, manifest.spare, _settings(manifest), columns,
         lengths, steps, head, commits, nbytes, full, writer_of(folder, disk), pending, manifest.kind, manifest.capacity,
     )  # fmt: skip
 
@@ -273,3 +273,9 @@ def commits_of(path: str | os.PathLike[str]) -> Commits:
     return Commits(
         heads.astype(np.int64), (heads - tails).astype(np.int64), evicted.astype(np.int64)
     )
+
+
+def _settings(manifest: Manifest) -> dict[str, Any]:
+    """Return the settings as JSON holds them."""
+    rate = manifest.fps
+    return {**manifest.settings, **({} if rate is None else {"fps": rate})}

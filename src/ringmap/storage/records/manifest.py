@@ -19,7 +19,6 @@ import unicodedata
 import uuid as uuids
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import Any
 
 import xxhash
@@ -35,6 +34,7 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.records.layout import LAYOUT
 from ringmap.storage.records.names import COLUMNS, STATE, TABLE
+from ringmap.storage.records.rates import as_rate, parse_rate, rate_text
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import MOST, EpisodeTable
 from ringmap.storage.ring.arithmetic import Ring
@@ -58,7 +58,6 @@ LINEAGE_NBYTES = 16
 _LIMIT = 1 << 24
 _MOST = 1 << 56
 _CHUNK_MOST = 1 << 30
-_RATE = re.compile(r"[1-9][0-9]{0,400}/[1-9][0-9]{0,400}")
 _FILE_NAME = re.compile(COLUMNS + r"/[0-9]{3,6}-[a-z0-9-]{0,40}\.(npy|zarr)")
 
 
@@ -155,11 +154,7 @@ class Manifest:
     def fps(self) -> str | None:
         """Steps per second, as "num/den"; None where that is not known."""
         rate = self.settings.get("fps")
-        return (
-            None
-            if rate is None
-            else "{}/{}".format(*Fraction(repr(float(rate))).as_integer_ratio())
-        )
+        return None if rate is None else rate_text(as_rate(rate))
 
     @property
     def reward_at(self) -> str | None:
@@ -368,9 +363,7 @@ class Manifest:
             raise ValueError(f"ordinal {ordinal!r}, closed {closed!r}")
         settings, rate, reward_at = dict(body["settings"]), body["fps"], body["reward_at"]
         if rate is not None:
-            if not _RATE.fullmatch(rate):
-                raise ValueError(f"fps {rate!r}")
-            settings["fps"] = float(Fraction(rate))
+            settings["fps"] = parse_rate(rate)
         if reward_at is not None:
             settings["reward_at"] = str(reward_at)
         born, lineage = born_in(body, max_steps)
