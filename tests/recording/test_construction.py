@@ -136,14 +136,14 @@ def test_a_reopened_buffer_picks_by_its_schema(tmp_path):
         ReplayBufferCollectionWrapper(Scripted(), ReplayBuffer.open(tmp_path / "buf"))
 
 
-class Text(gymnasium.Env):
-    observation_space, action_space = spaces.Text(5), spaces.Discrete(2)
+class Many(gymnasium.Env):
+    observation_space, action_space = spaces.Sequence(spaces.Discrete(3)), spaces.Discrete(2)
 
 
 def test_spaces_without_a_fixed_shape():
-    with pytest.raises(ValueError, match=r"'obs' is of Text.*no fixed shape"):
-        ReplayBufferCollectionWrapper(Text(), ReplayBuffer(10))
-    env = Text()
+    with pytest.raises(ValueError, match=r"'obs' is of Sequence.*no fixed shape"):
+        ReplayBufferCollectionWrapper(Many(), ReplayBuffer(10))
+    env = Many()
     env.observation_space = spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})})  # fmt: skip
     with pytest.raises(ValueError, match="would have one column"):
         ReplayBufferCollectionWrapper(env, ReplayBuffer(10))

@@ -30,6 +30,7 @@ from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_cl
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.nested import flat
+from ringmap.storage.columns.schema import TEXT
 
 __all__ = [
     "STANDS",
@@ -226,7 +227,8 @@ def _room(buffer: ClipBuffer, size: int) -> dict[str, Array] | None:
 
 
 def fitting(out: Mapping[str, Array], engine: Engine, size: int, cut: Cut) -> dict[str, Array]:
-    """Return the arrays of `out` to gather into, if they fit a batch of `size` items exactly.
+    """Return the arrays of `out` to gather into, if they fit a batch of `size` items exactly. Text, whose width is that of the batch, comes
+    in a new array.
 
     The shape of a computed column is known once it was computed; until then any array is accepted, and left out if it does not fit.
 
@@ -236,6 +238,8 @@ def fitting(out: Mapping[str, Array], engine: Engine, size: int, cut: Cut) -> di
     where, schema, layout = "ReplayBuffer.sample", engine.schema, engine.layout(cut, size)
     if engine.nest is not None:
         out, _ = flat(out, where)
+    texts = {name for name, (_, dtype) in layout.items() if dtype == TEXT}
+    out = {name: array for name, array in out.items() if name not in texts}
     for name, array in out.items():
         if name not in layout and name in cut.added:
             continue

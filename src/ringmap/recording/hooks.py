@@ -132,7 +132,9 @@ class Hooks:
 
     def _contains(self, name: str, space: Any, value: Any) -> None:
         value = np.asarray(value)
-        if not space.contains(value):
+        if not space.contains(
+            value.item() if isinstance(space, spaces.Text) and not value.ndim else value
+        ):
             raise InputError(
                 f"{self.keys.where}: validate_transition: {name!r} is not in {space}: {np.array2string(value, threshold=8)}"
             )

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ringmap.errors import InputError
-from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.columns.schema import TEXT, ColumnSpec
 
 __all__ = ["FLAGS", "Keys", "Leaf", "bounds_of", "leaves_of", "nested"]
 
@@ -63,6 +63,8 @@ def leaves_of(name: str, space: Any, where: str) -> list[Leaf]:
         elif isinstance(part, spaces.Tuple):
             for i, inner in enumerate(part.spaces):
                 walk(f"{name}/{i}", (*path, i), inner)
+        elif isinstance(part, spaces.Text):
+            found.append(Leaf(name, path, part, (), TEXT))
         elif getattr(part, "shape", None) is None or getattr(part, "dtype", None) is None:
             raise InputError(
                 f"{where}: {name!r} is of {part}, which has no fixed shape and dtype; wrap the environment so that "
@@ -183,6 +185,8 @@ class Keys:
 
 def _holds(column: Any, source: Any, bounds: tuple[int, int] | None, casting: str) -> bool:
     """Return whether a column's dtype can hold the values of a source; single values are checked when they come."""
+    if column.kind == "U":  # one that fixes a width refuses a longer text when it comes
+        return bool(source.kind == "U")
     if column.kind not in "biufc":
         return False
     if casting == "unsafe" or source.kind == "b" or column.kind in "fc":

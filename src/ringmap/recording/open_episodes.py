@@ -5,6 +5,8 @@
     action  a0    a1    --   │ one assignment per leaf,    datasets/episode_rows.py
     reward  --    r1    r2   ┘ each slot at its own row
 
+Text stands in the block as Python's own, so that no row says how long it may be.
+
 Invariants: the block is private: neither the environment's next step nor the agent can change it;
 slot i's newest row is `at[i]`, -1 where no episode is open.
 Not here: when an episode begins or ends (slots.py), where it goes (adapters.py).
@@ -47,7 +49,12 @@ class OpenRows:
         self.at = np.full(num, -1, np.int64)
         self.before = np.zeros(num, np.int64)
         """Rows of each slot's open episode that are no longer here."""
-        self.blanks = {c.name: blank(c.shape, c.dtype) for c in columns}
+        self.blanks = {
+            c.name: np.full(c.shape, "", np.object_)
+            if c.dtype.kind == "U"
+            else blank(c.shape, c.dtype)
+            for c in columns
+        }
         self.row_nbytes = sum(c.row_nbytes for c in columns)
         self._first = np.arange(num)
         self._most = 0  # no slot is further than this
@@ -106,9 +113,13 @@ class OpenRows:
         array = none if value is None else as_array(value, where, "item")
         if array.shape != none.shape:
             raise InputError(f"{where} has shape {array.shape}, expected {none.shape}")
-        if array.dtype != none.dtype:
+        if none.dtype.hasobject and array is not none:
+            if array.dtype.kind != "U":
+                raise InputError(f"{where} is of {array.dtype}, expected text")
+            array = array.astype(np.object_)
+        elif array.dtype != none.dtype:
             array = cast(array[None], none.dtype, "safe", where)[0]
-        self.arrays[name][slot, self.at[slot]] = array
+        self.arrays[name][slot, self.at[slot]] = array[()]
 
     def begin(self, slots: Sequence[int], batch: Mapping[str, Array]) -> None:
         """Put slots at their first row, with their values of a batch."""
@@ -148,8 +159,7 @@ class OpenRows:
 
     def newest(self, name: str, slots: Any, back: int = 0) -> Array:
         """Return a copy of the newest rows of some slots, or of those `back` rows before."""
-        found: Array = self._flat[name][self._first[slots] + self.at[slots] - back]
-        return found
+        return _shown(self._flat[name][self._first[slots] + self.at[slots] - back])
 
     def cut(
         self, slot: int, start: int, stop: int, names: Sequence[str], ending: Mapping[str, Any]
@@ -209,7 +219,7 @@ class OpenRows:
                 ]
                 if any(piece.dtype.kind != pieces[0].dtype.kind for piece in pieces):
                     raise ValueError(f"{name}: of several kinds")
-            made[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            made[name] = _shown(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
         return made
 
     def _column(
@@ -221,8 +231,7 @@ class OpenRows:
         kind = name.partition("/")[0]
         if name in self.arrays:
             rows = self.arrays[name][slot, start:stop]
-            found: Array = rows_of(kind, rows, self.blanks[name], not first, whole)
-            return found
+            return _shown(rows_of(kind, rows, self.blanks[name], not first, whole))
         if name in _AT_THE_END:
             flags = np.zeros(count, np.bool_)
             flags[-1] = whole and ending[name]
@@ -230,8 +239,7 @@ class OpenRows:
         if kind == "next_obs":
             name_now = name.removeprefix("next_")
             rows = self.arrays[name_now][slot, start : stop + (not whole)]
-            following: Array = rows_of("next", rows, self.blanks[name_now], ends=whole)
-            return following
+            return _shown(rows_of("next", rows, self.blanks[name_now], ends=whole))
         if name == "t":
             return np.arange(first, first + count)
         if name == "is_first":
@@ -241,11 +249,16 @@ class OpenRows:
         return np.broadcast_to(value, (count, *value.shape))
 
 
+def _shown(rows: Array) -> Array:
+    """Return rows as a buffer takes them: text as NumPy's strings."""
+    return rows.astype(np.str_) if rows.dtype.hasobject else rows
+
+
 def _scalars(rows: Array) -> Array:
-    """Return C-contiguous rows as scalars of as many bytes, a view; rows of no bytes as they are."""
+    """Return C-contiguous rows as scalars of as many bytes, a view; rows of no bytes, and text, as they are."""
     count = len(rows)
     nbytes = rows.nbytes // count if count else 0
-    if not nbytes:
+    if not nbytes or rows.dtype.hasobject:
         return rows
     found: Array = rows.reshape(count, -1).view(f"V{nbytes}")[:, 0]
     return found

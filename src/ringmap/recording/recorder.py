@@ -31,6 +31,7 @@ from ringmap.recording.slots import SAME_STEP, Slots
 from ringmap.recording.transitions import Ending, Transitions
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.columns.text import put
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.commit.store import JOINED_NBYTES
 
@@ -274,7 +275,10 @@ class Recorder:
                         raise InputError(
                             f"{self.where}.step: final_obs {leaf.name!r} of env {slot} has shape {value.shape}, expected {leaf.shape}"
                         )
-                    landing[leaf.name][slot] = cast(value[None], leaf.dtype, self.sinks[0].casting, f"{self.where}: final_obs")[0]  # fmt: skip
+                    fitted = cast(
+                        value[None], leaf.dtype, self.sinks[0].casting, f"{self.where}: final_obs"
+                    )
+                    landing[leaf.name] = put(landing[leaf.name], slot, fitted[0, ...])
         return landing
 
     def _put_infos(self, infos: Infos, slots: Iterable[int], faults: Faults) -> None:

@@ -80,6 +80,6 @@ def _batch(value: Any, space: Any) -> Any:
         return {name: _batch(part, space.spaces.get(name)) for name, part in value.items()}
     if isinstance(space, spaces.Tuple) and isinstance(value, tuple | list):
         return tuple(map(_batch, value, space.spaces))
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | str):
         return [value]
     return value[None] if hasattr(value, "detach") else np.asanyarray(value)[None]
