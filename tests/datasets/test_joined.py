@@ -269,6 +269,8 @@ def test_parts_agree_on_the_axes_of_pictures(tmp_path, layouts):
                 assert np.array_equal(stored_layout(dataset.load_episode(number))[name], rows[name])
                 assert np.array_equal(dataset.get_row_data(5 * number + 1)[name], rows[name][1])
             assert np.array_equal(step["pixels"], turn(rows["pixels"])[3:4])
+            alone = dataset.take([number])  # of one part
+            assert np.array_equal(alone[2]["pixels"], turn(rows["pixels"])[2:4])
         again = ReplayBuffer(99)
         again.extend_from(dataset)
         for number, rows in enumerate(wanted):

@@ -62,6 +62,8 @@ class _Joined(Dataset):
     """The shared base class: parts, with the same clip settings."""
 
     _told_reward_at: str | None = None
+    _agreed: PictureAxes = {}  # noqa: RUF012
+    """The axes of the dataset that this one was made of."""
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         name = type(self).__name__
@@ -131,6 +133,7 @@ class _Joined(Dataset):
     def _over(self, parts: list[Any]) -> Self:
         """Return the same over other parts."""
         made = self._fresh()
+        made._agreed = self.picture_axes()  # some parts alone may hand out other axes
         made.datasets, made._lengths = parts, np.empty(0, np.int32)
         return made
 
@@ -147,10 +150,10 @@ class _Joined(Dataset):
 
     def picture_axes(self) -> PictureAxes:
         """Return the columns of pictures of all parts: all come channels first if one part hands out one of its own so."""
-        found: PictureAxes = {}
-        for part in self.datasets:
-            found = {**axes_of(part), **found}
-        turned = any(first for part in self.datasets for _, first in axes_of(part).values())
+        found, turned = PictureAxes(), False
+        for axes in (self._agreed, *map(axes_of, self.datasets)):
+            found = {**axes, **found}
+            turned = turned or any(first for _, first in axes.values())
         return {name: (spec, turned) for name, (spec, _) in found.items()}
 
     def _aligner(self) -> Callable[[Any, Any], Any]:
