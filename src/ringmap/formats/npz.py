@@ -136,10 +136,11 @@ class NpzSource(DirectorySource):
     def _open(self) -> Any:
         return EpisodeCache(self._load)
 
-    def _load(self, number: int) -> dict[str, Array]:
-        names = [n for n in self._members[number] if n in self.schema.names]
-        found = self._arrays(number, names)
-        for name in self._after:
+    def _load(self, number: int, columns: Sequence[str]) -> dict[str, Array]:
+        after = [n for n in self._after if n in columns or next_of(n) in columns]
+        names = [n for n in self._members[number] if n in columns and n not in self._after]
+        found = self._arrays(number, [*names, *after])
+        for name in after:
             rows = found[name]
             found[name], found[next_of(name)] = rows[:-1], rows[1:]
         return found

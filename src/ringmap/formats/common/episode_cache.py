@@ -29,26 +29,28 @@ class EpisodeCache:
     """Episodes by number; the least recently used one is dropped first.
 
     Args:
-        load: episode -> column -> array (T, ...).
+        load: episode, names of columns -> column -> array (T, ...), of these columns at least.
     """
 
-    def __init__(self, load: Callable[[int], dict[str, Array]]) -> None:
+    def __init__(self, load: Callable[[int, Sequence[str]], dict[str, Array]]) -> None:
         self._load = load
         self._lock = threading.RLock()
         self._held: OrderedDict[int, dict[str, Array]] = OrderedDict()
         self._nbytes = 0
 
-    def episode(self, number: int) -> dict[str, Array]:
-        """Return the columns of an episode; the caller must not write to them."""
+    def episode(self, number: int, columns: Sequence[str]) -> dict[str, Array]:
+        """Return columns of an episode, these at least, if it has them; the caller must not write to them."""
         with self._lock:
-            found = self._held.get(number)
-            if found is None:
-                found = self._held[number] = self._load(number)
-                self._nbytes += sum(rows.nbytes for rows in found.values())
+            found = self._held.setdefault(number, {})
+            self._held.move_to_end(number)
+            wanted = [name for name in columns if name not in found]
+            if wanted:
+                fresh = self._load(number, wanted)
+                self._nbytes += sum(v.nbytes for n, v in fresh.items() if n not in found)
+                found.update({n: v for n, v in fresh.items() if n not in found})
                 while self._nbytes > CACHE_NBYTES and len(self._held) > 1:
                     _, old = self._held.popitem(last=False)
                     self._nbytes -= sum(rows.nbytes for rows in old.values())
-            self._held.move_to_end(number)
             return found
 
     def windows(
@@ -62,7 +64,7 @@ class EpisodeCache:
         episodes = np.searchsorted(offsets, flat, side="right") - 1
         for number in np.unique(episodes).tolist():
             there = np.flatnonzero(episodes == number)
-            episode = self.episode(number)
+            episode = self.episode(number, columns)
             for name in columns:
                 if name not in episode:
                     raise UnsupportedError(
@@ -75,5 +77,12 @@ class EpisodeCache:
                     raise UnsupportedError(
                         f"column {name!r} is of {episode[name].dtype} in episode {number}, and of {found[name].dtype} in others"
                     )
-                found[name][there] = episode[name][flat[there] - offsets[number]]
+                steps = flat[there] - offsets[number]
+                if (
+                    there[-1] - there[0] == len(there) - 1
+                ):  # straight into its place: no copy between
+                    out = found[name][there[0] : there[-1] + 1]
+                    np.take(episode[name].astype(out.dtype, copy=False), steps, 0, out, "clip")
+                else:
+                    found[name][there] = episode[name][steps]
         return {name: v.reshape(*rows.shape, *v.shape[1:]) for name, v in found.items()}

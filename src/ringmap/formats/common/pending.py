@@ -252,7 +252,7 @@ class _Joined:
         self._log = log
         self._pid, self._lock = os.getpid(), threading.Lock()
 
-        def load(number: int) -> dict[str, Array]:
+        def load(number: int, _: Sequence[str]) -> dict[str, Array]:
             return decoded(log.read(self._places[number]))
 
         self._cache = EpisodeCache(load)

@@ -18,6 +18,7 @@ import math
 import os
 import re
 import string
+import warnings
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -36,6 +37,7 @@ from ringmap.formats.common.untrusted import (
     refuse_elsewhere,
     refuse_vast,
 )
+from ringmap.formats.lerobot.rows import EpisodeRows
 from ringmap.formats.media.films import Decoder, decode_runs
 from ringmap.formats.media.images import Picture, decode_into, picture_of
 from ringmap.formats.registry import register_format
@@ -50,6 +52,20 @@ _STEPS_PER_BYTE = 100
 """Rows that a byte of Parquet may hold; the number of each takes a few bits."""
 
 _LONGEST_TASK = 1 << 16
+
+_COUNTERS = ("episode_index", "frame_index", "index")
+"""Columns of the layout itself, which `meta/info.json` need not describe."""
+
+_CHANNELS = (1, 3, 4)
+
+_NUMBERS = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
+"""The dtypes of features that are columns of numbers."""
 
 DEPTHS = ("mm", "codes")
 
@@ -91,6 +107,7 @@ class LeRobotSource(DecodingSource):
         InputError: there is no such kind of depth.
         NotFoundError: there is no such folder.
         UnknownFormatError: it is of another version.
+        UnsupportedError: its rows are stored with Lance.
         CorruptError: it is damaged.
     """
 
@@ -113,6 +130,7 @@ class LeRobotSource(DecodingSource):
                     f"{self.path}: is LeRobot {version}, expected v3; convert it with LeRobot's own script"
                 )
             self.fps = _rate_in(self._info)
+            self._refuse_lance()
             self._episodes = _episodes(self.path, self._tables)
             self.lengths = np.array([e["length"] for e in self._episodes], np.int32)
             self._refuse_vast()
@@ -120,7 +138,33 @@ class LeRobotSource(DecodingSource):
             self._tasks = _tasks(self.path)
             self._videos: dict[str, Array | None] = {}  # and what each code of depth stands for
             self.schema = self._columns()
+            self._tell_left_out()
         self.episode_columns = ["tasks"] if any("tasks" in e for e in self._episodes) else []
+
+    def _refuse_lance(self) -> None:
+        """Raise if the rows are stored with Lance, as LeRobot can since 0.6 and the package lerobot-lancedb does."""
+        tables = [n for n in os.listdir(self.path) if n.endswith(".lance")]
+        said = self._info.get("storage_format") == "lance"
+        if said or (tables and not os.path.isdir(os.path.join(self.path, "data"))):
+            raise UnsupportedError(
+                f"{self.path}: is a LeRobot dataset whose rows are stored with Lance ({', '.join(sorted(tables)) or 'storage_format'}), "
+                "which is not read; write it with LeRobot's default storage, Parquet and mp4"
+            )
+
+    def _tell_left_out(self) -> None:
+        """Warn of columns of the first file of rows that `meta/info.json` does not describe."""
+        import pyarrow.parquet as pq
+
+        first = next((e for e in self._episodes if e["length"]), None)
+        if first is None:
+            return
+        names = pq.read_schema(self._rows_of(first)).names
+        others = [name for name in names if name not in (*self._info["features"], *_COUNTERS)]
+        if others:
+            warnings.warn(
+                f"{self.path}: left out, as meta/info.json does not describe them: {others}",
+                stacklevel=2,
+            )
 
     def _witnesses(self) -> Sequence[str]:
         return self._tables
@@ -167,8 +211,8 @@ class LeRobotSource(DecodingSource):
         for name, feature in self._info["features"].items():
             shape, dtype = tuple(feature["shape"]), feature["dtype"]
             if dtype in ("video", "image"):
-                height, width, channels = _image_shape(shape, feature.get("names"))
                 try:
+                    height, width, channels = _image_shape(shape, feature.get("names"))
                     kind, codes = self._pictures(name, feature)
                 except UnsupportedError as error:
                     self.unsupported[name] = f"of pictures that are not read ({error})"
@@ -178,10 +222,17 @@ class LeRobotSource(DecodingSource):
                     self._videos[name] = codes
             elif dtype == "string":
                 specs.append(ColumnSpec(name, (), np.dtype("U")))
-            else:
+            elif dtype in _NUMBERS:
                 shape = () if shape == (1,) else shape
                 specs.append(ColumnSpec(name, shape, np.dtype(dtype)))
-        if self._tasks and "task_index" in self._info["features"]:
+            else:
+                self.unsupported[name] = f"of LeRobot's dtype {dtype!r}, which no column is"
+        self._in_rows = {spec.name for spec in specs} - self._videos.keys()
+        features = self._info["features"]
+        self._names_tasks = (
+            bool(self._tasks) and "task_index" in features and "task" not in features
+        )
+        if self._names_tasks:
             width = max(map(len, self._tasks.values()), default=1)
             specs.append(ColumnSpec("task", (), np.dtype(f"<U{max(width, 1)}")))
         for spec in specs:
@@ -218,16 +269,20 @@ class LeRobotSource(DecodingSource):
     def _first_picture(self, name: str, episode: Mapping[str, Any]) -> Picture:
         import pyarrow.parquet as pq
 
-        path = self._file(
-            "data_path",
-            chunk_index=episode["data/chunk_index"],
-            file_index=episode["data/file_index"],
-        )
+        path = self._rows_of(episode)
         _refuse_rows(path)
         # A buffer: else the column's bytes in the group are read at once.
         with pq.ParquetFile(path, buffer_size=1 << 16) as file:
             (row, *_) = next(file.iter_batches(1, columns=[name])).column(0).to_pylist()
         return picture_of(row["bytes"], f"{path}: {name}")
+
+    def _rows_of(self, episode: Mapping[str, Any]) -> str:
+        """Return the path of the file that an episode's rows are in."""
+        return self._file(
+            "data_path",
+            chunk_index=episode["data/chunk_index"],
+            file_index=episode["data/file_index"],
+        )
 
     def _film(self, name: str, episode: Mapping[str, Any]) -> str:
         key = f"videos/{name}"
@@ -284,38 +339,35 @@ class LeRobotSource(DecodingSource):
             out = codes[out]
         return out[order]
 
-    def _load_rows(self, episode: int) -> dict[str, Array]:
-        """Return all columns of an episode but its videos."""
-        import pyarrow.parquet as pq
-
+    def _load_rows(self, episode: int, columns: Sequence[str]) -> dict[str, Array]:
+        """Return columns of an episode, none of them a video."""
+        named = self._names_tasks and "task" in columns
+        wanted = {*columns, "task_index"} if named else set(columns)
         row = self._episodes[episode]
-        path = self._file(
-            "data_path", chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
-        )
+        path = self._rows_of(row)
         _refuse_rows(path)
-        table = pq.read_table(path, filters=[("episode_index", "=", row["episode_index"])])
+        rows = EpisodeRows(path, row["episode_index"], row["length"])
+        try:
+            found = {
+                spec.name: self._column(rows, spec)
+                for spec in self.schema.columns
+                if spec.name in self._in_rows & wanted
+            }
+        finally:
+            rows.close()
         self._refuse_newer(path)
-        if len(table) != row["length"]:
-            raise CorruptError(
-                f"{path}: {len(table)} rows of episode {row['episode_index']}, expected {row['length']}"
-            )
-        found: dict[str, Array] = {}
-        for spec in self.schema.columns:
-            if spec.name in self._videos or spec.name == "task":
-                continue
-            column = table.column(spec.name)
-            if self._info["features"][spec.name]["dtype"] == "image":
-                images = found[spec.name] = np.empty((len(table), *spec.shape), spec.dtype)
-                decode_into(images, [value["bytes"] for value in column.to_pylist()], spec)
-            elif spec.dtype.kind == "U":
-                found[spec.name] = np.array(column.to_pylist(), str)
-            else:
-                values = np.array(column.to_pylist(), spec.dtype)
-                found[spec.name] = values.reshape(len(table), *spec.shape)
-        if "task" in self.schema.names:
+        if named:
             tasks = [self._tasks[int(i)] for i in found["task_index"]]
             found["task"] = np.array(tasks, str)
         return found
+
+    def _column(self, rows: EpisodeRows, spec: ColumnSpec) -> Array:
+        if self._info["features"][spec.name]["dtype"] == "image":
+            images = np.empty((rows.length, *spec.shape), spec.dtype)
+            for start, files in rows.files(spec):
+                decode_into(images[start : start + len(files)], files, spec)
+            return images
+        return rows.texts(spec) if spec.dtype.kind == "U" else rows.column(spec)
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         tasks = self._episodes[episode].get("tasks")
@@ -415,9 +467,20 @@ def _refuse_rows(path: str) -> None:
 
 
 def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, int, int]:
-    """Return height, width, channels, whichever way round the file names them."""
-    if names and str(names[0]).startswith("channel"):
-        channels, height, width = shape
-    else:
-        height, width, channels = shape
-    return height, width, channels
+    """Return height, width, channels, whichever way round the file has them: by the names of its axes, else by their sizes.
+
+    Raises:
+        UnsupportedError: it has no three axes.
+    """
+    if len(shape) == 2:
+        return *shape, 1
+    if len(shape) != 3:
+        raise UnsupportedError(f"of shape {shape}, expected height, width and channels")
+    axes = [str(name)[:1].lower() for name in names] if isinstance(names, list) else []
+    if sorted(axes) == ["c", "h", "w"]:
+        sizes = dict(zip(axes, shape, strict=True))
+        if sizes["c"] in _CHANNELS:  # else the names are those of another order
+            return sizes["h"], sizes["w"], sizes["c"]
+    if shape[0] in _CHANNELS and shape[2] not in _CHANNELS:
+        return shape[1], shape[2], shape[0]
+    return shape

@@ -83,7 +83,7 @@ class MinariSource(DirectorySource):
             self.offsets = offsets_of(self.lengths)
             specs = []
             if len(self.lengths):
-                for name, rows in cache.episode(0).items():
+                for name, rows in cache.episode(0, ["reward"]).items():
                     text = rows.dtype.kind == "U"  # of any width: a later episode's may be wider
                     specs.append(
                         ColumnSpec(name, rows.shape[1:], np.dtype("U") if text else rows.dtype)
@@ -102,7 +102,7 @@ class MinariSource(DirectorySource):
         refuse_harm(folder)
         dataset = MinariDataset(folder)
 
-        def load(number: int) -> dict[str, Array]:
+        def load(number: int, _: Sequence[str]) -> dict[str, Array]:
             name = int(dataset.episode_indices[number])
             refuse_episode(folder, name)
             found = _columns_of(dataset[number])

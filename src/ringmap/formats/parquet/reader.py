@@ -116,17 +116,19 @@ class ParquetSource(DirectorySource):
     def _open(self) -> Any:
         return EpisodeCache(self._load)
 
-    def _load(self, number: int) -> dict[str, Array]:
-        """Return the columns of a row group, which is the unit that is read and kept."""
+    def _load(self, number: int, columns: Sequence[str]) -> dict[str, Array]:
+        """Return columns of a row group, which is the unit that is read and kept."""
         import pyarrow.parquet as pq
 
         file, group = self._groups[number]
         with pq.ParquetFile(file) as opened:
-            table = opened.read_row_group(group)
+            table = opened.read_row_group(group, columns=[column_name(name) for name in columns])
         if stamp_of(os.stat(file)) != self._stamps[file]:
             raise ReplacedError(f"{file}: was written since this dataset was loaded; load it again")
         return {
-            s.name: from_arrow(table.column(column_name(s.name)), s) for s in self.schema.columns
+            s.name: from_arrow(table.column(column_name(s.name)), s)
+            for s in self.schema.columns
+            if s.name in columns
         }
 
     def _windows(

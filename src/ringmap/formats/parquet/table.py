@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringmap.errors import CorruptError
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
 from ringmap.formats.media.images import decode_into, encode, holds
@@ -125,8 +126,7 @@ def from_arrow(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
         decode_into(images, found.field("bytes").to_pylist(), spec)
         return images
     if _value_type(spec) == pa.binary():
-        data = b"".join(found.to_pylist())
-        return np.frombuffer(data, spec.dtype).reshape(length, *spec.shape).copy()
+        return _from_bytes(found, spec)
     for _ in spec.shape:
         found = found.flatten()
     if spec.dtype.kind == "U":
@@ -136,6 +136,20 @@ def from_arrow(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
     else:
         values = found.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
     return values.reshape(length, *spec.shape)
+
+
+def _from_bytes(found: Any, spec: ColumnSpec) -> Array:
+    """Return rows that are bytes, each of one size, copied once."""
+    rows = np.empty((len(found), *spec.shape), spec.dtype)
+    if rows.nbytes:
+        _, places, data = found.buffers()
+        ends = np.frombuffer(places, np.int32)[found.offset : found.offset + len(found) + 1]
+        if found.null_count or (np.diff(ends) != spec.row_nbytes).any():
+            raise CorruptError(
+                f"column {spec.name!r} has rows of other sizes than {spec.row_nbytes} bytes"
+            )
+        rows.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+    return rows
 
 
 def _text(text: str) -> str:

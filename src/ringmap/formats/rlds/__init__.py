@@ -202,7 +202,7 @@ class RldsSource(DirectorySource):
     def _is_picture(self, name: str) -> bool:
         return name in self._columns and self._columns[name].kind == "picture"
 
-    def _load(self, pictures: bool, episode: int) -> dict[str, Array]:
+    def _load(self, pictures: bool, episode: int, _: Sequence[str]) -> dict[str, Array]:
         steps = int(self.lengths[episode])
         leaves = {n: leaf for n, leaf in self._columns.items() if self._is_picture(n) == pictures}
         found = dict(self._decoded(episode, leaves, steps))

@@ -183,11 +183,11 @@ class RobomimicSource(DirectorySource):
             raise NotAFileError(self.path, kind_at(os.path.realpath(self.path)))
         file = h5py.File(self.path, "r")
 
-        def load(number: int) -> dict[str, Array]:
+        def load(number: int, columns: Sequence[str]) -> dict[str, Array]:
             found = {}
             for name, column in _datasets(file["data"][self._demos[number]]):
                 own = _OURS.get(name, name)
-                if own not in self.schema.names:
+                if own not in columns:
                     continue
                 if len(column) != self.lengths[number]:
                     raise CorruptError(

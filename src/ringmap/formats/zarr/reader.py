@@ -137,7 +137,9 @@ class _Handle:
     def texts(self, codes: Array, rows: Array) -> Array:
         """Return the strings of rows of a column of text, given their codes."""
         episodes, of = np.unique(self.ends.searchsorted(rows, side="right"), return_inverse=True)
-        tables = [self._words.episode(number)["words"].tolist() for number in episodes.tolist()]
+        tables = [
+            self._words.episode(number, ["words"])["words"].tolist() for number in episodes.tolist()
+        ]
         found, bad = decoded(codes, of.reshape(-1), tables)
         if bad.any():
             raise CorruptError(
@@ -145,7 +147,7 @@ class _Handle:
             )
         return found
 
-    def _words_of(self, episode: int) -> dict[str, Array]:
+    def _words_of(self, episode: int, _: Sequence[str]) -> dict[str, Array]:
         try:
             words = unpack(part_of(self.group, WORDS_BYTES, WORDS_ENDS, episode))
         except ValueError as error:
