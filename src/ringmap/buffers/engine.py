@@ -54,12 +54,14 @@ from ringmap.errors import (
     InputError,
     NoClipsError,
     ReadOnlyError,
+    ReplacedError,
     RingmapError,
 )
 from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
+from ringmap.storage.disk.exits import before_exit
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.disk.lock import describe, holder_of
@@ -85,6 +87,8 @@ Nest = Callable[[dict[str, Any]], dict[str, Any]]
 MakeReader = Callable[[Handle, np.random.Generator], ClipReader]
 
 _WHERE = "ReplayBuffer"
+_EXIT_S = 5.0
+"""How long the end of a process waits for a call of another thread, which may never end."""
 
 DISK = Disk()
 """The default door to the file system."""
@@ -160,6 +164,8 @@ class Engine(Forkable):
             else:
                 self._draws = 1  # a fresh generator is stored with the first commit
             self._attach_sampler()
+            if not source.disk.volatile:
+                before_exit(self)
 
     def _restore_sampler(self, state: Mapping[str, Any] | None) -> None:
         """Let the sampler continue from the state in the directory, if a sampler of the same kind left it."""
@@ -650,6 +656,17 @@ class Engine(Forkable):
 
     def before_fork(self) -> None:
         """Commit rows that only this handle shows yet: a child reads what is committed, and a DataLoader's workers are children."""
+        self._commit_rest("forked with rows that the child will see later")
+
+    def end_process(self) -> None:
+        """Commit rows that only this handle shows yet: no thread does it after this process, only the next writer."""
+        if self._pid == os.getpid() and self.sources[0].is_idle(_EXIT_S):
+            self._commit_rest(
+                "the process ended with rows that others see once a writer opens the buffer"
+            )
+
+    def _commit_rest(self, otherwise: str) -> None:
+        """Commit rows that only this handle shows yet; if that fails, say what it means."""
         owned = self.owned
         if (
             owned.disk.volatile
@@ -660,13 +677,10 @@ class Engine(Forkable):
             return
         try:
             self.settle(_WHERE)
-        except (
-            OSError,
-            RingmapError,
-        ) as error:  # in the middle of a call of this thread; or the disk fails
-            log.warning(
-                "%s: forked with rows that the child will see later: %s", owned.folder, error
-            )
+        except ReplacedError:  # nobody finds them any more
+            pass
+        except (OSError, RingmapError) as error:  # in the middle of a call of this thread, say
+            log.warning("%s: %s: %s", owned.folder, otherwise, error)
 
     def drop_chains(self, chains: Collection[int], where: str) -> None:
         """Drop episodes that were recorded in parts, by the positions of their first steps, durably. For a writer only."""

@@ -532,6 +532,13 @@ class Store(Handle):
             if is_mine(lock):
                 self._refuse(where)
 
+    def is_idle(self, wait_s: float) -> bool:
+        """Whether no other thread is in the middle of a writing call, or none is within so many seconds."""
+        if not self._mutex.acquire(timeout=wait_s):
+            return False
+        self._mutex.release()
+        return True
+
     @property
     def _is_in_use(self) -> bool:
         """Whether this thread holds one of the locks: the caller is then a handler or a callable."""
@@ -1423,6 +1430,9 @@ class Store(Handle):
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the end of the interpreter the kernel releases everything, and a running sync would never end.
         if not is_finalizing() and not getattr(self, "_closed", True) and not self._child:
+            with contextlib.suppress(Exception):  # the buffer of a function that returned
+                if not self.disk.volatile and not self.is_poisoned:
+                    self.settle("ReplayBuffer")
             with contextlib.suppress(Exception):
                 self.abandon()
 

@@ -161,6 +161,10 @@ class Handle:
             return ClosedError(f"{where}: the buffer in RAM is closed, and its rows are gone; make another one, or give it a path")  # fmt: skip
         return ClosedError(f"{where}: the buffer {self.folder} is closed; open it again")
 
+    def is_idle(self, wait_s: float) -> bool:
+        """Whether no thread writes now, or none does within so many seconds. A reader has no such calls."""
+        return True
+
     def refuse_within(self, where: str) -> None:
         """Raise in the middle of another call of the same thread that this one would disturb. A reader has no such calls."""
 
