@@ -11,6 +11,7 @@ Not here: facts about buffers (storage/inspect/describe.py), about formats (form
 
 from __future__ import annotations
 
+import io
 import sys
 
 from ringmap.errors import MissingExtraError
@@ -20,7 +21,13 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command that the arguments of this process name, and exit with its code."""
+    """Run the command that the arguments of this process name, and exit with its code.
+
+    What an output can't hold, such as an umlaut in ASCII, is escaped there.
+    """
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")
     try:
         require("cli", "the command line")
     except MissingExtraError as error:

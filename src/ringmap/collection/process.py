@@ -226,8 +226,10 @@ def _log_into(path: str, number: int) -> None:
         os.dup2(log, fd)
     os.close(log)
     # A process that was not spawned may have others here, of its server.
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - as long as the process lives
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (
+        open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115 - as long as the process lives
+        for fd in (1, 2)
+    )
     faulthandler.enable()
     now = time.strftime("%Y-%m-%d %H:%M:%S %z")
     print(f"-- collector {number}, process {os.getpid()}, {now}", flush=True)
