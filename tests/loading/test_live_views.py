@@ -469,8 +469,9 @@ def test_ranks_divide_a_pass_and_another_number_of_them_goes_on(tmp_path, drop_l
     assert states[0] == states[1] == states[2]
     assert states[0]["place"] == 48
     four = ranks(4, states[1])
+    sizes = [len(one) for one in four]
     rest = [list(one) for one in four]
-    assert len({len(part) for part in rest}) == 1
+    assert [len(part) for part in rest] == sizes == sizes[:1] * 4
     merged = [place for places in zip(*rest, strict=True) for place in places]
     left = whole[48:]
     expected = left[: len(merged)] + whole[: max(0, len(merged) - len(left))]

@@ -91,7 +91,12 @@ def test_a_pass_that_is_resumed_is_the_uninterrupted_one(disk, workers, persiste
             resumed = again.pass_sampler()
             resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
             loader = DataLoader(again, sampler=resumed, **options)
+            size = len(
+                loader
+            )  # by which a progress bar, or a scheduler of the learning rate, counts
             rest = [prove(batch) for batch in loader]
+            assert size == len(rest)
+            assert len(loader) == len(expected[1])
             if stop == len(expected[0]):
                 assert rest == expected[1], "the pass had ended: the next one"
             else:

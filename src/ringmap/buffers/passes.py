@@ -197,10 +197,12 @@ class PassSampler:
         return self._begin + taken * self.num_ranks
 
     def __len__(self) -> int:
-        """Return the items of this rank in the current pass; between passes, in a pass over what the buffer or view has now."""
+        """Return the items of this rank in the current pass, of one that was resumed those that were left; between passes, in a pass over
+        what the buffer or view has now.
+        """
         if self._view is None or (not self._is_ready and self._place(self._taken) == self._count):
             return self._share(len(self._source))
-        return self._share(self._count)
+        return self._share(self._count - self._begin)
 
     def _start(self, view: PassView, number: int, place: int = 0) -> None:
         self._view, self._count, self._pass = view, len(view), number
