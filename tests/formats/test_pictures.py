@@ -263,16 +263,19 @@ FRAMES = rng.integers(0, 1 << 16, (11, 18, 20, 4), np.uint16)
 """More than go from one keyframe to the next."""
 
 
-def film(pixels, frames, codec="ffv1", options=None):
-    """Return an mp4 file of frames as they are."""
+def film(pixels, values, codec="ffv1", options=None, frames=None):
+    """Return an mp4 file of values as they are, or of frames of that size."""
     av = pytest.importorskip("av", reason="PyAV is not installed")
     file = io.BytesIO()
     container = av.open(file, "w", format="mp4")
-    stream = container.add_stream(codec, rate=10, options=options or {})
-    stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], pixels
-    for number, values in enumerate(frames):
-        squeezed = values[..., 0] if values.shape[-1] == 1 else values
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(squeezed), pixels)
+    try:
+        stream = container.add_stream(codec, rate=10, options=options or {})
+    except ValueError:
+        pytest.skip("FFmpeg puts no FFV1 into mp4 before version 7")
+    stream.height, stream.width, stream.pix_fmt = *values.shape[1:3], pixels
+    for number, rows in enumerate(values):
+        squeezed = np.ascontiguousarray(rows[..., 0] if rows.shape[-1] == 1 else rows)
+        frame = av.VideoFrame.from_ndarray(squeezed, pixels) if frames is None else frames[number]
         frame.pts = number
         container.mux(stream.encode(frame))
     container.mux(stream.encode())
@@ -323,20 +326,12 @@ def test_yuv_of_more_than_8_bits_comes_as_16_bits_of_rgb(tmp_path):
     frames = [
         av.VideoFrame.from_ndarray(f, "rgb48le").reformat(format="yuv444p10le") for f in white
     ]
-    file = io.BytesIO()
-    container = av.open(file, "w", format="mp4")
-    stream = container.add_stream("ffv1", rate=10)
-    stream.height, stream.width, stream.pix_fmt = 18, 20, "yuv444p10le"
-    for number, frame in enumerate(frames):
-        frame.pts = number
-        container.mux(stream.encode(frame))
-    container.mux(stream.encode())
-    container.close()
-    got = stored(in_videos(tmp_path, file.getvalue(), white))
+    got = stored(in_videos(tmp_path, film("yuv444p10le", white, frames=frames), white))
     assert got.dtype == np.uint16
     assert np.abs(got.astype(int) - white).max() < 300
-    with pytest.raises(UnsupportedError, match="ya8"):
-        films._picture(av.VideoFormat("ya8"), 18, 20, "here")
+    for name in ("ya8", "pal8", "grayf32le", "gbrpf32le", "bayer_rggb8", "bayer_rggb16le"):
+        with pytest.raises(UnsupportedError, match=name):
+            films._picture(av.VideoFormat(name), 18, 20, "here")
 
 
 def test_video_of_another_kind_than_the_first_is_refused(tmp_path):
@@ -413,8 +408,8 @@ def test_depth_that_is_no_code(tmp_path):
 
 
 def test_16_bits_are_written_as_pictures_where_the_codec_holds_them(tmp_path):
-    """PNG holds grey of 16 bits, and FFV1 colours too; in all else, and in lossy codecs, such a column is numbers. All is exact."""
-    pytest.importorskip("av", reason="PyAV is not installed")
+    """PNG holds grey of 16 bits, and a lossless video colours too; in all else, and in lossy codecs, such a column is numbers. All is exact."""
+    av = pytest.importorskip("av", reason="PyAV is not installed")
     grey, wide = WIDE[None, ..., :1].repeat(3, 0), FRAMES[..., :3]
     made = {
         "png": ("folder", {"image_format": "png"}, {"grey": "png", "rgba": "png"}),
@@ -438,8 +433,14 @@ def test_16_bits_are_written_as_pictures_where_the_codec_holds_them(tmp_path):
             assert got.channels_first == set(rows)
             for column, values in rows.items():
                 same(got[column], np.moveaxis(values, -1, 1))
-    (shown,) = (tmp_path / "png/grey").glob("ep_1_step_2.png")
-    same(np.asarray(Image.open(shown)).astype(np.uint16), WIDE[..., 0])
+    same(
+        np.asarray(Image.open(tmp_path / "png/grey/ep_1_step_2.png")).astype(np.uint16),
+        WIDE[..., 0],
+    )
+    with av.open(tmp_path / "film/grey/ep_1.mp4") as container:  # a frame is a PNG for any program
+        packet = next(packet for packet in container.demux(video=0) if packet.size)
+        opened = np.asarray(Image.open(io.BytesIO(bytes(packet)))).astype(np.uint16)
+        same(opened[:6, :5], WIDE[..., 0])
 
 
 def test_only_pictures_are_turned(tmp_path):
@@ -447,6 +448,6 @@ def test_only_pictures_are_turned(tmp_path):
     rows = {f"{kind}-{n}": np.zeros((2, 5, 6, n), kind) for kind in ("uint8", "uint16", "int16", "float32") for n in range(1, 6)}  # fmt: skip
     with get_format("hdf5").open_writer(tmp_path / "x.h5") as writer:
         writer.write_episode(rows)
-    episode = load_dataset(tmp_path / "x.h5").load_episode(0)
+    episode = load_dataset(tmp_path / "x.h5", output="numpy").load_episode(0)
     turned = {name for name, values in episode.items() if tuple(values.shape) != rows[name].shape}
     assert turned == {f"{kind}-{n}" for kind in ("uint8", "uint16") for n in (1, 3, 4)} == set(episode.channels_first)  # fmt: skip

@@ -105,7 +105,7 @@ class VideoWriter(TabularWriter):
     `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. The encoder has threads of its own.
 
     Args:
-        lossless: keep every value of the images: H.264 in RGB with quantizer 0; FFV1 of uint16 with 1 or 3 channels, which is a
+        lossless: keep every value of the images: H.264 in RGB with quantizer 0; PNG of uint16 with 1 or 3 channels, which is a
             column of numbers without it.
         codec: the encoder, as PyAV names it.
         crf: quality, 0 to 51: less is better, and larger.
