@@ -885,3 +885,28 @@ def test_the_number_of_evicted_steps_takes_no_name_of_a_user():
     whole.append({"x": 1})
     whole.finish()
     assert [buf.episode_data(i) for i in range(2)] == [{}, {"first_step": 1}]
+
+
+@pytest.mark.parametrize("parts", [(), (2, 3), range(7)], ids=["plain", "mixed", "parts"])
+def test_an_episode_that_is_taken_twice_counts_twice(parts):
+    """As in any dataset: the view has it twice, and it is drawn twice as often, by age too, open or ended."""
+    buf = ReplayBuffer(300, history_len=2, seed=0)
+    for number in range(7):
+        rows = {"x": np.arange(number + 3) + 100 * number}
+        if number not in parts:
+            buf.write_episode(rows)
+            continue
+        episode = buf.begin_episode(commit_every=2)
+        for step in rows["x"]:
+            episode.append({"x": step})
+        if number != 2:
+            episode.finish()
+    stored = buf.lengths[2]
+    view = buf.view().take([5, 2, 2])
+    assert len(view) == view.num_valid_ends(2) == view.clip_window(2).count == 7 + 2 * (stored - 1)
+    drawn = view.sample(4000)["x"][:, 0] // 100
+    assert set(drawn.tolist()) == {2, 5}
+    share = 2 * (stored - 1) / len(view)
+    assert abs((drawn == 2).mean() - share) < 0.04  # 0.4 where it counts once
+    again = buf.view().take([2]).take([0, 0, 0])
+    assert again.num_valid_ends(2) == 3 * (stored - 1)

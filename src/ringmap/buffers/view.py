@@ -287,11 +287,22 @@ class BufferView(PinnedView):
             starts, lengths = self.starts[order], self.lengths[order]
             kept = live.has(starts)
             return LiveEpisodes(starts[kept], lengths[kept])
-        whole = self._stored[0]
-        starts, lengths, parts = whole.parts_in(self._stored[1])
-        kept = live.has(starts)
-        left = LiveEpisodes(starts[kept], lengths[kept], parts=Parts(*(v[kept] for v in parts)))
-        for name in whole.names[~whole.is_open].tolist():
+        whole, chosen = self._stored
+        numbers, times = np.unique(chosen, return_counts=True)
+        most = int(times.max(initial=1))
+        rounds = [whole.parts_in(numbers[times > again]) for again in range(most)]
+        starts, lengths = (np.concatenate([one[i] for one in rounds]) for i in (0, 1))
+        chains, steps, lanes = (
+            np.concatenate(v) for v in zip(*(one[2] for one in rounds), strict=True)
+        )
+        # What was taken again is an episode of its own, whose name comes right after that of the first.
+        again = np.repeat(np.arange(most), [len(one[0]) for one in rounds])
+        order = np.argsort(starts, kind="stable")
+        kept = order[live.has(starts[order])]
+        parts = Parts((chains * most + again)[kept], steps[kept], lanes[kept])
+        left = LiveEpisodes(starts[kept], lengths[kept], parts=parts)
+        names = np.unique(parts.chains)
+        for name in names[~whole.is_open[whole.find(names // most)]].tolist():
             left.end(name, 0)
         return left
 
