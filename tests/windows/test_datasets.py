@@ -23,6 +23,7 @@ from ringmap.data import (
     load_dataset,
 )
 from ringmap.datasets.base import Dataset
+from ringmap.datasets.windows import DatasetRows
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.testing import ComputedTests
 from tests.tiers import few
@@ -502,3 +503,48 @@ def test_short_episodes_are_never_skipped_in_silence(tmp_path, caplog):
     assert none.num_unreachable_steps == 17
     padded = load_dataset(tmp_path / "a.h5", window={"obs": Window(range(-4, 12), pad="edge")})
     assert (len(padded), padded.num_unreachable_steps) == (17, 0)
+
+
+def as_the_ring_is(folder, copy):
+    """Tell whether a copy of an episode that lost its front is read as the ring is: no beginning, and a reward in its first row."""
+    windows = {"x": Window(range(3)), "reward": Window(range(-1, 2), pad="zero")}, Sequences(3)
+    with ReplayBuffer(30, path=folder / "ring", reward_at="next", seed=0) as buf:
+        chain = buf.begin_episode(commit_every=3)
+        for step in range(24):
+            chain.append({"x": step, "reward": step + 0.5})
+        chain.finish()
+        buf.write_episode({"x": np.arange(100, 112), "reward": np.arange(12) + 0.5})
+        assert buf.lengths.tolist() == [18, 12]  # six steps went
+        views = [buf.view(window=window) for window in windows]
+        expected = [view[np.arange(len(view))] for view in views]
+        buf.dump(folder / "copy.h5", progress=False)
+        buf.dump(folder / "copy.zarr", progress=False)
+    place = {"h5": "copy.h5", "zarr": "copy.zarr"}.get(copy, "ring")
+    whole = load_dataset(folder / place, output="numpy", reward_at="next")
+    assert whole.first_steps().tolist() == [6, 0]
+    if copy == "taken":
+        whole = whole.take([0, 1])
+    elif copy == "joined":
+        other = load_dataset(folder / "copy.h5", output="numpy").take([1])
+        whole = ConcatDataset([whole.take([0]), other])
+    elif copy == "merged":
+        whole = MergeDataset([whole])
+    assert expected[0]["reward"][0].tolist() == [0, 6.5, 7.5]
+    assert not expected[1]["is_first"][0, 0]
+    same = []
+    for window, wanted in zip(windows, expected, strict=True):
+        view = whole.view(window=window)
+        got = view[np.arange(len(view))]
+        names = {"x", "reward", "reward_is_pad", "is_first", "is_last"} & set(wanted)
+        same += [np.array_equal(np.asarray(got[n]), np.asarray(wanted[n])) for n in names]
+    return all(same)
+
+
+@pytest.mark.parametrize("copy", ["ring", "h5", "zarr", "taken", "joined", "merged"])
+def test_an_episode_that_lost_its_front_has_no_beginning(tmp_path, copy):
+    assert as_the_ring_is(tmp_path, copy)
+
+
+def test_control_of_lost_fronts(tmp_path, monkeypatch):
+    monkeypatch.setattr(DatasetRows, "gone", lambda self, episodes: np.zeros(len(episodes), int))
+    assert not as_the_ring_is(tmp_path, "h5")

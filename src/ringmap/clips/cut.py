@@ -113,18 +113,22 @@ class Steps:
                 np.subtract(slots, rows, out=slots, where=slots >= rows)
         return slots
 
-    def places(self, anchors: Array, starts: Array, lengths: Array) -> tuple[Array, Array | None]:
+    def places(
+        self, anchors: Array, starts: Array, lengths: Array, blank_first: Array | None = None
+    ) -> tuple[Array, Array | None]:
         """Return the positions `(B, n)` of the steps, and which of them are padding, None if none can be.
 
         Args:
             anchors: positions of the anchors, int64 `(B,)`.
             starts: positions of the first steps of their episodes.
             lengths: steps of these episodes.
+            blank_first: how many steps at their starts have no value; None: as many as of any.
         """
         wanted = anchors[:, None] + self.array
         if not self.padded:
             return wanted, None
-        return clamp(wanted, starts, lengths, self.blank_first, self.blank_last)
+        first = self.blank_first if blank_first is None else blank_first
+        return clamp(wanted, starts, lengths, first, self.blank_last)
 
 
 Places = tuple[Array, Array | None, Array | None]

@@ -50,6 +50,7 @@ from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
+from ringmap.storage.read.joined import FIRST_STEP
 from ringmap.storage.ring.integers import ClipId
 from ringmap.storage.ring.live import LiveEpisodes
 
@@ -297,6 +298,20 @@ class Dataset(LoaderDataset):
         """
         self._episode_numbers(idx)
         return {}
+
+    def first_steps(self) -> Array:
+        """Return how many steps of each episode were evicted before it was copied, int64 `(n,)`: `first_step` in its data, where it is.
+
+        The first step that is left of such an episode is no beginning: it has a reward, and nothing is reset there.
+
+        Cost: reads the data of all episodes, if one has such a value.
+        """
+        found = np.zeros(len(self.lengths), np.int64)
+        if FIRST_STEP in self.episode_column_names:
+            for number, value in enumerate(self.get_episode_data()[FIRST_STEP]):
+                if isinstance(value, int | np.integer) and value > 0:
+                    found[number] = value
+        return found
 
     def marked_ring(self) -> tuple[Handle, Array] | None:
         """Return the ring that the episodes are in, for `Marks`, and the positions of their first steps; None if they are in none."""
@@ -782,8 +797,8 @@ class Dataset(LoaderDataset):
             or (rows.given is not lengths and not np.array_equal(rows.given, lengths))
         ):
             rows = self._rows = DatasetRows(
-                cut, self._rows_at, self.column_names, lengths, self.offsets, self._rows_are_fixed()
-            )
+                cut, self._rows_at, self.column_names, lengths, self.offsets, self._rows_are_fixed(), self.first_steps,
+            )  # fmt: skip
         return rows
 
     def _generator(self) -> np.random.Generator:

@@ -29,7 +29,8 @@ class ColumnSource(Protocol):
     Obligations: `windows` returns fresh, writable arrays in native byte order, and may be called
     from any thread; the object pickles without data or handles and opens again by itself in
     whatever process it wakes up in (fork and spawn), where it refuses a path that now holds
-    something else. It may have `reward_at`, "next" or "same": where rewards stand; `fps`, the steps per second; and
+    something else. It may have `reward_at`, "next" or "same": where rewards stand; `fps`, the steps per second; `first_steps`, how
+    many steps of each episode were evicted; and
     `unsupported`, name -> what it is ("of dtype ..., which is not read"): columns that are there, sound, and not in `schema`.
     """
 
@@ -92,6 +93,12 @@ class SelectedSource:
         self.lengths.flags.writeable = self.offsets.flags.writeable = False
         self._filled = np.flatnonzero(self.lengths)
         self._moved: Array = (offsets[episodes] - self.offsets)[self._filled]
+
+    @property
+    def first_steps(self) -> Array | None:
+        """Those of these episodes, if the whole knows them without their data."""
+        known: Array | None = getattr(self._source, "first_steps", None)
+        return None if known is None else known[self._episodes]
 
     @property
     def schema(self) -> Schema:

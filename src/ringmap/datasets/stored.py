@@ -221,6 +221,11 @@ class StoredDataset(Dataset):
                     lineages[number], ordinals[number] = np.frombuffer(said[0], np.uint8), said[1]
         return lineages, ordinals
 
+    def first_steps(self) -> Array:
+        """Return how many steps of each episode were evicted; a ring knows it without its data. See `Dataset.first_steps`."""
+        known = getattr(self.source, "first_steps", None)
+        return super().first_steps() if known is None else known
+
     def episode_data(self, episode_idx: int) -> dict[str, Any]:
         """Return the values that are constant within one episode; {} if it has none. Reads those of this episode.
 

@@ -78,10 +78,12 @@ class DatasetRows:
         lengths: steps of each episode.
         offsets: row of each episode's first step.
         fixed: whether the rows stay as they are.
+        first_steps: returns how many steps of each episode were evicted before it was copied; asked once, if it matters.
     """
 
     def __init__(
-        self, cut: Cut, rows_at: RowsAt, names: Sequence[str], lengths: Array, offsets: Array, fixed: bool
+        self, cut: Cut, rows_at: RowsAt, names: Sequence[str], lengths: Array, offsets: Array, fixed: bool,
+        first_steps: Callable[[], Array],
     ) -> None:  # fmt: skip
         self.cut = cut
         self.rows_at = rows_at
@@ -91,6 +93,8 @@ class DatasetRows:
         self.lengths = np.asarray(lengths, np.int64)
         self.offsets = np.asarray(offsets, np.int64)
         self._fixed = fixed
+        self._first_steps = first_steps
+        self._gone: Array | None = None
         self.size = int((self.offsets + self.lengths).max()) if len(self.lengths) else 0
         self.memory: AbstractContextManager[Any] = nullcontext()
         filled = np.flatnonzero(self.lengths)  # an empty episode begins where the next one does
@@ -165,8 +169,17 @@ class DatasetRows:
         return np.zeros(len(starts), np.bool_)
 
     def first_steps(self, starts: Array) -> Array:
-        """Return 0 for each: the episodes of a dataset are whole."""
-        return np.zeros(len(starts), np.int64)
+        """Return how many steps were evicted of the episodes that begin at these rows, before they were copied."""
+        return self.gone(
+            self.episodes(starts) if self.run is None else np.zeros(len(starts), np.int64)
+        )
+
+    def gone(self, episodes: Array) -> Array:
+        """Return how many steps of these episodes were evicted before they were copied."""
+        if self._gone is None:
+            self._gone = self._first_steps()
+        found: Array = self._gone.take(episodes)
+        return found
 
     def newest_tail(self) -> int:
         """Return 0: rows of a dataset are not overwritten."""
@@ -250,23 +263,30 @@ def _read(
     if run is not None and not held.padded:
         return rows.rows_at(names, episodes, steps, run), None
     starts = np.zeros(len(steps), np.int64)
+    blanks = np.full(len(steps), held.blank_first)
+    if (
+        held.padded and held.blank_first
+    ):  # of an episode that lost its front the first step that is left is like any other
+        blanks[rows.gone(episodes) > 0] = 0
     if run is not None:
         # One run of rows for each item, moved into its episode: that holds the rows of an item with padding, too.
         width, wanted = run[-1] - run[0] + 1, steps + run[0]
         last = lengths - (width + held.blank_last)
-        first = np.minimum(np.maximum(wanted, held.blank_first), last)
+        first = np.minimum(np.maximum(wanted, blanks), last)
         late = (first != wanted).nonzero()[0]
-        if np.minimum.reduce(last) >= held.blank_first and (run.step == 1 or not len(late)):
+        if (last >= blanks).all() and (run.step == 1 or not len(late)):
             found = rows.rows_at(names, episodes, first, range(0, width, run.step))
             is_pad = np.zeros((len(steps), len(run)), np.bool_)
             if len(late):
-                places, padding = held.places(steps[late], starts[late], lengths[late])
+                places, padding = held.places(
+                    steps[late], starts[late], lengths[late], blanks[late]
+                )
                 is_pad[late] = padding
                 where = late[:, None], places - first[late][:, None]
                 for values in found.values():
                     values[late] = values[where]
             return found, is_pad
-    places, padding = held.places(steps, starts, lengths)
+    places, padding = held.places(steps, starts, lengths, blanks)
     return rows.rows_at(names, episodes, places, None), padding
 
 

@@ -117,6 +117,12 @@ class BufferSource(DirectorySource):
             self._names = list(names)
         return self._names
 
+    @property
+    def first_steps(self) -> Array:
+        """How many steps of each episode were evicted."""
+        found: Array = self._whole.first_steps
+        return found
+
     def ring(self) -> tuple[Reader, Array]:
         """Return the open buffer, and the positions of the episodes' first steps."""
         return self._handle(), self._whole.names
