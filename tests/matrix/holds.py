@@ -67,7 +67,7 @@ LOSSY = {"folder": PICTURES, "video": PICTURES, "lerobot videos": PICTURES}
 """target -> the values that its documented codec changes; dtype and shape stay."""
 
 DATA = {
-    "int": 7, "large int": 2**70, "float": -0.1, "flag": True, "none": None, "text": "ünï", "text with NUL": "a\0b", "bytes": b"\0\xff",
+    "int": 7, "large int": 2**70, "float": -0.1, "flag": True, "text": "ünï", "text with NUL": "a\0b", "bytes": b"\0\xff",
     "array": np.arange(6, dtype=np.float16).reshape(2, 3), "0-d array": np.array(5, np.int16), "scalar": np.float32(0.1),
     "large array": np.zeros(20_000), "date": np.datetime64("2024-02-29", "ns"), "complex": np.complex64(1 + 2j),
     "texts": np.array(["a", "ü"]), "NaN": _nans("f4", [0x7FC00001]),
@@ -77,8 +77,11 @@ DATA = {
 REFUSES_DATA = {
     **{name: set() for name in REFUSES},
     "lerobot": set(DATA), "lerobot videos": set(DATA),
-    # attributes of HDF5: no dates, at most 64 kB, no None, no integer of more than 64 bits, text without NUL
-    "minari": {"large int", "none", "text with NUL", "bytes", "large array", "date"},
-    "robomimic": {"large int", "none", "text with NUL", "bytes", "large array", "date"},
+    # attributes of HDF5: no dates, at most 64 kB, no integer of more than 64 bits, text without NUL
+    "minari": {"large int", "text with NUL", "bytes", "large array", "date"},
+    "robomimic": {"large int", "text with NUL", "bytes", "large array", "date"},
 }  # fmt: skip
 """target -> the data that it can't hold. bytes: an attribute is text, or an array."""
+
+REFUSED_WAYS = {"add": {"text", "texts", "bytes", "nested", *DATES}}
+"""way in -> the values that it does not take: further columns of transitions are of numbers and flags, and without parts."""

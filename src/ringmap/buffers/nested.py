@@ -142,9 +142,9 @@ def leaf_array(value: Any, where: str, name: str) -> Array:
 def _spec(name: str, given: Any, dtype: np.dtype[Any], where: str) -> ColumnSpec:
     """Return the column for a leaf of a spec."""
     if getattr(given, "shape", None) is not None and getattr(given, "dtype", None) is not None:
-        given, dtype = tuple(given.shape), dtype_of(given.dtype, where)
+        given, dtype = tuple(given.shape), dtype_of(given.dtype, f"{where}: {name!r}")
     elif isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list):
-        given, dtype = given[0], dtype_of(given[1], where)
+        given, dtype = given[0], dtype_of(given[1], f"{where}: {name!r}")
     try:
         sizes = (given,) if isinstance(given, int | np.integer) else given
         shape = tuple(operator.index(size) for size in sizes)

@@ -20,6 +20,8 @@ __all__ = ["loaded", "refused_attribute", "refused_names", "refused_rows", "stor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_PYTHONS = (np.bool_, np.int64, np.float64, np.str_, np.bytes_)
+
 _RAISED = (OSError, RuntimeError, ValueError, TypeError, LookupError, OverflowError)
 
 
@@ -34,10 +36,11 @@ def storable(value: Any) -> Any:
 
 
 def loaded(value: Any) -> Any:
-    """Return the value of an attribute that h5py has read."""
+    """Return a value that h5py has read: Python's own number where it has one of that type (bool, int64, float64), else NumPy's."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-        return value.astype(str)
-    return value.item() if isinstance(value, np.generic) else value
+        texts = [v.decode() if isinstance(v, bytes) else str(v) for v in value.reshape(-1).tolist()]
+        return np.array(texts, str).reshape(value.shape)
+    return value.item() if isinstance(value, _PYTHONS) else value
 
 
 def refused_rows(rows: Array) -> str | None:

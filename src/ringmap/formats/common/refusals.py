@@ -17,10 +17,19 @@ from ringmap.formats.episode import EPISODE_DATA_KEY
 from ringmap.storage.read.joined import FIRST_STEP
 from ringmap.storage.records.blobs import is_shown
 
-__all__ = ["KEEP_ALL", "OWN_DATA", "Drop", "is_own", "refusal", "refused_where_none_fit"]
+__all__ = ["KEEP_ALL", "OWN_DATA", "Drop", "Refused", "is_own", "refusal", "refused_where_none_fit"]
 
 OWN_DATA = ("seed", "policy_step", FIRST_STEP)
 """Data of an episode that `World` and `dump` add: left out where a target has no place for them."""
+
+
+class Refused(dict[str, str]):
+    """What can't be held: what it is, and why -> the name of the column, or of the data of episodes."""
+
+    def add(self, name: str, what: str) -> None:
+        """Note what can't be held, unless that name is refused already."""
+        if name not in self.values():
+            self[what] = name
 
 
 def is_own(name: str) -> bool:
@@ -28,25 +37,24 @@ def is_own(name: str) -> bool:
     return name in OWN_DATA or not is_shown(name)
 
 
-def refusal(refused: Mapping[str, str], what: str, where: str) -> InputError:
+def refusal(refused: Refused, what: str, where: str) -> InputError:
     """Return the error that lists all that a target can't hold.
 
     Args:
-        refused: name of a column, or of data of an episode -> what it is, and why it can't be held.
+        refused: all of it.
         what: the target.
         where: the call to name.
     """
-    each = "; ".join(refused.values())
+    each, names = "; ".join(refused), list(dict.fromkeys(refused.values()))
     return InputError(
-        f"{where}: {what} can't hold {each}; nothing was written. Convert what you need, or leave it out: drop={list(refused)}"
+        f"{where}: {what} can't hold {each}; nothing was written. Convert what you need, or leave it out: drop={names}"
     )
 
 
-def refused_where_none_fit(data: Iterable[str]) -> dict[str, str]:
+def refused_where_none_fit(data: Iterable[str]) -> Refused:
     """Return which data of an episode a format without a place for any refuses: all that are not ours."""
-    return {
-        name: f"episode data {name!r}: it has no place for any" for name in data if not is_own(name)
-    }
+    names = [name for name in data if not is_own(name)]
+    return Refused({f"episode data {n!r}: it has no place for any": n for n in names})
 
 
 class Drop:

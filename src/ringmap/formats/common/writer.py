@@ -23,7 +23,7 @@ from ringmap.clips.facts import Facts
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError, ReadOnlyError, RoleError
 from ringmap.formats.base import Format
-from ringmap.formats.common.refusals import Drop, is_own, refusal, refused_where_none_fit
+from ringmap.formats.common.refusals import Drop, Refused, is_own, refusal, refused_where_none_fit
 from ringmap.formats.episode import (
     EPISODE_DATA_KEY,
     CheckedEpisode,
@@ -112,11 +112,11 @@ class EpisodeWriter:
         return None
 
     def _as_stored(
-        self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
+        self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return columns and data as this format holds them, where that differs from what is given. Also called outside of a block.
 
-        It may add to `refused`: column -> what it is, and why it can't be held.
+        It may add to `refused`.
         """
         return columns, data
 
@@ -225,8 +225,8 @@ class EpisodeWriter:
                 packed = encode_data(episode.data, where) if episode.data else b""
                 self._store(episode, packed, where)
 
-    def refusals(self, ep_data: Mapping[str, Any]) -> dict[str, str]:
-        """Return what of an episode `write_episode` would refuse: name -> what it is, and why. Nothing is opened or changed.
+    def refusals(self, ep_data: Mapping[str, Any]) -> Refused:
+        """Return what of an episode `write_episode` would refuse. Nothing is opened or changed.
 
         Raises:
             InputError: it is no episode.
@@ -237,33 +237,31 @@ class EpisodeWriter:
             check_episode(found, None, where)
         return refused
 
-    def refused_columns(self, columns: Mapping[str, Array]) -> dict[str, str]:
-        """Return which columns can't be held: name -> what it is, and why."""
-        found = {}
+    def refused_columns(self, columns: Mapping[str, Array]) -> Refused:
+        """Return which columns can't be held."""
+        found = Refused()
         for name, rows in columns.items():
             why = self._refuses(name, rows)
             if why is not None:
-                found[name] = f"column {name!r} ({rows.dtype} {rows.shape[1:]}): {why}"
+                found[f"column {name!r} ({rows.dtype} {rows.shape[1:]}): {why}"] = name
         return found
 
-    def refused_data(self, data: Mapping[str, Any]) -> dict[str, str]:
-        """Return which data of an episode can't be held, and are not ours: name -> what it is, and why."""
-        found = {}
+    def refused_data(self, data: Mapping[str, Any]) -> Refused:
+        """Return which data of an episode can't be held, and are not ours."""
+        found = Refused()
         for name, value in data.items():
             why = None if is_own(name) else self._refuses_data(name, value)
             if why is not None:
-                found[name] = f"episode data {name!r} ({type(value).__name__}): {why}"
+                found[f"episode data {name!r} ({type(value).__name__}): {why}"] = name
         return found
 
-    def _examined(
-        self, ep_data: Mapping[str, Any], where: str
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+    def _examined(self, ep_data: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Refused]:
         """Return an episode as it is stored, and what of it can't be held."""
         given, data = split_episode_data(stored_layout(ep_data))
         columns = as_columns(given, where)
         if not columns or not len(next(iter(columns.values()))):
             return {}, {}
-        refused = {**self.refused_columns(columns), **self.refused_data(data)}
+        refused = Refused(self.refused_columns(columns) | self.refused_data(data))
         data = {n: v for n, v in data.items() if not is_own(n) or self._refuses_data(n, v) is None}
         try:
             stored, data = self._as_stored(columns, data, refused, where)
@@ -327,7 +325,7 @@ def fill(
     writer = format.open_writer(path, **options)
     tell_facts(writer, facts, where)
     left = (drop(episode) for episode in episodes)
-    some, refused = list(islice(left, 1)), dict[str, str]()
+    some, refused = list(islice(left, 1)), Refused()
     ours = writer if isinstance(writer, EpisodeWriter) else None
     if ours is not None:
         for first in some:

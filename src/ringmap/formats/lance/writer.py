@@ -20,6 +20,7 @@ import numpy as np
 
 from ringmap.clips.facts import Facts
 from ringmap.formats.common.log import FILE, Encoded, Record, groups_of
+from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.lance import Lance
@@ -124,7 +125,7 @@ class LanceWriter(StagedWriter):
         return facts_of(opened(path).schema)
 
     def _as_stored(
-        self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
+        self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         return (_flattened(columns) if self._compat else columns), data
 

@@ -13,7 +13,9 @@ Not here: writing (writer.py), frames (media/films.py), older versions (LeRobot 
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import json
 import math
 import os
 import re
@@ -44,7 +46,7 @@ from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.records.rates import as_rate
 
-__all__ = ["LeRobot", "LeRobotSource"]
+__all__ = ["BOXED", "LeRobot", "LeRobotSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -66,6 +68,9 @@ _NUMBERS = (
     "float64",
 )
 """The dtypes of features that are columns of numbers."""
+
+BOXED = b"ringmap.boxed"
+"""The key, in the schema of a file of rows, of the names of columns of shape (1,)."""
 
 DEPTHS = ("mm", "codes")
 
@@ -207,7 +212,7 @@ class LeRobotSource(DecodingSource):
         return made
 
     def _columns(self) -> Schema:
-        specs, self.unsupported = [], dict[str, str]()
+        specs, self.unsupported, boxed = [], dict[str, str](), self._boxed()
         for name, feature in self._info["features"].items():
             shape, dtype = tuple(feature["shape"]), feature["dtype"]
             if dtype in ("video", "image"):
@@ -223,7 +228,7 @@ class LeRobotSource(DecodingSource):
             elif dtype == "string":
                 specs.append(ColumnSpec(name, (), np.dtype("U")))
             elif dtype in _NUMBERS:
-                shape = () if shape == (1,) else shape
+                shape = () if shape == (1,) and name not in boxed else shape
                 specs.append(ColumnSpec(name, shape, np.dtype(dtype)))
             else:
                 self.unsupported[name] = f"of LeRobot's dtype {dtype!r}, which no column is"
@@ -265,6 +270,20 @@ class LeRobotSource(DecodingSource):
         except (CorruptError, OSError, ImportError, LookupError):
             return np.dtype(np.uint8), None
         return kind, depth_table(feature, bits) if self._depth == "mm" else None
+
+    def _boxed(self) -> list[str]:
+        """Return the columns of shape (1,), for which LeRobot has no other word than for numbers: our writer names them in the rows' files."""
+        import pyarrow.parquet as pq
+
+        first = next((e for e in self._episodes if e["length"]), None)
+        with contextlib.suppress(CorruptError, OSError, LookupError, ValueError, TypeError):
+            if first is not None:
+                place = {key: first[f"data/{key}"] for key in ("chunk_index", "file_index")}
+                path = self._file("data_path", **place)
+                _refuse_rows(path)
+                found = json.loads((pq.read_schema(path).metadata or {}).get(BOXED, b"[]"))
+                return [name for name in found if isinstance(name, str)]
+        return []
 
     def _first_picture(self, name: str, episode: Mapping[str, Any]) -> Picture:
         import pyarrow.parquet as pq

@@ -26,10 +26,11 @@ from ringmap.clips.facts import Facts, check_fps, check_reward_at
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, FILM, Encoded, Record
+from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import OUTCOMES, Steps
 from ringmap.formats.episode import CheckedEpisode
-from ringmap.formats.lerobot import LeRobot, LeRobotSource
+from ringmap.formats.lerobot import BOXED, LeRobot, LeRobotSource
 from ringmap.formats.media.films import Encoding, encode_video
 from ringmap.formats.media.images import encode, holds
 from ringmap.storage.columns.schema import ColumnSpec
@@ -168,7 +169,7 @@ class LeRobotWriter(StagedWriter):
         return dtype.kind == "U" or (name in _OWN and name not in self._names)
 
     def _as_stored(
-        self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
+        self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         following = [n for n in columns if n.startswith("next_") and n[5:] in columns]
         own = [n for n in columns if n in _OWN and n not in self._names]
@@ -181,19 +182,19 @@ class LeRobotWriter(StagedWriter):
                 continue
             new = self._names.get(name) or _name_of(name, columns[name])
             if new in source:
-                refused.setdefault(
+                refused.add(
                     name,
                     f"column {name!r}: it would be {new!r}, and so would {source[new]!r}; choose another name: columns={{...}}",
                 )
             source[new] = name
             rows = steps.outcome(name) if name in OUTCOMES else steps.now(name)
-            stored[new] = rows.reshape(len(rows)) if rows.shape[1:] == (1,) else rows
+            stored[new] = rows
         count = steps.length
         tasks = columns["task"][:count] if "task" in own else [str(_task_of(data) or self._task)] * count  # fmt: skip
         for name in [n for n in _TASKS if n in data and "task" not in own]:
             if np.size(data[name]) != 1 or str(np.atleast_1d(data[name])[0]) != tasks[0]:
-                refused[name] = (
-                    f"episode data {name!r}: an episode has one task, or a column 'task'"
+                refused[f"episode data {name!r}: an episode has one task, or a column 'task'"] = (
+                    name
                 )
         counted = [n for n in own if n != "task"]
         if counted and not self._told:
@@ -384,10 +385,11 @@ def _table(record: Record, features: Mapping[str, Any]) -> Any:
             arrays.append(pa.array(rows.tolist(), pa.string()))
         else:
             made = pa.array(np.ascontiguousarray(rows).reshape(-1))
-            for size in reversed(rows.shape[1:]):
+            for size in reversed(rows.shape[1:] if rows.shape[1:] != (1,) else ()):
                 made = pa.FixedSizeListArray.from_arrays(made, size) if rows.ndim == 2 else _list_of(made, size)  # fmt: skip
             arrays.append(made)
-    return pa.Table.from_arrays(arrays, names)
+    boxed = [spec.name for spec in record.schema.columns if spec.shape == (1,)]
+    return pa.Table.from_arrays(arrays, names, metadata={BOXED: json.dumps(boxed)})
 
 
 def _list_of(values: Any, size: int) -> Any:
@@ -437,6 +439,11 @@ def _picture_stats(frames: Array) -> dict[str, Array]:
 def _value_stats(rows: Array) -> dict[str, Array]:
     """Return the statistics of each value of a column."""
     step = max(1, _PIECE_NBYTES // max(1, rows[0].size * 8))
+    with np.errstate(all="ignore"):  # of NaN and inf the statistics are such, too
+        return _moments(rows, step)
+
+
+def _moments(rows: Array, step: int) -> dict[str, Array]:
     pieces = [slice(at, at + step) for at in range(0, len(rows), step)]
     floats = (rows[piece].astype(np.float64) for piece in pieces)
     least, most, total = np.inf, -np.inf, 0.0
@@ -449,8 +456,9 @@ def _value_stats(rows: Array) -> dict[str, Array]:
     return {key: np.atleast_1d(value) for key, value in found.items()}
 
 
+@np.errstate(all="ignore")
 def _total_stats(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the statistics of all episodes."""
+    """Return the statistics of all episodes; of NaN and inf they are such, too."""
     names = dict.fromkeys(k[6 : -len("/count")] for r in rows for k in r if k.startswith("stats/") and k.endswith("/count"))  # fmt: skip
     total = {}
     for name in names:

@@ -150,7 +150,7 @@ def _add(columns: dict[str, Array], name: str, value: Any, steps: int) -> None:
     else:
         rows = np.asarray(value)
         if rows.dtype.kind == "O":
-            rows = np.array([v.decode() if isinstance(v, bytes) else str(v) for v in rows], str)
+            rows = loaded(rows)
         if len(rows) == steps + 1:
             columns[name], columns[f"next_{name}"] = rows[:-1], rows[1:]
         elif len(rows) == steps:

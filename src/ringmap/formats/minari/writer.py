@@ -27,6 +27,7 @@ from ringmap.formats.common.hdf5_trial import (
     storable,
 )
 from ringmap.formats.common.log import FILE, Record
+from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import (
     Steps,
@@ -122,16 +123,14 @@ class MinariWriter(StagedWriter):
         return dtype.kind == "U"
 
     def _as_stored(
-        self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
+        self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         found = self._parts(columns, where)
         for old in found.values():
             rows = columns[old]
-            if rows.dtype.kind not in "biufU":
-                refused.setdefault(
-                    old,
-                    f"column {old!r} ({rows.dtype} {rows.shape[1:]}): Minari has no space for it",
-                )
+            if rows.dtype.kind not in "biufU" or (rows.dtype.kind == "U" and rows.ndim > 1):
+                kind = f"{rows.dtype} {rows.shape[1:]}"
+                refused.add(old, f"column {old!r} ({kind}): Minari has no space for it")
         observations = [old for new, old in found.items() if new.split("/")[0] == "observation"]
         steps = Steps(columns, observations, self._placed(self._rewards), self._final_row, where)
         if not (steps.follows or steps.cut):
@@ -166,16 +165,16 @@ class MinariWriter(StagedWriter):
             if steps.cut:
                 made[next_of(new)] = columns[name][1:]
             if stored.keys() & made.keys():
-                refused.setdefault(name, f"column {name!r}: it would be {new!r}, and so would another one; rename it")  # fmt: skip
+                refused.add(name, f"column {name!r}: it would be {new!r}, and so would another one; rename it")  # fmt: skip
             stored |= made
             source[new] = name
         follow = ("next_observation", "next_info/")
         held = [(source.get(n, n), n, v.dtype) for n, v in stored.items() if not n.startswith(follow)]  # fmt: skip
         for name, why in refused_names(held).items():
-            refused.setdefault(name, f"column {name!r}: {why}")
+            refused.add(name, f"column {name!r}: {why}")
         seed = np.asarray(data.get("seed", 0))
         if seed.ndim or seed.dtype.kind not in "iu":
-            refused["seed"] = f"episode data 'seed': Minari's is an integer of up to 64 bits, and this is {data['seed']!r}; rename it"  # fmt: skip
+            refused.add("seed", f"episode data 'seed': Minari's is an integer of up to 64 bits, and this is {data['seed']!r}; rename it")  # fmt: skip
         return stored, data
 
     def _parts(self, columns: Mapping[str, Array], where: str) -> dict[str, str]:
@@ -260,7 +259,7 @@ def _nested(name: str, columns: Mapping[str, Any]) -> Any:
         rows = columns[name]
         last = columns.get(next_of(name))
         rows = rows if last is None else np.concatenate([rows, last[-1:]])
-        return rows.tolist() if rows.dtype.kind == "U" else rows
+        return rows.tolist() if rows.dtype.kind == "U" and rows.ndim == 1 else storable(rows)
     keys = dict.fromkeys(n[len(name) + 1 :].split("/")[0] for n in below(name, columns))
     if not keys:
         return {}
@@ -294,7 +293,7 @@ def _widths(episodes: Iterable[Record]) -> dict[str, tuple[int, str]]:
     found: dict[str, tuple[int, str]] = {}
     for record in episodes:
         rows = {n: v for n, v in record.columns.items() if isinstance(v, np.ndarray)}
-        texts = [n for n, v in rows.items() if v.dtype.kind == "U"]
+        texts = [n for n, v in rows.items() if v.dtype.kind == "U" and v.ndim == 1]
         if not texts:
             break
         for name in texts:

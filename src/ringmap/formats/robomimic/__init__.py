@@ -223,7 +223,7 @@ class RobomimicSource(DirectorySource):
                     f"{self.path}: {name} has both an attribute and a dataset {path!r}"
                 )
             rows = np.asarray(_rows(demo[path]))
-            found[path] = rows if rows.ndim else rows.item()
+            found[path] = rows if rows.ndim else loaded(rows[()])
         splits = self._splits.get(name)
         return found if splits is None else {**found, SPLITS: np.array(splits)}
 

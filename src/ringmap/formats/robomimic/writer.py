@@ -21,6 +21,7 @@ from ringmap.formats.common.hdf5_trial import (
     storable,
 )
 from ringmap.formats.common.log import Record
+from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import (
     OUTCOMES,
@@ -99,7 +100,7 @@ class RobomimicWriter(StagedWriter):
         return dtype.kind == "U"
 
     def _as_stored(
-        self, columns: dict[str, Array], data: dict[str, Any], refused: dict[str, str], where: str
+        self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         observations = self._observations(columns, where)
         if self._action not in columns:
@@ -129,12 +130,12 @@ class RobomimicWriter(StagedWriter):
         for name in [name for name in columns if name not in taken]:
             if name in stored or name in _TAKEN:
                 why = f"it would stand where robomimic has something else; rename it, or choose it as an observation: observation=[{name!r}, ...]"
-                refused.setdefault(name, f"column {name!r}: {why}")
+                refused.add(name, f"column {name!r}: {why}")
             stored[name] = steps.now(name)
         source = {**{new: old for old, new in observations.items()}, "action": self._action}
         held = [(source.get(n, n), THEIRS.get(n, n), v.dtype) for n, v in stored.items()]
         for name, why in refused_names(held).items():
-            refused.setdefault(name, f"column {name!r}: {why}")
+            refused.add(name, f"column {name!r}: {why}")
         if SPLITS in data:  # as it is read
             data[SPLITS] = np.array(sorted(map(str, np.atleast_1d(data[SPLITS]).tolist())))
         return stored, data
