@@ -10,6 +10,7 @@ import torch
 
 import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
+from ringmap.clips.facts import Facts
 from ringmap.data import convert, load_dataset, merge
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError, RingmapError
@@ -75,7 +76,7 @@ def ring_of(episodes, path=None, **options):
 
 def by_writer(episodes, path, format, **options):
     writer = get_format(format).open_writer(path, mode="error", **options)
-    writer.expect_reward_at("next", "test")
+    writer.expect_facts(Facts(reward_at="next"), "test")
     with writer:
         writer.write_episodes(episodes)
 

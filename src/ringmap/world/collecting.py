@@ -29,7 +29,7 @@ from ringmap.errors import InputError, RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import NO_POLICY, POLICY_STEP, Weights
 from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
-from ringmap.formats.common.refusals import KEEP_ALL, Drop, refusal, refused_where_none_fit
+from ringmap.formats.common.refusals import KEEP_ALL, Drop, Refused, refusal, refused_where_none_fit
 from ringmap.formats.common.writer import EpisodeWriter, tell_facts
 from ringmap.formats.episode import no_append
 from ringmap.world.actions import blank_action
@@ -585,11 +585,11 @@ class _ToPath:
         if self.progress is not None:
             mark = json.dumps(self.progress.identity, sort_keys=True)
             data = _joined(data, {COLLECTION_KEY: mark})
-        refused = {} if self.format.supports_episode_data else refused_where_none_fit(data)
+        refused = Refused() if self.format.supports_episode_data else refused_where_none_fit(data)
         if data and self.format.supports_episode_data:
             episode[EPISODE_DATA_KEY] = data
         if isinstance(self._writer, EpisodeWriter):
-            refused = {**self._writer.refusals(episode), **refused}
+            refused = Refused(self._writer.refusals(episode) | refused)
         if refused:
             raise refusal(refused, f"format {self.format.name!r}", WHERE)
         self._begin()

@@ -260,7 +260,7 @@ class EpisodeWriter:
         given, data = split_episode_data(stored_layout(ep_data))
         columns = as_columns(given, where)
         if not columns or not len(next(iter(columns.values()))):
-            return {}, {}
+            return {}, Refused()
         refused = Refused(self.refused_columns(columns) | self.refused_data(data))
         data = {n: v for n, v in data.items() if not is_own(n) or self._refuses_data(n, v) is None}
         try:

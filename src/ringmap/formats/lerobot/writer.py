@@ -193,9 +193,8 @@ class LeRobotWriter(StagedWriter):
         tasks = columns["task"][:count] if "task" in own else [str(_task_of(data) or self._task)] * count  # fmt: skip
         for name in [n for n in _TASKS if n in data and "task" not in own]:
             if np.size(data[name]) != 1 or str(np.atleast_1d(data[name])[0]) != tasks[0]:
-                refused[f"episode data {name!r}: an episode has one task, or a column 'task'"] = (
-                    name
-                )
+                what = f"episode data {name!r}: an episode has one task, or a column 'task'"
+                refused.add(name, what)
         counted = [n for n in own if n != "task"]
         if counted and not self._told:
             log.warning("%s: %s: LeRobot counts anew: %s", where, self.path, counted)

@@ -105,8 +105,6 @@ class MinariWriter(StagedWriter):
     # -- episodes ----------------------------------------------------------------------------
 
     def _refuses(self, name: str, rows: Array) -> str | None:
-        if rows.dtype.kind == "U" and rows.ndim > 1:
-            return "Minari has one text a step"
         return refused_rows(rows)
 
     def _refuses_data(self, name: str, value: Any) -> str | None:
