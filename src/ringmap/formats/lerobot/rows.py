@@ -77,7 +77,9 @@ class EpisodeRows:
 
         def put(start: int, found: pa.Array) -> None:
             rows = len(found)
-            for size in spec.shape:
+            for size in (
+                spec.shape if spec.shape != (1,) else ()
+            ):  # which are numbers in LeRobot's files
                 found = self._flat(found, size, spec)
             values = self._whole(found, spec).to_numpy(zero_copy_only=False)
             part = out[start : start + rows].reshape(-1)
