@@ -28,10 +28,11 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import count
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.loader_state import LoaderState
-from ringmap.buffers.options import check_whole, count, sendable
+from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout

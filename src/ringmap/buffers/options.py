@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import operator
 import threading
 import types
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
+from ringmap.arguments import positive, real
 from ringmap.clips.facts import Facts
 from ringmap.errors import InputError
 from ringmap.storage.columns.backends import Choice, Storage, disagreement
@@ -28,11 +28,8 @@ __all__ = [
     "Options",
     "check_reads",
     "check_whole",
-    "count",
-    "fraction",
     "log_progress",
     "must_agree",
-    "positive",
     "sendable",
     "settings_of",
     "spare_of",
@@ -91,8 +88,7 @@ class Options:
     def check(self, where: str) -> None:
         """Raise InputError for an invalid value."""
         for name in ("history_len", "frameskip"):
-            positive(where, name, getattr(self, name))
-            object.__setattr__(self, name, int(getattr(self, name)))  # JSON has no NumPy integers
+            object.__setattr__(self, name, positive(where, name, getattr(self, name)))
         for name, known in (
             ("durability", ("process", "power")), ("casting", ("safe", "unsafe")), ("interrupted", ("drop", "keep")),
         ):  # fmt: skip
@@ -102,47 +98,12 @@ class Options:
                 )
         object.__setattr__(self, "fps", Facts.named(where, self.reward_at, self.fps).fps)
         most = threading.TIMEOUT_MAX
-        if not isinstance(self.sync_every_s, int | float) or not 0 <= self.sync_every_s <= most:
+        seconds = real(self.sync_every_s)
+        if seconds is None or not 0 <= seconds <= most:
             raise InputError(
                 f"{where}: sync_every_s must be seconds, 0 for never, got {self.sync_every_s!r}"
             )
-
-
-def positive(where: str, name: str, value: Any) -> None:
-    """Raise InputError unless `value` is a positive integer."""
-    if type(value) is int and value > 0:
-        return
-    try:
-        good = operator.index(value) > 0 and not isinstance(value, bool)
-    except TypeError:
-        good = False
-    if not good:
-        raise InputError(f"{where}: {name} must be positive (an integer), got {value!r}")
-
-
-def count(where: str, name: str, value: Any) -> int:
-    """Return `value`, if it is an integer that is not negative.
-
-    Raises:
-        InputError: it is something else.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = -1
-    if number < 0 or isinstance(value, bool):
-        raise InputError(f"{where}: {name} must be an integer that is not negative, got {value!r}")
-    return number
-
-
-def fraction(where: str, name: str, value: Any) -> None:
-    """Raise InputError unless `value` is a number between 0 and 1."""
-    try:
-        good = 0 <= float(value) <= 1 and not isinstance(value, str)
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        raise InputError(f"{where}: {name} must lie between 0 and 1, got {value!r}")
+        object.__setattr__(self, "sync_every_s", seconds)
 
 
 def sendable(where: str, name: str, value: Any) -> Any:
@@ -177,13 +138,8 @@ def spare_of(max_steps: int, asked: int | None, where: str) -> int:
     """Return the number of spare rows: the given number, or the default for `max_steps`."""
     if asked is None:
         return spare_rows(max_steps)
-    try:
-        rows = operator.index(asked)
-    except TypeError:
-        rows = 0
-    if rows < 1:  # without spare rows, each episode would need a retire record and a sync for it
-        raise InputError(f"{where}: spare_rows must be positive (an integer), got {asked!r}")
-    return rows
+    # Without spare rows, each episode would need a retire record and a sync for it.
+    return positive(where, "spare_rows", asked)
 
 
 def check_reads(reads: str, where: str) -> bool:

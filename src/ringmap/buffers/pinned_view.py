@@ -18,12 +18,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from ringmap.arguments import positive
 from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.lookup import Clips, fitting
-from ringmap.buffers.options import positive, sendable
+from ringmap.buffers.options import sendable
 from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.pins import outlives_its_pass
 from ringmap.buffers.prefetch import Batches, drawn_ahead
@@ -498,7 +499,7 @@ class PinnedView(Dataset):
         Raises:
             InputError, ClipIndexError, NoClipsError, LappedError: as `ReplayBuffer.sample`.
         """
-        positive(f"{type(self).__name__}.sample", "batch_size", batch_size)
+        batch_size = positive(f"{type(self).__name__}.sample", "batch_size", batch_size)
         into = None if out is None else fitting(out, self.engine, batch_size, self.cut)
         positions, crossing, weigh = self.draw(batch_size, step)
         asked = positions.copy()

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from ringmap.arguments import positive
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.lookup import Clips
-from ringmap.buffers.options import positive
 from ringmap.clips.cut import Cut
 from ringmap.clips.drawn import Drawn
 from ringmap.errors import InputError, RoleError
@@ -79,7 +79,7 @@ class Batches(Iterator[Batch[Any]]):
         to: str, device: Any, pin_memory: bool, where: str = "ReplayBuffer.batches",
         wait: Callable[[], None] | None = None, hand_out: Callable[[Batch[Any]], None] | None = None,
     ) -> None:  # fmt: skip
-        positive(where, "batch_size", batch_size)
+        batch_size = positive(where, "batch_size", batch_size)
         if steps is not None and steps < 0:
             raise InputError(f"{where}: steps must not be negative, got {steps}")
         if prefetch < 0:

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import count, positive
 from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.episodes import evicted
 from ringmap.buffers.options import (
@@ -33,7 +34,6 @@ from ringmap.buffers.options import (
     check_reads,
     log_progress,
     must_agree,
-    positive,
     sendable,
     settings_of,
     spare_of,
@@ -173,14 +173,14 @@ class ReplayBuffer(Sampled):
     ) -> None:
         where = "ReplayBuffer"
         kind = kind or Kind()
-        positive(where, "max_steps", max_steps)
+        max_steps = positive(where, "max_steps", max_steps)
         options = Options(
             history_len, frameskip, durability, casting, interrupted, sync_every_s, reward_at, fps
         )
         options.check(where)
         check_storage(storage, where)
         if threads is not None:
-            positive(where, "threads", threads)
+            threads = positive(where, "threads", threads)
         parsed = None if schema is None else Schema.parse(schema)
         folder, through = (
             ("RAM", MemoryDisk()) if path is None else (os.path.abspath(path), door(disk))
@@ -238,7 +238,7 @@ class ReplayBuffer(Sampled):
         }
         threads = overrides.pop("threads", None)
         if threads is not None:
-            positive(where, "threads", threads)
+            threads = positive(where, "threads", threads)
         mapped = check_reads(overrides.pop("reads", "map"), where)
         known = [field.name for field in fields(Options)]
         for name in overrides:
@@ -292,7 +292,7 @@ class ReplayBuffer(Sampled):
             13192
         """
         where = "ReplayBuffer.estimate"
-        positive(where, "max_steps", max_steps)
+        max_steps = positive(where, "max_steps", max_steps)
         check_storage(storage, where)
         parsed = Schema.parse(schema)
         spare = spare_of(int(max_steps), spare_rows, where)
@@ -505,7 +505,7 @@ class ReplayBuffer(Sampled):
             if arrays is None:
                 rows = as_columns(rows, where)
                 arrays = list(schema.fit(rows, self.options.casting, where).values())
-            if not lengths or min(lengths) < 1 or len(arrays[0]) != total:
+            if not len(lengths) or min(lengths) < 1 or len(arrays[0]) != total:
                 return 0
             episodes, stop = [], 0
             for number, length in enumerate(lengths):
@@ -579,8 +579,9 @@ class ReplayBuffer(Sampled):
         where = "ReplayBuffer.begin_episode"
         store = self.engine.writer(where)
         self.check_commit_every(where, commit_every)
-        if not isinstance(lane, int | np.integer) or not 0 <= lane < 1 << 32:
-            raise InputError(f"{where}: lane must be a whole number, 0 or more, got {lane!r}")
+        lane = count(where, "lane", lane)
+        if lane >= 1 << 32:
+            raise InputError(f"{where}: lane must be below 2**32, got {lane!r}")
         store.disk.check_held(where)
         return OpenEpisode(
             store, self.options.casting, self.key_filter, self.engine.committing,
@@ -596,7 +597,7 @@ class ReplayBuffer(Sampled):
         """
         if commit_every is None:
             return
-        positive(where, "commit_every", commit_every)
+        commit_every = positive(where, "commit_every", commit_every)
         spare = self.engine.writer(where).ring.spare
         if commit_every > spare:
             raise InputError(

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import positive
 from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.cuts import Cuts
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.notebook import InNotebook
-from ringmap.buffers.options import positive
 from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.view import BufferView
@@ -119,7 +119,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
     def num_valid_ends(self, history_len: int | None = None) -> int:
         """Return the number of clips of `history_len` observations: ids are in `[0, n)`. O(1)."""
         history = self.num_steps if history_len is None else history_len
-        positive("ReplayBuffer.num_valid_ends", "history_len", history)
+        history = positive("ReplayBuffer.num_valid_ends", "history_len", history)
         cut = Cut.clip(history, self.frameskip)
         return self.engine.count(cut, shared=cut.span == self.span)
 
@@ -135,7 +135,8 @@ class Sampled(InNotebook, PassBuffer, Dataset):
 
     def clip_window(self, history_len: int) -> ClipRange:
         """Return the clips of `history_len` observations that exist now, for samplers. O(1)."""
-        return self.engine.window(Cut.clip(history_len, self.frameskip))
+        length = positive(f"{type(self).__name__}.clip_window", "history_len", history_len)
+        return self.engine.window(Cut.clip(length, self.frameskip))
 
     @property
     def num_redraws(self) -> int:
@@ -333,11 +334,11 @@ class Sampled(InNotebook, PassBuffer, Dataset):
 
         Cost: O(B log episodes), and one copy of the rows.
         """
-        positive("ReplayBuffer.sample", "batch_size", batch_size)
+        batch_size = positive("ReplayBuffer.sample", "batch_size", batch_size)
         pace = self._checked_pace(pace or self.pace, "ReplayBuffer.sample")
         if window is None and columns is None and anchors is None and not drop_all_padded:
             history = self.num_steps if history_len is None else history_len
-            positive("ReplayBuffer.sample", "history_len", history)
+            history = positive("ReplayBuffer.sample", "history_len", history)
             cut = Cut.clip(history, self.frameskip)
             if pace is not None:
                 pace.draw(batch_size * cut.widest)
@@ -379,7 +380,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
     ) -> Wanted:  # fmt: skip
         check_anchors(type(self).__name__, anchors)
         history = self.num_steps if history_len is None else history_len
-        positive("ReplayBuffer.sample", "history_len", history)
+        history = positive("ReplayBuffer.sample", "history_len", history)
         if window is not None and history_len is not None:
             raise InputError(
                 f"ReplayBuffer.sample: history_len={history_len} and a window contradict; a window says which steps of each "

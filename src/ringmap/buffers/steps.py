@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ringmap.arguments import positive
 from ringmap.buffers.engine import Engine, door
-from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import ANCHOR, Cut
@@ -93,7 +93,7 @@ class StepRing:
         stack: tuple[int, str] | None = None,
         **options: Any,
     ) -> None:
-        positive(where, "capacity", capacity)
+        capacity = positive(where, "capacity", capacity)
         self.capacity = int(capacity)
         self.group = spare_rows(self.capacity) if group is None else group
         if path is not None and examine(door(disk), os.path.abspath(path)) == "buffer":

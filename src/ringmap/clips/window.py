@@ -29,7 +29,6 @@ __all__ = [
     "WindowMaker",
     "WindowSpec",
     "cut_of",
-    "positive_length",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -164,17 +163,6 @@ class Window:
                 f"{found[worst]:.2f} steps; offsets must lie within a quarter of a step of a step"
             )
         return tuple(near.astype(np.int64).tolist())
-
-
-def positive_length(where: str, name: str, value: Any) -> int:
-    """Return a positive number of steps."""
-    try:
-        found = operator.index(value)
-    except TypeError:
-        found = 0
-    if found < 1 or isinstance(value, bool):
-        raise InputError(f"{where}: {name} must be positive (an integer), got {value!r}")
-    return found
 
 
 def cut_of(

@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ringmap.buffers.options import positive
+from ringmap.arguments import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.collection.collector import Job, Parts
 from ringmap.collection.seeds import Seeds
@@ -60,10 +60,10 @@ def job_of(
         InputError: an argument is wrong.
     """
     count = count_of(episodes, where)
-    positive(where, "collectors", collectors)
+    collectors = positive(where, "collectors", collectors)
     positive(where, "max_steps", parts.ring["max_steps"])
     if threads is not None:
-        positive(where, "threads", threads)
+        threads = positive(where, "threads", threads)
     if not (options is None or isinstance(options, Mapping)):
         raise InputError(
             f"{where}: options must be one mapping for all episodes, got {type(options).__name__}"

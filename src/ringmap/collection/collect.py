@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ringmap.buffers.options import positive
+from ringmap.arguments import positive
 from ringmap.collection.arguments import FOLDER, alone, function_of, job_of, seeds_left
 from ringmap.collection.collector import Parts
 from ringmap.collection.process import THREADS, Processes
@@ -128,7 +128,7 @@ def collect(
             raise InputError(f"{_WHERE}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
         pace.check_ring(ring_of(path, 0), _WHERE)
     if threads is None and THREADS not in os.environ:
-        positive(_WHERE, "collectors", collectors)
+        collectors = positive(_WHERE, "collectors", collectors)
         threads = max(1, cores() // collectors)
     parts = Parts(
         function_of(make_world, _WHERE),

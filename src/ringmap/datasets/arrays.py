@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.window import positive_length
+from ringmap.arguments import positive
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
@@ -96,7 +96,7 @@ def cut_into_episodes(
         )
     cut = np.zeros(count, bool) if truncated is None else truncated & ~terminated
     if max_episode_steps is not None:
-        limit = positive_length(where, "max_episode_steps", max_episode_steps)
+        limit = positive(where, "max_episode_steps", max_episode_steps)
         steps = np.arange(count)
         ends = terminated | cut
         begins = np.concatenate([[True], ends[:-1]]) if count else ends

@@ -29,10 +29,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
+from ringmap.arguments import positive
 from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex, ClipPairs
 from ringmap.clips.wanted import Wanted, check_anchors, tell_no_lanes, warn_unreached
-from ringmap.clips.window import WindowSpec, positive_length
+from ringmap.clips.window import WindowSpec
 from ringmap.datasets.batch import worker
 from ringmap.datasets.choose import choose
 from ringmap.datasets.image_axes import PictureAxes, as_nested, is_image, stored_layout
@@ -602,7 +603,7 @@ class Dataset(LoaderDataset):
             NoClipsError: there are no clips.
         """
         where = f"{type(self).__name__}.sample"
-        size, count = positive_length(where, "batch_size", batch_size), len(self)
+        size, count = positive(where, "batch_size", batch_size), len(self)
         if not count:
             raise NoClipsError(f"{where}: {self._why_no_clips()}")
         batch = self._batch(Dataset._generator(self).integers(count, size=size))
@@ -610,7 +611,7 @@ class Dataset(LoaderDataset):
 
     def batches(self, batch_size: int, steps: int | None = None) -> Iterator[dict[str, Any]]:
         """Return an iterator over `steps` calls of `sample(batch_size)`; without `steps` it does not end."""
-        positive_length(f"{type(self).__name__}.batches", "batch_size", batch_size)
+        batch_size = positive(f"{type(self).__name__}.batches", "batch_size", batch_size)
         numbers = itertools.count() if steps is None else range(steps)
         return (self.sample(batch_size) for _ in numbers)
 

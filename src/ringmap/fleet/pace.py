@@ -25,8 +25,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
-import operator
 import os
 import re
 import threading
@@ -37,6 +35,7 @@ from uuid import uuid4
 
 from filelock import FileLock
 
+from ringmap import arguments
 from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, NoClipsError
 from ringmap.fleet.alone import Alone
 from ringmap.fleet.rings import Rings
@@ -118,12 +117,16 @@ class Pace:
         disk: Disk | None = None,
     ) -> None:
         self.path = os.path.abspath(os.fspath(path))
-        self.samples_per_insert = _positive("samples_per_insert", samples_per_insert)
-        self.min_steps = _integer("min_steps", min_steps, 1)
-        self.slack = _positive("slack", slack)
-        self.max_ahead = None if max_ahead is None else _integer("max_ahead", max_ahead, 0)
-        self.timeout_s = _positive("timeout_s", timeout_s)
-        self.rank = _integer("rank", rank, 0)
+        self.samples_per_insert = arguments.positive_real(
+            "Pace", "samples_per_insert", samples_per_insert
+        )
+        self.min_steps = arguments.count("Pace", "min_steps", min_steps, 1)
+        self.slack = arguments.positive_real("Pace", "slack", slack)
+        self.max_ahead = (
+            None if max_ahead is None else arguments.count("Pace", "max_ahead", max_ahead, 0)
+        )
+        self.timeout_s = arguments.positive_real("Pace", "timeout_s", timeout_s)
+        self.rank = arguments.count("Pace", "rank", rank, 0)
         self._disk = disk or Disk()
         if self._disk.exists(Paths(self.path).manifest):
             raise InputError(
@@ -242,7 +245,7 @@ class Pace:
             CorruptError, EnvironmentFault: the counts are damaged, or can't be read.
         """
         where = "Pace.insert"
-        count = _integer("num_steps", num_steps, 1, where)
+        count = arguments.count(where, "num_steps", num_steps, 1)
         self._join(where)
         pause = _FIRST_PAUSE_S
         while True:
@@ -347,7 +350,7 @@ class Pace:
             CorruptError, EnvironmentFault: the counts are damaged, or can't be read or written.
         """
         where = "Pace.draw"
-        count = _integer("num_steps", num_steps, 1, where)
+        count = arguments.count(where, "num_steps", num_steps, 1)
         self._join(where)
         with self._one_learner(where), clear_errors(where, self.path):
             tally, turn = self._learner(where), self._turn
@@ -564,19 +567,3 @@ def _corrupt(where: str, path: str, error: Exception) -> CorruptError:
 
 def _again(path: str, ratio: float, min_steps: int, slack: float, ahead: int | None, timeout_s: float, rank: int) -> Pace:  # fmt: skip
     return Pace(path, ratio, min_steps, slack, max_ahead=ahead, timeout_s=timeout_s, rank=rank)
-
-
-def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InputError(f"Pace: {name} must be a positive number, got {value!r}")
-    return float(value)
-
-
-def _integer(name: str, value: Any, least: int, where: str = "Pace") -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least:
-        raise InputError(f"{where}: {name} must be an integer, {least} or more, got {value!r}")
-    return number

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import count, positive
 from ringmap.buffers.batch import Batch
-from ringmap.buffers.options import count, positive
 from ringmap.buffers.prefetch import Batches
 from ringmap.buffers.sharded.buffer import Shard
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
@@ -240,7 +240,7 @@ class ReplayBuffer:
 
         Cost: a round trip to each node that has a part; `batches` asks ahead.
         """
-        positive(f"{_WHERE}.sample", "batch_size", batch_size)
+        batch_size = positive(f"{_WHERE}.sample", "batch_size", batch_size)
         request = _request(history_len, window, columns, anchors, drop_all_padded)
         (batch,) = self._together(self._ask(batch_size, request), batch_size, 1, request, out)
         return batch
@@ -576,7 +576,7 @@ def _request(
         InputError: it can't be sent.
     """
     if history_len is not None:
-        positive(f"{_WHERE}.sample", "history_len", history_len)
+        history_len = positive(f"{_WHERE}.sample", "history_len", history_len)
         if window is not None:
             raise InputError(
                 f"{_WHERE}.sample: history_len={history_len} and a window contradict; a window says which steps of each column an item holds"

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.options import positive
+from ringmap.arguments import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import ClipIndexError, DamageError, InputError, NoClipsError
 from ringmap.extras import require
@@ -81,9 +81,9 @@ def read(
     """
     layout = Layout(path, _WHERE)
     if history_len is not None:
-        positive(_WHERE, "history_len", history_len)
-    positive(_WHERE, "frameskip", frameskip)
-    positive(_WHERE, "block_steps", block_steps)
+        history_len = positive(_WHERE, "history_len", history_len)
+    frameskip = positive(_WHERE, "frameskip", frameskip)
+    block_steps = positive(_WHERE, "block_steps", block_steps)
     if isinstance(columns, str):
         raise InputError(f"{_WHERE}: columns= must list names, got {columns!r}")
     ray = ray_for(_WHERE)

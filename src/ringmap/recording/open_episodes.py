@@ -70,7 +70,9 @@ class OpenRows:
                 stop = self.at[slot] + 1  # beyond, a copy would make untouched pages real
                 rows[slot, :stop] = before[name][slot, :stop]
         self._room = room
-        self._flat = {name: rows.reshape(-1, *rows.shape[2:]) for name, rows in self.arrays.items()}
+        self._flat = {
+            name: rows.reshape(num * room, *rows.shape[2:]) for name, rows in self.arrays.items()
+        }
         self._scalars = {name: _scalars(rows) for name, rows in self._flat.items()}
         self._first = np.arange(num) * room
 

@@ -9,7 +9,6 @@ Not here: the loop (rollout.py), recording (collecting.py), scoring (evaluating.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import positive
 from ringmap.errors import InputError, RingmapError, RoleError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import Weights
@@ -25,7 +25,7 @@ from ringmap.world.actions import split_actions
 from ringmap.world.collecting import DEFAULT_FORMAT, collect
 from ringmap.world.policies import FunctionPolicy
 from ringmap.world.pool import EnvPool
-from ringmap.world.wrappers import MegaWrapper
+from ringmap.world.wrappers import MegaWrapper, shape_of
 
 __all__ = ["EnvRecipe", "World"]
 
@@ -135,17 +135,16 @@ class World:
         context: str | None = None,
         **kwargs: Any,
     ) -> None:
-        if num_envs < 1:
-            raise InputError(f"World: num_envs must be positive, got {num_envs}")
-        if max_episode_steps is not None and max_episode_steps < 1:
-            raise InputError(f"World: max_episode_steps must be positive, got {max_episode_steps}")
+        num_envs = positive("World", "num_envs", num_envs)
+        if max_episode_steps is not None:
+            max_episode_steps = positive("World", "max_episode_steps", max_episode_steps)
         if image_shape is None and add_pixels:
             raise InputError(
                 "World: image_shape=(H, W) says how large the pixels are; it may be left out only with "
                 "add_pixels=False"
             )
         if image_shape is not None:
-            image_shape = _shape(image_shape)
+            image_shape = shape_of(image_shape, "World: image_shape")
         resample_of(image_resample)
         self.env_name = env_name
         self.num_envs = num_envs
@@ -406,13 +405,3 @@ class World:
         actions = self.policy.get_action(self.envs.infos)
         where = f"{type(self.policy).__name__}.get_action"
         return split_actions(actions, self.envs.single_action_space, self.num_envs, mask, where)
-
-
-def _shape(given: Any) -> tuple[int, int]:
-    try:
-        height, width = (operator.index(n) for n in given)
-    except (TypeError, ValueError):
-        height = width = 0
-    if height < 1 or width < 1:
-        raise InputError(f"World: image_shape must be (H, W), two positive integers, got {given!r}")
-    return height, width

@@ -19,7 +19,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ringmap.errors import RolloutError
+from ringmap.arguments import integer
+from ringmap.errors import InputError, RolloutError
 from ringmap.formats.media.images import is_frame, resample_of, resized
 from ringmap.storage.columns.values import as_array
 from ringmap.world.actions import blank_action
@@ -31,6 +32,7 @@ __all__ = [
     "MegaWrapper",
     "ResizeGoal",
     "parts_of",
+    "shape_of",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -230,6 +232,21 @@ def _renamed(parts: Info, name_of: Callable[[str], str]) -> Info:
     return made
 
 
+def shape_of(given: Any, what: str) -> tuple[int, int]:
+    """Return (H, W).
+
+    Raises:
+        InputError: these are no two positive integers.
+    """
+    try:
+        height, width = map(integer, given)
+    except (TypeError, ValueError):
+        height = width = None
+    if not height or not width or height < 1 or width < 1:
+        raise InputError(f"{what} must be (H, W), two positive integers, got {given!r}")
+    return height, width
+
+
 class _Pictures(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Changes the info of each reset and step by what `_shown` makes of it, with pictures of one shape."""
 
@@ -241,7 +258,7 @@ class _Pictures(gymnasium.Wrapper[Any, Any, Any, Any]):
         transform: ImageTransform | None = None,
     ) -> None:
         super().__init__(env)
-        self._shape, self._transform = shape, transform
+        self._shape, self._transform = shape_of(shape, type(self).__name__), transform
         self._resample = resample_of(resample)
 
     def reset(self, **options: Any) -> tuple[Any, Info]:
@@ -356,6 +373,8 @@ class MegaWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         separate_goal: bool = True,
         add_pixels: bool = True,
     ) -> None:
+        if image_shape is not None:
+            image_shape = shape_of(image_shape, "MegaWrapper: image_shape")
         self._image_shape = image_shape
         self._pixels: AddPixels | None = None
         resample = resample_of(image_resample)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringmap.buffers.options import fraction, positive
+from ringmap.arguments import fraction, positive
 
 __all__ = ["ExponentialBeta", "LinearBeta"]
 

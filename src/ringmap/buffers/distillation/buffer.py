@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import positive
 from ringmap.buffers.distillation.columns import fitted_labels, row_columns
 from ringmap.buffers.distillation.labelled import LabelledRows, rows_path
 from ringmap.buffers.distillation.lanes import episodes_of
@@ -26,7 +27,7 @@ from ringmap.buffers.distillation.retention import Retention
 from ringmap.buffers.distillation.rounds import Rounds, mixed, version_of
 from ringmap.buffers.emit import Emit
 from ringmap.buffers.engine import door
-from ringmap.buffers.options import check_whole, positive
+from ringmap.buffers.options import check_whole
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, NoClipsError, ReadOnlyError
@@ -104,7 +105,7 @@ class DistillationBuffer(Unindexed):
     ) -> None:
         out = Emit(to, device, bool(pin_memory))
         self._choose(retention, keep_rounds, obs_shape, beta, seed, out)
-        positive(_WHERE, "capacity", capacity)
+        capacity = positive(_WHERE, "capacity", capacity)
         options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
         folder = None if path is None else os.path.abspath(path)
         rows = None if folder is None else rows_path(folder, _WHERE, door(disk))
@@ -395,7 +396,7 @@ class DistillationBuffer(Unindexed):
             InputError: the size is not positive.
             NoClipsError: nothing is stored.
         """
-        positive(f"{_WHERE}.batch", "batch_size", batch_size)
+        batch_size = positive(f"{_WHERE}.batch", "batch_size", batch_size)
         self._look()
         count = operator.index(batch_size)
         rng = self._rounds.draws.rng

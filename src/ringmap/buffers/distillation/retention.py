@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.options import positive
+from ringmap.arguments import positive
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import InputError
 
@@ -36,7 +36,7 @@ class Retention:
         if (kind == "last") != (keep_rounds is not None):
             raise InputError(f"{where}: keep_rounds goes with retention='last', and only with it")
         if keep_rounds is not None:
-            positive(where, "keep_rounds", keep_rounds)
+            keep_rounds = positive(where, "keep_rounds", keep_rounds)
         self.kind, self.keep_rounds = kind, keep_rounds
         self._known: tuple[int | None, int] = None, 0
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.options import count, fraction
+from ringmap.arguments import count, fraction
 from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast

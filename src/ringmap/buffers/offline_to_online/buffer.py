@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import positive
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, as_tensordict
 from ringmap.buffers.offline_to_online.batch_source import BatchSource, StepsHalf, half_of
 from ringmap.buffers.offline_to_online.concat import joined
 from ringmap.buffers.offline_to_online.offline_fraction import Share
-from ringmap.buffers.options import check_whole, positive
+from ringmap.buffers.options import check_whole
 from ringmap.buffers.row_episodes import RowSource
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
@@ -127,9 +128,9 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             )
         self._share = Share(offline_fraction, rounding, _WHERE)
         if batch_size is not None:
-            positive(_WHERE, "batch_size", batch_size)
+            batch_size = positive(_WHERE, "batch_size", batch_size)
         if online_capacity is not None:
-            positive(_WHERE, "online_capacity", online_capacity)
+            online_capacity = positive(_WHERE, "online_capacity", online_capacity)
         elif path is not None:
             raise InputError(
                 f"{_WHERE}: path is for the ring of online_capacity; online_storage has its own home"
@@ -344,7 +345,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             InputError: the online source is yours.
             LappedError: the writer evicted rows before they were read.
         """
-        positive(f"{_WHERE}.rows", "batch_size", batch_size)
+        batch_size = positive(f"{_WHERE}.rows", "batch_size", batch_size)
         ring = self._own_ring("rows")
         ring.buffer.refresh()
         ids, schema = ring.ids(), ring.schema

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringmap.arguments import count, fraction, integer, positive
 from ringmap.buffers.emit import check_device
 from ringmap.buffers.engine import DISK
 from ringmap.buffers.nested import Leaves
-from ringmap.buffers.options import check_whole, count, fraction, positive
+from ringmap.buffers.options import check_whole
 from ringmap.buffers.rollout.gae import generalized_advantages
 from ringmap.buffers.rollout.tensors import StepTensors
 from ringmap.buffers.unindexed import Unindexed
@@ -95,12 +96,12 @@ class RolloutBuffer(Unindexed):
         require("torch", where)
         import torch
 
-        positive(where, "num_envs", num_envs)
-        positive(where, "num_steps", num_steps)
+        num_envs = positive(where, "num_envs", num_envs)
+        num_steps = positive(where, "num_steps", num_steps)
         self.num_envs, self.num_steps = int(num_envs), int(num_steps)
         self.device = check_device("cpu" if device is None else device, where)
         if num_privileged_obs != 0:
-            positive(where, "num_privileged_obs", num_privileged_obs)
+            num_privileged_obs = positive(where, "num_privileged_obs", num_privileged_obs)
         if privileged_obs_shape is None and num_privileged_obs:
             privileged_obs_shape = (int(num_privileged_obs),)
         trees = {
@@ -117,8 +118,9 @@ class RolloutBuffer(Unindexed):
         if seed is None:
             self._generator.seed()
         else:
+            whole = integer(seed)
             try:
-                self._generator.manual_seed(seed)
+                self._generator.manual_seed(seed if whole is None else whole)
             except (TypeError, ValueError, RuntimeError):
                 raise InputError(f"{where}: seed must be an integer, got {seed!r}") from None
         self._step = 0
@@ -230,8 +232,8 @@ class RolloutBuffer(Unindexed):
         where = f"{type(self).__name__}.compute_returns_and_advantages"
         if not self._step:
             raise InputError(f"{where}: no step is stored")
-        fraction(where, "gamma", gamma)
-        fraction(where, "gae_lambda", gae_lambda)
+        gamma = fraction(where, "gamma", gamma)
+        gae_lambda = fraction(where, "gae_lambda", gae_lambda)
         stored = self._tensors.by_name
         last = self._tensors.row("values", last_values, where).to(
             self.device, stored["values"].dtype
@@ -316,8 +318,8 @@ class RolloutBuffer(Unindexed):
             NoClipsError: advantages were not computed.
         """
         where = f"{type(self).__name__}.minibatches"
-        positive(where, "num", num)
-        positive(where, "epochs", epochs)
+        num = positive(where, "num", num)
+        epochs = positive(where, "epochs", epochs)
         self._check_ready()
         count = self._step * self.num_envs
         if num > count:
@@ -346,7 +348,7 @@ class RolloutBuffer(Unindexed):
             NoClipsError: advantages were not computed.
         """
         where = f"{type(self).__name__}.get_minibatch"
-        positive(where, "size", size)
+        size = positive(where, "size", size)
         self._check_ready()
         count = self._step * self.num_envs
         if size > count:

@@ -24,9 +24,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ringmap.arguments import fraction, positive
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import evicted
-from ringmap.buffers.options import check_reads, fraction, positive, sendable
+from ringmap.buffers.options import check_reads, sendable
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.sharded.engine import ShardEngine, Weights
@@ -230,7 +231,7 @@ class ShardedReplayBuffer(Sampled):
                 f"{where}: durability must be 'process' or 'power', got {durability!r}"
             )
         if gamma is not None:
-            fraction(where, "gamma", gamma)
+            gamma = fraction(where, "gamma", gamma)
         sums = {n: v for n, v in (("n_step", n_step), ("gamma", gamma)) if v is not None}
         given = (("history_len", history_len), ("frameskip", frameskip))
         asked = next((f"{name}={value}" for name, value in given if value not in (None, 1)), None)

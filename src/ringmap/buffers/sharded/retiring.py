@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringmap.arguments import positive_real
 from ringmap.buffers.sharded.rings import Ring
 from ringmap.errors import InputError, LockedError
 from ringmap.storage.commit.create import make_folder
@@ -90,12 +91,10 @@ class Retiring:
             raise InputError(
                 f"{where}: retire_after must name limits, such as {{'idle_s': 3600}}, among {', '.join(_LIMITS)}, got {limits!r}"
             )
-        for name, value in limits.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise InputError(
-                    f"{where}: retire_after[{name!r}] must be a positive number, got {value!r}"
-                )
-        self.limits = dict(limits)
+        self.limits = {
+            name: positive_real(where, f"retire_after[{name!r}]", value)
+            for name, value in limits.items()
+        }
         self._came = 0
         self._heads: dict[
             bytes, tuple[int, int]

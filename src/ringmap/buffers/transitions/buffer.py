@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringmap.arguments import fraction, positive
 from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, check_device
@@ -34,7 +35,6 @@ from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.lookup import Clips
 from ringmap.buffers.nested import leaf_array
 from ringmap.buffers.notebook import InNotebook
-from ringmap.buffers.options import fraction, positive
 from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.steps import ROW, StepRing
@@ -103,8 +103,8 @@ class _Reading(NamedTuple):
             InputError: one is not valid.
             MissingExtraError: a device without torch.
         """
-        positive(where, "n_step", n_step)
-        fraction(where, "gamma", gamma)
+        n_step = positive(where, "n_step", n_step)
+        gamma = fraction(where, "gamma", gamma)
         return cls(int(n_step), float(gamma), check_device(device, where), bool(pin_memory))
 
 
@@ -180,7 +180,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         disk: Disk | None = None,
     ) -> None:  # fmt: skip
         where = type(self).__name__
-        positive(where, "capacity", capacity)
+        capacity = positive(where, "capacity", capacity)
         reading = _Reading.parse(n_step, gamma, device, pin_memory, where)
         stack = FrameStack.parse(frame_stack, padding_type, where)
         columns = TransitionColumns.parse(
@@ -697,7 +697,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         Cost: O(B n_step), and one copy of the rows.
         """
         if type(batch_size) is not int or batch_size < 1:
-            positive(f"{type(self).__name__}.sample", "batch_size", batch_size)
+            batch_size = positive(f"{type(self).__name__}.sample", "batch_size", batch_size)
             batch_size = int(batch_size)
         if to is not None and to not in ("numpy", "torch"):
             raise InputError(
@@ -740,7 +740,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             [(3, 4), (3, 4)]
         """
         where = f"{type(self).__name__}.batches"
-        positive(where, "batch_size", batch_size)
+        batch_size = positive(where, "batch_size", batch_size)
         tensors = to == "torch" or (to is None and (self.device or device) is not None)
         if tensors:
             device = check_device(device, where) or self.device

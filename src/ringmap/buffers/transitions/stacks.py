@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.options import positive
+from ringmap.arguments import positive
 from ringmap.buffers.transitions.next_observations import same_bytes
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec
@@ -63,7 +63,7 @@ class FrameStack:
             )
         if frame_stack is None:
             return None
-        positive(where, "frame_stack", frame_stack)
+        frame_stack = positive(where, "frame_stack", frame_stack)
         if frame_stack > _MOST:
             raise InputError(f"{where}: frame_stack must be at most {_MOST}, got {frame_stack}")
         return cls(int(frame_stack), padding_type)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import positive
 from ringmap.clips.items import Computed, Items
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
@@ -45,9 +46,7 @@ class NStep(Computed):
     needs_reward_at = True
 
     def __init__(self, n: int, gamma: float = 0.99, of: str = "reward", next: Iterable[str] = ()):
-        if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 1:
-            raise InputError(f"NStep: n must be positive (an integer), got {n!r}")
-        self.n = int(n)
+        self.n = positive("NStep", "n", n)
         self.gamma = check_discount("NStep", gamma)
         self.of = of
         self.next = tuple(next)

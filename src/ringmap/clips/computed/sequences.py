@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import positive
 from ringmap.clips.items import Computed, Items
-from ringmap.clips.window import Window, WindowMaker, positive_length
+from ringmap.clips.window import Window, WindowMaker
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
 
@@ -55,8 +56,8 @@ class Sequences(WindowMaker):
 
     def __init__(self, length: int, burn_in: int = 0, across: bool = False) -> None:
         self.across = bool(across)
-        self.length = positive_length("Sequences", "length", length)
-        self.burn_in = 0 if burn_in == 0 else positive_length("Sequences", "burn_in", burn_in)
+        self.length = positive("Sequences", "length", length)
+        self.burn_in = 0 if burn_in == 0 else positive("Sequences", "burn_in", burn_in)
         if self.burn_in >= self.length:
             raise InputError(
                 f"Sequences: burn_in={burn_in} leaves nothing of {length} steps; it must be smaller than length"

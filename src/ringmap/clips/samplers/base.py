@@ -12,13 +12,13 @@ Not here: which clips are drawn (the other modules of this package).
 from __future__ import annotations
 
 import copy
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.arguments import integer
 from ringmap.errors import ClosedError, InputError
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
@@ -36,7 +36,6 @@ __all__ = [
     "check_state",
     "generator",
     "ids_of",
-    "positive",
     "seed_key",
     "window_of",
 ]
@@ -298,8 +297,9 @@ class DrawingSampler(Forkable, BaseSampler):
 
 def generator(seed: Seed, where: str, name: str = "rng") -> np.random.Generator:
     """Return a generator: the given one, or a new one with this seed."""
+    whole = integer(seed)
     try:
-        return np.random.default_rng(seed)
+        return np.random.default_rng(seed if whole is None else whole)
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}: {name} must be a Generator, a seed or None: {error}") from None
 
@@ -340,18 +340,6 @@ def check_state(sampler: Any, state: Mapping[str, Any]) -> None:
         raise InputError(
             f"{type(sampler).__name__}.load_state_dict: the state is that of {kind!r}; load it into such a sampler"
         )
-
-
-def positive(where: str, name: str, value: Any, integer: bool = True) -> Any:
-    """Return `value` if it is a positive number."""
-    try:
-        number = operator.index(value) if integer else float(value)
-        if 0 < number < float("inf") and not isinstance(value, bool):
-            return number
-    except (TypeError, ValueError):
-        pass
-    what = "a positive integer" if integer else "a positive number"
-    raise InputError(f"{where}: {name} must be {what}, got {value!r}")
 
 
 def ids_of(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import count
 from ringmap.clips.clip_range import ClipRange, HasClipRange
 from ringmap.clips.samplers.base import Array, BaseSampler, check_state, window_of
 from ringmap.errors import InputError
@@ -41,11 +42,7 @@ class EpochSampler(BaseSampler):
     is_quick = True
 
     def __init__(self, seed: int = 0) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise InputError(
-                f"EpochSampler: seed must be an integer and not negative, got {seed!r}"
-            )
-        self.seed = int(seed)
+        self.seed = count("EpochSampler", "seed", seed)
         self.epoch = -1
         self._worker: list[int] = []
         self._taken = 0

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import positive, positive_real, real
 from ringmap.clips.clip_range import ClipRange, HasClipRange
 from ringmap.clips.samplers.base import (
     Array,
@@ -34,7 +35,6 @@ from ringmap.clips.samplers.base import (
     Weigh,
     check_state,
     checked_rng,
-    positive,
     window_of,
 )
 from ringmap.clips.sumtree import SumTree
@@ -111,21 +111,19 @@ class PrioritizedSampler(DrawingSampler):
     ) -> None:  # fmt: skip
         super().__init__(rng)
         where = "PrioritizedSampler"
-        for name, value in (("alpha", alpha), ("beta", 0.0 if callable(beta) else beta)):
-            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise InputError(
-                    f"{where}: {name} must be a number and not negative, got {value!r}"
-                )
+        alpha = _not_negative(where, "alpha", alpha)
+        if not callable(beta):
+            beta = _not_negative(where, "beta", beta)
         if alpha > _ALPHA_MOST:
             raise InputError(f"{where}: alpha must be at most {_ALPHA_MOST:g}, got {alpha!r}")
         if kind not in ("proportional", "rank"):
             raise InputError(f"{where}: kind must be 'proportional' or 'rank', got {kind!r}")
-        self.alpha, self.beta, self.kind = float(alpha), beta, kind
-        self.eps = float(positive(where, "eps", eps, integer=False))
+        self.alpha, self.beta, self.kind = alpha, beta, kind
+        self.eps = positive_real(where, "eps", eps)
         if self.eps < _EPS_LEAST:
             raise InputError(f"{where}: eps must be at least {_EPS_LEAST:g}, got {eps!r}")
         if resort_every is not None:
-            positive(where, "resort_every", resort_every)
+            resort_every = positive(where, "resort_every", resort_every)
         self.resort_every = resort_every
         self.ids = np.empty(0, np.int64)
         self.weights = np.empty(0, np.float32)
@@ -628,6 +626,13 @@ def checked_priorities(where: str, ids: Any, values: Any) -> tuple[Array, Array]
             f"{where}: priorities must be finite (as float32) and not negative, got {given[bad][0]!r}"
         )
     return positions.astype(np.int64), priorities
+
+
+def _not_negative(where: str, name: str, value: Any) -> float:
+    number = real(value)
+    if number is None or not 0 <= number < float("inf"):
+        raise InputError(f"{where}: {name} must be a number and not negative, got {value!r}")
+    return number
 
 
 def _pieces(position: int, count: int, rows: int) -> list[tuple[Slot, int]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringmap.clips.samplers.base import Array, DrawingSampler, HasClips, Seed, positive
+from ringmap.arguments import positive, positive_real
+from ringmap.clips.samplers.base import Array, DrawingSampler, HasClips, Seed
 from ringmap.errors import InputError
 
 __all__ = ["RecencySampler"]
@@ -40,9 +41,7 @@ class RecencySampler(DrawingSampler):
         if (half_life is None) == (window is None):
             raise InputError("RecencySampler: give half_life= or window=, and not both")
         where = "RecencySampler"
-        self.half_life = (
-            None if half_life is None else positive(where, "half_life", half_life, integer=False)
-        )
+        self.half_life = None if half_life is None else positive_real(where, "half_life", half_life)
         self.window = None if window is None else positive(where, "window", window)
 
     def __call__(self, step: int, buffer: HasClips, batch_size: int, history_len: int) -> Array:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from ringmap.clips.samplers.base import positive
-from ringmap.errors import InputError
+from ringmap.arguments import finite, positive_real
 
 __all__ = ["Linear"]
 
@@ -31,10 +29,8 @@ class Linear:
     def __post_init__(self) -> None:
         """Check the arguments."""
         for name in ("start", "stop"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise InputError(f"Linear: {name} must be a finite number, got {value!r}")
-        positive("Linear", "steps", self.steps, integer=False)
+            object.__setattr__(self, name, finite("Linear", name, getattr(self, name)))
+        object.__setattr__(self, "steps", positive_real("Linear", "steps", self.steps))
 
     def __call__(self, step: int) -> float:
         """Return the value at a step."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ringmap.arguments import positive
 from ringmap.errors import InputError
 from ringmap.storage.columns.base import Backend
 from ringmap.storage.columns.codecs import chain_of, check_codecs
@@ -115,11 +116,8 @@ def check_storage(storage: Storage, where: str) -> None:
         )
     for way in storage.values() if isinstance(storage, Mapping) else [storage]:
         if isinstance(way, Zarr):
-            steps = way.chunk_steps
-            if steps is not None and (type(steps) is not int or steps < 1):
-                raise InputError(
-                    f"{where}: chunk_steps must be positive (an integer), got {steps!r}"
-                )
+            if way.chunk_steps is not None:
+                positive(where, "chunk_steps", way.chunk_steps)
             if way.codecs is not None:
                 check_codecs(way.codecs, where)
         elif way not in BACKENDS:
@@ -156,7 +154,7 @@ def _choice(way: str | Zarr, spec: ColumnSpec, where: str) -> Choice:
     if _backend(way, spec) == "memmap":
         return Choice("memmap", {})
     asked = way if isinstance(way, Zarr) else Zarr()
-    steps = asked.chunk_steps or chunk_steps(spec)
+    steps = int(asked.chunk_steps or chunk_steps(spec))
     if steps * spec.row_nbytes > _CHUNK_LIMIT:
         raise InputError(
             f"{where}: chunk_steps={steps} of column {spec.name!r} make chunks of {steps * spec.row_nbytes:,} "

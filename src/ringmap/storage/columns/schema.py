@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import flag
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.nested import flattened, is_nested
@@ -166,9 +167,9 @@ class Schema:
             _check_name(name, where)
         for name, value in flattened(given, where).items():
             if isinstance(value, Column) or _is_shape_and_dtype(value):
-                mutable = isinstance(value, Column) and value.mutable
+                mutable = flag(value.mutable) if isinstance(value, Column) else False
                 shape, dtype = (value.shape, value.dtype) if isinstance(value, Column) else value
-                if not _is_shape_and_dtype((shape, dtype)) or type(mutable) is not bool:
+                if not _is_shape_and_dtype((shape, dtype)) or mutable is None:
                     raise InputError(
                         f"{where}: column {name!r}: expected Column(shape, dtype, mutable=True or False), got {value!r}"
                     )
