@@ -26,3 +26,13 @@ def test_a_disk_fills_and_has_room_again(tmp_path, kind, durability):
     """The same for tmpfs and ext4, which can be smaller: tests/crash/test_full_disk.py."""
     done = run_on(kind, 320, tmp_path, "tests.filesystems.fill", durability)
     print(f"\n{kind}, {durability}: {done.strip()}")
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_reader_of_files_that_a_writer_copied_up_says_so(tmp_path, when):
+    said = run_on("tmpfs", 64, tmp_path, "tests.filesystems.copied_up", when)
+    assert said.endswith("[0, 1, 2, 3, 4] []\n")
+    if when == "early":
+        assert "lies on overlayfs" in said and "Open it again" in said
+    else:
+        assert said.startswith("4 ")

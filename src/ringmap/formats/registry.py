@@ -23,7 +23,7 @@ from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
 from typing import TypeVar
 
-from ringmap.errors import InputError, MissingFormatError
+from ringmap.errors import InputError, MissingFormatError, UnsupportedError
 from ringmap.extras import missing
 from ringmap.formats.base import Format
 
@@ -316,12 +316,14 @@ def resolve_format(
     Raises:
         InputError: two of them contradict each other, nothing decides, there is no format of that name, or it is
             read only.
+        UnsupportedError: the path names a zip file.
         MissingFormatError: its package is not installed.
 
     Example:
         >>> resolve_format("runs/demo.h5").name, resolve_format("runs/demo", default="zarr").name
         ('hdf5', 'zarr')
     """
+    refuse_zip(path, where)
     place, named, there = os.fspath(path), _by_suffix(path), None
     if named is not None and format in BUILT_IN and named not in (format, BUILT_IN[format].shares):
         raise InputError(
@@ -347,6 +349,21 @@ def resolve_format(
             "choose another path, or that format"
         )
     return found
+
+
+def refuse_zip(path: str | PathLike[str], where: str) -> None:
+    """Raise for a path that names a zip file, such as `replay_buffer.zarr.zip`.
+
+    Raises:
+        UnsupportedError: it does; the message says how to unpack it.
+    """
+    place = os.fspath(path).rstrip("/")
+    stem, suffix = os.path.splitext(place)
+    if suffix.lower() == ".zip":
+        raise UnsupportedError(
+            f"{where}: {place}: datasets are not read or written in zip files; unpack it (python -m zipfile -e {place} {stem}) and "
+            f"name the folder, {stem}"
+        )
 
 
 def _by_suffix(path: str | PathLike[str]) -> str | None:

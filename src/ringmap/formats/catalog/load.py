@@ -23,7 +23,14 @@ from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import ArgumentTypeError, InputError, NotFoundError, UnknownFormatError
 from ringmap.formats.catalog.prefixes import has_prefix, load_prefixed
 from ringmap.formats.common.swap import restore
-from ringmap.formats.registry import detect_format, get_format, list_formats, refuse_missing
+from ringmap.formats.registry import (
+    detect_format,
+    get_format,
+    list_formats,
+    refuse_missing,
+    refuse_zip,
+)
+from ringmap.storage.directory.opening import refuse_dangling
 
 __all__ = ["get_cache_dir", "load_arrays", "load_dataset"]
 
@@ -146,6 +153,7 @@ def _opened(
             found = detect_format(path)
     if found is None:
         refuse_missing(path)
+        refuse_zip(path, "load_dataset")
         raise UnknownFormatError(
             f"No format detected for {path}; formats here are {list_formats()}: pass format=..., or "
             "register the one that reads it (register_format)"
@@ -202,6 +210,7 @@ def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
             )
         if found:
             return found[0]
+    refuse_dangling(str(given))
     beside = "" if given.is_absolute() else f" in {os.getcwd()}"
     named = (
         f"; nor is there a dataset of that name in {folder}"

@@ -17,19 +17,28 @@ from ringmap.storage.records.manifest import Manifest, read_limit
 from ringmap.storage.records.names import COLUMNS, LOCK, MANIFEST
 from ringmap.storage.records.state import StateFile
 
-__all__ = ["examine", "hold", "links_in", "read_manifest", "refuse_links"]
+__all__ = [
+    "examine",
+    "hold",
+    "links_in",
+    "read_manifest",
+    "refuse_dangling",
+    "refuse_links",
+]
 
 
 def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer"]:
     """Tell what is at `folder`: nothing (or an empty folder), an unfinished creation, or a buffer.
 
     Raises:
+        NotFoundError: a link to nothing.
         UnknownFormatError: a file, or a folder that holds something else.
         CorruptError: a buffer without its manifest.
     """
     if not disk.exists(folder):
         return "nothing"
     if not os.path.isdir(folder) and not disk.volatile:
+        refuse_dangling(folder)
         raise UnknownFormatError(
             f"{folder}: is a file, expected a directory of a buffer; choose another path"
         )
@@ -50,6 +59,18 @@ def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer
             "ringmap.repair, which can make it again"
         )
     return "unfinished"
+
+
+def refuse_dangling(path: str) -> None:
+    """Raise for a link to nothing: to a disk that is not mounted, or to what was moved or removed.
+
+    Raises:
+        NotFoundError: it is one.
+    """
+    if os.path.islink(path) and not os.path.exists(path):
+        raise NotFoundError(
+            f"{path}: is a link to {os.readlink(path)}, which is not there; mount or restore it, or remove the link"
+        )
 
 
 def _has_commits(disk: Disk, folder: str) -> bool:

@@ -380,6 +380,12 @@ class System(Forkable):
             return False
         return file_system(path) in _NETWORK
 
+    def copies_up(self, path: str) -> bool:
+        """Tell whether `path` is on overlayfs, where the first writer of a file in a lower layer writes a copy of it, under the same name
+        and number, while those who hold the file go on with the old one.
+        """
+        return not self.portable and file_system(path) == "overlay"
+
     def is_locked(self, path: str) -> bool | None:
         """Tell whether a process holds an flock on a file, or None if the system does not tell. Takes no lock.
 

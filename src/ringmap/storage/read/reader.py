@@ -101,6 +101,7 @@ class Reader(Handle):
             disk, self.paths.state, manifest.uuid, write=False, mapped=self.mapped
         )
         self._glanced: tuple[tuple[int, int] | None, State] = None, State()
+        self._copies_up = disk.system.copies_up(folder)
         self._held_until = 0.0
         self._shown = State()
         self._newest: tuple[int, ...] = (0,)
@@ -234,8 +235,21 @@ class Reader(Handle):
         now = time.monotonic()
         if now >= self._held_until:
             self.disk.check_held("ReplayBuffer")
+            self._refuse_copied()
             if self._state_file.glance() is not None:
                 self._held_until = now + HELD_S
+
+    def _refuse_copied(self) -> None:
+        """Raise if a writer made overlayfs copy the state file: its number may be the same, so the content is compared.
+
+        Raises:
+            ReplacedError: it did.
+        """
+        if self._copies_up and self._state_file.is_copied(self.disk):
+            raise ReplacedError(
+                f"{self.folder}: lies on overlayfs (a container's layers), and a writer has opened it since: that copied its files up from "
+                "a lower layer, and the maps of this reader are of those before. Open it again; or keep buffers on a volume"
+            )
 
     def _look(self) -> State:
         """Return the newest state that was shown, without a system call if that is the one of the last look."""
@@ -251,6 +265,7 @@ class Reader(Handle):
         return shown
 
     def _whole_look(self) -> State:
+        self._refuse_copied()
         # A disk had lost it when this reader looked at the records. A writer's opening makes both slots whole before it
         # writes a row: while the file is unchanged, no process has written since.
         if self._lost is not None and self._state_file.data() == self._lost:

@@ -158,6 +158,14 @@ class StateFile:
                 time.sleep(0.0005)
         return None, data
 
+    def is_copied(self, disk: Disk) -> bool:
+        """Tell whether the file at the path is another one than that which is mapped here, or held, by their content: two reads."""
+        before = self._held()
+        return disk.read_file(self.path, self.nbytes) != before == self._held()
+
+    def _held(self) -> bytes:
+        return self.data() if self._words is None else self._words.tobytes()
+
     def glance(self) -> tuple[int, int] | None:
         """Return the generations in both slots, without a system call; None if the file is not mapped.
 
