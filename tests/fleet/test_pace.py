@@ -632,9 +632,9 @@ NUMBERS_REFUSED = [
     ({"min_steps": 0}, "min_steps must be an integer, 1 or more, got 0"),
     ({"min_steps": 1.5}, "min_steps must be an integer"),
     ({"slack": 0}, "slack must be a positive number"),
-    ({"max_ahead": -1}, "max_ahead must be an integer, 0 or more"),
+    ({"max_ahead": -1}, "max_ahead must be an integer that is not negative"),
     ({"timeout_s": 0}, "timeout_s must be a positive"),
-    ({"rank": -1}, "rank must be an integer, 0 or more"),
+    ({"rank": -1}, "rank must be an integer that is not negative"),
 ]
 
 

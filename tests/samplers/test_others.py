@@ -161,7 +161,7 @@ def test_an_epoch_is_of_clips_of_one_length(tmp_path):
         (lambda: RecencySampler(), "half_life= or window="),
         (lambda: RecencySampler(half_life=1, window=1), "not both"),
         (lambda: RecencySampler(half_life=0), "half_life must be a positive number"),
-        (lambda: RecencySampler(window=2.5), "window must be a positive integer"),
+        (lambda: RecencySampler(window=2.5), "window must be positive"),
         (lambda: EpochSampler(-1), "seed"),
         (lambda: Linear(0, 1, 0), "Linear: steps must be a positive number, got 0"),
         (lambda: Linear(0, 1, -3), "Linear: steps"),

@@ -91,10 +91,10 @@ class Retiring:
             raise InputError(
                 f"{where}: retire_after must name limits, such as {{'idle_s': 3600}}, among {', '.join(_LIMITS)}, got {limits!r}"
             )
-        self.limits = {
-            name: positive_real(where, f"retire_after[{name!r}]", value)
-            for name, value in limits.items()
-        }
+        self.limits: dict[str, float] = {}
+        for name, value in limits.items():
+            limit = positive_real(where, f"retire_after[{name!r}]", value)
+            self.limits[name] = int(limit) if limit.is_integer() else limit
         self._came = 0
         self._heads: dict[
             bytes, tuple[int, int]
