@@ -56,7 +56,7 @@ class SingleRecording(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
             self._failed(error)
             raise
         batch = _batch(obs, self._keys.observation_space)
-        self._stepped((batch, [reward], [terminated], [truncated], _infos(info)))
+        self._stepped((batch, np.asanyarray(reward)[None], [terminated], [truncated], _infos(info)))
         return obs, reward, terminated, truncated, info
 
     def close(self) -> None:
@@ -76,6 +76,8 @@ def _infos(info: Mapping[str, Any]) -> dict[str, Any]:
 
 def _batch(value: Any, space: Any) -> Any:
     """Return a value as a batch of one, nested as its space is; what it holds is checked where it is copied."""
+    if type(value) is np.ndarray:
+        return value[None]
     if isinstance(space, spaces.Dict) and isinstance(value, Mapping):
         return {name: _batch(part, space.spaces.get(name)) for name, part in value.items()}
     if isinstance(space, spaces.Tuple) and isinstance(value, tuple | list):

@@ -28,6 +28,8 @@ _FLAT = {np.ndarray, bool, int, float, str, bytes, *np.sctypeDict.values()}
 
 def is_nested(value: Any) -> bool:
     """Tell whether a value is a mapping or a TensorDict, or a list of mappings."""
+    if type(value) in _FLAT:
+        return False
     if isinstance(value, list | tuple):
         return bool(value) and isinstance(value[0], Mapping)
     return isinstance(value, Mapping) or is_tensordict(value)
@@ -53,7 +55,7 @@ def flattened(columns: Any, where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     _check_holds_columns(columns, "", where)
     for name, value in columns.items():
-        if not is_nested(value):
+        if type(value) in _FLAT or not is_nested(value):
             leaves: Iterator[tuple[str, Any]] = iter([(name, value)])
         else:
             _check_key(name, "", where)
@@ -79,7 +81,7 @@ def _leaves(name: str, value: Any, where: str) -> Iterator[tuple[str, Any]]:
     for key, part in value.items():
         _check_key(key, name, where)
         full = f"{name}{_JOINT}{key}"
-        if is_nested(part):
+        if type(part) not in _FLAT and is_nested(part):
             yield from _leaves(full, part, where)
         else:
             yield full, part
@@ -115,7 +117,7 @@ def flat(batch: Any, where: str) -> tuple[dict[str, Any], bool]:
         raise InputError(
             f"{where}: expected a mapping of columns or a TensorDict, got {type(batch).__name__}"
         )
-    deep = any(map(is_nested, batch.values()))
+    deep = any(type(value) not in _FLAT and is_nested(value) for value in batch.values())
     for name in batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
         if deep or not isinstance(name, str):
             _check_key(name, "", where)

@@ -21,14 +21,15 @@ import numpy as np
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import kept
 
-__all__ = ["as_array"]
+__all__ = ["NUMBERS", "as_array"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _SEQUENCES = {list, tuple}
-_REALS = {bool, int, float}
+NUMBERS = {bool, int, float}
+"""Types of which NumPy makes an equal value, or an object."""
 _TEXT = {str, bytes}
-_PLAIN = {*_REALS, *_TEXT, complex}
+_PLAIN = {*NUMBERS, *_TEXT, complex}
 _ADVICE = "give values of one type, or convert them yourself"
 _MOST_AXES = 64
 """NumPy's own limit."""
@@ -102,7 +103,7 @@ def _of_list(value: Sequence[Any], what: str, axis: str) -> Array:
 def _are_alike(leaves: Sequence[Any], kinds: set[type]) -> bool:
     """Tell whether NumPy changes none of these, or only such that Python compares exactly."""
     if len(kinds) != 1:
-        return kinds <= _REALS
+        return kinds <= NUMBERS
     (kind,) = kinds
     if kind is np.ndarray:
         return len({leaf.dtype for leaf in leaves}) == 1

@@ -34,7 +34,7 @@ from ringmap.errors import CorruptError, InputError, ReplacedError, RingmapError
 from ringmap.storage.columns.nested import flattened
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.text import Words
-from ringmap.storage.columns.values import as_array
+from ringmap.storage.columns.values import NUMBERS, as_array
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
@@ -480,7 +480,9 @@ def _read_steps(disk: Disk, folder: str, max_steps: int) -> Stream | None:
 
 
 def _one_step(name: Any, value: Any, where: str) -> Array:
-    if type(value) is not np.ndarray:
+    if type(value) in NUMBERS:
+        value = np.asarray(value)
+    elif type(value) is not np.ndarray:
         value = as_array(value, f"{where}: column {name!r}", "item")
     step: Array = value[None]
     return step
