@@ -4,6 +4,7 @@ No two updates give the same priority, so one that stands says when it was given
 """
 
 import contextlib
+import errno
 import os
 import random
 import threading
@@ -17,7 +18,7 @@ from ringmap.storage.disk.threads import Begun
 from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 from tests.crash.priorities import Late, recover_if_stale
-from tests.crash.recording import Model, RecordingDisk, materialise
+from tests.crash.recording import Always, Model, RecordingDisk, materialise
 from tests.disks import Cut, ram_folder
 from tests.sidecars.test_mutable import home_of
 from tests.tiers import few
@@ -83,7 +84,7 @@ def lost_by(seed, folder, sessions=3, cuts=60):
                 handle.update(rng.randrange(4), value)
                 at.append((len(disk.log), {p: len(v) for p, v in given.items()}))
                 if rng.random() < 0.1:
-                    handle.file.sync()
+                    handle.file.keep(handle.leaves)
                     synced.append((len(disk.log), {p: len(v) for p, v in given.items()}))
         disk.lift()
         found = loaded(home)[0].values  # a kill takes nothing that had returned
@@ -132,7 +133,7 @@ def test_nothing_rests_on_what_a_killed_helper_did_not_sync(small):
         handle = Handle(home := made(root, disk), {})
         fill(handle, 10)
         synced = handle.leaves.values.copy()
-        handle.file.sync()
+        handle.file.keep(handle.leaves)
         disk.fail(1, Cut(), only="sync")
         with pytest.raises(Cut):
             fill(handle, 40)
@@ -320,3 +321,72 @@ def test_a_turn_that_was_interrupted_is_no_damage(small):
         handle.file._put_frame = put
         handle.update(3, 3.0)
         np.testing.assert_array_equal(values_now(home), handle.leaves.values)
+
+
+def after_a_failed_sync(folder, at):
+    """Let sync `at` from here on fail, reopen, update, sync, and cut the power after each later change; return what was lost."""
+    root = str(folder / f"root{at}")
+    materialise({"buf": {}}, root)
+    disk = RecordingDisk(root, tree={"buf": {}})
+    home = made(root, disk)
+    handle = Handle(home, {})
+    fill(handle, 10)
+    handle.file.keep(handle.leaves)
+    first, least = len(disk.log), handle.leaves.values.copy()
+    disk.fail(at, OSError(errno.EIO, "planted"), only="sync")
+    while not any(entry[0] == "failed" for entry in disk.log):  # of a flush, or of a helper
+        with contextlib.suppress(OSError):
+            fill(handle, 3)
+            handle.file.keep(handle.leaves)
+    disk.lift()
+    handle.file.close()
+    handle = Handle(home, handle.given)
+    fill(handle, 3)
+    handle.file.keep(handle.leaves)
+    synced, last = handle.leaves.values.copy(), len(disk.log)
+    fill(handle, 40)
+    lost = []
+    for moment in range(first, len(disk.log) + 1):
+        model = Model({"buf": {}})
+        for entry in disk.log[:moment]:
+            model.apply(entry)
+        expected = synced if moment >= last else least
+        for seed in range(4):
+            left = f"{root}-{moment}-{seed}"
+            materialise(model.crash(random.Random(seed)), left)
+            found = loaded(home_of(Disk(), left, ROWS))[0]
+            if found is None or (found.values < expected).any():
+                lost.append((moment, seed))
+    return lost
+
+
+@pytest.mark.parametrize("at", few([4, 9, 1, 2, 3, *range(5, 9), *range(10, 20)], 2))
+def test_a_failed_sync_is_known_to_who_opens_the_file_again(small, at):
+    with ram_folder() as folder:
+        assert after_a_failed_sync(folder, at) == []
+
+
+def test_control_nobody_knows_of_a_failed_sync(small):
+    small.setattr(PriorityFile, "_renew_bytes", lambda self: None)
+    with ram_folder() as folder:
+        assert after_a_failed_sync(folder, 4)
+
+
+def test_a_sync_that_failed_in_a_helper_is_known_to_a_flush(small):
+    """The frames before it count as clean, too: the flush writes all again, in place of a sync that would tell nothing."""
+    with ram_folder() as folder:
+        root = str(folder / "root")
+        materialise({"buf": {}}, root)
+        disk = RecordingDisk(root, tree={"buf": {}})
+        handle = Handle(made(root, disk), {})
+        disk.fail(1, OSError(errno.EIO, "planted"), only="sync")
+        number = 0
+        while not any(entry[0] == "failed" for entry in disk.log):
+            handle.update(number % 7, number := number + 1)
+        disk.lift()
+        handle.file.keep(handle.leaves)
+        materialise(disk.model.crash(Always(0)), f"{root}-left")
+        assert (
+            values_now(home_of(Disk(), f"{root}-left", ROWS)).tolist()
+            == handle.leaves.values.tolist()
+        )

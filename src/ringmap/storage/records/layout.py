@@ -19,7 +19,7 @@ _FILES = {
     "frame": "size <I, check <Q seeded by the number, payload",
     "manifest": "lineage, kind, ordinal and closed are known",
     "mutable": "headers at 0 and 4096, marks at 8192; copy: check, generation, position, values",
-    "priorities": "headers at 0 and 4096, leaves, two logs, frames of kinds 1 to 3",
+    "priorities": "headers at 0 and 4096, unsure at 56, leaves, two logs, frames of kinds 1 to 3",
     "text": "codes <i4, dtype <U0; words: count <I, sizes <I each, UTF-8; open: words.bin, frames of words",
     "successors": "RINGMAPN, head, rows_sum, size, check, check, payload",
 }

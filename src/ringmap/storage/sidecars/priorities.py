@@ -1,6 +1,6 @@
 """The file of priorities: one float32 for each row of the ring, and a log of later changes.
 
-    priorities.bin   [header 0][header 1][leaves 0][leaves 1][log 0: frame, frame, ...][log 1]
+    priorities.bin   [header 0, unsure][header 1][leaves 0][leaves 1][log 0: frame, frame, ...][log 1]
 
 Generation g has header, leaves and log g % 2. An update is one frame at the end of the newest log, so always one `pwrite`.
 When that log is full, the next generation begins: its log continues the other one, and a helper writes its leaves and then its header,
@@ -19,6 +19,10 @@ have no priority yet, whatever an earlier lap left there.
 Invariants: a header counts with its checksum, which covers the buffer's UUID and the leaves;
 a frame counts with its checksum, its generation and its place, after all frames before it, those of the log that its own continues
 included; after a power cut each priority is as of the last `sync` or later, and belongs to its own row.
+
+A failed sync leaves pages that count as clean and are not on the disk, and no later sync tells. So the byte `unsure` is 1 from before
+a sync until it has succeeded, and from a failed one until all is in a new generation. Who opens the file for writing and finds it
+first writes all of its bytes again.
 Not here: the use of a priority (clips/samplers), which positions are live.
 """
 
@@ -49,6 +53,8 @@ log = logging.getLogger("ringmap")
 _MAGIC = b"RINGMAPP"
 _HEADER = struct.Struct("<8sQQqdQ")
 _SLOT = 4096
+_UNSURE = _HEADER.size + 8
+"""The place of the byte `unsure`: behind header 0."""
 _FRAME = struct.Struct("<QQII")
 _RANGE = struct.Struct("<qqd")
 _TURN = struct.Struct("<Q")
@@ -59,6 +65,8 @@ _FULL = 1 << 62
 """As the end of a log: no frame fits."""
 _PIECE = 1 << 16
 """Leaves that the helper writes at once."""
+_RENEWED = 1 << 20
+"""Bytes that are written over themselves at once."""
 _LOG_LEAST = 1 << 18
 _MOST = 1 << 48
 _NONE = -1
@@ -128,6 +136,9 @@ class PriorityFile(Sidecar):
         """The generation whose leaves a helper may write."""
         self._writing = threading.RLock()
         self._is_ragged = False
+        self.is_unsure = False
+        """Whether a sync failed, and not all was written again since."""
+        self._syncing = threading.RLock()
 
     @staticmethod
     def nbytes(rows: int) -> int:
@@ -153,7 +164,8 @@ class PriorityFile(Sidecar):
         opened = cls(home.disk.open(path, write), home.uuid, home.rows)
         if write:  # a kill may have left what no sync covers yet: nothing may rest on it before
             try:
-                opened.sync()
+                opened._renew_bytes()
+                opened._sync()
             except BaseException:
                 opened.close()
                 raise
@@ -371,7 +383,7 @@ class PriorityFile(Sidecar):
         """
         self._wait()
         generation, end = self._place
-        if end == _FULL or self._based != generation:
+        if end == _FULL or self._based != generation or self.is_unsure:
             self.checkpoint(leaves)
             return
         number = generation + 1
@@ -406,11 +418,13 @@ class PriorityFile(Sidecar):
             number = max(generation, based) + 1
             number += (number - based + 1) % 2  # not over the leaves that count
             self._place = generation, _FULL  # if this fails, no frame fits until it succeeds
-            self._write_leaves(number, leaves, leaves.upto, leaves.highest)
+            self._write_leaves(number, leaves, leaves.upto, leaves.highest, is_all=True)
             self._place, self._is_ragged = (number, 0), False
 
-    def _write_leaves(self, generation: int, leaves: Leaves, upto: int, highest: float) -> None:
-        """Write the leaves and the header of a generation, durably."""
+    def _write_leaves(
+        self, generation: int, leaves: Leaves, upto: int, highest: float, is_all: bool = False
+    ) -> None:
+        """Write the leaves and the header of a generation, durably. `is_all`: whether its log is empty."""
         area, hashed = self._area(generation), xxhash.xxh3_64()
         for at in range(0, self._rows, _PIECE):
             data = leaves.values[at : at + _PIECE].tobytes()
@@ -418,12 +432,39 @@ class PriorityFile(Sidecar):
             self._file.write(data, area + at * 4)
         packed = _HEADER.pack(_MAGIC, generation, self._rows, upto, highest, hashed.intdigest())
         self._file.write(packed + self._check(packed), generation % 2 * _SLOT)
-        self._file.sync()
+        self._sync(is_all)
         self._based = generation
 
     def sync(self) -> None:
-        """Return once all stored data are durable on the disk."""
-        self._file.sync()
+        """Return once what was written since the last sync is durable on the disk. After a failed one that is not all; see `keep`."""
+        self._sync()
+
+    def keep(self, leaves: Leaves) -> None:
+        """Return once all stored data are durable on the disk; `leaves` are these, and written again if a sync failed before."""
+        if self.is_unsure:
+            self.checkpoint(leaves)
+        else:
+            self._sync()
+
+    def _sync(self, is_all: bool = False) -> None:
+        """Sync the file. `is_all`: whether nothing else in it counts than what was written since the last sync."""
+        with self._syncing:
+            before, self.is_unsure = self.is_unsure, True
+            self._file.write(b"\1", _UNSURE)
+            self._file.sync()
+            if is_all or not before:
+                self._file.write(b"\0", _UNSURE)
+                self.is_unsure = False
+
+    def _renew_bytes(self) -> None:
+        """Write what the file holds over itself, if a sync may have failed: so that the next one makes it durable."""
+        if self._file.read(1, _UNSURE) == b"\0":
+            return
+        at, stop = self._file.next_data(0), self.nbytes(self._rows)
+        while at < stop:
+            data = self._file.read(_RENEWED, at)
+            self._file.write(data, at)
+            at = self._file.next_data(at + len(data))
 
     def close(self) -> None:
         """Release the file; what a helper has begun is ended first."""

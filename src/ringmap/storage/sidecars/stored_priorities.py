@@ -57,7 +57,6 @@ class StoredPriorities:
         self._path = source.home.path(PriorityFile.names[0])
         self._pid = os.getpid()
         self.file: PriorityFile | None = None
-        self._is_unsure = False
         rows, volatile = source.home.rows, source.home.disk.volatile
         if kept is not None and len(kept.values) != rows:
             kept = None
@@ -143,11 +142,7 @@ class StoredPriorities:
             return
         then = "the newest priorities may not be on the disk: mend it, then call it again"
         with clear_errors("PrioritizedSampler.flush", self._path, then=then):
-            if self._is_unsure:  # a later sync does not repair a failed one
-                self.file.checkpoint(self.leaves)
-            self._is_unsure = True
-            self.file.sync()
-            self._is_unsure = False
+            self.file.keep(self.leaves)
 
     def close(self) -> None:
         """Release the file; a parent process's file is not touched."""
