@@ -50,7 +50,7 @@ class Stage:
         ]
         self.columns = {spec.name: Column(spec, self.ring.rows) for spec in specs}
         self.rows = SimpleNamespace(
-            ring=self.ring, by_name=self.columns, large=[], is_covered=False
+            ring=self.ring, by_name=self.columns, large=[], is_covered=False, texts=()
         )
         self.disk = Disk()
         self.live = LiveEpisodes(np.empty(0), np.empty(0))

@@ -12,7 +12,7 @@ import ringmap.ray as rr
 from ringmap.errors import ClosedError, InputError, NoClipsError
 from ringmap.ray.memory import Memory
 from tests.buffers.steps import prove
-from tests.ray.conftest import OPTIONS, until
+from tests.ray.conftest import OPTIONS, Nodes, until
 
 pytest.importorskip("ray")
 
@@ -210,6 +210,30 @@ def test_other_columns(buf, nodes):
     with pytest.raises(InputError, match="have other columns than those before them"):
         for _ in range(20):
             buf.sample(256)
+
+
+def test_text_of_other_lengths(cluster, tmp_path):
+    """One node has only short text; no part of a batch says how wide it is."""
+    made = Nodes(tmp_path)
+    for node, word in (("a", "x"), ("b", "word ")):
+        ring = made.ring(node)
+        ring.write_episode(
+            {
+                "step": np.arange(40),
+                "task": [word * (1 + t % 9) for t in range(40)],
+                "of": [word] * 40,
+            }
+        )
+        ring.close()
+    with rr.ReplayBuffer(tmp_path, history_len=1, wait_s=90) as buffer:
+        until(lambda: len(buffer) == 80)
+        batch = None
+        for _ in range(2):
+            batch = buffer.sample(256, out=batch)
+            steps, of = batch["step"].ravel().tolist(), batch["of"].ravel().tolist()
+            assert {*of} == {"x", "word "}
+            expected = [word * (1 + t % 9) for t, word in zip(steps, of, strict=True)]
+            assert batch["task"].ravel().tolist() == expected
 
 
 def test_closed(buf):

@@ -98,10 +98,12 @@ class ReplayBuffer(Sampled):
         storage: how columns are stored: "memmap", "zarr" (compressed; strings and dates stay memmaps),
             `ringmap.Zarr(...)` with options, or column -> one of these (the rest "memmap").
         schema: fixes the columns at creation: column -> (shape, dtype) or `ringmap.Column`, a Gymnasium space or an example
-            episode. Columns that `update` may change need it. Without it, the first episode fixes them.
+            episode. Columns that `update` may change need it. Without it, the first episode fixes names, shapes and dtypes. Text
+            may be of any length, unless the schema names a width: `((), "U40")`.
         durability: "process": a kill of the process loses no write that has returned, and a power cut at
             most those of the last `sync_every_s` seconds. "power": a power cut loses none either.
-        casting: "safe" refuses values that the column's dtype can't hold; "unsafe" converts them.
+        casting: "safe" refuses values that the column's dtype can't hold; "unsafe" converts them. Text that a named width can't
+            hold is refused by both.
         interrupted: what to do with an episode that `begin_episode` was recording at a kill: "drop" it,
             or "keep" the steps seen.
         seed: of the buffer's own random generator. Used when the buffer is made, not when it is opened later.

@@ -351,10 +351,10 @@ class ClipReader(Forkable):
         """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
         assert rows is not None
-        is_covered = rows.is_covered
         plan = self._plans.get(id(cut))
         if plan is None or plan.rows is not rows:
             plan = self.plan_of(cut, rows)
+        is_covered = rows.is_covered or plan.has_text
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         joined: Joined | None = None
@@ -471,7 +471,7 @@ class Plan:
     """
 
     __slots__ = (
-        "can_cross", "columns", "computed", "cut", "needs_bounds", "rows", "size", "spots", "steps"
+        "can_cross", "columns", "computed", "cut", "has_text", "needs_bounds", "rows", "size", "spots", "steps"
     )  # fmt: skip
 
     def __init__(self, cut: Cut, rows: Rows | AdjacentRows, size: int) -> None:
@@ -488,6 +488,7 @@ class Plan:
                     self.steps.append(key)
                 folded = taken.shape(0, column.spec)[1:] if taken.fold else None
                 self.columns.append((name, column, taken, self.steps.index(key), folded))
+        self.has_text = bool(cut.held(rows.texts))
         self.can_cross = len(cut.around.array) > 1 and not self.needs_bounds
         """Whether an item may have steps in several parts, with none of them padded."""
         self.spots = [cut.around.spots(steps.array) for steps, _ in self.steps]

@@ -130,8 +130,8 @@ def are_plain(pieces: Sequence[Piece], cut: Cut) -> bool:
     sources = [piece.reader.source for piece in pieces]
     if not all(source.live.chains is None and source.rows is not None for source in sources):
         return False
-    schema = sources[0].schema if sources else None
-    return schema is None or not cut.held(schema.texts)  # text has a width of its own in each ring
+    rows = sources[0].rows if sources else None
+    return rows is None or not cut.held(rows.texts)  # text has a width of its own in each ring
 
 
 def _gather_plain(

@@ -49,7 +49,7 @@ from ringmap.errors import (
 )
 from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.nested import nested
-from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.joined import FIRST_STEP
 from ringmap.storage.ring.integers import ClipId
@@ -554,7 +554,7 @@ class Dataset(LoaderDataset):
         first = self._first_row(self.column_names)
         if first is None:
             raise NoClipsError(f"{where}: nothing is stored yet; collect first")
-        return Schema(tuple(ColumnSpec(n, v.shape[1:], v.dtype) for n, v in first.items()))
+        return Schema.of(first)
 
     def _tell_short(self) -> None:
         """Say once in the log that many steps are in no clip."""

@@ -35,6 +35,7 @@ from ringmap.ray.cluster import Layout, answer, ray_for
 from ringmap.ray.memory import Memory
 from ringmap.ray.reader import PLAIN, Changed, Part
 from ringmap.ray.readers import Readers, Station
+from ringmap.storage.columns.text import put
 
 __all__ = ["NodeShards", "ReplayBuffer"]
 
@@ -467,13 +468,13 @@ class ReplayBuffer:
             if into is None:
                 into = self._room(name, (size, *values.shape[1:]), values.dtype, out)
                 batch[name] = into
-            elif into.shape[1:] != values.shape[1:] or into.dtype != values.dtype:
+            elif into.shape[1:] != values.shape[1:] or not _are_alike(into, values):
                 before, here = (into.shape[1:], into.dtype), (values.shape[1:], values.dtype)
                 raise self._differs(one, f"{name} {before}", here)
-            if len(places) == size:
+            if len(places) == size and values.dtype == into.dtype:
                 np.copyto(into, values)
             else:
-                into[places] = values
+                batch[name] = put(into, places, values)
         numbers, positions = apart(part.ids)
         for number in np.unique(numbers).tolist():
             of_ring = numbers == number
@@ -489,7 +490,7 @@ class ReplayBuffer:
         out: Mapping[str, Array] | None,
     ) -> Array:
         given = None if out is None else out.get(name)
-        if given is None:
+        if given is None or dtype.kind == "U":  # text is as wide as the batch's longest
             return self._memory.empty(shape, dtype)
         if (given.shape, given.dtype) != (shape, dtype) or not given.flags.c_contiguous:
             raise InputError(
@@ -592,3 +593,8 @@ def _request(
         raise InputError(
             f"{_WHERE}.sample: the request can't be sent to a reader: {error}; define its functions at the top level of a module"
         ) from error
+
+
+def _are_alike(one: Array, other: Array) -> bool:
+    """Tell whether two parts of a batch are of one column: text has the width of each part's longest."""
+    return one.dtype == other.dtype or one.dtype.kind == other.dtype.kind == "U"

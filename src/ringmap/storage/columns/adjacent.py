@@ -14,7 +14,7 @@ Not here: which rings, and whether rows stayed live (clips/adjacent.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,10 +60,13 @@ class AdjacentRows:
         by_name: the columns.
         stride: rows from one ring to the next; 0: there is one ring.
         large: names of the columns whose rows may be on the disk only.
+        texts: names of the columns of text, which are not among them: each ring has its own words.
     """
 
-    def __init__(self, by_name: Mapping[str, Takes], stride: int, large: Sequence[str]) -> None:
-        self.by_name, self.stride, self.large = by_name, stride, large
+    def __init__(
+        self, by_name: Mapping[str, Takes], stride: int, large: Sequence[str], texts: Collection[str] = ()
+    ) -> None:  # fmt: skip
+        self.by_name, self.stride, self.large, self.texts = by_name, stride, large, texts
         self.row_nbytes = sum(column.spec.row_nbytes for column in by_name.values())
 
     @classmethod
@@ -77,12 +80,14 @@ class AdjacentRows:
         first = rings[0]
         if any(rows.is_covered for rows in rings):
             return None
+        texts = first.texts
+        columns = {name: one for name, one in first.by_name.items() if name not in texts}
         if len(rings) == 1:
-            return cls(first.by_name, 0, first.large)
+            return cls(columns, 0, first.large, texts)
         # A multiple of so many rows begins at a page, whatever the size of a row.
         stride = -(-max(rows.ring.rows for rows in rings) // HEADER_NBYTES) * HEADER_NBYTES
         made = dict[str, Takes]()
-        for name, column in first.by_name.items():
+        for name, column in columns.items():
             spec = column.spec
             room = Room.of(system, len(rings) * stride * spec.row_nbytes)
             if room is None:
@@ -92,4 +97,4 @@ class AdjacentRows:
                     return None
             whole = room.bytes.view(spec.dtype).reshape(len(rings) * stride, *spec.shape)
             made[name] = AdjacentColumn(spec, whole)
-        return cls(made, stride, [name for rows in rings for name in rows.large])
+        return cls(made, stride, [name for rows in rings for name in rows.large], texts)

@@ -73,7 +73,8 @@ class Rows:
         self._pending: Callable[[], PendingRows | None] | None = None
         self._words: Callable[[Array, Array], Array] | None = None
         self.is_covered = False
-        """Whether rows may be elsewhere than in the files: then they are read by `take` alone."""
+        """Whether rows may be elsewhere than in the files: then they are read by `take` alone. Columns of text always are."""
+        self.texts = schema.texts
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
 
     @classmethod
@@ -116,7 +117,7 @@ class Rows:
         Args:
             words: returns strings, given the positions of rows and their codes `(*positions.shape, ...)`.
         """
-        self._words, self.is_covered = words, self.is_covered or bool(self.schema.texts)
+        self._words = words
         return self
 
     def may_change(self, name: str) -> bool:
