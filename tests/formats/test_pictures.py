@@ -230,6 +230,32 @@ def test_pictures_of_other_kinds_than_the_first_are_refused(tmp_path):
         stored(path)
 
 
+def test_pictures_of_others_are_appended_to_exactly_or_not_at_all(tmp_path):
+    pytest.importorskip("av", reason="PyAV is not installed")
+    more = {"index": np.arange(1)}
+    for where in ("folder", "lance"):
+        for kind in ("PNG, grey of 16 bits", "PNG, RGBA", "PNG, RGB of 48 bits"):
+            data, values = READ[kind]
+            path = WHERE[where](tmp_path / f"{where}, {kind}", data, values)
+            with get_format(where).open_writer(path) as writer:
+                if "48" in kind:
+                    with pytest.raises(
+                        InputError, match=r"uint16 \(6, 5, 3\) can't be written as png"
+                    ):
+                        writer.write_episode({"x": values[None], **more})
+                else:
+                    writer.write_episode({"x": values[None], **more})
+            dataset = load_dataset(path, output="numpy", layout="HWC")
+            assert dataset.lengths.tolist() == ([2] if "48" in kind else [2, 1])
+            same(dataset.load_episode(-1)["x"][0], values)
+    path = in_videos(tmp_path / "film", film("rgba64le", FILMS["rgba64le"]), FRAMES)
+    with (
+        get_format("video").open_writer(path) as writer,
+        pytest.raises(InputError, match="as lossless video"),
+    ):
+        writer.write_episode({"x": FRAMES})
+
+
 def test_damage_is_no_picture(tmp_path):
     """A picture that is cut, and one whose tiles would take more memory than any picture."""
     pytest.importorskip("av", reason="PyAV is not installed")

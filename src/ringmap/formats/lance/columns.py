@@ -239,6 +239,8 @@ def to_arrow(field: Field, value: Array | Encoded) -> Any:
             return texts
         size = math.prod(field.spec.shape)
         return pa.ListArray.from_arrays(np.arange(len(value) + 1, dtype=np.int32) * size, texts)
+    if field.how == "plain":
+        return pa.array(value)
     dtype, size = _items(field)
     flat = np.ascontiguousarray(value).reshape(-1)
     return pa.FixedSizeListArray.from_arrays(pa.array(flat.view(dtype)), size)

@@ -13,7 +13,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,7 @@ class LanceWriter(StagedWriter):
         chosen = image_format or ("jpeg" if compat else "png")
         self.image_format = check_image_format(chosen, "LanceWriter")
         self.compat = self._compat = compat
+        self._fields: list[Field] = []
 
     def _is_dataset(self, path: str) -> bool:
         return Lance.detect(path)
@@ -114,7 +115,7 @@ class LanceWriter(StagedWriter):
         return lengths, Schema(tuple(f.spec for f in fields)) if fields else None
 
     def _open(self, path: str) -> None:
-        self._fields, self._compat = list[Field](), self.compat
+        self._fields, self._compat = [], self.compat
         self._told = False
         if path:
             dataset = opened(path)
@@ -127,15 +128,21 @@ class LanceWriter(StagedWriter):
     def _as_stored(
         self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        return (_flattened(columns) if self._compat else columns), data
+        # What another program stored in other ways than in this layout stays as it is.
+        others = [
+            f.spec.name for f in self._fields if f.how != "list" or f.spec.dtype != np.float32
+        ]
+        return (_flattened(columns, others) if self._compat else columns), data
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         columns: dict[str, Array | Encoded] = dict(episode.columns)
         fields = self._fields or plan_fields(episode.schema, self.image_format)
         for field in fields:
             if field.how in ("png", "jpeg"):
-                images = encode(episode.columns[field.spec.name], field.how)
-                columns[field.spec.name] = Encoded(images, field.how)
+                # Another program's binary columns count as JPEG, whatever they are.
+                how = field.how if holds(field.how, field.spec) else "png"
+                images = encode(episode.columns[field.spec.name], how)
+                columns[field.spec.name] = Encoded(images, how)
         if not self._told and (self._compat or any(f.how == "jpeg" for f in fields)):
             self._told = True
             log.warning(
@@ -156,12 +163,12 @@ class LanceWriter(StagedWriter):
         _extend(path, episodes)
 
 
-def _flattened(columns: Mapping[str, Array]) -> dict[str, Array]:
-    """Return columns as stable-worldmodel's layout holds them: numbers as flat float32 rows."""
+def _flattened(columns: Mapping[str, Array], others: Sequence[str]) -> dict[str, Array]:
+    """Return columns as stable-worldmodel's layout holds them: numbers as flat float32 rows, but for images, and others."""
     made = dict(columns)
     for name, rows in columns.items():
         spec = ColumnSpec(name, rows.shape[1:], rows.dtype)
-        if rows.dtype.kind in "biuf" and not holds("jpeg", spec):
+        if rows.dtype.kind in "biuf" and name not in others and not holds("jpeg", spec):
             made[name] = rows.reshape(len(rows), -1).astype(np.float32)
     return made
 

@@ -36,7 +36,7 @@ import numpy as np
 from ringmap.errors import CorruptError, RingmapError, UnsupportedError
 from ringmap.extras import require
 from ringmap.formats.common.untrusted import LARGEST_PICTURE, kind_at
-from ringmap.formats.media.images import Picture, enlarged, in_threads, misfit
+from ringmap.formats.media.images import Picture, enlarged, in_threads, misfit, refuse_unheld
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.system import NotAFileError
 
@@ -171,7 +171,12 @@ class FilmWriter:
 
 
 def encode_video(file: Any, frames: Array, encoding: Encoding) -> None:
-    """Write `frames`, (T, H, W, 1 or 3), uint8 or uint16, as `FilmWriter` does."""
+    """Write `frames`, (T, H, W, 1 or 3), uint8 or uint16, as `FilmWriter` does.
+
+    Raises:
+        InputError: they are of another kind.
+    """
+    refuse_unheld("lossless video", frames)
     pixels = _PIXELS[str(frames.dtype), frames.shape[3]]
     with FilmWriter(file, encoding, pixels) as film:
         for picture in (

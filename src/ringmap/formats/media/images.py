@@ -42,7 +42,7 @@ from ringmap.storage.disk.threads import pool
 
 __all__ = [
     "IMAGE_FORMATS", "Picture", "axes_of", "channels_last", "check_image_format", "decode_into", "encode", "enlarged", "holds",
-    "in_threads", "is_frame", "misfit", "picture_of", "resample_of", "resized", "sheet", "shown", "spread",
+    "in_threads", "is_frame", "misfit", "picture_of", "refuse_unheld", "resample_of", "resized", "sheet", "shown", "spread",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -126,6 +126,15 @@ def holds(codec: str, spec: ColumnSpec) -> bool:
     return sides and height * width <= LARGEST_PICTURE
 
 
+def refuse_unheld(codec: str, images: Array) -> None:
+    """Raise InputError unless a codec stores the values of images (T, H, W, C)."""
+    if not holds(codec, ColumnSpec("", images.shape[1:], images.dtype)):
+        raise InputError(
+            f"pictures of {images.dtype} {images.shape[1:]} can't be written as {codec}; convert the dataset into a new one, "
+            "where they are numbers"
+        )
+
+
 def misfit(found: Picture, spec: ColumnSpec, cropped: bool = False) -> bool:
     """Return whether a picture is not one of a column: of another size, or with values that the column can't hold.
 
@@ -163,8 +172,14 @@ def check_image_format(given: str, where: str) -> str:
 
 
 def encode(images: Array, image_format: str) -> list[bytes]:
-    """Return each of `images`, (T, H, W, C) as `holds` says, as the bytes of a file."""
+    """Return each of `images`, (T, H, W, C), as the bytes of a file.
+
+    Raises:
+        InputError: the format does not hold them; a dataset of another program may have such.
+    """
     from PIL import Image
+
+    refuse_unheld(image_format, images)
 
     def one(image: Array) -> bytes:
         buffer = io.BytesIO()
