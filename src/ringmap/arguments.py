@@ -18,7 +18,17 @@ from typing import Any
 
 from ringmap.errors import InputError
 
-__all__ = ["count", "finite", "flag", "fraction", "integer", "positive", "positive_real", "real"]
+__all__ = [
+    "count",
+    "finite",
+    "flag",
+    "fraction",
+    "integer",
+    "positive",
+    "positive_real",
+    "real",
+    "whole",
+]
 
 
 def integer(value: Any) -> int | None:
@@ -100,6 +110,18 @@ def count(where: str, name: str, value: Any, least: int = 0) -> int:
     if number is None or number < least:
         which = f", {least} or more" if least else " that is not negative"
         raise InputError(f"{where}: {name} must be an integer{which}, got {value!r}")
+    return number
+
+
+def whole(where: str, name: str, value: Any) -> int:
+    """Return an integer.
+
+    Raises:
+        InputError: `value` is none.
+    """
+    number = integer(value)
+    if number is None:
+        raise InputError(f"{where}: {name} must be an integer, got {value!r}")
     return number
 
 

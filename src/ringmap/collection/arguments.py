@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ringmap.arguments import positive
+from ringmap.arguments import positive, whole
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.collection.collector import Job, Parts
 from ringmap.collection.seeds import Seeds
@@ -73,7 +73,7 @@ def job_of(
             f"{where}: weights= must be a ringmap.Weights, got {type(parts.weights).__name__}"
         )
     _check_ring(parts.ring, where)
-    collection = Collection(operator.index(seed), count, options)
+    collection = Collection(whole(where, "seed", seed), count, options)
     return Job(where, collection, _pickled(parts, where, dumps), commit_every, threads, wait_s)
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ringmap.arguments import whole
 from ringmap.clips.facts import Facts
 from ringmap.errors import InputError, RingmapError
 from ringmap.fleet.pace import Pace
@@ -87,7 +88,7 @@ def collect(
         )
     count = count_of(episodes, WHERE)
     if seed is not None:
-        seed = operator.index(seed)
+        seed = whole(WHERE, "seed", seed)
     if resume and seed is None:
         raise InputError(f"{WHERE}: resume=True needs a seed: it tells the episodes apart")
     if resume and not (options is None or isinstance(options, Mapping)):

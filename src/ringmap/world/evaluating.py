@@ -11,13 +11,13 @@ Not here: the loop (rollout.py), tasks from a dataset (tasks.py), videos (episod
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import whole
 from ringmap.errors import InputError
 from ringmap.world.episode_videos import Beside, EpisodeVideos, alone
 from ringmap.world.infos import Row
@@ -56,7 +56,7 @@ def evaluate_episodes(
             f"episodes={count} would never be reached; ask for at most {world.num_envs}, or for 'auto'"
         )
     world.check_ready(WHERE)
-    first = None if seed is None else operator.index(seed)
+    first = None if seed is None else whole(WHERE, "seed", seed)
     shared = options_of(options, world.num_envs, WHERE)
     turns = [Turn(k, None if first is None else first + k, shared) for k in range(count)]
     with contextlib.ExitStack() as stack:
@@ -84,10 +84,11 @@ def evaluate_dataset(
     for name, value in given.items():
         if value is None:
             raise InputError(f"{WHERE}: a run from a dataset needs {name}")
-    numbers = [operator.index(i) for i in episodes_idx]
-    starts = [operator.index(i) for i in start_steps]
-    offset = operator.index(goal_offset)
-    budget = None if eval_budget is None else operator.index(eval_budget)
+    numbers = [whole(WHERE, "each of episodes_idx", i) for i in episodes_idx]
+    starts = [whole(WHERE, "each of start_steps", i) for i in start_steps]
+    offset = whole(WHERE, "goal_offset", goal_offset)
+    first = None if seed is None else whole(WHERE, "seed", seed)
+    budget = None if eval_budget is None else whole(WHERE, "eval_budget", eval_budget)
     count = len(numbers)
     if count != world.num_envs:
         raise InputError(
@@ -135,10 +136,7 @@ def evaluate_dataset(
         ]
         world.envs.render_again(mask, known)
 
-    turns = [
-        Turn(k, None if seed is None else operator.index(seed) + k, given_options[k])
-        for k in range(count)
-    ]
+    turns = [Turn(k, None if first is None else first + k, given_options[k]) for k in range(count)]
     with contextlib.ExitStack() as stack:
         scores = _Scores(
             count, stack.enter_context(bar_of(f"evaluate {world.env_name}", count, progress))

@@ -10,7 +10,6 @@ Not here: when an episode begins or ends (rollout.py), what stands in an info (w
 from __future__ import annotations
 
 import copy as copying
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -18,6 +17,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space
 
+from ringmap.arguments import whole
 from ringmap.errors import ClosedError, InputError, RolloutError
 from ringmap.world.actions import split_actions
 from ringmap.world.env_group import EnvFn, EnvGroup, Failure, Outcome
@@ -77,6 +77,7 @@ class EnvPool:
         env_fns = list(env_fns)
         if not env_fns:
             raise InputError("EnvPool: expected at least one environment factory, got none")
+        workers = whole("EnvPool", "workers", workers)
         if not 0 <= workers <= len(env_fns):
             raise InputError(
                 f"EnvPool: workers must be 0 (none) to {len(env_fns)} (one per environment), got {workers}"
@@ -337,10 +338,7 @@ class EnvPool:
 
 
 def _seed(value: Any) -> int:
-    try:
-        seed = operator.index(value)
-    except TypeError:
-        raise InputError(f"EnvPool.reset: a seed must be an integer, got {value!r}") from None
+    seed = whole("EnvPool.reset", "a seed", value)
     if seed < 0:
         raise InputError(f"EnvPool.reset: a seed must not be negative, got {seed}")
     return seed

@@ -13,13 +13,13 @@ Not here: what is done with the rows (collecting.py, evaluating.py).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.arguments import integer
 from ringmap.errors import InputError
 from ringmap.world.infos import Row
 from ringmap.world.pool import EnvPool
@@ -57,11 +57,8 @@ def count_of(episodes: Any, where: str) -> int:
     Raises:
         InputError: it is none.
     """
-    try:
-        count = operator.index(episodes)
-    except TypeError:
-        count = -1
-    if count < 0:
+    count = integer(episodes)
+    if count is None or count < 0:
         raise InputError(f"{where}: episodes must be a number, 0 or more, got {episodes!r}")
     return count
 
