@@ -139,7 +139,7 @@ class RobomimicSource(DirectorySource):
     def _columns_of(self, data: Any) -> Iterator[ColumnSpec]:
         """Yield the columns: what has a row for each sample in the shortest demo and in the longest one.
 
-        An array of another meaning may have as many rows as one demo has samples.
+        An array of another meaning may have as many rows as one demo has samples. What the layout names has to have them.
         """
         if not self._demos:
             return
@@ -151,6 +151,12 @@ class RobomimicSource(DirectorySource):
                 (n, found[theirs]) for n, found in zip(two, inside, strict=True) if theirs in found
             ]
             first = there[0][1]
+            for number, column in there:
+                rows = column.shape[0] if column.shape else 1
+                if rows != self.lengths[number] and (theirs in _OURS or theirs.startswith(("obs/", "next_obs/"))):  # fmt: skip
+                    raise CorruptError(
+                        f"{self.path}: {column.name} has {rows} rows, expected {self.lengths[number]}"
+                    )
             if any(column.shape[:1] != (self.lengths[n],) for n, column in there):
                 continue
             if len(there) < 2:
