@@ -91,3 +91,10 @@ def test_appended_files_are_of_the_same_features(tmp_path, buf):
     assert load_dataset(path).get_episode_data()["seed"] == [4, 2, 7, None]
     rows = datasets.load_dataset("parquet", data_files=str(path / "data-*.parquet"), split="train")
     assert rows["episode_index"][-2:] == [3, 3] and len(rows) == 15
+
+
+def test_a_table_has_no_place_for_data_of_episodes(buf):
+    buf.write_episode({**buf.load_episode(0), "_episode_data": {"seed": 1, "room": "left"}})
+    with pytest.raises(InputError, match=r"'room'.*drop=\['room'\]"):
+        to_datasets(buf)
+    assert "pixels" not in to_datasets(buf, drop=["room", "pixels"]).column_names

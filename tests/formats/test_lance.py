@@ -2,11 +2,12 @@
 
 import os
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
 from ringmap.data import get_format, load_dataset
-from ringmap.errors import RoleError
+from ringmap.errors import InputError, RoleError
 from ringmap.formats.lance import columns
 from ringmap.testing.formats import FormatTests
 
@@ -44,3 +45,21 @@ def test_a_column_may_have_a_name_of_lances_own(tmp_path, name):
         writer.write_episode({name: [3, 1, 2], "x": [0.5, 1.5, 2.5]})
     episode = load_dataset(tmp_path / "set.lance").load_episode(0)
     assert episode[name].tolist() == [3, 1, 2] and episode["x"].tolist() == [0.5, 1.5, 2.5]
+
+
+def test_their_layout_rounds_fractions_alone(tmp_path):
+    """`compat=True` refuses what float32 does not hold, all of it at once."""
+    rows = {
+        "obs": [0.1, 0.2],
+        "count": [2**24 + 1, 0],
+        "far": [1e300, 0],
+        "wave": [1j, 0],
+        "when": np.zeros(2, "M8[s]"),
+    }
+    with get_format("lance").open_writer(tmp_path / "set.lance", compat=True) as writer:
+        with pytest.raises(InputError, match=r"drop=\['count', 'far', 'wave', 'when'\]"):
+            writer.write_episode(rows)
+        writer.write_episode({"obs": rows["obs"], "count": [2**24, 0], "name": ["a", "b"]})
+    got = load_dataset(tmp_path / "set.lance", output="numpy").load_episode(0)
+    assert got["obs"].tolist() == [[np.float32(0.1)], [np.float32(0.2)]]
+    assert got["count"].tolist() == [[2**24], [0]]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.facts import Facts
+from ringmap.errors import InputError
 from ringmap.formats.common.log import FILE, Encoded, Record, groups_of
 from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.staged import StagedWriter
@@ -42,6 +43,7 @@ from ringmap.formats.lance.columns import (
     to_arrow,
 )  # fmt: skip
 from ringmap.formats.media.images import check_image_format, encode, holds
+from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.records.blobs import decode_data
 
@@ -66,7 +68,7 @@ class LanceWriter(StagedWriter):
     Args:
         image_format: "png" is lossless, "jpeg" (quality 95) is smaller.
         compat: write stable-worldmodel's exact layout: numbers as flat float32 lists, images as
-            JPEG. Lossy.
+            JPEG. Fractions are rounded; a number that float32 does not hold is refused.
 
     Raises:
         InputError: an option is wrong.
@@ -125,14 +127,33 @@ class LanceWriter(StagedWriter):
     def _stored_facts(self, path: str) -> Facts:
         return facts_of(opened(path).schema)
 
+    def _refuses(self, name: str, rows: Array) -> str | None:
+        """Return why stable-worldmodel's layout can't hold a column: it rounds fractions, as a buffer does, and nothing else."""
+        kind = rows.dtype.kind
+        picture = holds("jpeg", ColumnSpec(name, rows.shape[1:], rows.dtype))
+        if not self._compat or picture or name in self._others():
+            return None
+        if kind not in "biufU" or (kind == "U" and rows.ndim > 1) or 0 in rows.shape[1:]:
+            return "stable-worldmodel's layout has no place for it"
+        try:
+            cast(rows, np.dtype("f4"), "safe", name) if kind != "U" else None
+        except InputError as error:
+            return f"stable-worldmodel's layout holds float32 ({error})"
+        return None
+
+    def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Return whether float32 may not hold the values of a column."""
+        return self._compat and dtype.kind in "iuf" and dtype.itemsize > 2
+
     def _as_stored(
         self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        # What another program stored in other ways than in this layout stays as it is.
-        others = [
-            f.spec.name for f in self._fields if f.how != "list" or f.spec.dtype != np.float32
-        ]
+        others = [*self._others(), *refused.values()]
         return (_flattened(columns, others) if self._compat else columns), data
+
+    def _others(self) -> list[str]:
+        """Return the columns that another program stored in other ways than in this layout: they stay as they are."""
+        return [f.spec.name for f in self._fields if f.how != "list" or f.spec.dtype != np.float32]
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         columns: dict[str, Array | Encoded] = dict(episode.columns)
