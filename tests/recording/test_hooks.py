@@ -379,3 +379,45 @@ def test_length_of_is_spread():
     assert {length_of(e, k, s)[0] for e in range(3) for k in range(9) for s in range(9)} == set(range(1, 7))  # fmt: skip
     ends = {length_of(e, k, s)[1:] for e in range(3) for k in range(9) for s in range(9)}
     assert {(True, False), (False, True)} <= ends
+
+
+class Names(gymnasium.Env):
+    """An info `_x` beside the info `x`."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {"x": 0.0, "_x": False}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t == 3, False, {"x": float(self.t), "_x": False}
+
+
+def test_an_info_of_a_single_environment_hides_no_other():
+    buf = ReplayBuffer(100, schema={"info/x": ((), "f8")})
+    env = ReplayBufferCollectionWrapper(Names(), buf)
+    env.reset()
+    for _ in range(3):
+        env.step(0)
+    assert buf.load_episode(0)["info/x"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({"a": {"b": 1}, "a/b": 2}, "two values would be the column 'a/b'"),
+        ({"a": ["x", 1]}, "transition_builder: 'a': item 1 is 1 of int64, and would become"),
+        ({"a": np.ma.masked_array([1, 2], [0, 1])}, "transition_builder: 'a': item 1 is masked"),
+    ],
+)
+def test_a_builder_whose_values_would_change_is_refused(made, message):
+    env = ReplayBufferCollectionWrapper(
+        Names(), ReplayBuffer(100), transition_builder=lambda **given: made
+    )
+    env.reset()
+    with pytest.raises(InputError, match=message):
+        env.step(0)

@@ -20,7 +20,9 @@ from ringmap.errors import InputError
 from ringmap.recording.adapters import Sink
 from ringmap.recording.keys import Keys, nested
 from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.nested import flattened
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.columns.values import as_array
 
 __all__ = ["Hooks"]
 
@@ -101,7 +103,11 @@ class Hooks:
             raise InputError(
                 f"{keys.where}: transition_builder returned {type(made).__name__}, expected column -> value"
             )
-        made = _flat(made)
+        where = f"{keys.where}: transition_builder"
+        made = {
+            name: np.array(as_array(value, f"{where}: {name!r}", "item"))  # a copy
+            for name, value in flattened(made, where).items()
+        }
         if self.validates:
             self._check_built(made, sink)
         return made
@@ -161,14 +167,3 @@ class Hooks:
         raise InputError(
             f"{self.keys.where}: column {column.name!r} of {column.dtype} has no Gymnasium space; leave it out of the schema"
         )
-
-
-def _flat(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns of what may hold mappings: `{"obs": {"a": x}}` is `obs/a`. Arrays are copied."""
-    found: dict[str, Any] = {}
-    for name, value in made.items():
-        if isinstance(value, Mapping):
-            found |= _flat({f"{name}/{key}": inner for key, inner in value.items()})
-        else:
-            found[name] = np.array(value.detach().cpu() if hasattr(value, "detach") else value)
-    return found

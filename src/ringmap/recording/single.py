@@ -68,9 +68,11 @@ class SingleRecording(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _infos(info: Mapping[str, Any]) -> dict[str, Any]:
+    # In the infos of vector environments `_x` says which have an x; here it is a name like any other, which would hide x.
     return {
         name: _infos(value) if isinstance(value, Mapping) and name != "final_obs" else [value]
         for name, value in info.items()
+        if not (isinstance(name, str) and name.startswith("_") and name[1:] in info)
     }
 
 
