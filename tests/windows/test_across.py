@@ -403,3 +403,11 @@ def test_control_lanes_without_a_sign(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "parts_of", unsigned)
     with pytest.raises(AssertionError):
         test_every_handle_knows_the_lanes_and_numbers_items_alike(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "burn_in"), [("step_id", 0), ("is_burn_in", 1)])
+def test_a_stored_column_takes_no_name_of_ids(name, burn_in):
+    buf = ReplayBuffer(100, seed=0)
+    buf.write_episode({"obs": np.arange(9), name: np.arange(9)})
+    with pytest.raises(InputError, match=f"Sequences adds a column '{name}', and one is stored"):
+        buf.sample(2, window=Sequences(3, burn_in))

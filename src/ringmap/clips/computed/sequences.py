@@ -88,13 +88,14 @@ class _Flags(Computed):
 
     def __init__(self, offsets: range, burn_in: int, schema: Schema, across: bool) -> None:
         self.offsets, self.burn_in, self.across = offsets, burn_in, across
-        flags = "is_first", "is_last", "is_terminal", "step_id"
-        names = [name for name in flags if name not in schema.names]
-        self.names = (*names, "is_burn_in") if burn_in else tuple(names)
+        flags = "is_first", "is_last", "is_terminal"
+        self.own = ("step_id", "is_burn_in") if burn_in else ("step_id",)
+        self.names = (*(name for name in flags if name not in schema.names), *self.own)
 
     def check(self, schema: Schema, where: str) -> None:
-        if self.burn_in and "is_burn_in" in schema.names:
-            raise InputError(f"{where}: Sequences adds a column 'is_burn_in', and one is stored")
+        for name in self.own:
+            if name in schema.names:
+                raise InputError(f"{where}: Sequences adds a column {name!r}, and one is stored")
 
     def adds(self, name: str) -> tuple[str, ...]:
         return self.names
