@@ -52,6 +52,13 @@ def test_minari(tmp_path, monkeypatch):
     buf = ReplayBuffer(10_000)
     buf.extend_from(dataset)
     assert buf.lengths.tolist() == dataset.lengths.tolist()
+    with h5py.File(tmp_path / "cartpole/test-v0/data/main_data.hdf5", "r+") as file:
+        file["episode_1/infos/extra"] = np.zeros(len(episodes[1].rewards) + 1)
+    dataset = load_dataset(tmp_path / "cartpole" / "test-v0")
+    with pytest.warns(
+        UserWarning, match=r"left out: episode 1 has \['info/extra', 'next_info/extra'\]"
+    ):
+        dataset.load_episode(1)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:minari", "ignore::UserWarning")
@@ -292,6 +299,43 @@ def test_arrays_below_a_group_are_columns(tmp_path, kind):
         get_format(kind.rstrip("23")).open_writer(path) as writer,
     ):
         writer.write_episode({"action": np.zeros(2)})
+
+
+@pytest.mark.parametrize("kind", ["lance", "folder"])
+def test_a_table_or_file_that_is_not_read_is_named(tmp_path, kind):
+    path, action = tmp_path / f"theirs.{kind}", np.arange(5.0, dtype=np.float32)
+    if kind == "lance":
+        lance = pytest.importorskip("lance", reason="pylance is not installed")
+        import pyarrow as pa
+
+        index = {
+            "episode_idx": pa.array([0, 0, 0, 1, 1], pa.int32()),
+            "step_idx": pa.array([0, 1, 2, 0, 1], pa.int32()),
+        }
+        pose = pa.array([{"x": 1.0}] * 5)
+        lance.write_dataset(pa.table({**index, "action": action, "pose": pose}), path)
+    else:
+        path.mkdir()
+        for name, values in (
+            ("ep_len", np.array([3, 2], np.int32)),
+            ("ep_offset", np.array([0, 3])),
+            ("action", action),
+        ):
+            np.savez(path / f"{name}.npz", values)
+        np.savez(path / "pose.npz", np.array([{"x": 1.0}] * 5))
+    with pytest.raises(
+        UnsupportedError,
+        match=r"column 'pose' is .*; read the others with keys_to_load=\['action'\]",
+    ):
+        load_dataset(path)
+    assert np.array_equal(
+        load_dataset(path, keys_to_load=["action"]).get_col_data("action"), action
+    )
+    if kind == "folder":
+        (path / "obs").mkdir()
+        np.savez(path / "obs/camera.npz", action)
+        with pytest.warns(UserWarning, match=r"left out.*'obs'$"):
+            load_dataset(path, keys_to_load=["action"])
 
 
 @pytest.mark.filterwarnings("ignore:.*left out", "ignore:The data type")

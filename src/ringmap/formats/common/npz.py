@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from ringmap.errors import CorruptError
+from ringmap.errors import CorruptError, UnsupportedError
 from ringmap.formats.common import disk
 from ringmap.formats.common.untrusted import INFLATED, open_binary, refuse_vast
 from ringmap.storage.columns.schema import ColumnSpec
@@ -144,7 +144,7 @@ def _array_of(path: str, raw: BinaryIO, archive: zipfile.ZipFile, name: str, map
         shape, fortran, dtype = _header(member)
         inside = member.tell()
         if dtype.hasobject:
-            raise ValueError(f"{path}: holds Python objects, which are not loaded")
+            raise UnsupportedError(f"{path}: holds Python objects, which are not loaded")
         size = math.prod(shape) * dtype.itemsize
         if (
             min(shape, default=0) < 0 or inside + size > info.file_size

@@ -36,6 +36,7 @@ from ringmap.formats.common.directory import (
     damage_named,
     stamp_of,
     steps_of,
+    tell_left_out,
 )
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.names import file_name
@@ -153,7 +154,13 @@ class TabularFormat(StoredFormat):
         for name in sorted(os.listdir(path)):
             stem, suffix = os.path.splitext(name)
             if suffix == ".npz" and stem not in (LENGTHS, OFFSETS):
-                rows = open_npz(os.path.join(path, name))
+                try:
+                    rows = open_npz(os.path.join(path, name))
+                except UnsupportedError as error:
+                    if unsupported is None:
+                        raise
+                    unsupported[stem] = f"not read: {error}"
+                    continue
                 columns.append(Column(ColumnSpec(stem, rows.shape[1:], rows.dtype), stem, TABULAR))
         for name in _folders(path):
             try:
@@ -328,6 +335,9 @@ class TabularSource(DirectorySource):
             self._handle()
             self._refuse_vast()
         self.schema = Schema(tuple(c.spec for c in self.columns.values()))
+        if not os.path.isfile(os.path.join(self.path, TABLE)):  # another program's
+            known = {*self.columns, *self.unsupported}
+            tell_left_out(self.path, [name for name in _folders(self.path) if name not in known])
 
     def _witnesses(self) -> Sequence[str]:
         table = os.path.join(self.path, TABLE)

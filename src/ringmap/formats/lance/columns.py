@@ -273,11 +273,13 @@ def from_arrow(field: Field, column: Any, order: Array | None) -> Array:
     return rows if rows.flags.writeable and rows.flags.owndata else rows.copy()
 
 
-def fields_of(schema: Any, path: str) -> list[Field]:
-    """Return the columns of a dataset; image columns of other programs' come without a size yet.
+def fields_of(schema: Any, path: str, unsupported: dict[str, str] | None = None) -> list[Field]:
+    """Return the columns of a dataset; image columns of other programs' come without a size yet, and those of a type that none has here
+    go to `unsupported`.
 
     Raises:
-        CorruptError: it has no episode and step numbers, or a column of a type that none has.
+        CorruptError: it has no episode and step numbers.
+        UnsupportedError: a column is of a type that none has, and nobody asks which.
     """
     import pyarrow as pa
 
@@ -312,7 +314,10 @@ def fields_of(schema: Any, path: str) -> list[Field]:
             dtype = np.dtype(kind.to_pandas_dtype())
             fields.append(Field(ColumnSpec(name, (), dtype), name, "plain"))
         else:
-            raise CorruptError(f"{path}: column {name!r} is of type {kind}, which no column is")
+            what = f"of type {kind}, which no column is"
+            if unsupported is None:
+                raise UnsupportedError(f"{path}: column {name!r} is {what}")
+            unsupported[name] = what
     return fields
 
 
@@ -322,7 +327,7 @@ def sized_fields(dataset: Any, path: str, unsupported: dict[str, str] | None = N
     Raises:
         UnsupportedError: images are not read, and nobody asks which.
     """
-    fields = fields_of(dataset.schema, path)
+    fields = fields_of(dataset.schema, path, unsupported)
     unsized = [f for f in fields if f.how == "jpeg" and f.spec.shape[:2] == (0, 0)]
     if not unsized or not dataset.count_rows():
         return fields

@@ -11,6 +11,7 @@ Not here: what is looked at before (untrusted.py), writing (writer.py), download
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -106,6 +107,12 @@ class MinariSource(DirectorySource):
             name = int(dataset.episode_indices[number])
             refuse_episode(folder, name)
             found = _columns_of(dataset[number])
+            others = [n for n in found if hasattr(self, "schema") and n not in self.schema.names]
+            if others:
+                warnings.warn(
+                    f"{self.path}: left out: episode {number} has {others}, which the first one lacks",
+                    stacklevel=2,
+                )
             for at, _, names in os.walk(
                 os.path.join(folder, str(name))
             ):  # of Minari's Arrow storage
