@@ -791,7 +791,7 @@ def _(at, out):
 def _(at, out):
     from PIL import Image
 
-    Image.new("RGB", (8, 8)).save(join(at, "pixels/ep_0_step_0.png"), "TIFF")
+    Image.new("RGB", (8, 8)).save(join(at, "pixels/ep_0_step_0.png"), "BMP")
 
 
 @case("folder", "an image is PostScript, which pillow has Ghostscript run", "ep_0_step_0.png")

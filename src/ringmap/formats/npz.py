@@ -27,7 +27,7 @@ from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.npz import open_members, shapes_in
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.transitions import next_of
-from ringmap.formats.common.untrusted import check_row, refuse_elsewhere
+from ringmap.formats.common.untrusted import check_row, kind_at, refuse_elsewhere
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
@@ -52,7 +52,11 @@ class Npz(StoredFormat):
             names = [name for name in os.listdir(path) if not name.startswith(".")]
         except OSError:
             return str(path).endswith(_SUFFIX) and os.path.isfile(path)
-        return bool(names) and "ep_len.npz" not in names and all(n.endswith(_SUFFIX) for n in names)
+        return (
+            bool(names)
+            and "ep_len.npz" not in names
+            and all(n.endswith(_SUFFIX) and kind_at(os.path.join(path, n)) == "" for n in names)
+        )
 
 
 class NpzSource(DirectorySource):
