@@ -73,6 +73,8 @@ def raised():
     ):
         yield error(buf.write_episode, {"obs": obs, "reward": reward})
     yield error(buf.write_episode, {"obs": np.zeros((10, 3))})
+    narrow = ReplayBuffer(max_steps=9, schema={"task": ((), "U4")})
+    yield error(narrow.write_episode, {"task": ["long text"]})
     yield error(buf.get_col_data, "pixels")
     yield error(lambda: buf[47])
     yield error(lambda: buf[0:3])
