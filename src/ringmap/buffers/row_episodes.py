@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.reopened import Reopened
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import InputError, LappedError, ReplacedError, UnknownColumnError
 from ringmap.storage.columns.schema import Schema
@@ -46,9 +47,7 @@ class RowSource:
     reward_at = "same"
 
     def __init__(self, ring: StepRing | str | os.PathLike[str]) -> None:
-        self._opened_at = os.path.abspath(ring) if isinstance(ring, str | os.PathLike) else None
-        self._held = None if isinstance(ring, str | os.PathLike) else ring
-        self._uuid: bytes | None = None
+        self._held = Reopened(ring, StepRing.open)
         self.episode_columns = list[str]()
         self.path = str(self._ring.buffer.path or "a ring of rows in RAM")
         self._ring.engine.settle("episode_dataset")
@@ -62,15 +61,7 @@ class RowSource:
     @property
     def _ring(self) -> StepRing:
         """The ring, opened again after `close`."""
-        if self._held is None:
-            assert self._opened_at is not None
-            opened = StepRing.open(self._opened_at)
-            uuid = opened.engine.owned.manifest.uuid
-            if self._uuid not in (None, uuid):
-                opened.close()
-                raise ReplacedError(f"{self.path}: holds another buffer than when it was opened; open it again")  # fmt: skip
-            self._held, self._uuid = opened, uuid
-        return self._held
+        return self._held()
 
     def _ends(self) -> Array:
         """Tell after which rows an episode ends."""
@@ -129,6 +120,4 @@ class RowSource:
 
     def close(self) -> None:
         """Close the directory, if it was opened here; the next read opens it again."""
-        if self._opened_at is not None and self._held is not None:
-            self._held.close()
-            self._held = None
+        self._held.close()

@@ -631,7 +631,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             [[0.0, 1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]
         """
         return StoredDataset(
-            TransitionSource(self), **{"output": "numpy", "layout": "HWC", **options}
+            TransitionSource(self, self.open), **{"output": "numpy", "layout": "HWC", **options}
         )
 
     def episodes(self) -> Iterator[dict[str, Any]]:

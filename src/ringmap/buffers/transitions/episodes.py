@@ -15,12 +15,13 @@ Not here: how a transition is read (nstep.py).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.reopened import Reopened
 from ringmap.datasets.episode_rows import blank
 from ringmap.errors import LappedError, ReplacedError, UnknownColumnError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -52,11 +53,8 @@ class TransitionSource:
 
     reward_at = "next"
 
-    def __init__(self, buffer: Any, open_at: Callable[..., Any] | None = None) -> None:
-        self._open = open_at
-        self._opened_at = os.path.abspath(buffer) if isinstance(buffer, str | os.PathLike) else None
-        self._held = None if isinstance(buffer, str | os.PathLike) else buffer
-        self._uuid: bytes | None = None
+    def __init__(self, buffer: Any, open_at: Callable[..., Any]) -> None:
+        self._held = Reopened[Any](buffer, partial(open_at, device=None))
         self.path = str(self._buffer.path or "a buffer of transitions in RAM")
         self._name_columns()
         self._positions, counts, cut = self._chains()
@@ -69,16 +67,7 @@ class TransitionSource:
     @property
     def _buffer(self) -> Any:
         """The buffer, opened again after `close`."""
-        if self._held is None:
-            assert self._opened_at is not None
-            assert self._open is not None
-            opened = self._open(self._opened_at, device=None)
-            uuid = opened.engine.owned.manifest.uuid
-            if self._uuid not in (None, uuid):
-                opened.close()
-                raise ReplacedError(f"{self.path}: holds another buffer than when it was opened; open it again")  # fmt: skip
-            self._held, self._uuid = opened, uuid
-        return self._held
+        return self._held()
 
     def _name_columns(self) -> None:
         """Find the columns of an episode, and the column of the buffer, or the leaf of a batch, that each is."""
@@ -206,9 +195,7 @@ class TransitionSource:
 
     def close(self) -> None:
         """Close the directory, if it was opened here."""
-        if self._opened_at is not None and self._held is not None:
-            self._held.close()
-            self._held = None
+        self._held.close()
 
     def _evicted(self) -> ReplacedError:
         return ReplacedError(

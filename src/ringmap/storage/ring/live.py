@@ -68,13 +68,11 @@ class LiveEpisodes:
     def _set(
         self, starts: Array, lengths: Array, parts: Parts | None, origins: Array | None
     ) -> None:
-        self._starts: GrowingArray[Position] = GrowingArray(np.array(starts, np.int64))
-        self._lengths: GrowingArray[int] = GrowingArray(np.array(lengths, np.int32))
-        self._origins: GrowingArray[int] = GrowingArray(_origins(origins, len(starts)))
-        self.first = Ordinal(0)
-        self.last = Ordinal(len(starts))
-        self.num_steps = int(np.sum(lengths, dtype=np.int64))
-        self.stop = int(starts[-1]) + int(lengths[-1]) if len(starts) else 0
+        self._starts: GrowingArray[Position] = GrowingArray(np.empty(0, np.int64))
+        self._lengths: GrowingArray[int] = GrowingArray(np.empty(0, np.int32))
+        self._origins: GrowingArray[int] = GrowingArray(np.empty(0, np.int64))
+        self.first = self.last = Ordinal(0)
+        self.num_steps = self.stop = 0
         """One past the newest position of an episode; meaningless if there is none."""
         self.chains: Chains | None = None
         """What is known of parts; None while there is none."""
@@ -82,8 +80,7 @@ class LiveEpisodes:
         self._walks: tuple[tuple[int, ...], int] | None = None
         """The state at the last walk, and how many there were in it."""
         self._runs: tuple[WholeEpisodes, WholeEpisodes] | None = None
-        if parts is not None:
-            self._chain(len(starts)).extend(parts, self.lengths, 0, 0)
+        self.extend(starts, lengths, parts, origins)
 
     def reset(
         self,
@@ -96,10 +93,10 @@ class LiveEpisodes:
         self.era += 1
         self._set(starts, lengths, parts, origins)
 
-    def _chain(self, count: int) -> Chains:
-        """Return the chains, with which the last `count` live episodes, and none before, were added."""
+    def _chain(self) -> Chains:
+        """Return the chains, to which those of the live episodes were added, if they are of chains."""
         if self.chains is None:
-            self.chains = Chains(self.first, self.last - count)
+            self.chains = Chains(self.first, self.last)
         return self.chains
 
     @classmethod
@@ -116,7 +113,7 @@ class LiveEpisodes:
     ) -> None:  # fmt: skip
         """Add the newest episode, or the newest part of a chain (see `Parts`). O(1) amortised."""
         if chain != NONE or self.chains is not None:
-            self._chain(0).append(chain, step, lane, length, self.first, self.last)
+            self._chain().append(chain, step, lane, length, self.first, self.last)
         self._starts.append(start, self.first)
         self._lengths.append(length, self.first)
         self._origins.append(origin, self.first)
@@ -139,7 +136,7 @@ class LiveEpisodes:
     ) -> None:
         """Add several newest episodes at once; `parts` is None if none of them is a part."""
         if parts is not None or self.chains is not None:
-            self._chain(0).extend(parts, np.asarray(lengths, np.int64), self.first, self.last)
+            self._chain().extend(parts, np.asarray(lengths, np.int64), self.first, self.last)
         self._starts.extend(starts, self.first)
         self._lengths.extend(lengths, self.first)
         self._origins.extend(_origins(origins, len(starts)), self.first)
