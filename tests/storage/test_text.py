@@ -70,10 +70,10 @@ def test_put_never_cuts():
 def test_a_file_of_words(tmp_path):
     disk, words = Disk(), Words(["a"])
     file = WordFile.create(disk, str(tmp_path), 7)
-    assert file.write(words)
-    assert not file.write(words)
+    file.write(words, False)
+    assert not file.write(words, False)
     words.encode(["b", "a", "c"])
-    assert file.write(words)
+    file.write(words, False)
     assert read_words(disk, str(tmp_path), 7) == ["a", "b", "c"]
     assert read_words(disk, str(tmp_path), 8) == []  # of another group
     path = tmp_path / "words.bin"

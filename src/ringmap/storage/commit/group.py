@@ -116,16 +116,9 @@ class GroupFile:
         self.words: WordFile | None = None
         self._is_named = False
 
-    def write_words(self, words: Words) -> None:
-        """Write the words that are not in their file yet."""
-        if self.words is not None:
-            self.words.write(words)
-
     def sync(self, disk: Disk) -> None:
         """Return once the frames, and the names, are durable on the disk."""
         self.file.sync()
-        if self.words is not None:
-            self.words.file.sync()
         if not self._is_named:
             disk.sync_folder(self.folder)
             disk.sync_folder(os.path.dirname(self.folder))
@@ -238,13 +231,16 @@ class OpenGroup:
 
     # -- rows --------------------------------------------------------------------------------
 
-    def append(self, arrays: Sequence[Any], count: int, is_single: bool = False) -> None:
+    def append(
+        self, arrays: Sequence[Any], count: int, is_single: bool = False, sync: bool = False
+    ) -> None:  # fmt: skip
         """Store the rows of one call.
 
         Args:
             arrays: one per column, and then one per column of `apart`, `(count, *shape)`, of their dtypes.
             count: at most `limit - self.count`.
             is_single: whether the arrays are values of one row, without the first axis.
+            sync: whether words are synced; the rows are by `GroupFile.sync`.
 
         Raises:
             OSError: the disk is full or fails. The rows don't count.
@@ -259,8 +255,8 @@ class OpenGroup:
                 self.words.encode(v) if t else v
                 for t, v in zip(self._are_text, arrays, strict=True)
             ]
-            if self.file is not None:
-                self.file.write_words(self.words)
+            if self.file is not None and self.file.words is not None:
+                self.file.words.write(self.words, sync)
         for values, given in zip(self._values, arrays, strict=True):
             values[where] = given
         if self.file is not None:

@@ -989,7 +989,7 @@ class Store(Handle):
         self, group: OpenGroup, arrays: Sequence[Any], count: int, is_single: bool
     ) -> None:
         try:
-            group.append(arrays, count, is_single)
+            group.append(arrays, count, is_single, self.power)
         except OSError:
             self._stale = False  # nothing changed
             raise

@@ -178,8 +178,8 @@ class OpenEpisode:
             self._words.encode(values) if spec.is_text else values
             for spec, values in zip(schema.columns, fitted.values(), strict=True)
         ]
-        if self._word_file is not None and self._word_file.write(self._words) and self._store.power:
-            self._word_file.file.sync()
+        if self._word_file is not None:
+            self._word_file.write(self._words, self._store.power)
         payload = b"".join(a.tobytes() for a in stored)
         before = self._end
         self._end = self._write(self._file, payload, before)

@@ -76,6 +76,8 @@ class Stream:
     """Of the columns of text."""
     seed: int = 0
     """Of a group: what is added to the numbers of its frames."""
+    calls: list[tuple[int, int]] = field(default_factory=list)
+    """Of a group: how many rows there are after each call, and where its frame ends."""
 
     def arrays(self) -> list[Array]:
         """Return the steps as one array per column, those of `apart` last."""
@@ -134,8 +136,10 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
     count = int(np.argmin(whole))
     fault = f"the words of step {count}, in {WORDS}, are damaged or missing"
     if found.after is not None:  # a call counts whole
-        now = _read_frames(disk, path, 0)  # a writer may have begun the next group
-        return replace(now, steps=[], fault=fault if now.seed == found.seed else "")
+        if _read_frames(disk, path, 0).seed != found.seed:
+            return replace(found, steps=[])  # a writer has begun the next group
+        rows, nbytes = max(call for call in found.calls if call[0] <= count)
+        return replace(found, steps=found.steps[:rows], nbytes=nbytes, fault=fault, words=words)
     row = FRAME.size + sum(spec.row_nbytes for spec in specs)
     nbytes = found.nbytes - row * (len(found.steps) - count)
     return replace(found, steps=found.steps[:count], nbytes=nbytes, fault=fault, words=words)
@@ -261,8 +265,9 @@ def _group_in(
             found = replace(found, earlier=_earlier_in(payload, begun.apart))
         except (ValueError, LookupError, AttributeError) as error:
             return replace(found, fault=f"frame 1 does not make sense: {error}")
-    rows, end, fault = _calls(data, begin, row, most, begun.seed, number, cut)
-    return replace(found, steps=rows, nbytes=found.nbytes + end, fault=fault)
+    rows, ends, fault = _calls(data, begin, row, most, begun.seed, number, cut)
+    calls = [(count, found.nbytes + end) for count, end in ends]
+    return replace(found, steps=rows, nbytes=calls[-1][1], fault=fault, calls=calls)
 
 
 def seed_of(salt: str) -> int:
@@ -300,17 +305,20 @@ def _why_it_ends(data: memoryview, at: int, row: int, number: int, seed: int, cu
 
 def _calls(
     data: memoryview, at: int, row: int, most: int, seed: int, number: int, cut: bool
-) -> tuple[list[bytes], int, str]:
-    """Return the rows of the whole frames of a group, where these end, and the fault of the bytes after them."""
-    rows: list[bytes] = []
+) -> tuple[list[bytes], list[tuple[int, int]], str]:
+    """Return the rows of the whole frames of a group, how many there are after each and where it ends, and the fault of the bytes after
+    them.
+    """
+    rows, ends = list[bytes](), [(0, at)]
     if not row:
-        return rows, at, f"frame {number} has rows of 0 bytes"
+        return rows, ends, f"frame {number} has rows of 0 bytes"
     while (payload := _frame(data, at, number, seed)) is not None:
         if len(payload) % row or len(rows) + len(payload) // row > most:
-            return rows, at, f"frame {number} has {len(payload)} bytes, with rows of {row}"
+            return rows, ends, f"frame {number} has {len(payload)} bytes, with rows of {row}"
         rows += (payload[i : i + row] for i in range(0, len(payload), row))
         at, number = at + FRAME.size + len(payload), number + 1
-    return rows, at, _why_it_ends(data, at, row, number, seed, cut)
+        ends.append((len(rows), at))
+    return rows, ends, _why_it_ends(data, at, row, number, seed, cut)
 
 
 def _earlier_in(payload: bytes, apart: Apart) -> dict[str, Any]:

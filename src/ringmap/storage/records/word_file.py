@@ -44,21 +44,22 @@ class WordFile:
         """Make the file in a folder of `open/`."""
         return cls(disk.create(os.path.join(folder, WORDS)), seed)
 
-    def write(self, words: Words) -> bool:
-        """Write the words that are not in the file yet; tell whether there were any.
+    def write(self, words: Words, sync: bool) -> None:
+        """Write the words that are not in the file yet, and sync them if asked to: before a row that names them.
 
         Raises:
-            OSError: the disk is full or fails. The next call writes them.
+            OSError: the disk is full or fails. The next call writes them again.
         """
         nbytes, frames, count = self._end
         if len(words) == count:
-            return False
+            return
         payload = words.pack(count)
         check = xxhash.xxh3_64_intdigest(payload, self._seed + frames)
         frame = FRAME.pack(len(payload), check) + payload
         self.file.write(frame, nbytes)
+        if sync:
+            self.file.sync()
         self._end = nbytes + len(frame), frames + 1, len(words)
-        return True
 
 
 def read_words(disk: Disk, folder: str, seed: int) -> list[str]:

@@ -1,0 +1,92 @@
+"""Text of rows that are not committed: their words are durable before a row names them."""
+
+import os
+import shutil
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ringmap
+from ringmap import ReplayBuffer
+from ringmap.buffers.steps import StepRing
+from ringmap.storage.disk import files
+
+SCHEMA = {"n": ((), "i8"), "task": ((2,), str)}
+
+
+def row(number):
+    return {"n": number, "task": [f"word {number // 2}", "and " * number]}
+
+
+def check(buf, least):
+    """Assert that the rows are the first ones, at least so many."""
+    n = buf.get_col_data("n").tolist() if buf.num_episodes else []
+    assert n == [*range(len(n))]
+    assert len(n) >= least
+    expected = [[text.rstrip("\0") for text in row(number)["task"]] for number in n]
+    assert not n or buf.get_col_data("task").tolist() == expected
+
+
+def make(path, kind, **options):
+    """Return a buffer, and a function that stores a row in an open group or an open episode."""
+    buf = ReplayBuffer(60, path=path, schema=SCHEMA, spare_rows=31, seed=0, **options)
+    if kind == "episode":
+        episode = buf.begin_episode()
+        return buf, lambda number: episode.append(row(number))
+    store = buf.engine.owned
+    store.settings = replace(store.settings, group_s=0)
+    ring = StepRing.over(buf, "test")
+    ring.group = 20
+    return buf, lambda number: ring.append({n: np.array([v]) for n, v in row(number).items()})
+
+
+@pytest.mark.parametrize("kind", ["group", "episode"])
+def test_rows_before_lost_words_stay(tmp_path, kind):
+    buf, add = make(tmp_path / "ring", kind)
+    ends = []
+    for number in range(6):
+        add(number)
+        (words,) = (tmp_path / "ring").glob("open/*/words.bin")
+        ends.append(words.stat().st_size)
+    buf.engine.owned.abandon()
+    for cut in (0, ends[0] - 1, ends[0], ends[3] + 13, ends[-1] - 1, ends[-1]):
+        shutil.copytree(tmp_path / "ring", tmp_path / "cut")
+        (words,) = (tmp_path / "cut").glob("open/*/words.bin")
+        os.truncate(words, cut)
+        found = ringmap.check(tmp_path / "cut")
+        whole = sum(end <= cut for end in ends)
+        assert [f"the words of step {whole}, in words.bin" in one.what for one in found] == [
+            True
+        ] * (whole < 6)
+        with closing(ReplayBuffer.open(tmp_path / "cut", "r+", interrupted="keep")) as again:
+            check(again, whole)
+            assert again.num_steps_stored == whole
+            again.write_episode({n: [v] for n, v in row(whole).items()})
+            check(again, whole + 1)
+        assert ringmap.check(tmp_path / "cut") == []
+        shutil.rmtree(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("kind", ["group", "episode"])
+@pytest.mark.parametrize("is_flawed", [False, True])
+def test_words_are_synced_before_the_row_that_names_them(tmp_path, monkeypatch, kind, is_flawed):
+    done = []
+    for name in ("write", "sync"):
+        real = getattr(files.FileHandle, name)
+
+        def noted(self, *args, name=name, real=real):
+            done.append((name, os.path.basename(self.path)))
+            return real(self, *args)
+
+        monkeypatch.setattr(files.FileHandle, name, noted)
+    buf, add = make(tmp_path / "ring", kind, durability="process" if is_flawed else "power")
+    add(0)
+    done.clear()
+    add(1)  # one new word
+    steps = [("write", "steps.bin"), ("sync", "steps.bin")]
+    assert (done == [("write", "words.bin"), ("sync", "words.bin"), *steps]) != is_flawed
+    done.clear()
+    if not is_flawed:
+        buf.engine.owned.abandon()
