@@ -1,8 +1,10 @@
 """Rings that join, leave, or fail while they are read; the others go on."""
 
 import errno
+import gc
 import os
 import pickle
+import resource
 import shutil
 import signal
 import tempfile
@@ -522,6 +524,41 @@ def test_a_ring_that_may_not_be_read_is_no_missing_one(three, monkeypatch, clock
     with pytest.warns(RuntimeWarning, match="reads .*/b again"):
         buf.refresh()
     assert rings_of(buf.sample(300)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("reads", ["map", "pread"])
+def test_a_ring_holds_few_descriptors(three, reads):
+    """Thirteen, before maps held none; by reads one for each column."""
+    gc.collect()
+    used = System().descriptors()[0]
+    with open_all(three, reads=reads) as buf:
+        buf.sample(50)
+        buf.get_episode_data()
+        list(buf.episodes())
+        each = (System().descriptors()[0] - used) / 3
+        assert each == (4 if reads == "map" else 8)  # the columns are four
+        assert each <= buf.engine.rings._descriptors_of(str(three.folder / "a"))
+
+
+def test_descriptors_are_counted_first(three):
+    """The limit is the user's: it is said, and stays."""
+    gc.collect()
+    used, most, hard = System().descriptors()
+    needed = used + 32 + 5 * 3
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed - 1, hard))
+        said = f"3 rings need 5 open files each.*it may have {needed - 1}: run 'ulimit -n {needed}'"
+        with pytest.raises(BadRingsError, match=f"1 of 3 rings .*/c: .*{said}"):
+            open_all(three)
+        with pytest.warns(RuntimeWarning, match=said):
+            buf = open_all(three, on_bad="skip")
+        assert rings_of(buf.sample(300)) == {0, 1}
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (needed - 1, hard)
+        buf.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        open_all(three).close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _as_nobody(folder, found):

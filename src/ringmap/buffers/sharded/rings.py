@@ -20,8 +20,10 @@ Not here: draws and gathers (engine.py), what users see of a ring (buffer.py).
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import logging
+import mmap
 import os
 import time
 import warnings
@@ -37,7 +39,13 @@ from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.facts import Facts
 from ringmap.clips.gather import ClipReader
-from ringmap.errors import BadRingsError, InputError, ReplacedError, RingmapError
+from ringmap.errors import (
+    BadRingsError,
+    EnvironmentFault,
+    InputError,
+    ReplacedError,
+    RingmapError,
+)
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.entries import FINE, Paths
 from ringmap.storage.directory.opening import read_manifest
@@ -53,6 +61,11 @@ log = logging.getLogger("ringmap")
 
 _WHERE = "ShardedReplayBuffer"
 _FIRST_S, _LAST_S = 1.0, 60.0
+
+_HELD = 5
+"""Descriptors of an open ring, at most: its directory, the states, the records, newer values of mutable columns, the data of an episode."""
+_SPARE = 32
+"""Descriptors that stay free for all else: what is open for a moment, a caller's own files."""
 
 
 @dataclass(slots=True)
@@ -234,20 +247,57 @@ class Rings:
         for folder in self.problems.keys() - there:
             del self.problems[folder]
         known = {ring.folder for ring in self.open}
+        new = list[tuple[str, str]]()
         for name, folder in places:
             problem = self.problems.get(folder)
             if folder in known or (problem is not None and now < problem.again_at):
                 continue
-            self._join(name, folder, now, is_first, only_known)
+            try:
+                is_there = Disk().exists(Paths(folder).manifest)
+            except OSError as error:
+                self._put_aside(name, folder, error, now)
+                continue
+            if is_there:
+                new.append((name, folder))
+            else:
+                self.problems.pop(folder, None)
+        fit, too_many = self._room_for(new)
+        for number, (name, folder) in enumerate(new):
+            if number < fit:
+                self._join(name, folder, now, is_first, only_known)
+            else:
+                self._put_aside(name, folder, too_many, now)
         return self.open is not before
+
+    def _room_for(self, new: list[tuple[str, str]]) -> tuple[int, Exception]:
+        """Return how many of these rings can be opened with the descriptors that are left, and the error of the others."""
+        found = Disk().system.descriptors() if new else None
+        if found is None:
+            return len(new), RingmapError()
+        used, most, hard = found
+        each = self._descriptors_of(new[0][1])
+        fit = max(0, (most - used - _SPARE) // each)
+        needed = used + _SPARE + each * len(new)
+        could = "" if needed <= hard else f", of which the system allows {hard} here"
+        return fit, EnvironmentFault(
+            errno.EMFILE,
+            f"{_WHERE}: {len(new)} rings need {each} open files each, {needed} with the {used} that this process has; it may have {most}: "
+            f"run 'ulimit -n {needed}' before it starts{could}, or give fewer rings",
+        )
+
+    def _descriptors_of(self, folder: str) -> int:
+        """Return how many descriptors a ring such as this one holds: mapped columns none."""
+        if self.options["reads"] == "map" and Disk().system.room(mmap.PAGESIZE) is not None:
+            return _HELD  # a map holds none
+        with contextlib.suppress(RingmapError, OSError):
+            schema = read_manifest(Disk(), folder).schema
+            return _HELD + 2 * len(schema.columns if schema is not None else ())
+        return _HELD
 
     def _join(
         self, name: str, folder: str, now: float, is_first: bool, only_known: bool
     ) -> None:  # fmt: skip
         try:
-            if not Disk().exists(Paths(folder).manifest):
-                self.problems.pop(folder, None)
-                return
             manifest = read_manifest(Disk(), folder)
             uuid = manifest.uuid
             for other in self.open:

@@ -122,7 +122,7 @@ class MemmapColumn:
     ) -> bool:  # fmt: skip
         """Make the file for a copy of `source`; return whether it already shares its rows, by a reflink."""
         assert isinstance(source, MemmapColumn)
-        file = disk.share(source._file, path)
+        file = disk.share(source._file.held(), path)
         if file is None:
             cls.create(disk, path, spec, rows, label)
             return False
@@ -145,7 +145,8 @@ class MemmapColumn:
         """
         for fault in cls.faults(disk, path, spec, rows, label):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
-        return cls(disk.open(path, write), spec, rows, reserved, disk.volatile, mapped)
+        file = disk.open_briefly(path) if mapped and not write else disk.open(path, write)
+        return cls(file, spec, rows, reserved, disk.volatile, mapped)
 
     @classmethod
     def faults(
@@ -265,8 +266,9 @@ class MemmapColumn:
     def want(self, slots: Array) -> None:
         """Ask for the pages that hold the rows at `slots`."""
         if self.is_large and slots.size:
+            file = self._file.held()
             for offset, nbytes in runs(slots, self._row, _PAGE):
-                self._file.will_need(offset, nbytes)
+                file.will_need(offset, nbytes)
 
     def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
         """Return a copy of the rows at `slots`. One copy, GIL released."""
@@ -295,7 +297,7 @@ class MemmapColumn:
 
     def _read_runs(self, room: memoryview, bounds: list[int], offsets: list[int]) -> None:
         """Fill `room`, piece by piece between these bounds, from these offsets, or raise."""
-        file = self._file  # held until the last piece: its descriptor stays this file's
+        file = self._file.held()  # until the last piece: its descriptor stays this file's
         path, read = file.path, file.read_into
         try:
             for start, stop, offset in zip(bounds, bounds[1:], offsets, strict=False):
@@ -314,7 +316,7 @@ class MemmapColumn:
         """Copy rows from the same slots of another column."""
         assert isinstance(source, MemmapColumn)
         nbytes = count * self._row
-        if self._file.copy_from(source._file, _PAGE + slot * self._row, nbytes) < nbytes:
+        if self._file.copy_from(source._file.held(), _PAGE + slot * self._row, nbytes) < nbytes:
             raise CorruptError(
                 f"{source._file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
             )

@@ -102,6 +102,10 @@ class MemoryFile:
         """Return the size in bytes."""
         return self.used
 
+    def held(self) -> File:
+        """Return this file."""
+        return self
+
     def close(self) -> None:
         """Do nothing: the disk keeps its files."""
 

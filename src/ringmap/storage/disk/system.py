@@ -23,6 +23,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | memory left | /proc, the cgroup's limit, RLIMIT_AS | - | - | no limit is known |
 | network file system | /proc/self/mountinfo | - | - | taken for a local one |
 | who holds a lock | /proc/locks | - | - | unknown |
+| open files, and their limit | /proc, getrlimit | /dev, getrlimit | - | unknown: the error of an opening says it |
 | end with the parent process | prctl | - | - | none: the caller watches it |
 
 Not here: when any of these is called, and faults (files.py).
@@ -409,6 +410,16 @@ class System(Forkable):
         except (OSError, ValueError):
             return None
         return False
+
+    def descriptors(self) -> tuple[int, int, int] | None:
+        """Return how many files this process has open, how many it may, and how many it could ask for; None if the system does not tell."""
+        if self.portable or resource is None:
+            return None
+        for folder in ("/proc/self/fd", "/dev/fd"):
+            with contextlib.suppress(OSError):
+                used = len(os.listdir(folder))
+                return used, *resource.getrlimit(resource.RLIMIT_NOFILE)
+        return None
 
     def end_with(self, parent: int) -> bool:
         """Let the kernel kill this process once its parent is gone; return False if the system can't.
