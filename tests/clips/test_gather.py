@@ -304,7 +304,7 @@ def test_redraws_are_uniform_over_the_newest_state():
 
 def overtaken(monkeypatch, most):
     """Return how often a batch was read beside a writer that replaces nine tenths of the ring during each copy."""
-    monkeypatch.setattr(gather, "_MOST_CHOICES", most)
+    monkeypatch.setattr(gather, "MOST_CHOICES", most)
     stage = Stage(max_steps=400, spare=400)
     for _ in range(80):
         stage.write(5)

@@ -10,6 +10,7 @@ import signal
 import tempfile
 import threading
 from fractions import Fraction
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
+from ringmap.buffers.sharded import engine as engine_module
 from ringmap.buffers.sharded import members
 from ringmap.buffers.sharded import rings as ring_module
 from ringmap.buffers.sharded.numbers import apart
@@ -30,12 +32,15 @@ from ringmap.errors import (
     BadRingsError,
     EnvironmentFault,
     InputError,
+    LappedError,
     NewerVersionError,
     NoClipsError,
 )
 from ringmap.storage.columns.adjacent import AdjacentColumn
+from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
+from ringmap.storage.read.read_live import look_again
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.read.states import States
 from tests.buffers.steps import episode, prove
@@ -418,6 +423,44 @@ def test_clips_evicted_in_the_middle_of_a_gather(three, monkeypatch, copies, par
     batch = buf.sample(300)
     prove(batch, three.lengths, 3)
     assert buf.num_redraws > 100
+
+
+def overtaken(fleet, monkeypatch, most):
+    """Return how many copies a batch took beside writers that replace nearly all of their rings meanwhile."""
+    monkeypatch.setattr(engine_module, "MOST_CHOICES", most)
+    monkeypatch.setattr(engine_module, "look_again", partial(look_again, retry_s=0.0))
+    for name in "ab":
+        if name not in fleet.writers:
+            fleet.ring(name, 300, spare_rows=300)
+        for _ in range(60):
+            fleet.write(name, 5)
+    buf, real, taken = open_all(fleet), MemmapColumn.take, 0
+
+    def take(column, *given):
+        nonlocal taken
+        found = real(column, *given)
+        if column.spec.name == "step":
+            taken += 1
+            for name in "ab":
+                for _ in range(29):  # a batch copies from one ring after the other
+                    fleet.write(name, 5)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            System, "room", lambda self, nbytes: None
+        )  # ring by ring, as each redraw is read
+        patch.setattr(MemmapColumn, "take", take)
+        batch = buf.sample(32)
+    prove(batch, _Any(dict.fromkeys(range(fleet.next), 5)), 3)
+    buf.close()
+    return taken
+
+
+def test_each_next_redraw_is_nearer_to_the_newest_clip(fleet, monkeypatch):
+    assert overtaken(fleet, monkeypatch, 1024) < 20
+    with pytest.raises(LappedError):  # a control: uniform redraws
+        overtaken(fleet, monkeypatch, 1)
 
 
 def test_the_control_of_the_look(three, monkeypatch, copies):

@@ -50,7 +50,7 @@ from ringmap.storage.read.read_live import lost, read_again
 from ringmap.storage.ring.extremes import lowest
 from ringmap.storage.ring.integers import ClipNumber, Position
 
-__all__ = ["GONE", "PINNED", "ClipReader", "Pinned", "Plan", "Redraw", "Together"]
+__all__ = ["GONE", "MOST_CHOICES", "PINNED", "ClipReader", "Pinned", "Plan", "Redraw", "Together"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,7 +63,10 @@ GONE = -1
 Redraw = Callable[[int], Array]
 """Returns the anchors of so many clips, drawn in place of evicted ones."""
 
-_MOST_PLANS, _MOST_CHOICES = 32, 1024
+_MOST_PLANS = 32
+
+MOST_CHOICES = 1024
+"""Clips of which a redraw takes the newest, at most."""
 
 
 class Pinned:
@@ -235,7 +238,7 @@ class ClipReader(Forkable):
         def newer(count: int) -> Array:
             """Draw for each clip the newest of so many: a reader that is overtaken again and again must get ahead of the writer."""
             nonlocal choices
-            choices = min(2 * choices or 1, _MOST_CHOICES)
+            choices = min(2 * choices or 1, MOST_CHOICES)
             found: Array = draw(count * choices).reshape(choices, count).max(axis=0)
             return found
 

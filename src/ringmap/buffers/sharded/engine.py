@@ -43,7 +43,7 @@ from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.drawing import integers
 from ringmap.clips.drawn import Crossing, Drawn
-from ringmap.clips.gather import GONE, PINNED, ClipReader, Redraw
+from ringmap.clips.gather import GONE, MOST_CHOICES, PINNED, ClipReader, Redraw
 from ringmap.clips.items import EpisodeMoment, call_functions
 from ringmap.clips.many import RING_FAULTS, Piece, gather_many, groups
 from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, ids_of
@@ -487,11 +487,30 @@ class ShardEngine(Engine):
         count = int(gone.sum())
         self._draw_apart()
         self._follow()
-        drawn = self.draw_positions(count, cut) if redraw is None else redraw(count)
+        positions[gone] = self._redrawn(count, cut) if redraw is None else redraw(count)
+        return positions
+
+    def _redrawn(self, count: int, cut: Cut) -> Array:
+        """Return the ids of so many clips, drawn in place of others.
+
+        Raises:
+            NoClipsError: there is none.
+        """
+        drawn = self.draw_positions(count, cut)
         if drawn is None:
             raise NoClipsError(f"{_WHERE}: {self.why_no_clips(cut)}")
-        positions[gone] = drawn
-        return positions
+        return drawn
+
+    def _newest(self, ids: Array) -> Array:
+        """Return of each column the id that lies nearest to the head of its ring, by the steps that the ring holds; `ids`: `(n, B)`."""
+        numbers, local = apart(ids)
+        ages = np.ones(ids.shape)  # of a ring that is gone
+        for ring in self.members.open:
+            mine, source = numbers == ring.number, ring.source
+            held = max(1, source.head - source.tail)
+            ages[mine] = (source.head - local[mine]) / held
+        found: Array = np.take_along_axis(ids, ages.argmin(axis=0)[None], 0)[0]
+        return found
 
     # -- reads --------------------------------------------------------------------------------
 
@@ -531,7 +550,14 @@ class ShardEngine(Engine):
         else:
             found, batch = positions, batch or self._read_none(positions, cut)
         which, left = (np.arange(size), size) if found is None else (found, len(found))
-        read_twice = np.full(size, GONE)
+        read_twice, choices = np.full(size, GONE), 0
+        draw = redraw or partial(self._redrawn, cut=cut)
+
+        def newer(count: int) -> Array:
+            """Draw for each clip the newest of so many, as a reader of one ring does that is overtaken again and again."""
+            nonlocal choices
+            choices = min(2 * choices or 1, MOST_CHOICES)
+            return self._newest(draw(count * choices).reshape(choices, count))
 
         def attempt() -> int:
             nonlocal which
@@ -546,7 +572,7 @@ class ShardEngine(Engine):
             again = now == read_twice[which]
             self._redraws += int(again.sum())
             wanted = np.where(again, GONE, self.anchors_at(now, cut))
-            positions[which] = read_twice[which] = self.replaced(wanted, cut, redraw)
+            positions[which] = read_twice[which] = self.replaced(wanted, cut, newer)
 
         if found is None:
             left = attempt()
