@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from stable_baselines3.her import HerReplayBuffer as TheirHer
 
 import ringmap
-from ringmap.errors import InputError
+from ringmap.errors import InputError, NotFoundError, ReplacedError
 from tests.house import PYTHON, ROOT, run
 
 BOX, PICTURE = spaces.Box(-9, 9, (3,)), spaces.Box(0, 255, (4, 6, 6), np.uint8)
@@ -268,6 +268,30 @@ def test_a_saved_buffer_is_a_pointer(tmp_path):
     model.learn(100, reset_num_timesteps=False)
     assert model.replay_buffer.size() > size + 40
     model.replay_buffer.close()
+
+
+@pytest.mark.parametrize("there", ["nothing", "another", "file", "removed later"])
+def test_a_pointer_makes_nothing_where_its_ring_is_not(tmp_path, there):
+    old, new = tmp_path / "run" / "ring", tmp_path / "moved"
+    made = ringmap.sb3.ReplayBuffer(100, BOX, ACTIONS["box"], "cpu", n_envs=2, path=old)
+    play([made], BOX, ACTIONS["box"], 2, 30, np.random.default_rng(0))
+    pointer = pickle.dumps(made)
+    made.close()
+    loaded = pickle.loads(pointer) if there == "removed later" else None
+    (tmp_path / "run").rename(new)
+    if there == "another":
+        ringmap.sb3.ReplayBuffer(100, BOX, ACTIONS["box"], "cpu", n_envs=2, path=old).close()
+    elif there == "file":
+        old.parent.write_text("notes")
+    error = ReplacedError if there == "another" else NotFoundError
+    with pytest.raises(error, match=rf"points to its ring, and .* at {old}; if the run was moved"):
+        pickle.loads(pointer) if loaded is None else loaded.sample(3)
+    assert (there == "another") == old.exists()
+    again = ringmap.sb3.ReplayBuffer(100, BOX, ACTIONS["box"], "cpu", n_envs=2, path=new / "ring")
+    assert again.size() == 30
+    second = pickle.dumps(pickle.loads(pickle.dumps(again)))  # never opened in between
+    again.close()
+    assert pickle.loads(second).size() == 30
 
 
 def test_a_buffer_in_ram_is_pickled_whole():

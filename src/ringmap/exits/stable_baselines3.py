@@ -22,8 +22,10 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
-from ringmap.errors import InputError, LockedError
+from ringmap.errors import InputError, LockedError, NotFoundError, ReplacedError
 from ringmap.extras import require
+from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.disk.files import Disk
 from ringmap.storage.columns.values import as_array
 
 require("sb3", "ringmap.sb3")
@@ -78,6 +80,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     Cost: `add` is one write; a batch is one gather per column.
 
     Processes and threads: one writer; a pickle (`save_replay_buffer`) of a buffer on disk opens it as the writer when it is first used.
+        It makes nothing: where its ring is not, or another one is, loading it raises NotFoundError or ReplacedError.
 
     Source: Stable-Baselines3, Replay buffers (`common/buffers.py`).
 
@@ -127,7 +130,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return self._open() if self._ring is None else self._ring
 
     def _open(self) -> TransitionReplayBuffer:
-        """Make the ring, or open the one that is there."""
+        """Make the ring, or open the one that is there. A pickle opens the one that it was made of, and makes none."""
+        self._refuse_another()
         shapes, space = self.obs_shape, self.observation_space
         seen: Any = (shapes, space.dtype)
         if isinstance(shapes, dict):
@@ -149,6 +153,34 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.full = calls == self.buffer_size
         self.pos = 0 if self.full else calls
         return ring
+
+    _uuid: bytes | None = None
+    """Of the ring that a pickle points to."""
+
+    def _refuse_another(self) -> None:
+        """Raise unless the ring that a pickle points to is where it was.
+
+        Raises:
+            NotFoundError: nothing is there.
+            ReplacedError: another one is there.
+        """
+        if self._uuid is None:
+            return
+        path, name = self._options["path"], type(self).__name__
+        moved = (
+            "if the run was moved, make the model with replay_buffer_kwargs={'path': ...}, which opens the ring that is there, and load no "
+            "buffer"
+        )
+        try:
+            found = read_manifest(Disk(), path).uuid
+        except NotFoundError:
+            raise NotFoundError(
+                f"{name}: a saved buffer points to its ring, and none is at {path}; {moved}"
+            ) from None
+        if found != self._uuid:
+            raise ReplacedError(
+                f"{name}: a saved buffer points to its ring, and another one is at {path}; {moved}"
+            )
 
     _beside: Mapping[str, Any] | None = None
     """Further columns of the ring."""
@@ -265,11 +297,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if self._options["path"] is not None:
             if self._ring is not None:
                 self._ring.flush()
+                state["_uuid"] = read_manifest(Disk(), self._options["path"]).uuid
             state["_ring"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._refuse_another()
 
 
 class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
