@@ -41,8 +41,10 @@ from ringmap.formats.common.directory import (
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.names import file_name
 from ringmap.formats.common.npz import NpzWriter, npz_in, open_members, open_npz, save_npz
+from ringmap.formats.common.pending import log_path
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.table_mark import fits, mark_of, refuse_other_table
 from ringmap.formats.common.untrusted import (
     check_name,
     check_row,
@@ -73,6 +75,7 @@ _MOST = 1 << 31
 _MANY = 1 << 16
 
 _PIECE_NBYTES = 16 << 20
+_LOOKS = 3
 
 _MEDIA = re.compile(r"ep_(\d+)(_step_\d+)?\.(jpe?g|png|mp4)")
 _OURS = (TABLE, DATA, FILE, FILE + ".new", TABLE + ".new", DATA + ".new")
@@ -216,6 +219,9 @@ class TabularWriter(StagedWriter):
 
     def _open(self, path: str) -> None:
         self._columns = self.format.columns(path) if path else ()
+        data = os.path.join(path, DATA)
+        if path and os.path.exists(data) and not fits(_mark_in(data), *_episodes(path)):
+            raise refuse_other_table(path)
         self._told = False
 
     def _stored_facts(self, path: str) -> Facts:
@@ -286,13 +292,13 @@ class TabularWriter(StagedWriter):
                         self._put(folder, number, column.how, value)
                     else:
                         writers[column.spec.name].write(value)
+        made = np.concatenate([lengths, np.array(new, np.int32)])
+        starts = np.concatenate([offsets, start + np.cumsum(new, dtype=np.int64) - new])
         if any(packed) or os.path.exists(os.path.join(path, DATA)):
-            _add_data(path, len(lengths), packed, list(names))
+            _add_data(path, len(lengths), packed, list(names), mark_of(made, starts))
         if not len(lengths):
             _save_table(path, self.format.name, columns, facts)  # what it names is there
-        fresh = start + np.cumsum(new, dtype=np.int64) - new
-        save_npz(os.path.join(path, f"{OFFSETS}.npz"), np.concatenate([offsets, fresh]))
-        made = np.concatenate([lengths, np.array(new, np.int32)])
+        save_npz(os.path.join(path, f"{OFFSETS}.npz"), starts)
         save_npz(os.path.join(path, f"{LENGTHS}.npz"), made)
 
 
@@ -418,6 +424,7 @@ class TabularSource(DirectorySource):
             if not os.path.exists(path):
                 return {}
             handle.data = _load_data(path)
+            _refuse_other_table(self.path)
         ends, blob = handle.data
         if episode >= len(ends):
             return {}
@@ -488,8 +495,8 @@ def _save_table(path: str, name: str, columns: list[Column], facts: Facts | None
 # -- episode data ---------------------------------------------------------------------------------
 
 
-def _add_data(path: str, episodes: int, packed: list[bytes], fresh: list[str]) -> None:
-    """Write the episode data of all episodes again: ends, bytes, names."""
+def _add_data(path: str, episodes: int, packed: list[bytes], fresh: list[str], mark: Array) -> None:
+    """Write the episode data of all episodes again: ends, bytes, names, the mark of the table."""
     file = os.path.join(path, DATA)
     ends, blob, names = np.empty(0, np.int64), b"", list[str]()
     if os.path.exists(file):
@@ -505,6 +512,7 @@ def _add_data(path: str, episodes: int, packed: list[bytes], fresh: list[str]) -
             ("ends", ends),
             ("bytes", np.frombuffer(b"".join([blob, *packed]), np.uint8)),
             ("names", np.frombuffer(json.dumps(names).encode(), np.uint8)),
+            ("table", mark),
         ):
             with archive.open(f"{member}.npy", "w", force_zip64=True) as into:
                 np.lib.format.write_array(into, array, allow_pickle=False)
@@ -514,6 +522,23 @@ def _add_data(path: str, episodes: int, packed: list[bytes], fresh: list[str]) -
 def _load_data(file: str) -> tuple[Array, bytes]:
     ends, blob = open_members(file, ("ends", "bytes"))
     return ends, blob.tobytes()
+
+
+def _refuse_other_table(path: str) -> None:
+    """Raise unless the data are of the episodes there. A writer that adds to them at this moment writes them first, and has a log."""
+    for _ in range(_LOOKS):
+        if fits(_mark_in(os.path.join(path, DATA)), *_episodes(path)) or os.path.exists(
+            log_path(path)
+        ):
+            return
+    raise refuse_other_table(path)
+
+
+def _mark_in(file: str) -> Array | None:
+    """Return the mark of the data in a file, None of data without one."""
+    with contextlib.suppress(KeyError):
+        return open_members(file, ("table",))[0]
+    return None
 
 
 def _data_names(path: str) -> list[str]:

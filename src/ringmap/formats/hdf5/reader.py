@@ -31,6 +31,7 @@ from ringmap.formats.common.directory import (
     stamp_of,
     tell_left_out,
 )
+from ringmap.formats.common.table_mark import fits, refuse_other_table
 from ringmap.formats.common.untrusted import kind_at, refuse_sparse
 from ringmap.formats.hdf5.columns import (
     EPISODE_LENGTHS,
@@ -45,6 +46,7 @@ from ringmap.storage.records.blobs import decode_data
 __all__ = [
     "BIRTH",
     "NAMES_ATTRIBUTE",
+    "TABLE_ATTRIBUTE",
     "HDF5Source",
     "episode_attribute",
     "open_for_reading",
@@ -56,6 +58,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 BIRTH = "ringmap_birth"
 """Attribute of `ep_len`: a random text that a file gets when our writer makes it, and keeps while it is appended to."""
+
+TABLE_ATTRIBUTE = "ringmap_table"
+"""Attribute of `ep_len`: the mark of the table that the data of episodes were written for."""
 
 NAMES_ATTRIBUTE = "ringmap_episode_columns"
 """Attribute of `ep_len`: JSON list of the names of all episode data, first seen first."""
@@ -133,7 +138,10 @@ class HDF5Source(DirectorySource):
 
     def _episode_data(self, handle: _File, episode: int) -> dict[str, Any]:
         with self._alone():
-            return read_episode_data(self._handle().table, episode)
+            opened = self._handle()
+            if not opened.fits:
+                raise refuse_other_table(self.path)
+            return read_episode_data(opened.table, episode)
 
 
 class _File:
@@ -150,6 +158,7 @@ class _File:
             raise
         self.columns = self.found.columns
         self.table = self.file[EPISODE_LENGTHS]
+        self.fits = fits(self.table.attrs.get(TABLE_ATTRIBUTE), self.lengths, self.offsets)
         self._fd = self.file.id.get_vfd_handle()
 
     def stamp(self) -> tuple[int, ...]:

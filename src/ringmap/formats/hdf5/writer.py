@@ -20,6 +20,7 @@ from ringmap.clips.facts import PREFIX, Facts
 from ringmap.datasets.base import num_rows
 from ringmap.errors import EnvironmentFault, InputError, RingmapError, UnsupportedError
 from ringmap.formats.common.directory import damage_named
+from ringmap.formats.common.table_mark import fits, mark_of, refuse_other_table
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.hdf5.columns import (
@@ -31,6 +32,7 @@ from ringmap.formats.hdf5.columns import (
 )
 from ringmap.formats.hdf5.reader import (
     NAMES_ATTRIBUTE,
+    TABLE_ATTRIBUTE,
     episode_attribute,
     read_table,
 )
@@ -41,6 +43,9 @@ __all__ = ["HDF5Writer"]
 
 _PART_NBYTES = 60_000
 """HDF5 holds an attribute of up to 64 kB in any version of its files."""
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class HDF5Writer(EpisodeWriter):
@@ -73,6 +78,7 @@ class HDF5Writer(EpisodeWriter):
     _rows: int
     _schema: Schema | None
     _names: dict[str, None]
+    _mark: Array
 
     def __init__(
         self,
@@ -138,8 +144,10 @@ class HDF5Writer(EpisodeWriter):
         number, attrs = len(self._lengths), self._lengths.dataset.attrs
         if not number:
             attrs.update(self._facts.encode(PREFIX))
-        self._lengths.write(number, np.array([episode.length], np.int32))
-        self._offsets.write(number, np.array([self._rows], np.int64))
+        row = np.array([episode.length], np.int32), np.array([self._rows], np.int64)
+        self._lengths.write(number, row[0])
+        self._offsets.write(number, row[1])
+        self._mark = mark_of(*row, self._mark)
         for part in range(-(-len(packed) // _PART_NBYTES)):
             piece = packed[part * _PART_NBYTES : (part + 1) * _PART_NBYTES]
             attrs.create(episode_attribute(number, part), np.frombuffer(piece, np.uint8))
@@ -147,6 +155,8 @@ class HDF5Writer(EpisodeWriter):
         if fresh:
             self._names = {**self._names, **dict.fromkeys(fresh)}
             attrs[NAMES_ATTRIBUTE] = json.dumps(list(self._names))
+        if self._names:
+            attrs.modify(TABLE_ATTRIBUTE, self._mark)
         self._rows += episode.length
 
     def _take_stock(self, file: Any) -> None:
@@ -160,6 +170,9 @@ class HDF5Writer(EpisodeWriter):
             self._offsets = Column(EPISODE_OFFSETS, file[EPISODE_OFFSETS])
             given = self._lengths.dataset.attrs.get(NAMES_ATTRIBUTE)
             self._names = dict.fromkeys(json.loads(given) if given else ())
+            self._mark = mark_of(lengths, offsets)
+        if not fits(self._lengths.dataset.attrs.get(TABLE_ATTRIBUTE), lengths, offsets):
+            raise refuse_other_table(self.path)
         for name, what in found.unsupported.items():
             raise UnsupportedError(
                 f"HDF5Writer: {self.path}: column {name!r} is {what}; nothing can be appended to it: copy the others "

@@ -32,12 +32,15 @@ from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
 from ringmap.formats.common.untrusted import check_name, check_row, refuse_links
 from ringmap.formats.media.images import holds, picture_of
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.records.blobs import decode_data
 
 __all__ = [
     "EPISODE",
     "METADATA",
+    "PACKED",
     "STEP",
     "Field",
+    "all_data",
     "arrow_schema",
     "committed",
     "episodes_path",
@@ -64,6 +67,8 @@ _LANCE_OWN = (
     "_row_last_updated_at_version",
 )
 METADATA = b"ringmap"
+PACKED = "ringmap"
+"""The column of a table of data of episodes that holds them as we pack them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,12 +352,12 @@ def sized_fields(dataset: Any, path: str, unsupported: dict[str, str] | None = N
     return list(found.values())
 
 
-def table_of(dataset: Any, path: str) -> tuple[Array, Array]:
-    """Return lengths and offsets of the episodes: the runs of rows of one episode number."""
+def table_of(dataset: Any, path: str) -> tuple[Array, Array, Array]:
+    """Return lengths, offsets and numbers of the episodes: the runs of rows of one episode number."""
     table = dataset.to_table(columns=[EPISODE, STEP])
     numbers, steps = (table.column(name).to_numpy() for name in (EPISODE, STEP))
     if not len(numbers):
-        return np.empty(0, np.int32), np.empty(0, np.int64)
+        return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64)
     begins = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
     lengths = np.diff(np.append(begins, len(numbers)))
     if len(np.unique(numbers[begins])) != len(begins):
@@ -362,7 +367,21 @@ def table_of(dataset: Any, path: str) -> tuple[Array, Array]:
     expected = np.arange(len(numbers)) - np.repeat(begins, lengths)
     if not np.array_equal(steps - np.repeat(steps[begins], lengths), expected):
         raise CorruptError(f"{path}: the steps of an episode are not in order; sort it by {STEP}")
-    return lengths.astype(np.int32), begins.astype(np.int64)
+    return lengths.astype(np.int32), begins.astype(np.int64), numbers[begins].astype(np.int64)
+
+
+def all_data(data: Any) -> dict[int, dict[str, Any]]:
+    """Return number of an episode -> its data; a table without numbers has those of all, from 0 on."""
+    found = {}
+    for at, row in enumerate(data.to_table().to_pylist()):
+        number = row.pop(EPISODE, at)
+        packed = row.get(PACKED)
+        found[number] = (
+            {k: v for k, v in row.items() if v is not None}
+            if packed is None
+            else decode_data(packed)
+        )
+    return found
 
 
 def _field(path: str, spec: ColumnSpec, name: Any, how: Any) -> Field:

@@ -21,6 +21,7 @@ from ringmap.formats.lance import Lance
 from ringmap.formats.lance.columns import (
     EPISODE,
     METADATA,
+    all_data,
     committed,
     episodes_path,
     facts_of,
@@ -32,7 +33,6 @@ from ringmap.formats.lance.columns import (
 from ringmap.formats.media.images import decode_into
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["LanceSource"]
 
@@ -51,7 +51,7 @@ class _Opened:
 
     rows: Any
     data: Any
-    files: list[str]
+    files: list[Any]
 
 
 class LanceSource(DirectorySource):
@@ -69,7 +69,7 @@ class LanceSource(DirectorySource):
         it raises RoleError, since those threads do not come along.
     """
 
-    _files: list[str] | None = None
+    _files: list[Any] | None = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
@@ -81,16 +81,20 @@ class LanceSource(DirectorySource):
             self.unsupported: dict[str, str] = {}
             fields = sized_fields(dataset, self.path, self.unsupported)
             self._fields = {f.spec.name: f for f in fields}
-            self.lengths, self.offsets = table_of(dataset, self.path)
+            self.lengths, self.offsets, self._numbers = table_of(dataset, self.path)
             facts_of(dataset.schema).give(self)
         self.schema = Schema(tuple(f.spec for f in self._fields.values()))
-        self._data: list[dict[str, Any]] | None = None
+        self._data: dict[int, dict[str, Any]] | None = None
         with damage_named(episodes_path(self.path)):
             self.episode_columns = _data_names(handle.data)
 
     def _open(self) -> _Opened:
         rows, beside = opened(self.path), episodes_path(self.path)
-        files = [file.path for part in rows.get_fragments() for file in part.data_files()]
+        # Rows that are deleted stay in their files: which ones is in a file of its own.
+        files = [
+            (*(file.path for file in part.data_files()), part.deletion_file())
+            for part in rows.get_fragments()
+        ]
         if self._files is not None and files[: len(self._files)] != self._files:
             raise ReplacedError(f"{self.path}: has other rows than when it was loaded; load it again")  # fmt: skip
         return _Opened(rows, opened(beside) if committed(beside) else None, files)
@@ -130,8 +134,8 @@ class LanceSource(DirectorySource):
 
     def _episode_data(self, handle: _Opened, episode: int) -> dict[str, Any]:
         if self._data is None:
-            self._data = _all_data(handle.data) if self.episode_columns else []
-        return dict(self._data[episode]) if episode < len(self._data) else {}
+            self._data = all_data(handle.data) if self.episode_columns else {}
+        return dict(self._data.get(int(self._numbers[episode]), {}))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_data": None}
@@ -145,14 +149,6 @@ def _data_names(data: Any) -> list[str]:
     if given is not None:
         return [str(name) for name in json.loads(given)]
     return [name for name in schema.names if name != EPISODE]
-
-
-def _all_data(data: Any) -> list[dict[str, Any]]:
-    table = data.to_table().to_pylist()
-    table.sort(key=lambda row: row.get(EPISODE, 0))
-    if table and "ringmap" in table[0]:
-        return [decode_data(row["ringmap"]) for row in table]
-    return [{k: v for k, v in row.items() if k != EPISODE and v is not None} for row in table]
 
 
 def _scalars(column: Any) -> Any:

@@ -28,8 +28,10 @@ from ringmap.formats.lance import Lance
 from ringmap.formats.lance.columns import (
     EPISODE,
     METADATA,
+    PACKED,
     STEP,
     Field,
+    all_data,
     arrow_schema,
     committed,
     episodes_path,
@@ -45,15 +47,13 @@ from ringmap.formats.lance.columns import (
 from ringmap.formats.media.images import check_image_format, encode, holds
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.records.blobs import decode_data
+from ringmap.storage.records.blobs import decode_data, encode_data
 
 __all__ = ["LanceWriter"]
 
 log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-PACKED = "ringmap"
 
 _GROUP_NBYTES = 128 << 20
 
@@ -123,6 +123,8 @@ class LanceWriter(StagedWriter):
             dataset = opened(path)
             self._fields = sized_fields(dataset, path)
             self._compat = METADATA not in (dataset.schema.metadata or {})
+            if committed(episodes_path(path)):
+                _packed(opened(episodes_path(path)), path)  # before anything is logged
 
     def _stored_facts(self, path: str) -> Facts:
         return facts_of(opened(path).schema)
@@ -208,16 +210,16 @@ def _extend(path: str, episodes: Iterable[Record]) -> None:
     rows = dataset.count_rows()
     schema, fields, later = dataset.schema, list[Field](), 0
     for group in groups_of(episodes, _GROUP_NBYTES):
+        if rows and not fields:
+            fields = fields_of(schema, path)
+            # Numbers need not count from 0: another program's, or where episodes were deleted.
+            later = int(table_of(dataset, path)[2].max()) + 1 - group[0].number
         if any(record.packed for record in group) or committed(episodes_path(path)):
-            _add_data(episodes_path(path), group)
+            _add_data(episodes_path(path), group, later)
         if not rows:
             fields = plan_fields(group[0].schema, group[0].notes["images"])
             notes = group[0].notes
             schema = arrow_schema(fields, notes["compat"], Facts.stated(notes))
-        elif not fields:
-            fields = fields_of(schema, path)
-            last = dataset.take([rows - 1], columns=[EPISODE]).column(0)[0].as_py()
-            later = last + 1 - group[0].number  # another program's numbers need not count from 0
         _commit(path, _batches(group, fields, schema, later), schema, fresh=not rows)
         rows = 1
 
@@ -264,27 +266,38 @@ def _commit(path: str, batches: Iterator[Any], schema: Any, fresh: bool) -> None
     module.LanceDataset.commit(path, what, read_version=version)
 
 
-def _add_data(path: str, group: list[Record]) -> None:
-    """Add one row per episode; the whole table is written again when its columns have to change."""
+def _add_data(path: str, group: list[Record], later: int) -> None:
+    """Add one row per episode, by its number; the whole table is written again when its columns, or old rows, have to change."""
     known: list[tuple[int, bytes]] = []
-    old = None
+    old, fresh = None, [(record.number + later, record.packed) for record in group]
     if committed(path):
         old = opened(path)
-        if PACKED in old.schema.names:
-            table = old.to_table(columns=[EPISODE, PACKED])
-            known = list(zip(table[EPISODE].to_pylist(), table[PACKED].to_pylist(), strict=True))
-    there = len(known)
-    fresh = [(r.number, r.packed) for r in group if r.number >= there]
-    if not there:  # no episode so far had any
-        fresh = [(number, b"") for number in range(group[0].number)] + fresh
-    if not fresh:
+        known = _packed(old, path)
+    # Of episodes whose rows never came, or were deleted: a number is given again.
+    stale = [row for row in known if row[0] >= fresh[0][0]]
+    if stale == fresh:
         return
+    if not known:  # no episode so far had any
+        fresh = [(number, b"") for number in range(fresh[0][0])] + fresh
     new = _table(fresh)
-    if old is not None and old.schema.equals(new.schema, check_metadata=True):
+    if old is not None and not stale and old.schema.equals(new.schema, check_metadata=True):
         _commit(path, iter(new.to_batches()), new.schema, fresh=False)
     else:
-        new = _table(known + fresh)
+        new = _table([row for row in known if row[0] < fresh[0][0]] + fresh)
         _commit(path, iter(new.to_batches()), new.schema, fresh=True)
+
+
+def _packed(data: Any, path: str) -> list[tuple[int, bytes]]:
+    """Return number and packed data of each episode of a table; those of another program are packed here.
+
+    Raises:
+        InputError: it holds what no data of an episode are.
+    """
+    if PACKED in data.schema.names:
+        table = data.to_table(columns=[EPISODE, PACKED])
+        return list(zip(table[EPISODE].to_pylist(), table[PACKED].to_pylist(), strict=True))
+    where = f"LanceWriter: {path}"
+    return [(number, encode_data(values, where)) for number, values in all_data(data).items()]
 
 
 def _is_plain(name: str) -> bool:

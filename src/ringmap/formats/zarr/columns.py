@@ -30,6 +30,7 @@ from ringmap.clips.facts import PREFIX, Facts
 from ringmap.errors import CorruptError, UnsupportedError
 from ringmap.formats.common.log import Record, groups_of
 from ringmap.formats.common.names import file_name
+from ringmap.formats.common.table_mark import fits, mark_of
 from ringmap.formats.common.untrusted import check_name, check_row, kind_at, read_json
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.columns.text import Words
@@ -48,6 +49,7 @@ __all__ = [
     "episode_ends",
     "extend",
     "find_columns",
+    "has_its_table",
     "open_group",
     "part_of",
 ]
@@ -56,6 +58,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 DATA_BYTES, DATA_ENDS, NAMES = "ringmap_data", "ringmap_data_ends", "ringmap_names"
 WORDS_BYTES, WORDS_ENDS = "ringmap_words", "ringmap_words_ends"
+MARK = "ringmap_table"
+"""The attribute of `meta` with the mark of the episodes that data and words were written for."""
 
 CHUNK_NBYTES = 1 << 20
 MAX_CHUNK_ROWS = 16384
@@ -237,6 +241,17 @@ def create(path: str) -> None:
     _create(group.create_group("meta"), "episode_ends", (), np.dtype("<i8"), 4096, None)
 
 
+def has_its_table(group: Any, ends: Array) -> bool:
+    """Tell whether data and words of episodes were written for these episodes."""
+    return fits(group["meta"].attrs.get(MARK), *_table_of(ends))
+
+
+def _table_of(ends: Array) -> tuple[Array, Array]:
+    """Return lengths and offsets."""
+    lengths = np.diff(ends, prepend=0)
+    return lengths, ends - lengths
+
+
 def extend(path: str, episodes: Iterable[Record]) -> None:
     """Add episodes: rows, episode data, and last the ends."""
     group = open_group(path, "r+")
@@ -266,6 +281,7 @@ def _add(
     if any(record.packed for record in records) or DATA_ENDS in group["meta"]:
         _add_data(group, len(ends), records)
     fresh = rows + np.cumsum([record.length for record in records], dtype=np.int64)
+    group["meta"].attrs[MARK] = mark_of(*_table_of(np.concatenate([ends, fresh]))).tolist()
     _put(group["meta/episode_ends"], len(ends), fresh)
     group.store.publish()  # lengths, that of `episode_ends` last: the rows are there
     return columns, np.concatenate([ends, fresh])

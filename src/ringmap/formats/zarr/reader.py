@@ -24,6 +24,8 @@ from ringmap.formats.common.directory import (
     tell_left_out,
 )
 from ringmap.formats.common.episode_cache import EpisodeCache
+from ringmap.formats.common.pending import log_path
+from ringmap.formats.common.table_mark import refuse_other_table
 from ringmap.formats.media.images import in_threads
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.columns import (
@@ -35,6 +37,7 @@ from ringmap.formats.zarr.columns import (
     Column,
     episode_ends,
     find_columns,
+    has_its_table,
     open_group,
     part_of,
 )
@@ -46,6 +49,8 @@ from ringmap.storage.records.blobs import decode_data
 __all__ = ["CACHE_NBYTES", "ZarrSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_LOOKS = 3
 
 CACHE_NBYTES = 64 << 20
 """Decompressed chunks that a dataset keeps in a process: a shuffled pass over less than this decompresses
@@ -106,12 +111,26 @@ class ZarrSource(DirectorySource):
                 continue
             values = handle.rows(column, rows.ravel())
             if column.spec.is_text:
+                self._refuse_other_table(handle)
                 values = handle.texts(values, rows.ravel())
             found[name] = values.reshape(shape)
         return found
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        self._refuse_other_table(handle)
         return decode_data(part_of(handle.group, DATA_BYTES, DATA_ENDS, episode))
+
+    def _refuse_other_table(self, handle: _Handle) -> None:
+        """Raise unless data and words are of these episodes. A writer that adds to them at this moment writes the mark first, and has a log."""
+        for _ in range(_LOOKS if not handle.is_proved else 0):
+            group = open_group(self.path)
+            if has_its_table(group, episode_ends(group, self.path)) or os.path.exists(
+                log_path(self.path)
+            ):
+                handle.is_proved = True
+                return
+        if not handle.is_proved:
+            raise refuse_other_table(self.path)
 
 
 class _Handle:
@@ -133,6 +152,7 @@ class _Handle:
         self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
         self._nbytes = 0
         self._words = EpisodeCache(self._words_of)
+        self.is_proved = False
 
     def texts(self, codes: Array, rows: Array) -> Array:
         """Return the strings of rows of a column of text, given their codes."""

@@ -15,6 +15,7 @@ from ringmap.clips.facts import PREFIX, Facts
 from ringmap.errors import InputError, UnsupportedError
 from ringmap.formats.common.log import FILE, Record
 from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.table_mark import refuse_other_table
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.columns import (
     CHUNK_NBYTES,
@@ -22,6 +23,7 @@ from ringmap.formats.zarr.columns import (
     episode_ends,
     extend,
     find_columns,
+    has_its_table,
     open_group,
 )
 from ringmap.storage.columns.schema import Schema
@@ -88,6 +90,11 @@ class ZarrWriter(StagedWriter):
             Schema(tuple(c.spec for c in found.columns)) if found.columns and len(ends) else None
         )
         return np.diff(ends, prepend=0), schema
+
+    def _open(self, path: str) -> None:
+        group = open_group(path) if path else None
+        if group is not None and not has_its_table(group, episode_ends(group, path)):
+            raise refuse_other_table(path)
 
     def _stored_facts(self, path: str) -> Facts:
         return Facts.stated(open_group(path)["meta"].attrs, PREFIX)
