@@ -129,3 +129,18 @@ np.memmap(path, np.uint8, "r"); np.load(path); mmap.mmap(fd, 0, access=mmap.ACCE
 def test_control():
     assert len(changes(PLANTED)) == len(PLANTED.splitlines()) - 4
     assert changes(HARMLESS) == []
+
+
+LOCAL = {SRC / "storage/disk/local.py", SRC / "formats/common/disk.py"}
+
+
+def absolute_paths(source):
+    """Return the lines in which a module makes a path absolute by itself."""
+    return [line.strip() for line in source.splitlines() if "os.path.abspath(" in line]
+
+
+def test_one_module_makes_given_paths_absolute():
+    """It refuses addresses, which would become folders: "s3:" in the current one."""
+    assert absolute_paths("folder = os.path.abspath(path)") == ["folder = os.path.abspath(path)"]
+    found = {str(p): absolute_paths(p.read_text()) for p in {*SRC.rglob("*.py")} - LOCAL}
+    assert not {name: lines for name, lines in found.items() if lines}

@@ -65,6 +65,7 @@ from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.exits import before_exit
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import describe, holder_of
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.disk.system import cores
@@ -718,7 +719,7 @@ class Engine(Forkable):
     def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
         """Copy the buffer to a directory, with the `kept` memory of sidecars other than priorities; see `ReplayBuffer.snapshot`."""
         own: Kept = {PriorityFile: lambda _: self.sampler.kept_priorities(), **(kept or {})}
-        snapshot(self.source, self.disk, os.path.abspath(path), where, own)
+        snapshot(self.source, self.disk, local_path(path), where, own)
 
     def refuse_close_within(self, where: str) -> None:
         """Raise where `close` would raise, before a close of more than the ring changes anything."""

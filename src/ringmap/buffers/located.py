@@ -13,6 +13,7 @@ import os
 from dataclasses import dataclass
 
 from ringmap.errors import DamageError, InputError, NotFoundError, UnknownFormatError
+from ringmap.storage.disk.local import local_path, refuse_address
 from ringmap.storage.records.kinds import DISTILLATION, EPISODES, LABELS, ROWS, TRANSITIONS
 
 __all__ = ["BUFFERS", "DATASET", "DISTILLATION", "EPISODES", "ROWS", "TRANSITIONS", "Located", "buffer_at", "folders_of", "holds_rings", "is_dataset", "look"]  # fmt: skip
@@ -77,6 +78,7 @@ def buffer_at(path: str) -> Located | None:
     from ringmap.storage.directory.opening import read_manifest
     from ringmap.storage.disk.files import Disk
 
+    refuse_address(path)
     if not os.path.isdir(path):
         return None
     folders = folders_of(path)
@@ -84,7 +86,7 @@ def buffer_at(path: str) -> Located | None:
     if not Disk().exists(Paths(main).manifest):
         return None
     try:
-        kind = read_manifest(Disk(), os.path.abspath(main)).kind
+        kind = read_manifest(Disk(), local_path(main)).kind
     except UnknownFormatError:  # another program's manifest
         return None
     if len(folders) > 1 or "" not in folders:
@@ -150,4 +152,4 @@ def _refuse(path: str, where: str) -> None:
     from ringmap.storage.directory.opening import read_manifest
     from ringmap.storage.disk.files import Disk
 
-    read_manifest(Disk(), os.path.abspath(path))
+    read_manifest(Disk(), local_path(path))

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ringmap.buffers.engine import Engine
 from ringmap.errors import ReplacedError
+from ringmap.storage.disk.local import local_path
 
 __all__ = ["Reopened"]
 
@@ -35,7 +36,7 @@ class Reopened(Generic[B]):
         self._path: str | None = None
         self._open: B | None = None
         if isinstance(given, str | os.PathLike):
-            self._path = os.path.abspath(given)
+            self._path = local_path(given)
         else:
             self._open = given
         self._open_at = open_at

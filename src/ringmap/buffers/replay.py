@@ -58,6 +58,7 @@ from ringmap.storage.commit.store import JOINED_NBYTES, NewEpisode, Store
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.disk.system import memory_left
 from ringmap.storage.inspect.check import Finding, check_source
@@ -184,9 +185,7 @@ class ReplayBuffer(Sampled):
         if threads is not None:
             threads = positive(where, "threads", threads)
         parsed = None if schema is None else Schema.parse(schema)
-        folder, through = (
-            ("RAM", MemoryDisk()) if path is None else (os.path.abspath(path), door(disk))
-        )
+        folder, through = ("RAM", MemoryDisk()) if path is None else (local_path(path), door(disk))
         settings = settings_of(options, storage, check_reads(reads, where))
         steps, opened = int(max_steps), list[Handle]()
         with _closed_on_error(opened):
@@ -248,7 +247,7 @@ class ReplayBuffer(Sampled):
                 raise InputError(
                     f"{where}: unknown option {name!r}; known: {[*known, *calls, 'threads', 'reads']}"
                 )
-        folder, disk = os.path.abspath(path), door(calls["disk"])
+        folder, disk = local_path(path), door(calls["disk"])
 
         def options_of(manifest: Manifest) -> Options:
             must_be(manifest, kind, folder, where)

@@ -33,6 +33,7 @@ from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import look_again, lost, read_whole
 from ringmap.storage.read.recovery import small_state_in
@@ -96,7 +97,7 @@ class StepRing:
         capacity = positive(where, "capacity", capacity)
         self.capacity = int(capacity)
         self.group = spare_rows(self.capacity) if group is None else group
-        if path is not None and examine(door(disk), os.path.abspath(path)) == "buffer":
+        if path is not None and examine(door(disk), local_path(path)) == "buffer":
             found = self.capacity_at(path, where, disk, kind)
             if found != self.capacity:
                 raise InputError(
@@ -443,7 +444,7 @@ class StepRing:
             ExistsError: the directory exists.
         """
         kind = self.engine.owned.manifest.kind
-        with whole(self.engine.disk, os.path.abspath(path), "StepRing.copy_to") as folder:
+        with whole(self.engine.disk, local_path(path), "StepRing.copy_to") as folder:
             self.buffer.snapshot(folder)
             copy = ReplayBuffer.open(folder, mode="r+", disk=self.engine.disk, kind=kind)
             try:
@@ -461,7 +462,7 @@ class StepRing:
             NotFoundError, UnknownFormatError, CorruptError: there is no buffer at the path.
             InputError: its rows are of another kind.
         """
-        folder = os.path.abspath(path)
+        folder = local_path(path)
         fixed = read_manifest(door(disk), folder)
         must_be(fixed, kind, folder, where)
         return fixed.capacity

@@ -12,6 +12,7 @@ from ringmap.cli.options import AsJson, Place, Quiet
 from ringmap.cli.progress import bar
 from ringmap.cli.resolve import folders_of, is_dataset
 from ringmap.errors import DamageError, NotFoundError
+from ringmap.storage.disk.local import local_path
 
 if TYPE_CHECKING:
     from ringmap.storage.inspect.check import Finding
@@ -56,7 +57,7 @@ def _rings_of(path: str) -> list[str]:
     from ringmap.storage.disk.files import Disk
     from ringmap.storage.inspect.check import rings_below
 
-    return rings_below(Disk(), os.path.abspath(path))
+    return rings_below(Disk(), local_path(path))
 
 
 def _parts_of(path: str) -> dict[str, str]:
@@ -74,7 +75,7 @@ def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
     from ringmap.storage.inspect.check import check as check_buffer
     from ringmap.storage.inspect.check import check_ring
 
-    if not os.path.lexists(path):
+    if not os.path.lexists(local_path(path)):
         raise NotFoundError(f"{where}: {path}: nothing is there")
     if where == "check" and is_dataset(path):
         return _of_dataset(path)
@@ -82,9 +83,7 @@ def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
     if where == "check" and (rings := _rings_of(path)):
         for name in rings:
             with bar(f"check {name}") as progress:
-                found += [
-                    (x.file, x) for x in check_ring(Disk(), os.path.abspath(path), name, progress)
-                ]
+                found += [(x.file, x) for x in check_ring(Disk(), local_path(path), name, progress)]
         return found
     for part, folder in folders_of(path).items():
         with bar(f"check {part}".strip()) as progress:

@@ -20,6 +20,7 @@ import typer
 from ringmap.cli.console import count, show
 from ringmap.errors import ExistsError, RingmapError
 from ringmap.extras import require
+from ringmap.storage.disk.local import refuse_address
 
 if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
@@ -52,6 +53,7 @@ def demo(episodes: Episodes = 120, batches: Batches = 400, folder: Folder = None
     A process collects episodes of a point in two rooms, with pixels, and is killed with SIGKILL. The same command goes
     on where it was, while a small network learns from what is there. In the end the buffer is checked and dumped.
     """
+    refuse_address(folder or "")
     if folder is not None and os.path.isdir(folder) and os.listdir(folder):
         raise ExistsError(f"demo: {folder} is not empty; choose a new --dir")
     place = folder or tempfile.mkdtemp(prefix="ringmap-")

@@ -15,6 +15,7 @@ from ringmap.cli.resolve import episodes_at, free_path
 from ringmap.errors import InputError
 from ringmap.formats.media.films import write_film
 from ringmap.formats.media.images import axes_of, enlarged, sheet, shown, spread
+from ringmap.storage.disk.local import refuse_address
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -130,6 +131,7 @@ def _sheet(target: str, dataset: Any, chosen: Sequence[int], name: str, most: in
 def _video(target: str, dataset: Any, chosen: Sequence[int], name: str, fps: int) -> int:
     """Write a video; return how many frames it has."""
     parts = [_frames(dataset, number, name) for number in chosen]
+    refuse_address(target)
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
     write_film(target, fps, (shown(frame) for frames in parts for frame in frames))
     return sum(map(len, parts))

@@ -13,6 +13,7 @@ from ringmap.cli.options import AsJson, Buffer
 from ringmap.cli.progress import bar
 from ringmap.cli.resolve import folders_of
 from ringmap.errors import NotFoundError
+from ringmap.storage.disk.local import local_path
 
 Apply = Annotated[
     bool, typer.Option("--apply", help="Do it; otherwise only say what would be done.")
@@ -33,7 +34,7 @@ def repair(path: Buffer, apply: Apply = False, to: To = None, as_json: AsJson = 
     """
     from ringmap.storage.inspect.repair import repair as repair_buffer
 
-    if not os.path.lexists(path):
+    if not os.path.lexists(local_path(path)):
         raise NotFoundError(f"repair: {path}: nothing is there")
     actions = []
     for part, folder in folders_of(path).items():

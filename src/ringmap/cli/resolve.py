@@ -22,6 +22,7 @@ from ringmap.buffers.located import (
     look,
 )
 from ringmap.errors import ExistsError, NotFoundError
+from ringmap.storage.disk.local import refuse_address
 
 __all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "ROWS", "TRANSITIONS", "Located", "episodes_at", "folders_of", "format_for", "free_path", "holds_rings", "is_dataset", "look", "say_written"]  # fmt: skip
 
@@ -83,6 +84,7 @@ def free_path(path: str, where: str, force: bool) -> str:
         ExistsError: it is there and may not be replaced.
         NotFoundError: its folder is not there.
     """
+    refuse_address(path)
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise NotFoundError(f"{where}: --output {path}: there is no folder {folder}; make it first")

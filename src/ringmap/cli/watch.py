@@ -12,6 +12,7 @@ import typer
 from ringmap.cli.console import clean, console, count, percent, plain, show, show_table
 from ringmap.cli.options import AsJson, Buffer
 from ringmap.cli.resolve import BUFFERS, EPISODES, holds_rings, look
+from ringmap.storage.disk.local import local_path
 
 if TYPE_CHECKING:
     from ringmap.storage.read.reader import Reader
@@ -44,7 +45,6 @@ def watch(
     gets a line for each look, with --json an object. Takes no lock and slows no writer. Ends on Ctrl-C, with exit
     code 0.
     """
-    import os
 
     from ringmap.storage.disk.files import Disk
     from ringmap.storage.read.reader import Reader
@@ -53,7 +53,7 @@ def watch(
         _watch_rings(path, once, interval, as_json)
         return
     found = look(path, "watch", BUFFERS)
-    reader = Reader(Disk(), os.path.abspath(found.main))
+    reader = Reader(Disk(), local_path(found.main))
     noun = "step" if found.kind == EPISODES else "row"
     try:
         first = seen = _look(reader)

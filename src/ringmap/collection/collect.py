@@ -22,6 +22,7 @@ from ringmap.collection.supervisor import Supervisor
 from ringmap.errors import InputError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import Weights
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.system import cores
 from ringmap.world.collecting import kept_seeds
 from ringmap.world.rollout import bar_of
@@ -118,7 +119,7 @@ def collect(
         >>> buf.close()
         >>> sys.path.remove(here)
     """
-    path = os.path.abspath(os.fspath(path))
+    path = local_path(path)
     if context not in ("spawn", "forkserver"):
         raise InputError(
             f"{_WHERE}: context must be 'spawn' or 'forkserver', got {context!r}: a forked process would have the locks of this one"

@@ -19,6 +19,7 @@ import xxhash
 
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.marked import mark_file, marked, record_key
 from ringmap.storage.sidecars.marks import MARKS, Mark, MarkFile, checked_flags, checked_note
 
@@ -62,7 +63,7 @@ class Marks:
         ring = None if ask is None else ask()
         self._source = None if ring is None else ring[0]
         self._keys: dict[int, str | None] = {}
-        given = None if path is None else os.path.abspath(path)
+        given = None if path is None else local_path(path)
         if self._source is not None:
             if given is None and self._source.disk.volatile:
                 raise InputError("Marks: a buffer in RAM has no place for marks; give one: Marks(buf, path=FILE)")  # fmt: skip

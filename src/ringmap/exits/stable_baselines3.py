@@ -27,6 +27,7 @@ from ringmap.extras import require
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 
 require("sb3", "ringmap.sb3")
 
@@ -117,7 +118,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if n_envs > _EXACT_LANES:  # of a full ring a whole call may be missing
             capacity += n_envs
         self._options = {
-            "capacity": capacity, "path": None if path is None else os.path.abspath(path),
+            "capacity": capacity, "path": None if path is None else local_path(path),
             "n_step": n_steps, "gamma": gamma, "frame_stack": frame_stack, "padding_type": padding_type,
             "storage": storage, "durability": durability, "sync_every_s": sync_every_s,
         }  # fmt: skip

@@ -44,6 +44,7 @@ from ringmap.storage.commit.create import make_folder
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 
 __all__ = ["Pace"]
@@ -116,7 +117,7 @@ class Pace:
         rank: int = 0,
         disk: Disk | None = None,
     ) -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = local_path(path)
         self.samples_per_insert = arguments.positive_real(
             "Pace", "samples_per_insert", samples_per_insert
         )
@@ -151,7 +152,7 @@ class Pace:
             (Pace('.../runs/watched', samples_per_insert=4.0, min_steps=100, slack=0.5), None)
         """
         where = "Pace.kept_at"
-        numbers = os.path.join(os.path.abspath(os.fspath(path)), _FOLDER, _NUMBERS)
+        numbers = os.path.join(local_path(path), _FOLDER, _NUMBERS)
         found = _json_at(Disk(), numbers, where)
         if not found:
             return None
@@ -296,7 +297,7 @@ class Pace:
         Raises:
             InputError: it is in RAM, or elsewhere.
         """
-        if path is None or os.path.dirname(os.path.abspath(path)) != self.path:
+        if path is None or os.path.dirname(local_path(path)) != self.path:
             place = "in RAM" if path is None else f"at {path}"
             raise InputError(
                 f"{where}: pace= counts the rings in {self.path}, and this buffer is {place}; put it there"

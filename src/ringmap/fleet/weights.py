@@ -38,6 +38,7 @@ from ringmap.storage.commit.create import make_folder
 from ringmap.storage.disk.advice import clear_error, clear_errors
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class Weights:
         disk: Disk | None = None,
     ) -> None:
         require("weights", "Weights")
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = local_path(path)
         self.model = None if model is None else _checked(model, "Weights")
         self.step: int | None = None
         self._disk = disk or Disk()

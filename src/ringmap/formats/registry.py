@@ -26,6 +26,7 @@ from typing import TypeVar
 from ringmap.errors import InputError, MissingFormatError, UnsupportedError
 from ringmap.extras import missing
 from ringmap.formats.base import Format
+from ringmap.storage.disk.local import refuse_address
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -323,6 +324,7 @@ def resolve_format(
         >>> resolve_format("runs/demo.h5").name, resolve_format("runs/demo", default="zarr").name
         ('hdf5', 'zarr')
     """
+    refuse_address(path)
     refuse_zip(path, where)
     place, named, there = os.fspath(path), _by_suffix(path), None
     if named is not None and format in BUILT_IN and named not in (format, BUILT_IN[format].shares):

@@ -29,6 +29,7 @@ from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.joined import joined_data
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader
@@ -57,10 +58,10 @@ class Ringmap(StoredFormat):
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
         """Return the dataset at a path, which knows what the buffer does: its clips, its rate, and where rewards stand."""
-        manifest = read_manifest(Disk(), os.path.abspath(path))
+        manifest = read_manifest(Disk(), local_path(path))
         settings, place = manifest.settings, _SOURCES.get(manifest.kind)
         if place is None:
-            must_be(manifest, EPISODES, os.path.abspath(path), "load_dataset")
+            must_be(manifest, EPISODES, local_path(path), "load_dataset")
         if place != cls.source:
             return cls._of_steps(path, str(place), options)
         for name, stored in (("num_steps", "history_len"), ("frameskip", "frameskip")):

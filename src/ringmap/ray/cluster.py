@@ -25,6 +25,7 @@ from ringmap.extras import require
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 
 __all__ = [
     "Found",
@@ -211,7 +212,7 @@ class Layout:
 
     def __init__(self, path: str | os.PathLike[str], where: str) -> None:
         try:
-            text = os.path.abspath(os.fspath(path))
+            text = local_path(path)
         except TypeError:
             raise InputError(f"{where}: path must be a directory, got {path!r:.80}") from None
         self.path = text

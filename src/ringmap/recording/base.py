@@ -22,6 +22,7 @@ from ringmap.recording.dumping import dump, place_of
 from ringmap.recording.hooks import Hooks
 from ringmap.recording.keys import Keys
 from ringmap.recording.recorder import Recorder
+from ringmap.storage.disk.local import refuse_address
 
 __all__ = ["WHERE", "Recording"]
 
@@ -75,6 +76,8 @@ class Recording:
         self._hooks = Hooks(self._keys, transition_builder, validate_transition, context_fn)
         self._stream, self._commit_every, self._pace = bool(stream), commit_every, pace
         self._dumps_at_end, self._dumps_at_reset = bool(dump_on_episode_end), bool(dump_on_reset_boundary)  # fmt: skip
+        if dump_path is not None:
+            refuse_address(dump_path)
         self._dump_path = dump_path
         self._dumped: dict[str, int] = {}  # place -> what was stored by then
         self._buffers = buffers
@@ -112,6 +115,8 @@ class Recording:
     def dump_path(self, path: str | os.PathLike[str] | None) -> None:
         if path is None and (self._dumps_at_end or self._dumps_at_reset):
             raise InputError(f"{WHERE}.dump_path: None, but dump_on_... needs a path")
+        if path is not None:
+            refuse_address(path)
         self._dump_path = path
 
     def set_replay_buffers(

@@ -22,6 +22,7 @@ from ringmap.formats.common.disk import exchange
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import examine
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock
 
 __all__ = ["dump", "place_of"]
@@ -29,7 +30,7 @@ __all__ = ["dump", "place_of"]
 
 def place_of(path: str | os.PathLike[str], index: int | None) -> str:
     """Return the dump path of the buffer of environment `index`; with None, that of all."""
-    folder = os.path.abspath(path)
+    folder = local_path(path)
     return folder if index is None else os.path.join(folder, f"env_{index}")
 
 

@@ -32,6 +32,7 @@ from ringmap.formats.registry import detect_format
 from ringmap.storage.directory.entries import SIGNS, Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import refuse_address
 
 __all__ = ["FLEET", "PROBLEM", "Place", "find"]
 
@@ -80,6 +81,7 @@ def find(
     """
     roots = []
     for path in paths:
+        refuse_address(path)
         if not os.path.lexists(path):
             raise NotFoundError(f"view: {os.fspath(path)}: nothing is there; check its spelling")
         roots.append((os.path.realpath(path), os.fspath(path).rstrip("/") or "/"))

@@ -19,6 +19,7 @@ from typing import Any
 
 from ringmap.buffers.located import EPISODES, TRANSITIONS
 from ringmap.errors import ClosedError, InputError, NotFoundError, ReplacedError, RingmapError
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.inspect.describe import Facts, facts_of, nbytes_of
 from ringmap.viewer.find import FLEET, PROBLEM, Place, find
 from ringmap.viewer.fleet import Fleet
@@ -58,7 +59,7 @@ class Library:
         read_only: bool = False,
     ) -> None:
         self.paths = list(paths)
-        folder = os.path.dirname(os.path.abspath(marks or ""))
+        folder = os.path.dirname(local_path(marks or ""))
         if marks is not None and not os.path.isdir(folder):
             raise NotFoundError(
                 f"view: --marks {marks}: there is no folder {folder}; make it first"

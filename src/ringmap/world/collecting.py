@@ -33,6 +33,7 @@ from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
 from ringmap.formats.common.refusals import KEEP_ALL, Drop, Refused, refusal, refused_where_none_fit
 from ringmap.formats.common.writer import EpisodeWriter, tell_facts
 from ringmap.formats.episode import no_append
+from ringmap.storage.disk.local import local_path
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows, Names
 from ringmap.world.infos import Row
@@ -569,7 +570,7 @@ class _ToPath:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        os.makedirs(os.path.dirname(local_path(self.path)), exist_ok=True)
         self._writer = self.format.open_writer(self.path, mode=self.mode)
         tell_facts(self._writer, Facts("next"), WHERE)
         with contextlib.ExitStack() as stack:

@@ -5,7 +5,6 @@ Not here: encoding (formats/media/), which episodes there are (rollout.py).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from ringmap.errors import InputError
 from ringmap.formats.media.films import FilmWriter, open_film
 from ringmap.formats.media.images import is_frame, resample_of, resized, shown
+from ringmap.storage.disk.local import local_path
 from ringmap.world.infos import Row
 from ringmap.world.rollout import Turn
 from ringmap.world.tasks import Task
@@ -31,7 +31,7 @@ class EpisodeVideos:
     """A watcher that records each turn into a separate video file."""
 
     def __init__(self, folder: Path, stem: str, picture: Callable[[Turn, Row], Array]) -> None:
-        self._folder, self._stem, self._picture = folder, stem, picture
+        self._folder, self._stem, self._picture = local_path(folder), stem, picture
         self._open: dict[int, FilmWriter] = {}
 
     def __enter__(self) -> EpisodeVideos:
@@ -44,7 +44,7 @@ class EpisodeVideos:
     def began(self, turn: Turn, row: Row) -> None:
         """Begin a file, with the first frame."""
         picture = self._picture(turn, row)  # before a file is created: the row may have no frame
-        path = Path(os.path.abspath(self._folder)) / f"{self._stem}_{turn.number}.mp4"
+        path = Path(self._folder) / f"{self._stem}_{turn.number}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         self._open.setdefault(turn.number, open_film(str(path), FPS)).show(picture)
 

@@ -33,6 +33,7 @@ from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, NoClipsError, ReadOnlyError
 from ringmap.storage.columns.nested import nested
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.records.kinds import DISTILLATION
 
 __all__ = ["DistillationBuffer"]
@@ -107,7 +108,7 @@ class DistillationBuffer(Unindexed):
         self._choose(retention, keep_rounds, obs_shape, beta, seed, out)
         capacity = positive(_WHERE, "capacity", capacity)
         options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
-        folder = None if path is None else os.path.abspath(path)
+        folder = None if path is None else local_path(path)
         rows = None if folder is None else rows_path(folder, _WHERE, door(disk))
         self._ring = StepRing(
             capacity, path=rows, where=_WHERE, disk=disk, kind=DISTILLATION, **options
@@ -167,7 +168,7 @@ class DistillationBuffer(Unindexed):
             raise InputError(f"{_WHERE}.open: unknown options {sorted(options)} for a reader")
         buffer._choose(**asked, out=out)
         buffer._ring = StepRing.open(rows, disk=disk, kind=DISTILLATION, where=f"{_WHERE}.open")
-        buffer._rows = LabelledRows(buffer._ring, os.path.abspath(path), {})
+        buffer._rows = LabelledRows(buffer._ring, local_path(path), {})
         buffer._keep_as_noted(named)
         return buffer
 

@@ -23,6 +23,7 @@ from ringmap.storage.columns.nested import root
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.directory.opening import examine
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.read_live import read_again
 from ringmap.storage.records.kinds import LABELS as LABELS_KIND
 from ringmap.storage.records.manifest import Kind
@@ -175,7 +176,7 @@ class LabelledRows:
         Raises:
             ExistsError: the directory exists.
         """
-        with whole(self._disk, os.path.abspath(path), where) as folder:
+        with whole(self._disk, local_path(path), where) as folder:
             self.ring.copy_to(rows_path(folder, where, self._disk), notes)
             if self.log is not None:
                 self.log.log.snapshot(os.path.join(folder, "labels"))
@@ -206,7 +207,7 @@ def rows_path(path: str | os.PathLike[str], where: str, disk: Disk) -> str:
     Raises:
         UnknownFormatError: the directory holds something else.
     """
-    folder = os.path.abspath(path)
+    folder = local_path(path)
     if disk.exists(folder) and disk.is_folder(folder):
         names = {name for name in disk.names(folder) if not name.startswith(".")}
         if names and "rows" not in names:

@@ -28,6 +28,7 @@ from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import CorruptError, InputError, NoClipsError
 from ringmap.extras import require
 from ringmap.storage.disk.advice import clear_errors
+from ringmap.storage.disk.local import local_path, refuse_address
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -448,7 +449,7 @@ class RolloutBuffer(Unindexed):
         """
         import torch
 
-        data, where = io.BytesIO(), os.path.abspath(path)
+        data, where = io.BytesIO(), local_path(path)
         torch.save(self.state_dict(), data)
         with clear_errors(f"{type(self).__name__}.save", where, lambda: "nothing was changed"):
             DISK.replace_file(where, data.getvalue())
@@ -462,6 +463,7 @@ class RolloutBuffer(Unindexed):
         """
         import torch
 
+        refuse_address(path)
         if os.path.exists(path) and not os.path.isfile(
             path
         ):  # opening a pipe would wait for its other end

@@ -53,6 +53,7 @@ from ringmap.formats.common.refusals import Drop
 from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.inspect.check import Finding
 from ringmap.storage.inspect.describe import WriterFacts, writer_of
 
@@ -244,7 +245,7 @@ class ShardedReplayBuffer(Sampled):
             _weights(weights),
             None if retire_after is None else Retiring(retire_after),
         )
-        kept = None if state is None else LearnerState(os.path.abspath(state), write=True)
+        kept = None if state is None else LearnerState(local_path(state), write=True)
         try:
             power = durability == "power"
             self.engine = ShardEngine(rings, shares, sampler, seed, threads, kept, retiring, power)
@@ -662,6 +663,7 @@ class ShardedReplayBuffer(Sampled):
             EnvironmentFault: the disk failed; the rings that were copied before are whole.
         """
         self.episodes_only("snapshot")
+        path = local_path(path)
         rings = list(self.engine.all_rings())
         names = [os.path.basename(ring.folder) for ring in rings]
         if len(set(names)) < len(names):
@@ -670,7 +672,7 @@ class ShardedReplayBuffer(Sampled):
             )
         if os.path.isdir(path) and os.listdir(path):
             raise ExistsError(
-                f"ShardedReplayBuffer.snapshot: {os.fspath(path)} is not empty; choose another path"
+                f"ShardedReplayBuffer.snapshot: {path} is not empty; choose another path"
             )
         for ring, name in zip(rings, names, strict=True):
             ring.episodes.snapshot(os.path.join(path, name))

@@ -51,6 +51,7 @@ from ringmap.storage.directory.entries import FINE, Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.advice import clear_error, remedy
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.kinds import TRANSITIONS
 from ringmap.storage.records.manifest import Manifest
@@ -214,11 +215,11 @@ class Rings:
         """
         paths = self.paths
         if isinstance(paths, tuple):
-            return [(path, os.path.abspath(path)) for path in paths]
+            return [(path, local_path(path)) for path in paths]
         if glob.has_magic(paths) and not os.path.isdir(paths):
-            return [(path, os.path.abspath(path)) for path in Disk().matching(paths, unlisted)]
+            return [(path, local_path(path)) for path in Disk().matching(paths, unlisted)]
         names = [name for name in Disk().names(paths) if name not in FINE]
-        return [(name, os.path.abspath(os.path.join(paths, name))) for name in names]
+        return [(name, local_path(os.path.join(paths, name))) for name in names]
 
     def scan(self, now: float, is_first: bool = False, only_known: bool = False) -> bool:
         """Let rings leave that are gone, and join that are new; tell whether any did. What can't be read is in `report`.
@@ -485,9 +486,9 @@ def as_paths(paths: Any) -> str | tuple[str, ...]:
         InputError: it is neither.
     """
     if isinstance(paths, str | Path):
-        return os.path.abspath(paths)
+        return local_path(paths)
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
-        return tuple(os.path.abspath(path) for path in paths)
+        return tuple(local_path(path) for path in paths)
     raise InputError(
         f"{_WHERE}: paths must be a directory, a glob or a list of rings, got {paths!r:.80}"
     )

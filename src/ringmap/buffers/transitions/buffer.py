@@ -66,6 +66,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.kinds import TRANSITIONS, must_be
 from ringmap.storage.records.stream_file import EARLIER_LIMIT
@@ -1043,7 +1044,7 @@ def _check_stored(
     Raises:
         InputError: it has another one, or none.
     """
-    folder = os.path.abspath(path)
+    folder = local_path(path)
     if examine(door(disk), folder) != "buffer":
         return
     fixed = read_manifest(door(disk), folder)

@@ -12,6 +12,7 @@ from ringmap.clips.clip_range import ClipRange, HasClipRange
 from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, window_of
 from ringmap.clips.where import Values, names_in, select
 from ringmap.errors import ArgumentTypeError, InputError, NoClipsError, NotFoundError
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.marked import mark_file, marked
 from ringmap.storage.sidecars.marks import MARKS, Mark
 
@@ -68,7 +69,7 @@ class EpisodeSampler(DrawingSampler):
                 f"EpisodeSampler: where= takes conditions on 'flags' and 'note', got {others}; draw from view(where={where!r})"
             )
         self._where = where.strip()
-        self._path = None if marks is None else os.path.abspath(marks)
+        self._path = None if marks is None else local_path(marks)
         if marks is not None and not self._where:
             raise InputError(
                 "EpisodeSampler: marks without where change nothing; give where='not flags contains bad', say"

@@ -21,7 +21,7 @@ from ringmap.datasets.base import Dataset, Where
 from ringmap.datasets.joined import ConcatDataset
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import ArgumentTypeError, InputError, NotFoundError, UnknownFormatError
-from ringmap.formats.catalog.prefixes import has_prefix, load_prefixed
+from ringmap.formats.catalog.prefixes import has_prefix, list_prefixes, load_prefixed
 from ringmap.formats.common.swap import restore
 from ringmap.formats.registry import (
     detect_format,
@@ -31,6 +31,7 @@ from ringmap.formats.registry import (
     refuse_zip,
 )
 from ringmap.storage.directory.opening import refuse_dangling
+from ringmap.storage.disk.local import refuse_address
 
 __all__ = ["get_cache_dir", "load_arrays", "load_dataset"]
 
@@ -130,6 +131,8 @@ def _opened(
             f"load_dataset: a dataset is opened by its path, name or id, got {type(name).__name__}; of several open each, and join them: "
             "ConcatDataset([load_dataset(path) for path in paths]); a buffer is a dataset already"
         )
+    if os.fspath(name).partition(":")[0] not in list_prefixes():
+        refuse_address(name)
     name = os.fspath(name)
     if has_prefix(name) and not os.path.exists(os.path.expanduser(name)):
         return _told(load_prefixed(name, **reader_options), told)
@@ -188,7 +191,9 @@ def load_arrays(name: str | os.PathLike[str], format: str | None = None) -> Any:
 
 
 def _root(given: str | os.PathLike[str] | None) -> Path:
-    return Path(given or os.environ.get(HOME_VARIABLE) or "~/.stable_worldmodel").expanduser()
+    root = given or os.environ.get(HOME_VARIABLE) or "~/.stable_worldmodel"
+    refuse_address(root)
+    return Path(root).expanduser()
 
 
 def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmap.errors import InputError, NotFoundError
+from ringmap.storage.disk.local import refuse_address
 
 __all__ = ["has_prefix", "list_prefixes", "load_prefixed", "place_of", "register_dataset", "takes"]
 
@@ -103,6 +104,7 @@ def place_of(dest: str | os.PathLike[str]) -> tuple[str | os.PathLike[str], str 
         >>> place_of("runs/demo.h5")
         ('runs/demo.h5', None)
     """
+    refuse_address(dest)
     prefix, _, rest = os.fspath(dest).partition(":")
     if prefix not in _ROOTS or not rest or os.path.exists(dest):
         return dest, None

@@ -35,6 +35,7 @@ from ringmap.errors import (
 )
 from ringmap.formats.media.films import Decoders
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.local import local_path
 
 __all__ = [
     "DecodingSource",
@@ -86,7 +87,7 @@ class DirectorySource:
     """Whether a handle keeps open all that is read through it: what is at the path then matters at an opening alone."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(path)
+        self.path = local_path(path)
         if not os.path.exists(self.path):
             raise NotFoundError(f"{self.path}: no such file or folder")
         self._loaded_ns = time.time_ns()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmap.errors import InputError
 from ringmap.formats.base import Format, Writer
+from ringmap.storage.disk.local import refuse_address
 
 if TYPE_CHECKING:
     from ringmap.datasets.stored import ColumnSource, StoredDataset
@@ -55,6 +56,7 @@ class StoredFormat(Format):
         """
         from ringmap.datasets.stored import StoredDataset
 
+        refuse_address(path)
         made = named(cls.source)
         its = [name for name in list(inspect.signature(made).parameters)[1:] if name in options]
         made = functools.partial(made, **{name: options.pop(name) for name in its}) if its else made

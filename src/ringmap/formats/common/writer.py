@@ -33,6 +33,7 @@ from ringmap.formats.episode import (
     validate_write_mode,
 )
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.handle import refuse_if_mine
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.rates import rate_text
@@ -81,7 +82,7 @@ class EpisodeWriter:
     def __init__(
         self, path: str | os.PathLike[str], mode: str = "append", progress: bool = False
     ) -> None:
-        self.path = os.path.realpath(path)
+        self.path = os.path.realpath(local_path(path))
         self.mode = validate_write_mode(mode)
         if mode == "append" and not self.appends:
             raise no_append(type(self).__name__, self.path)

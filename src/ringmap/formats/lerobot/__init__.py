@@ -44,6 +44,7 @@ from ringmap.formats.media.films import Decoder, decode_runs
 from ringmap.formats.media.images import Picture, decode_into, picture_of
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.records.rates import as_rate
 
 __all__ = ["BOXED", "LeRobot", "LeRobotSource"]
@@ -123,7 +124,7 @@ class LeRobotSource(DecodingSource):
         if depth not in DEPTHS:
             raise InputError(f"{os.fspath(path)}: depth must be one of {DEPTHS}, got {depth!r}")
         self._depth = depth
-        self._tables = _episode_files(os.path.abspath(path))
+        self._tables = _episode_files(local_path(path))
         super().__init__(path)
         with damage_named(self.path):
             info = os.path.join(self.path, "meta", "info.json")

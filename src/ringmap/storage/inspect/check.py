@@ -42,6 +42,7 @@ from ringmap.storage.directory.entries import FINE, SIGNS, Paths
 from ringmap.storage.directory.opening import links_in
 from ringmap.storage.disk.advice import clear_error
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.inspect.faults import Finding, faults_in
 from ringmap.storage.inspect.raw_files import Files
 from ringmap.storage.inspect.scan import Scan
@@ -82,7 +83,7 @@ def check(path: str | os.PathLike[str], progress: Progress | None = None) -> lis
         ...     print(finding)
         columns/000-obs.npy: rows of record 1 (positions 0 to 30) are damaged
     """
-    disk, folder = Disk(), os.path.abspath(path)
+    disk, folder = Disk(), local_path(path)
     if not (names := rings_below(disk, folder)):
         return check_folder(disk, folder, progress)
     return [found for name in names for found in check_ring(disk, folder, name, progress)]

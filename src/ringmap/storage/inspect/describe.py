@@ -22,6 +22,7 @@ from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.group import follows
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.manifest import Manifest
@@ -114,7 +115,7 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
         >>> facts_of("seen").writer.alive
         False
     """
-    disk, folder = Disk(), os.path.abspath(path)
+    disk, folder = Disk(), local_path(path)
     with closing(Reader(disk, folder)) if reader is None else nullcontext(reader) as opened:
         manifest = opened.manifest
         with opened.memory:
@@ -142,7 +143,7 @@ def pending_at(folder: str) -> int:
     Raises:
         CorruptError, NewerVersionError, EnvironmentFault: as for `facts_of`.
     """
-    with closing(Reader(Disk(), os.path.abspath(folder))) as reader:
+    with closing(Reader(Disk(), local_path(folder))) as reader:
         return _pending_in(reader)
 
 
@@ -256,7 +257,7 @@ def commits_of(path: str | os.PathLike[str]) -> Commits:
         >>> commits.written.tolist(), commits.live.tolist(), commits.evicted.tolist()
         ([20, 40, 60, 80], [20, 40, 40, 40], [0, 0, 20, 20])
     """
-    with closing(Reader(Disk(), os.path.abspath(path))) as reader:
+    with closing(Reader(Disk(), local_path(path))) as reader:
         records, valid, _ = reader.table.scan()
         newest = reader.seq
     records = records[valid]

@@ -15,6 +15,7 @@ from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import refuse_links
 from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.inspect.raw_files import Files
 from ringmap.storage.inspect.salvage import Action, Salvage
@@ -80,9 +81,9 @@ def repair(
         >>> [int(episode["obs"][0]) for episode in ringmap.ReplayBuffer.open("hurt").episodes()]
         [0, 2]
     """
-    folder = os.path.abspath(path)
+    folder = local_path(path)
     if to is not None:
-        return copy_repaired(Disk(), folder, os.path.abspath(to), dry_run, progress)
+        return copy_repaired(Disk(), folder, local_path(to), dry_run, progress)
     return repair_folder(Disk(), folder, dry_run, progress)
 
 
