@@ -11,6 +11,7 @@ Not here: facts about buffers (storage/inspect/describe.py), about formats (form
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 
@@ -27,7 +28,8 @@ def main() -> None:
     """
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):
-            output.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # was a file when Python began, and is a pipe now
+                output.reconfigure(errors="backslashreplace")
     try:
         require("cli", "the command line")
     except MissingExtraError as error:
