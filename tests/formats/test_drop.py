@@ -167,6 +167,30 @@ def test_what_holds_all_is_not_read_ahead(tmp_path, monkeypatch):
     assert not asked
 
 
+@pytest.mark.parametrize("target", ["lerobot", "minari", "robomimic"])
+@pytest.mark.parametrize("flag", [[0, 0, 0, 2], [0.0, np.nan, 0.0, 1.0]])
+def test_a_flag_that_is_none_is_refused(tmp_path, target, flag):
+    pytest.importorskip({"lerobot": "pyarrow"}.get(target, "h5py"))
+    rows = {
+        name: values for name, values in episode().items() if name in ("obs", "action", "reward")
+    }
+    with ReplayBuffer(50, reward_at="next") as buf:
+        buf.write_episode({**rows, "terminated": np.array([0, 0, 0, 1], np.asarray(flag).dtype)})
+        buf.write_episode({**rows, "terminated": np.array(flag)})
+        with pytest.raises(
+            InputError, match=r"'terminated'.*0 or 1, and step [13] has.*drop=\['terminated'\]"
+        ):
+            buf.dump(tmp_path / NAMES[target], target, progress=False)
+        assert os.listdir(tmp_path) == []
+        buf.dump(tmp_path / NAMES[target], target, progress=False, drop="terminated")
+
+
+def test_a_format_that_only_reads_is_named(tmp_path):
+    with pytest.raises(ValueError, match="rlds"):
+        convert(ring(tmp_path / "ring"), tmp_path / "set", dest_format="rlds", progress=False)
+    assert os.listdir(tmp_path) == ["ring"]
+
+
 # -- LeRobot's own columns ------------------------------------------------------------------------
 
 

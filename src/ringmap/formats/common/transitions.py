@@ -16,7 +16,15 @@ import numpy as np
 
 from ringmap.errors import InputError
 
-__all__ = ["OUTCOMES", "Steps", "below", "next_of", "observations_of"]
+__all__ = [
+    "OUTCOMES",
+    "Steps",
+    "below",
+    "is_loose_flag",
+    "next_of",
+    "observations_of",
+    "refused_flag",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -71,6 +79,22 @@ def observations_of(
                 raise InputError(f"{where}: column {old!r} would be {new!r}, and so would another one; leave one out")  # fmt: skip
             found[old] = new
     return found
+
+
+def refused_flag(name: str, rows: Array) -> str | None:
+    """Return why a column can't be a flag of these layouts, None if it can, or is none."""
+    if name not in _FLAGS or rows.dtype.kind == "b":
+        return None
+    is_flag = np.isin(rows, (0, 1)) if rows.dtype.kind in "iuf" else np.zeros(len(rows), bool)
+    if is_flag.all():
+        return None
+    step = int(np.argmin(is_flag.reshape(len(rows), -1).all(axis=1)))
+    return f"a flag is 0 or 1, and step {step} has {rows[step].tolist()!r}"
+
+
+def is_loose_flag(name: str, dtype: np.dtype[Any]) -> bool:
+    """Return whether a column is a flag by its name, and may have other values by its dtype."""
+    return name in _FLAGS and dtype.kind != "b"
 
 
 class Steps:

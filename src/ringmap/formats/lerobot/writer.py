@@ -28,7 +28,7 @@ from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, FILM, Encoded, Record
 from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.staged import StagedWriter
-from ringmap.formats.common.transitions import OUTCOMES, Steps
+from ringmap.formats.common.transitions import OUTCOMES, Steps, is_loose_flag, refused_flag
 from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.lerobot import BOXED, LeRobot, LeRobotSource
 from ringmap.formats.media.films import Encoding, encode_video
@@ -117,6 +117,8 @@ class LeRobotWriter(StagedWriter):
     def _refuses(self, name: str, rows: Array) -> str | None:
         if name in _OWN and name not in self._names:
             return self._refuses_own(name, rows)
+        if why := refused_flag(name, rows):
+            return why
         kind, shape = rows.dtype.kind, rows.shape[1:]
         if kind not in "biufU" or (kind == "U" and shape) or len(shape) > 5 or 0 in shape:
             return "LeRobot has no feature for it"
@@ -165,8 +167,9 @@ class LeRobotWriter(StagedWriter):
         return None if good else "a task is text of UTF-8"
 
     def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Return whether a column is of text, which may be no UTF-8, or LeRobot fills in one of this name itself."""
-        return dtype.kind == "U" or (name in _OWN and name not in self._names)
+        """Return whether a column is of text, which may be no UTF-8, a flag, or one that LeRobot fills in itself."""
+        own = name in _OWN and name not in self._names
+        return own or dtype.kind == "U" or is_loose_flag(name, dtype)
 
     def _as_stored(
         self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str

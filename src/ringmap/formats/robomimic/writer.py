@@ -26,8 +26,10 @@ from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import (
     OUTCOMES,
     Steps,
+    is_loose_flag,
     next_of,
     observations_of,
+    refused_flag,
 )
 from ringmap.formats.robomimic import LENGTH, SPLITS, THEIRS, Robomimic, RobomimicSource
 
@@ -84,7 +86,7 @@ class RobomimicWriter(StagedWriter):
     # -- episodes ----------------------------------------------------------------------------
 
     def _refuses(self, name: str, rows: Array) -> str | None:
-        return refused_rows(rows)
+        return refused_flag(name, rows) or refused_rows(rows)
 
     def _refuses_data(self, name: str, value: Any) -> str | None:
         return (
@@ -96,8 +98,8 @@ class RobomimicWriter(StagedWriter):
         )
 
     def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Return whether a column is of text, which may be such that HDF5 does not hold it."""
-        return dtype.kind == "U"
+        """Return whether a column is of text, which may be such that HDF5 does not hold it, or a flag by its name alone."""
+        return dtype.kind == "U" or is_loose_flag(name, dtype)
 
     def _as_stored(
         self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
