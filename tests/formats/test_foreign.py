@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ringmap.data import ReplayBuffer, detect_format, get_format, load_dataset
-from ringmap.errors import CorruptError, UnsupportedError
+from ringmap.data import ReplayBuffer, convert, detect_format, get_format, load_dataset
+from ringmap.errors import CorruptError, InputError, UnsupportedError
 from ringmap.formats.minari import untrusted as guard
 from ringmap.testing.datasets import make_episodes
 
@@ -351,6 +351,16 @@ def test_a_column_that_is_not_read_is_named(tmp_path, kind):
         load_dataset(path)
     with pytest.raises(UnsupportedError, match="'obs/pair'"):
         load_dataset(path, keys_to_load=["action", "obs/pair"])
+    for drop in ([], ["action"]):
+        with pytest.raises(UnsupportedError, match=r"copy them with drop=\['obs/pair'\]"):
+            convert(path, tmp_path / "copy.h5", drop=drop, progress=False)
+    convert(path, tmp_path / "copy.h5", drop=["obs/pair", "action"], progress=False)
+    assert sorted(load_dataset(tmp_path / "copy.h5").column_names) == [
+        "obs/arm/angle",
+        "obs/camera",
+    ]
+    with pytest.raises(InputError, match="there is no such column"):
+        convert(path, tmp_path / "other.h5", drop=["obs/pair", "nope"], progress=False)
     dataset = load_dataset(path, keys_to_load=["action", "obs/arm/angle"])
     assert dataset.get_col_data("action").tolist() == [0, 1, 2, 3, 4]
     dataset.close()

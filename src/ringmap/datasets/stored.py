@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ class StoredDataset(Dataset):
         layout: "CHW" returns images as (T, C, H, W), "HWC" as they are stored.
         output: "torch" returns tensors, "numpy" arrays, for which PyTorch need not be installed.
         keys_to_load: the columns to return; None for all.
+        keys_to_drop: columns to leave out of all, if there are such.
         keys_to_cache: columns to hold in memory.
         keys_to_merge: new column -> the columns to join into it (as `merge_col` takes them).
         unknown: refused by name.
@@ -76,6 +77,7 @@ class StoredDataset(Dataset):
         layout: str = "CHW",
         output: str = "torch",
         keys_to_load: Sequence[str] | None = None,
+        keys_to_drop: Collection[str] = (),
         keys_to_cache: Sequence[str] = (),
         keys_to_merge: Mapping[str, Sequence[str] | str] | None = None,
         **unknown: Any,
@@ -83,7 +85,7 @@ class StoredDataset(Dataset):
         if unknown:
             raise InputError(
                 f"{source.path}: unknown option {next(iter(unknown))!r}; known: num_steps (a buffer's history_len), "
-                "frameskip, transform, layout, output, keys_to_load, keys_to_cache, keys_to_merge"
+                "frameskip, transform, layout, output, keys_to_load, keys_to_drop, keys_to_cache, keys_to_merge"
             )
         if layout not in LAYOUTS:
             raise InputError(f"{source.path}: layout must be one of {LAYOUTS}, got {layout!r}")
@@ -96,12 +98,18 @@ class StoredDataset(Dataset):
         self.output = output
         stored = {spec.name: spec for spec in source.schema.columns}
         unsupported: Mapping[str, str] = getattr(source, "unsupported", {})
-        names = list(stored) if keys_to_load is None else list(keys_to_load)
+        self.dropped = [
+            n for n in (*stored, *unsupported) if n in keys_to_drop and keys_to_load is None
+        ]
+        """The columns that were left out."""
+        unsupported = {n: what for n, what in unsupported.items() if n not in self.dropped}
+        names = [n for n in stored if n not in self.dropped]
+        names = names if keys_to_load is None else list(keys_to_load)
         for name in (*(unsupported if keys_to_load is None else ()), *names, *keys_to_cache):
             if name in unsupported:
                 raise UnsupportedError(
                     f"{source.path}: column {name!r} is {unsupported[name]}; read the others with "
-                    f"keys_to_load={list(stored)}"
+                    f"keys_to_load={list(stored)}, or copy them with drop={list(unsupported)}"
                 )
             if name not in stored:
                 raise UnknownColumnError(

@@ -91,7 +91,8 @@ def convert(
     """
     dest, named = place_of(dest)
     chosen = _format_of(dest, dest_format or named, mode, "convert")
-    name, part = _opened(source, source_format, "convert")
+    drop = Drop(drop, "convert").names
+    name, part = _opened(source, source_format, "convert", drop)
     if marks is not None and where == "":
         raise InputError("convert: marks without where change nothing; give where='not flags contains bad', say")  # fmt: skip
     is_live = False
@@ -146,7 +147,8 @@ def merge(
         raise InputError("merge: Need at least one dataset")
     dest, named = place_of(dest)
     chosen = _format_of(dest, dest_format or named, mode, "merge")
-    parts = [_opened(source, None, "merge") for source in sources]
+    drop = Drop(drop, "merge").names
+    parts = [_opened(source, None, "merge", drop) for source in sources]
     told = Facts.named("merge", reward_at, fps)
     _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode}, told, drop)
 
@@ -171,7 +173,9 @@ def _copy(
             and os.path.realpath(path) == os.path.realpath(dest)
         ):
             raise InputError(f"{where}: {name} is both source and destination; choose another dest")
-    names = dict.fromkeys(name for _, part in parts for name in part.column_names)
+    names = dict.fromkeys(
+        name for _, part in parts for name in (*part.column_names, *getattr(part, "dropped", ()))
+    )
     left_out.check(
         names, lambda: dict.fromkeys(n for _, p in parts for n in p.episode_column_names)
     )
@@ -234,9 +238,9 @@ def _format_of(
     )  # fmt: skip
 
 
-def _opened(source: Any, source_format: str | None, where: str) -> tuple[str, Any]:
+def _opened(source: Any, source_format: str | None, where: str, drop: list[str]) -> tuple[str, Any]:
     if isinstance(source, str | os.PathLike):
-        return str(source), load_arrays(source, source_format)
+        return str(source), load_arrays(source, source_format, drop)
     whole = getattr(source, "episode_dataset", None)
     if whole is not None:  # of transitions
         return repr(source), whole()

@@ -11,7 +11,7 @@ Not here: reading (formats/), downloading.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,13 @@ from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, Where
 from ringmap.datasets.joined import ConcatDataset
 from ringmap.datasets.stored import StoredDataset
-from ringmap.errors import ArgumentTypeError, InputError, NotFoundError, UnknownFormatError
+from ringmap.errors import (
+    ArgumentTypeError,
+    InputError,
+    NotFoundError,
+    UnknownFormatError,
+    UnsupportedError,
+)
 from ringmap.formats.catalog.prefixes import has_prefix, list_prefixes, load_prefixed
 from ringmap.formats.common.swap import restore
 from ringmap.formats.registry import (
@@ -173,17 +179,25 @@ def _told(dataset: Dataset, told: Facts) -> Dataset:
     return dataset
 
 
-def load_arrays(name: str | os.PathLike[str], format: str | None = None) -> Any:
+def load_arrays(
+    name: str | os.PathLike[str], format: str | None = None, drop: Collection[str] = ()
+) -> Any:
     """Open a dataset to copy or show it: arrays, images as they are stored. PyTorch need not be installed.
 
     Args:
         name: as for `load_dataset`.
         format: the format's name; found out by default.
+        drop: columns that are not missed, if they are not supported.
 
     Raises:
         NotFoundError, UnknownFormatError, InputError: as for `load_dataset`.
     """
-    dataset = load_dataset(name, format=format, layout="HWC")
+    try:
+        dataset = load_dataset(name, format=format, layout="HWC")
+    except UnsupportedError:
+        if not drop:
+            raise
+        dataset = load_dataset(name, format=format, layout="HWC", keys_to_drop=drop)
     for part in dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]:
         if isinstance(part, StoredDataset):  # a reader of somebody else's may know no such option
             part.output = "numpy"

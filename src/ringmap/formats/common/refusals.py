@@ -84,6 +84,11 @@ class Drop:
     def __bool__(self) -> bool:
         return bool(self._names)
 
+    @property
+    def names(self) -> list[str]:
+        """The names, as they were given."""
+        return list(self._names)
+
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
