@@ -358,7 +358,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
 
         An episode ends where `terminated`, `truncated` or `done` says so (also below `next`), and, with next observations, where the
         next row does not begin with them: rows of several environments that were added in turn are episodes of one row.
-        `reward_at` is "same".
+        `reward_at` is "same". Sides of `split` go by an episode's place among those that are stored now.
 
         Args:
             options: of a dataset: `num_steps`, `transform`, `keys_to_load`, ...; arrays by default (`output`, `layout`).

@@ -615,6 +615,9 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         columns of `extra` beside the action. `reward_at` is "next". Rewards are those of single steps, and stacks are whole. One whose first transitions were
         evicted has `front_evicted` in its data; the newest of each environment may not have ended.
 
+        Sides of `split` go by an episode's place among those that are stored now, so another call may give other ones. To keep them,
+        dump the episodes and split the dataset, which counts those in the file.
+
         Args:
             options: of a dataset: `num_steps`, `frameskip`, `transform`, `keys_to_load`, ...; arrays by default (`output`, `layout`).
 
