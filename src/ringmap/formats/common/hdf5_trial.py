@@ -11,6 +11,7 @@ Not here: the layouts (robomimic, minari), what is said of all that is refused (
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -89,8 +90,14 @@ def refused_names(columns: Iterable[tuple[str, str, np.dtype[Any]]]) -> dict[str
     Args:
         columns: what to call the column, its path in the file, its dtype.
 
-    Cost: 0.3 ms, and 0.1 ms for each column.
+    Cost: about 5 ms for new columns; 10 us for those that were asked for before.
     """
+    asked = ((n, path, np.dtype("U1") if d.kind == "U" else d) for n, path, d in columns)
+    return dict(_refused_names(tuple(asked)))
+
+
+@functools.lru_cache(64)
+def _refused_names(columns: tuple[tuple[str, str, np.dtype[Any]], ...]) -> dict[str, str]:
     refused = {}
     with _in_memory() as file:
         for name, path, dtype in columns:
