@@ -524,8 +524,8 @@ def test_bad_input_changes_nothing_in_the_middle_of_a_chain(tmp_path):
             commit_every=5, episode_data={"map": np.zeros(1 << 21, np.uint8)}
         ),
         "lane must be": lambda: buf.begin_episode(commit_every=5, lane=-1),
-        "lane must be a": lambda: buf.begin_episode(commit_every=5, lane=1 << 32),
-        "lane must be a whole": lambda: buf.begin_episode(commit_every=5, lane="left"),
+        "lane must be an integer": lambda: buf.begin_episode(commit_every=5, lane=1 << 32),
+        "lane must be an integer that": lambda: buf.begin_episode(commit_every=5, lane="left"),
         "spare rows": lambda: buf.begin_episode(commit_every=buf.engine.source.ring.spare + 1),
         "must be positive": lambda: buf.begin_episode(commit_every=-5),
         "schema mismatch": lambda: episode.append({"other": 1}),

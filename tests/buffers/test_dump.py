@@ -80,14 +80,12 @@ def test_overwrite_is_the_default(buffer, recorder, tmp_path):
     assert recorder.last.options == {"mode": "overwrite"}
 
 
-def test_episode_data_that_the_format_can_t_hold_one_warning_names_it(buffer, recorder, tmp_path):
+def test_episode_data_that_the_format_can_t_hold_are_refused_or_dropped(buffer, recorder, tmp_path):
     buf = fill(buffer, data=True)
-    with pytest.warns(
-        UserWarning, match=r"'recorder' holds no episode data; left out: \['number'\]"
-    ) as caught:
+    with pytest.raises(InputError, match=r"'recorder' can't hold episode data 'number'.*drop="):
         buf.dump(tmp_path / "out", "recorder")
-    assert len(caught) == 1
-    assert caught[0].filename == __file__, "points at the caller"
+    buf.dump(tmp_path / "out", "recorder", drop=["number"])
+    assert len(recorder.last.written) == 3
     assert all(EPISODE_DATA_KEY not in got for got in recorder.last.written)
 
 

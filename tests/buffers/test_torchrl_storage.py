@@ -138,7 +138,7 @@ def test_no_slice_joins_the_newest_row_to_the_oldest(ring):
         (lambda: TensorDict({"a": {"task": NonTensorData(object(), batch_size=[2])}}, [2]), "a/task holds no tensors"),
         (lambda: [TensorDict({"x": 0.0}), TensorDict({"x": 0.0, "y": 1.0})], "only some rows have y"),
         (lambda: [TensorDict({"x": [0.0]}), TensorDict({"x": [0.0, 1.0]})], "x has not one shape"),
-        (lambda: TensorDict({"x": torch.zeros(2, dtype=torch.bfloat16)}, [2]), "x can't be made an array"),
+        (lambda: TensorDict({"x": torch.zeros(2, dtype=torch.bfloat16)}, [2]), "'x' can't be made an array"),
         (lambda: TensorDict({"x": torch.tensor([0.5, 1e300], dtype=torch.float64)}, [2]), "'x': step 1"),
         (lambda: TensorDict({"x": torch.zeros(2), "y": torch.zeros(2)}, [2]), r"extra columns \['y'\]"),
     ],

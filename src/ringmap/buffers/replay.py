@@ -582,7 +582,7 @@ class ReplayBuffer(Sampled):
         self.check_commit_every(where, commit_every)
         lane = count(where, "lane", lane)
         if lane >= 1 << 32:
-            raise InputError(f"{where}: lane must be below 2**32, got {lane!r}")
+            raise InputError(f"{where}: lane must be an integer below 2**32, got {lane!r}")
         store.disk.check_held(where)
         return OpenEpisode(
             store, self.options.casting, self.key_filter, self.engine.committing,

@@ -117,6 +117,7 @@ def flat(batch: Any, where: str) -> tuple[dict[str, Any], bool]:
         raise InputError(
             f"{where}: expected a mapping of columns or a TensorDict, got {type(batch).__name__}"
         )
+    _check_holds_columns(batch, "", where)  # before its values are asked for
     deep = any(type(value) not in _FLAT and is_nested(value) for value in batch.values())
     for name in batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
         if deep or not isinstance(name, str):
