@@ -63,18 +63,28 @@ class Plain:
         return {(*key, step) for key, length in live for step in range(length - history + 1)}
 
 
-def rows(ring, number, length):
+def told(ring, number, step):
+    """Return the text of a step: some are longer than all before."""
+    return f"{ring} {number}{' and on' * (number % 5)} {step // 2}"
+
+
+def rows(ring, number, length, has_text=False):
     where = np.stack([np.full(length, ring), np.full(length, number), np.arange(length)], 1)
     return {
         "where": where, "action": where[:, 2:].astype("f4"), "reward": where[:, 2].astype("f8"),
+        **({"told": np.array([told(*step) for step in where.tolist()])} if has_text else {}),
         "_episode_data": {"task": TASKS[number % 2], "number": number},
     }  # fmt: skip
 
 
 class World:
-    """Writers of some rings in a folder, and the plain rings beside them."""
+    """Writers of some rings in a folder, and the plain rings beside them.
 
-    def __init__(self, folder, count, **options):
+    `has_text`: whether there is a column of text, which is read ring by ring; else the rings are read side by side.
+    """
+
+    def __init__(self, folder, count, has_text=False, **options):
+        self.has_text = has_text
         self.folder, self.plain, self.number = folder, Plain([[] for _ in range(count)]), 0
         self.writers = [self.make(f"ring{ring}", **options) for ring in range(count)]
         for _ in range(3):
@@ -87,7 +97,7 @@ class World:
     def write(self, *lengths):
         for length in lengths:
             for ring, writer in enumerate(self.writers):
-                writer.write_episode(rows(ring, self.number, length))
+                writer.write_episode(rows(ring, self.number, length, self.has_text))
                 self.plain.write(ring, self.number, length)
             self.number += 1
 
@@ -237,12 +247,21 @@ def firsts(where):
     return [tuple(first) for first in where[:, 0].tolist()]
 
 
+def proved(batch):
+    """Return what `firsts` does, and assert that the text of each step is its own."""
+    steps = np.asarray(batch["where"]).reshape(-1, 3).tolist()
+    assert "told" not in batch or np.asarray(batch["told"]).ravel().tolist() == [
+        told(*step) for step in steps
+    ]
+    return firsts(batch["where"])
+
+
 def among(found, allowed):
     assert set(found) <= allowed, sorted(set(found) - allowed)[:5]
 
 
 def sampled(source, allowed=None, least=8):
-    found = [first for _ in range(4) for first in firsts(source.made.sample(32)["where"])]
+    found = [first for _ in range(4) for first in proved(source.made.sample(32))]
     among(found, source.clips if allowed is None else allowed)
     assert len(set(found)) >= min(least, len(source.clips) // 4)
     return found
@@ -250,13 +269,13 @@ def sampled(source, allowed=None, least=8):
 
 def batched(source):
     with contextlib.closing(source.made.batches(16, steps=3)) as batches:
-        assert len([among(firsts(batch["where"]), source.clips) for batch in batches]) == 3
+        assert len([among(proved(batch), source.clips) for batch in batches]) == 3
 
 
 def passed(source, workers=0, **options):
     """A pass: each item that is still stored comes as itself, in place of any other comes one of these."""
     loader = DataLoader(source.made, batch_size=16, num_workers=workers, **options)
-    found = [first for batch in loader for first in firsts(batch["where"])]
+    found = [first for batch in loader for first in proved(batch)]
     assert set(found) == source.clips
     assert len(found) == (len(source.clips) if source.chosen is None else len(source.made))
 
@@ -282,7 +301,7 @@ def overtaken(source):
     allowed, found = set(source.clips), []
     try:
         for batch in DataLoader(source.made, batch_size=8, **order(source)):
-            found += firsts(batch["where"])
+            found += proved(batch)
             among(found[-len(batch["where"]) :], allowed)
             source.world.write(5)
             allowed = source.clips
@@ -300,7 +319,9 @@ def grain(source):
 
 def mixed(source):
     online = ReplayBuffer(MAX_STEPS, HISTORY)
-    online.write_episode({n: v for n, v in rows(9, 9, 9).items() if n[0] != "_"})
+    online.write_episode(
+        {n: v for n, v in rows(9, 9, 9, source.world.has_text).items() if n[0] != "_"}
+    )
     made = OfflineToOnlineReplayBuffer(source.made, online_storage=online, seed=0)
     where = np.asarray(made.sample(32)["where"])
     among(firsts(where[:16]), source.clips)
@@ -309,9 +330,9 @@ def mixed(source):
 
 def concatenated(source):
     online = ReplayBuffer(MAX_STEPS, HISTORY)
-    online.write_episode(rows(9, 9, 9))
+    online.write_episode(rows(9, 9, 9, source.world.has_text))
     made = ConcatDataset([source.made, online])
-    found = [f for batch in DataLoader(made, batch_size=16) for f in firsts(batch["where"])]
+    found = [f for batch in DataLoader(made, batch_size=16) for f in proved(batch)]
     assert {first for first in found if first[0] != 9} == source.clips
     assert len([first for first in found if first[0] == 9]) == 8
 
@@ -326,7 +347,7 @@ def merged(source):
 def goals(source):
     made = GoalDataset(source.made, (0.5, 0.25, 0.25, 0), goal_keys={"where": "goal"}, seed=0)
     for batch in DataLoader(made, batch_size=16):
-        among(firsts(batch["where"]), source.clips)
+        among(proved(batch), source.clips)
         among(firsts(batch["goal"]), source.steps)
 
 
@@ -380,7 +401,7 @@ EVICTED = {"nothing": (), "some": (3, 9, 6), "all": (*LENGTHS, *LENGTHS)}
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_comes_is_what_the_source_has(tmp_path, name, use, evicted):
     count, make = SOURCES[name]
-    with contextlib.closing(World(tmp_path, count)) as world:
+    with contextlib.closing(World(tmp_path, count, evicted == "some")) as world:
         source = make(world)
         source.evict(evicted)
         if use in DRAWS and source.clips:
@@ -440,7 +461,7 @@ def cells():
 @pytest.mark.parametrize(("name", "by", "evicted"), list(cells()))
 def test_each_sampler_draws_from_what_the_source_has(tmp_path, name, by, evicted):
     (count, make), sampler = SOURCES[name], SAMPLERS[by]()
-    with contextlib.closing(World(tmp_path, count)) as world:
+    with contextlib.closing(World(tmp_path, count, evicted == "some")) as world:
         if (name, by) in REFUSED:
             error, match = REFUSED[name, by]
             with pytest.raises(error, match=match):
@@ -465,7 +486,7 @@ def prefers(source, sampler):
     """The clip with the only high priority comes nearly always."""
     batch = source.made.sample(32)
     hot = tuple(np.asarray(batch["where"])[0, 0].tolist())
-    is_hot = [first == hot for first in firsts(batch["where"])]
+    is_hot = [first == hot for first in proved(batch)]
     assert sampler.update_priorities(batch.ids, np.where(is_hot, 1e6, 0.0)) == 32
     assert sampled(source, least=1).count(hot) > 64
 
