@@ -11,7 +11,7 @@ import torch
 import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.clips.facts import Facts
-from ringmap.data import convert, load_dataset, merge
+from ringmap.data import ShardedReplayBuffer, convert, load_dataset, merge
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError, RingmapError
 from ringmap.extras import missing
@@ -96,8 +96,21 @@ def by_merge(episodes, path, format, **options):
     merge(parts, path, dest_format=format, progress=False, **options)
 
 
-VERBS = {"writer": by_writer, "dump": by_dump, "convert": by_convert, "merge": by_merge}
-VERBS_BY_DEFAULT = ("writer", "merge")
+def by_fleet(episodes, path, format, **options):
+    ring_of(episodes, path.with_name("rings") / "one").close()
+    with ShardedReplayBuffer(path.with_name("rings")) as fleet:
+        fleet.dump(path, format, mode="error", **options)
+
+
+VERBS = {
+    "writer": by_writer,
+    "fleet": by_fleet,
+    "dump": by_dump,
+    "convert": by_convert,
+    "merge": by_merge,
+}
+ASKED = ("hdf5",)
+"""The targets of all verbs by default; the others' are slow: what a verb does to values is the same for all."""
 
 
 def is_installed(target):
@@ -175,7 +188,7 @@ def cells(verbs):
     """Yield each target, verb and kind; the verbs that share their code with another one are slow."""
     for target in PLACES:
         for verb in verbs:
-            marks = () if verb in VERBS_BY_DEFAULT else pytest.mark.slow
+            marks = () if verb == "writer" or target in ASKED else pytest.mark.slow
             for kind in VALUES:
                 yield pytest.param(target, verb, kind, marks=marks, id=f"{target}-{verb}-{kind}")
 
@@ -201,7 +214,7 @@ def test_a_value_is_exact_or_refused(opened, refusals, target, verb, kind):
 def data_cells(verbs):
     for target in PLACES:
         for verb in verbs:
-            marks = () if verb in VERBS_BY_DEFAULT else pytest.mark.slow
+            marks = () if verb == "writer" or target in ASKED else pytest.mark.slow
             for name in DATA:
                 yield pytest.param(target, verb, name, marks=marks, id=f"{target}-{verb}-{name}")
 

@@ -53,7 +53,7 @@ class StoredEpisodes:
     def each(
         self, most: float = math.inf, tell: Callable[[int, int], None] | None = None, with_origins: bool = False
     ) -> Iterator[dict[str, Any]]:  # fmt: skip
-        """Yield every episode, oldest first; an episode that is evicted meanwhile is left out.
+        """Yield every episode, oldest first, as arrays; an episode that is evicted meanwhile is left out.
 
         Args:
             most: steps; an episode that is stored in parts comes in pieces of half as many if it has more.
@@ -106,9 +106,7 @@ class StoredEpisodes:
     def _as_dict(self, steps: list[Array], data: dict[str, Any]) -> dict[str, Any]:
         source = self._source
         columns = source.schema.names if source.schema is not None else []
-        episode: dict[str, Any] = {
-            name: list(values) for name, values in zip(columns, steps, strict=True)
-        }
+        episode: dict[str, Any] = dict(zip(columns, steps, strict=True))
         if data:
             episode[EPISODE_DATA_KEY] = data
         return episode

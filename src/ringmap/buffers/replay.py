@@ -799,7 +799,10 @@ class ReplayBuffer(Sampled):
         Raises:
             CorruptError: rows differ from what was stored.
         """
-        each = self.engine.episodes.each()
+        each = (
+            {n: v if n == EPISODE_DATA_KEY else list(v) for n, v in one.items()}
+            for one in self.engine.episodes.each()
+        )
         return (nested(one, "ReplayBuffer.episodes") for one in each) if nest else each
 
     def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -646,8 +647,10 @@ class ShardedReplayBuffer(Sampled):
         facts = Facts(fps=check_fps(where, fps)).over(Facts.of(self))
         left_out = Drop(drop, where)
         left_out.check(self.column_names, lambda: self.episode_column_names)
+        rings = list(self._of_episodes("dump"))
+        every = chain.from_iterable(ring.episodes.engine.episodes.each() for ring in rings)
         fill(
-            chosen, path, self.episodes(), where, facts=facts, drop=left_out,
+            chosen, path, every, where, facts=facts, drop=left_out,
             ahead=partial(outlines_of, self), options={**writer_options, "mode": mode},
         )  # fmt: skip
 
