@@ -7,6 +7,7 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer
+from ringmap.buffers.view import BufferView
 from ringmap.data import ShardedReplayBuffer, convert, load_dataset, merge
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY
@@ -162,6 +163,8 @@ def test_control_first_episodes_alone(tmp_path, monkeypatch):
 def test_what_holds_all_is_not_read_ahead(tmp_path, monkeypatch):
     source, asked = ring(tmp_path / "ring"), []
     monkeypatch.setattr(ReplayBuffer, "get_episode_data", lambda self, *_: asked.append(1))
+    monkeypatch.setattr(ReplayBuffer, "load_episode", lambda self, *_: asked.append(2))
+    monkeypatch.setattr(BufferView, "load_episode", lambda self, *_: asked.append(3))
     with ReplayBuffer.open(source, "r") as buf:
         buf.dump(tmp_path / "set.h5", progress=False)
     assert not asked

@@ -61,8 +61,8 @@ def outlines_of(
         looks_at: called with the name and dtype of each column.
         with_data: whether the data are asked for.
     """
+    schema = schema_of(dataset, "outlines_of")  # of a view that is pinned an episode would be read
     dataset = dataset.pinned() if isinstance(dataset, Dataset) else dataset
-    schema = schema_of(dataset, "outlines_of")
     columns = () if schema is None else schema.columns
     names = [spec.name for spec in columns if looks_at(spec.name, spec.dtype)]
     with_data = with_data and bool(dataset.episode_column_names)

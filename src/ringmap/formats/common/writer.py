@@ -331,7 +331,8 @@ def fill(
     if ours is not None:
         for first in some:
             refused |= ours.refusals(first)
-        for columns, data in ahead(ours.looks_at, ours.looks_at_data):
+        looks = type(ours).looks_at is not EpisodeWriter.looks_at or ours.looks_at_data
+        for columns, data in ahead(ours.looks_at, ours.looks_at_data) if looks else ():
             refused |= {
                 **ours.refused_columns(drop.of(columns)),
                 **ours.refused_data(drop.of(data)),
