@@ -369,3 +369,50 @@ def test_a_column_that_is_not_read_is_named(tmp_path, kind):
         get_format(kind.rstrip("23")).open_writer(path),
     ):
         pass
+
+
+def lance_of(path, **columns):
+    lance = pytest.importorskip("lance", reason="pylance is not installed")
+    import pyarrow as pa
+
+    index = {
+        "episode_idx": pa.array([0, 0, 1], pa.int32()),
+        "step_idx": pa.array([0, 1, 0], pa.int32()),
+    }
+    lance.write_dataset(pa.table({**index, "action": np.arange(3.0), **columns}), path)
+
+
+@pytest.mark.parametrize("kind", ["number", "text", "vector", "inside", "image"])
+def test_missing_values_of_a_table_are_refused_by_name(tmp_path, kind):
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    picture = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(picture, "PNG")
+    lance_of(tmp_path / "theirs.lance", x={
+        "number": pa.array([1, None, 3]),
+        "text": pa.array(["a", None, "c"]),
+        "vector": pa.array([[1, 2], None, [5, 6]], pa.list_(pa.int32(), 2)),
+        "inside": pa.array([[1, 2], [3, None], [5, 6]], pa.list_(pa.int32(), 2)),
+        "image": pa.array([picture.getvalue(), None, picture.getvalue()]),
+    }[kind])  # fmt: skip
+    path = str(tmp_path / "theirs.lance")
+    with pytest.raises(UnsupportedError, match=f"{path}: column 'x' has . missing values.*keys_to"):
+        load_dataset(path).load_episode(0)
+    assert load_dataset(path, keys_to_load=["action"]).load_episode(0)["action"].tolist() == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:The data type")
+@pytest.mark.parametrize("version", [2, 3])
+def test_text_and_bytes_of_a_foreign_zarr_are_read_and_appended(tmp_path, version):
+    import zarr
+
+    path = tmp_path / "theirs.zarr"
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    texts, codes = np.array(["a", "bb", "7"]), np.array([b"1", b"22", b"x"])
+    for name, values in (("data/text", texts), ("data/code", codes), ("meta/episode_ends", np.array([2, 3]))):  # fmt: skip
+        group.create_array(name, data=values)
+    read = load_dataset(path).load_episode(0)
+    assert read["text"].tolist() == ["a", "bb"] and read["code"].tolist() == [b"1", b"22"]
+    with get_format("zarr").open_writer(path, mode="append") as writer:
+        writer.write_episode({"text": texts[:2], "code": codes[1:]})
+    read = load_dataset(path).load_episode(2)
+    assert read["text"].tolist() == ["a", "bb"] and read["code"].tolist() == [b"22", b"x"]

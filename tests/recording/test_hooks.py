@@ -421,3 +421,48 @@ def test_a_builder_whose_values_would_change_is_refused(made, message):
     env.reset()
     with pytest.raises(InputError, match=message):
         env.step(0)
+
+
+class Returning(Names):
+    """A step returns what it is given, in the place of one value."""
+
+    def __init__(self, **given):
+        self.given = given
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        made = {"reward": reward, "terminated": terminated, "truncated": truncated} | self.given
+        return obs, made["reward"], made["terminated"], made["truncated"], info
+
+
+NO_SCALARS = [
+    ("reward", None, "does not fit"),
+    ("reward", 2**53 + 1, "does not fit"),
+    ("reward", {"a": 1.0}, "can't be converted"),
+    ("reward", "1", "is of another kind"),
+    ("reward", [1.0, 2.0], r"has shape .*2"),
+    ("terminated", None, "does not fit"),
+    ("truncated", 0.5, "does not fit"),
+    ("truncated", "False", "is of another kind"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), NO_SCALARS)
+def test_rewards_and_flags_that_would_change_are_refused(name, value, message):
+    buf = ReplayBuffer(100)
+    env = ReplayBufferCollectionWrapper(Returning(**{name: value}), buf)
+    env.reset()
+    with pytest.raises(InputError, match=f"'{name}'.*{message}"):
+        env.step(0)
+    env.close()
+    assert not buf.num_episodes
+
+
+def test_rewards_and_flags_of_another_type_are_taken():
+    buf = ReplayBuffer(100)
+    given = {"reward": np.array([3]), "terminated": np.array([True]), "truncated": 1}
+    env = ReplayBufferCollectionWrapper(Returning(**given), buf)
+    env.reset()
+    env.step(0)
+    episode = buf.load_episode(0)
+    assert [episode[n][-1] for n in ("reward", "terminated", "truncated")] == [3, True, True]

@@ -392,12 +392,16 @@ def test_a_value_that_a_dtype_can_not_hold_is_refused():
     }  # fmt: skip
     for name, bad in (
         ("actions", torch.tensor([1.7, 2.0])), ("observations", torch.tensor([[300.0], [0.0]])),
-        ("observations", torch.tensor([[-1], [0]])),
+        ("observations", torch.tensor([[-1], [0]])), ("rewards", torch.tensor([1e300, 0], dtype=torch.float64)),
+        ("values", torch.tensor([1j, 0])),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"{name} .* can't hold"):
             buf.add(**{**good, name: bad})
     assert len(buf) == 0
-    buf.add(**{**good, "actions": torch.tensor([1.0, 2.0], dtype=torch.float64)})
+    infinite = torch.tensor([torch.inf, 0.1], dtype=torch.float64)
+    buf.add(
+        **{**good, "actions": torch.tensor([1.0, 2.0], dtype=torch.float64), "rewards": infinite}
+    )
     assert buf.actions[0].tolist() == [1, 2]
     other = RolloutBuffer(2, 2, (1,), (), action_dtype=np.float32, obs_dtype=np.uint8)
     with pytest.raises(ValueError, match="expected columns"):

@@ -120,7 +120,15 @@ def test_arrays_are_copies_of_one_s_own():
 
 @pytest.mark.parametrize(
     "value",
-    [object(), {"a": 1}, [object()], {1}, np.zeros(2, object), np.zeros(2, "V4"), np.longdouble(1)],
+    [
+        object(),
+        {"a": 1},
+        [object()],
+        {1},
+        np.array([0, None], object),
+        np.zeros(2, "V4"),
+        np.longdouble(1),
+    ],
     ids=lambda value: str(value)[:12],
 )
 def test_values_of_another_type_are_refused_by_name(value):

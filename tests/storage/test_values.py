@@ -35,13 +35,80 @@ DATES = [np.datetime64("2020"), np.datetime64("2020-01-02")]
         (np.ma.masked_array([1, 2], False), "i8"),
         ([np.ma.masked_array([1, 2])] * 2, "i8"),
         (np.zeros(2).view(np.recarray), "f8"),
+        (np.array(["a", "bcd"], object), "U3"),
+        (np.array([1, 2.5], object), "f8"),
+        (np.array([np.zeros(2), None], object)[:1], "f8"),
         (3, "i8"),
     ],
 )
 def test_values_that_stay_equal_are_taken(given, dtype):
     made = as_array(given, "here")
     assert type(made) is np.ndarray and made.dtype == dtype
+    given = list(given) if getattr(given, "dtype", np.dtype(int)).kind == "O" else given
     assert np.array_equal(made, np.asarray(given), equal_nan=made.dtype.kind == "f")
+
+
+def test_a_tensor_that_is_conjugated_or_negated_lazily_is_taken():
+    given = torch.tensor([1 + 2j, 3])
+    assert as_array(given.conj(), "here").tolist() == [1 - 2j, 3]
+    assert as_array(given.conj().imag, "here").tolist() == [-2, 0]
+
+
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="comes with NumPy 2")
+def test_numpys_text_of_any_length_is_taken():
+    given = np.array(["a", "bcd", ""], np.dtypes.StringDType())
+    assert as_array(given, "here").tolist() == ["a", "bcd", ""]
+
+
+class Theirs:
+    """An array of another library, of which NumPy makes less than it has."""
+
+    def __init__(self, values, kind, **more):
+        self.values, self.dtype = np.array(values), kind
+        for name, value in more.items():
+            setattr(self, name, value)
+
+    def __len__(self):
+        return len(self.values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
+class Zoned:
+    tz = "Europe/Berlin"
+
+    def __repr__(self):
+        return "datetime64[ns, Europe/Berlin]"
+
+
+MISSING = "1 of 2 values are missing"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Theirs([1, np.nan], "Int64", isna=lambda: np.array([False, True])), MISSING),  # pandas
+        (Theirs([1, np.nan], "Int64", null_count=lambda: 1), MISSING),  # Polars
+        (Theirs([1, np.nan], "int64", null_count=1), MISSING),  # Arrow
+        (Theirs(["2020"], Zoned()), r"is of datetime64\[ns, Europe/Berlin\].*no time zone"),
+    ],
+)
+def test_what_numpy_would_lose_of_another_library_is_refused(given, message):
+    with pytest.raises(InputError, match=f"^here:? {message}"):
+        as_array(given, "here")
+    np.asarray(given)  # control: NumPy says nothing
+
+
+def test_arrays_of_another_library_are_taken():
+    gaps = Theirs([1, np.nan], np.dtype(float), isna=lambda: np.array([False, True]))
+    assert np.array_equal(as_array(gaps, "here"), [1, np.nan], equal_nan=True)
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    assert as_array(pa.array([1, 2]), "here").tolist() == [1, 2]
+    with pytest.raises(InputError, match=MISSING):
+        as_array(pa.array([1, None]), "here")
+    with pytest.raises(InputError, match="no time zone"):
+        as_array(pa.array([1], pa.timestamp("us", "UTC")), "here")
 
 
 def test_an_array_is_taken_as_it_is():

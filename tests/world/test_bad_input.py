@@ -1,5 +1,6 @@
 """What goes wrong is said: who, which episode, what to do; what was collected before stays."""
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -283,3 +284,38 @@ def test_a_model_that_asks_for_what_is_not_there(make):
     world.set_policy(FeedForwardPolicy(torch.nn.Linear(2, 2), keys="statue"))
     with pytest.raises(InputError, match=r"no info 'statue' .* there are \[.*'state'"):
         world.evaluate(episodes=1)
+
+
+class Returning(gymnasium.Wrapper):
+    """A step returns what it is given, in the place of one value."""
+
+    name, value = "reward", None
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        made = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        made[self.name] = self.value
+        return obs, *made.values(), info
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("reward", None, "dtype object does not fit in .* float32: None"),
+        ("reward", 2**24 + 1, "dtype int64 does not fit in .* float32: 16777217"),
+        ("reward", 1e300, "does not fit in .* float32"),
+        ("reward", np.zeros(2), r"has shape \(2,\), expected one value a step"),
+        ("terminated", None, "dtype object does not fit in .* bool"),
+        ("truncated", "False", "is of another kind in .* bool"),
+    ],
+)
+def test_rewards_and_flags_that_would_change_are_refused(
+    make, buf, monkeypatch, name, value, message
+):
+    monkeypatch.setattr(Returning, "name", name)
+    monkeypatch.setattr(Returning, "value", value)
+    world = make("RingmapTest/Proof-v0", 1, pre_wrappers=[Returning])
+    world.set_policy(RandomPolicy(seed=0))
+    with pytest.raises(RolloutError, match=f"step 1: InputError: World: '{name}' .*{message}"):
+        world.collect(writer=buf, episodes=1, seed=10)
+    assert not buf.num_episodes

@@ -133,7 +133,7 @@ def dtype_of(given: Any, where: str) -> np.dtype[Any]:
 
 def leaf_array(value: Any, where: str, name: str) -> Array:
     """Return an array without objects; array-likes and tensors are converted."""
-    array = value if type(value) is np.ndarray else as_array(value, f"{where}: {name}", "row")
+    array = as_array(value, f"{where}: {name}", "row")
     if array.dtype.kind == "O":
         raise InputError(f"{where}: {name} is ragged or holds objects; give an array")
     return array

@@ -25,7 +25,7 @@ from ringmap.recording.adapters import EpisodeSink, RowSink, Sink
 from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.hooks import Hooks
 from ringmap.recording.infos import info_of, value_of
-from ringmap.recording.keys import Keys, Leaf
+from ringmap.recording.keys import Keys
 from ringmap.recording.open_episodes import OpenRows
 from ringmap.recording.slots import SAME_STEP, Slots
 from ringmap.recording.transitions import Ending, Transitions
@@ -39,6 +39,7 @@ __all__ = ["Recorder"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Infos = Mapping[str, Any]
+_REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
 
 
 class Recorder:
@@ -74,7 +75,7 @@ class Recorder:
         self._by_slot = list(sinks) if len(sinks) == self.num else [*sinks] * self.num
         episodes = [sink for sink in sinks if isinstance(sink, EpisodeSink)]
         columns = {x.name: ColumnSpec(x.name, x.shape, x.dtype) for x in (*self.keys.obs, *self.keys.action)}  # fmt: skip
-        columns["reward"] = ColumnSpec("reward", (), np.dtype(np.float64))
+        columns["reward"] = ColumnSpec("reward", (), _REWARD)
         infos = {c.name: c for s in sinks for c in s.columns or () if c.name.startswith("info/")}
         self._infos = sorted(infos)
         rows = OpenRows(self.num, [*columns.values(), *infos.values()], bool(episodes) and not self.hooks.builds)  # fmt: skip
@@ -120,7 +121,10 @@ class Recorder:
         where = f"{self.where}.step"
         self.slots.check_step(where)
         self._open.put(
-            {leaf.name: self._fitted(leaf, leaf.of(actions), where) for leaf in self.keys.action}
+            {
+                leaf.name: self._fitted(leaf.name, leaf.shape, leaf.dtype, leaf.of(actions), where)
+                for leaf in self.keys.action
+            }
         )
         self._acted = True
 
@@ -142,11 +146,10 @@ class Recorder:
         """
         self._acted = False
         try:
-            arrived = self._arrived(obs)
-            terminated, truncated = (
-                np.asarray(terminated, np.bool_),
-                np.asarray(truncated, np.bool_),
-            )
+            arrived, where = self._arrived(obs), f"{self.where}.step"
+            rewards = self._fitted("reward", (), _REWARD, rewards, where)
+            terminated = self._fitted("terminated", (), _FLAG, terminated, where)
+            truncated = self._fitted("truncated", (), _FLAG, truncated, where)
             over = (terminated | truncated).nonzero()[0].tolist()
         except Exception as error:
             for other in self.lost():
@@ -158,7 +161,7 @@ class Recorder:
             final = done if slots.mode == SAME_STEP else []
             landing = self._finals(arrived, infos, final, faults) if final else arrived
             rows.advance()
-            rows.put({**landing, "reward": as_array(rewards, f"{self.where}.step: reward", "env")})
+            rows.put({**landing, "reward": rewards})
             if self._infos:
                 self._put_infos(infos, set(self._everyone).difference(final), faults)
                 self._put_infos(infos.get("final_info", {}), final, faults)
@@ -235,22 +238,25 @@ class Recorder:
 
     def _arrived(self, obs: Any) -> dict[str, Array]:
         where = f"{self.where}: observation"
-        return {leaf.name: self._fitted(leaf, leaf.of(obs), where) for leaf in self.keys.obs}
+        return {
+            leaf.name: self._fitted(leaf.name, leaf.shape, leaf.dtype, leaf.of(obs), where)
+            for leaf in self.keys.obs
+        }
 
-    def _fitted(self, leaf: Leaf, value: Any, where: str) -> Array:
-        """Return a batch of a leaf in the shape and dtype of its space; itself if it has them."""
-        shape = (self.num, *leaf.shape)
-        if type(value) is np.ndarray and value.dtype == leaf.dtype and value.shape == shape:
+    def _fitted(
+        self, name: str, of_one: tuple[int, ...], dtype: np.dtype[Any], value: Any, where: str
+    ) -> Array:
+        """Return a batch of values in a shape and dtype, as a space says; itself if it has them."""
+        shape = (self.num, *of_one)
+        if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
             return value
-        batch = as_array(value, f"{where}: {leaf.name!r}", "env")
+        batch = as_array(value, f"{where}: {name!r}", "env")
         if batch.shape != shape:
             if batch.shape[:1] != shape[:1] or batch.size != np.prod(shape, dtype=np.int64):
-                raise InputError(
-                    f"{where}: {leaf.name!r} has shape {batch.shape}, expected {shape}"
-                )
+                raise InputError(f"{where}: {name!r} has shape {batch.shape}, expected {shape}")
             batch = batch.reshape(shape)
-        if batch.dtype != leaf.dtype:
-            batch = cast(batch, leaf.dtype, self.sinks[0].casting, f"{where}: {leaf.name!r}")
+        if batch.dtype != dtype:
+            batch = cast(batch, dtype, self.sinks[0].casting, f"{where}: {name!r}")
         return batch
 
     def _finals(

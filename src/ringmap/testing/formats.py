@@ -38,7 +38,19 @@ __all__ = ["FormatTests"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-NAMES = ("plain", "obs/pixels", "..", ".", "état", "a b%2F", "x" * 300, "ep_len", "ep_offset", "\n")
+NAMES = (
+    "plain",
+    "obs/pixels",
+    "..",
+    ".",
+    "état",
+    "a b%2F",
+    "x" * 300,
+    "ep_len",
+    "ep_offset",
+    "\n",
+    "a\\b",
+)
 
 VALUES: dict[str, Array] = {
     "bool": np.array([True, False, True]),

@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringmap.world.infos import Row, as_row
+import numpy as np
+
+from ringmap.world.infos import Row, as_row, as_scalar
 
 __all__ = ["Answer", "EnvFn", "EnvGroup", "Failure", "Outcome"]
 
@@ -116,12 +118,16 @@ class EnvGroup:
     @staticmethod
     def _step(env: Any, action: Any) -> Outcome:
         _, reward, terminated, truncated, info = env.step(action)
-        ended = bool(terminated) or bool(truncated)
+        terminated, truncated = (
+            bool(as_scalar("terminated", terminated, np.bool_)),
+            bool(as_scalar("truncated", truncated, np.bool_)),
+        )
+        ended = terminated or truncated
         return Outcome(
             as_row(info),
-            float(reward),
-            bool(terminated),
-            bool(truncated),
+            float(as_scalar("reward", reward, np.float32)),
+            terminated,
+            truncated,
             episode_data(env) if ended else None,
         )
 

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import RolloutError
+from ringmap.errors import InputError, RolloutError
+from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.values import as_array
 
-__all__ = ["Infos", "Row", "as_row"]
+__all__ = ["Infos", "Row", "as_row", "as_scalar"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = dict[str, Any]
@@ -46,10 +47,29 @@ def as_row(info: Mapping[str, Any]) -> Row:
     return row
 
 
+def as_scalar(name: str, value: Any, dtype: type[np.generic]) -> Any:
+    """Return a reward or a flag of a step as NumPy's scalar; a float may be rounded.
+
+    Raises:
+        InputError: it is none, or several, or one that would change.
+
+    Example:
+        >>> as_scalar("reward", 0.5, np.float32), as_scalar("terminated", 1, np.bool_)
+        (np.float32(0.5), np.True_)
+    """
+    if type(value) is bool and dtype is np.bool_:
+        return dtype(value)
+    where = f"World: {name!r} that the environment returned"
+    array = as_array(value, where, "item")
+    if array.size != 1:
+        raise InputError(f"{where} has shape {array.shape}, expected one value a step")
+    return cast(array.reshape(1), np.dtype(dtype), "safe", where)[0]
+
+
 def _own(name: Any, value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        array = as_array(value, f"info {name!r}", "item")
-        return array.copy() if array.dtype.kind in _ARRAYS else value
+        plain = value.dtype.kind in _ARRAYS
+        return as_array(value, f"info {name!r}", "item").copy() if plain else value
     if isinstance(value, bool | int | float | np.generic):
         array = np.asarray(value)
         return array if array.dtype.kind in _ARRAYS else value

@@ -24,6 +24,7 @@ from ringmap.errors import InputError, RolloutError
 from ringmap.formats.media.images import is_frame, resample_of, resized
 from ringmap.storage.columns.values import as_array
 from ringmap.world.actions import blank_action
+from ringmap.world.infos import as_scalar
 
 __all__ = [
     "AddPixels",
@@ -138,10 +139,12 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._step += 1
         taken = parts_of("action", action, self.env.action_space)
-        lifted = self._lifted(
-            observation, info, taken, np.float32(reward), bool(terminated), bool(truncated)
+        number = as_scalar("reward", reward, np.float32)
+        flags = (
+            bool(as_scalar("terminated", terminated, np.bool_)),
+            bool(as_scalar("truncated", truncated, np.bool_)),
         )
-        return observation, reward, terminated, truncated, lifted
+        return observation, reward, *flags, self._lifted(observation, info, taken, number, *flags)
 
     @property
     def observation_names(self) -> frozenset[str]:

@@ -19,6 +19,7 @@ from ringmap.buffers.nested import Leaves, leaf_array
 from ringmap.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = ["StepTensors"]
@@ -77,9 +78,7 @@ class StepTensors:
             raise InputError(
                 f"{where}: {name} has shape {tuple(row.shape)}, expected {tuple(expected)}"
             )
-        if not _always_fits(row, target) and not torch.equal(
-            row.to(target.dtype).to(row.dtype), row
-        ):
+        if not _always_fits(row, target) and not _fits(row, target.dtype):
             raise InputError(
                 f"{where}: {name} of {row.dtype} has values that {target.dtype} can't hold; convert them, or declare "
                 "another dtype"
@@ -138,4 +137,17 @@ def _always_fits(row: Tensor, target: Tensor) -> bool:
 
     if row.dtype == target.dtype or row.dtype == torch.bool:
         return True
-    return row.dtype.is_floating_point and target.dtype.is_floating_point
+    floats = row.dtype.is_floating_point and target.dtype.is_floating_point
+    return floats and torch.finfo(row.dtype).max <= torch.finfo(target.dtype).max
+
+
+def _fits(row: Tensor, dtype: torch.dtype) -> bool:
+    """Tell whether a cast keeps all values; of floats, whether it makes none infinite."""
+    import torch
+
+    if row.dtype.is_complex and not dtype.is_complex:
+        return not bool(row.imag.any()) and _fits(row.real, dtype)
+    made = row.to(dtype)
+    if row.dtype.is_floating_point and dtype.is_floating_point:
+        return not bool((made.isinf() & ~row.isinf()).any())
+    return torch.equal(made.to(row.dtype), row)

@@ -63,6 +63,6 @@ def unescape(text: str) -> str:
 
 
 def _quote(char: str) -> str:
-    if char in "/%" or char < " " or "\ud800" <= char <= "\udfff":
+    if char in "/\\%" or char < " " or "\ud800" <= char <= "\udfff":
         return "".join(f"%{byte:02X}" for byte in char.encode(errors="surrogatepass"))
     return char

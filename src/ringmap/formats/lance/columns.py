@@ -251,18 +251,19 @@ def to_arrow(field: Field, value: Array | Encoded) -> Any:
     return pa.FixedSizeListArray.from_arrays(pa.array(flat.view(dtype)), size)
 
 
-def from_arrow(field: Field, column: Any, order: Array | None) -> Array:
+def from_arrow(field: Field, column: Any, order: Array | None, path: str) -> Array:
     """Return a column that was taken, as fresh rows in `order` (None: as it is).
 
     Raises:
-        CorruptError: a value is missing.
+        UnsupportedError: a value is missing.
     """
-    if column.null_count:
-        raise CorruptError(f"column {field.spec.name!r} has {column.null_count} missing values")
+    refuse_missing(field, column, path)
     array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
     spec, count = field.spec, len(array)
+    leaves = array.flatten() if field.how in ("list", "raw") or spec.shape else array
+    refuse_missing(field, leaves, path)
     if field.how == "text":
-        texts = (array.flatten() if spec.shape else array).to_pylist()
+        texts = leaves.to_pylist()
         texts = [unescape(t) if t.startswith(ESCAPED) else t for t in texts]
         width = max(map(len, texts), default=0)
         fits = spec.dtype.itemsize and width <= spec.dtype.itemsize // 4
@@ -271,11 +272,24 @@ def from_arrow(field: Field, column: Any, order: Array | None) -> Array:
     elif field.how == "plain":
         rows = array.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
     else:
-        flat = array.flatten().to_numpy(zero_copy_only=False)
+        flat = leaves.to_numpy(zero_copy_only=False)
         rows = flat.view(spec.dtype).reshape(count, *spec.shape)
     if order is not None:
         return rows[order]
     return rows if rows.flags.writeable and rows.flags.owndata else rows.copy()
+
+
+def refuse_missing(field: Field, values: Any, path: str) -> None:
+    """Raise where values of another program are missing: Arrow would give NaN, 0 or None for them.
+
+    Raises:
+        UnsupportedError: one is.
+    """
+    if values.null_count:
+        raise UnsupportedError(
+            f"{path}: column {field.spec.name!r} has {values.null_count} missing values, which no column here has; fill them, or leave "
+            "it out: keys_to_load="
+        )
 
 
 def fields_of(schema: Any, path: str, unsupported: dict[str, str] | None = None) -> list[Field]:

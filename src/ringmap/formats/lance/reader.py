@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError, ReplacedError, UnknownFormatError
+from ringmap.errors import ReplacedError, UnknownFormatError
 from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
 from ringmap.formats.lance import Lance
 from ringmap.formats.lance.columns import (
@@ -27,6 +27,7 @@ from ringmap.formats.lance.columns import (
     facts_of,
     from_arrow,
     opened,
+    refuse_missing,
     sized_fields,
     table_of,
 )
@@ -125,11 +126,12 @@ class LanceSource(DirectorySource):
             column = table.column(field.name)
             if field.how in ("png", "jpeg"):
                 out = empty((len(column), *field.spec.shape), field.spec.dtype)
-                files = [memoryview(v.as_buffer()) for v in _scalars(column)]
+                refuse_missing(field, column, self.path)
+                files = [memoryview(v.as_buffer()) for v in column]
                 decode_into(out, files, field.spec)
                 found[field.spec.name] = (out if order is None else out[order]).reshape(shape)
             else:
-                found[field.spec.name] = from_arrow(field, column, order).reshape(shape)
+                found[field.spec.name] = from_arrow(field, column, order, self.path).reshape(shape)
         return found
 
     def _episode_data(self, handle: _Opened, episode: int) -> dict[str, Any]:
@@ -149,12 +151,6 @@ def _data_names(data: Any) -> list[str]:
     if given is not None:
         return [str(name) for name in json.loads(given)]
     return [name for name in schema.names if name != EPISODE]
-
-
-def _scalars(column: Any) -> Any:
-    if column.null_count:
-        raise CorruptError(f"an image column has {column.null_count} missing values")
-    return column
 
 
 def _dtype(spec: ColumnSpec) -> Any:

@@ -83,14 +83,23 @@ class Column:
     array: Any
     name: str
 
+    @property
+    def _is_of_text(self) -> bool:
+        """Whether the array is of text or bytes, as other programs write it: ours is of their bytes."""
+        return self.array is not None and np.dtype(self.array.dtype).kind in "SU"
+
     def stored(self, rows: Array) -> Array:
         """Return rows as the array holds them."""
+        if self._is_of_text:
+            return rows
         dtype, shape = _stored(self.spec)
         flat = np.ascontiguousarray(rows).reshape(-1)
         return flat.view(dtype).reshape(len(rows), *shape)
 
     def loaded(self, rows: Array) -> Array:
         """Return what the array holds as rows, text as codes."""
+        if self._is_of_text:
+            return np.ascontiguousarray(rows, self.spec.dtype)
         dtype, _shape = _stored(self.spec)
         native = np.ascontiguousarray(rows, dtype)
         return native.reshape(-1).view(self.spec.stored.dtype).reshape(len(rows), *self.spec.shape)

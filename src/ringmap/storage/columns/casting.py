@@ -117,7 +117,7 @@ def _first_refused(values: Array, target: np.dtype[Any], casting: str) -> int:
 
 
 def _refuse(target: np.dtype[Any], values: Array, step: int, where: str, what: str) -> NoReturn:
-    shown = np.array2string(values[step], threshold=6, edgeitems=2).replace("\n", "")
+    shown = np.array2string(values[step, ...], threshold=6, edgeitems=2).replace("\n", "")
     remedy = "convert it, or pass casting='unsafe' to let values change"
     if target.kind in "SU" and what == "does not fit":
         remedy = "shorten it, or name a greater width in the schema" + (

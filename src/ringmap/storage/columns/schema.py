@@ -335,6 +335,7 @@ def as_columns(episode: Mapping[Any, Any], where: str) -> dict[str, Array]:
                 "array or list whose first axis is time"
             )
         if array.dtype.kind not in _KINDS or array.dtype.char in "gG":
+            array = as_array(array, f"{where}: column {name!r}")
             _check_dtype(name, array.dtype, where)
         arrays[name] = array
     lengths = {len(a) for a in arrays.values()}

@@ -3,7 +3,8 @@
     array, tensor, list per step, number  ->  as_array  ->  a plain NumPy array, whose every value equals the given one
 
 NumPy converts more than that: it drops masks, writes the number of a list of texts and numbers as text, rounds
-integers that have no common type, cuts NUL characters at the end of text. All of these are refused.
+integers that have no common type, cuts NUL characters at the end of text, makes NaN of the missing values of other libraries and
+drops their time zones. All of these are refused.
 
 Invariants: an array is returned as it is; the result has no mask.
 Not here: which dtypes a column may have (schema.py), conversion to a column's dtype (casting.py).
@@ -30,6 +31,8 @@ NUMBERS = {bool, int, float}
 """Types of which NumPy makes an equal value, or an object."""
 _TEXT = {str, bytes}
 _PLAIN = {*NUMBERS, *_TEXT, complex}
+_OBJECTS = "OT"
+"""Kinds of arrays that may hold nothing but text, or values of one type, and are looked at as lists are."""
 _ADVICE = "give values of one type, or convert them yourself"
 _MOST_AXES = 64
 """NumPy's own limit."""
@@ -59,10 +62,10 @@ def as_array(value: Any, what: str, axis: str = "step") -> Array:
         ringmap.errors.InputError: doc: step 1 is masked, 1 of 2 values are: ...
     """
     if type(value) is np.ndarray:
-        return value
+        return value if value.dtype.kind not in _OBJECTS else as_array(value.tolist(), what, axis)
     if isinstance(value, np.ndarray):
         _refuse_masked(value, what, axis)
-        return np.asarray(value)
+        return as_array(np.asarray(value), what, axis)
     if type(value) in _SEQUENCES or isinstance(value, list | tuple):
         return _of_list(value, what, axis)
     if hasattr(value, "detach"):
@@ -73,7 +76,10 @@ def as_array(value: Any, what: str, axis: str = "step") -> Array:
         raise InputError(f"{what} can't be made an array: {error}") from None
     if isinstance(value, str | bytes) and array.item() != value:
         raise InputError(f"{what} is {_short(value)}: {_CUT}")
-    return array
+    kind = getattr(value, "dtype", getattr(value, "type", array.dtype))
+    if kind is not array.dtype:
+        _refuse_lost(value, kind, what)
+    return as_array(array, what, axis) if array.ndim else array
 
 
 _CUT = (
@@ -141,12 +147,30 @@ def _same(given: Array, made: Array) -> bool:
 
 def _of_tensor(tensor: Any, what: str) -> Array:
     try:
-        array: Array = tensor.detach().cpu().numpy()
+        array: Array = tensor.numpy(force=True)  # resolves a lazy conjugation, too
     except (TypeError, RuntimeError) as error:
         raise InputError(
             f"{what} can't be made an array: {error}; expected a tensor of a dtype that NumPy has, with values"
         ) from None
     return array
+
+
+def _refuse_lost(value: Any, kind: Any, what: str) -> None:
+    """Raise where an array of pandas, Arrow or Polars has more than NumPy's has: missing values, a time zone."""
+    missing = getattr(value, "null_count", 0)
+    missing = missing() if callable(missing) else missing
+    if not missing and hasattr(value, "isna") and not isinstance(kind, np.dtype):
+        missing = int(value.isna().sum())
+    if missing:
+        raise InputError(
+            f"{what}: {missing} of {len(value)} values are missing, and NumPy would make NaN of them; fill them, and store which "
+            "they were, if it matters, as values of their own"
+        )
+    if getattr(kind, "tz", None) is not None:
+        raise InputError(
+            f"{what} is of {kind}, and NumPy's dates have no time zone; convert it to UTC and drop the zone, and store the zone, if it "
+            "matters, in '_episode_data'"
+        )
 
 
 def _refuse_masked(value: Array, what: str, axis: str) -> None:
