@@ -319,3 +319,28 @@ def test_rewards_and_flags_that_would_change_are_refused(
     with pytest.raises(RolloutError, match=f"step 1: InputError: World: '{name}' .*{message}"):
         world.collect(writer=buf, episodes=1, seed=10)
     assert not buf.num_episodes
+
+
+class Telling(gymnasium.Wrapper):
+    """Infos that no column holds, and some that say nothing."""
+
+    def step(self, action):
+        *rest, info = self.env.step(action)
+        return *rest, {
+            **info,
+            "sizes": [1, 2],
+            "episode": {"r": 1.0},
+            "count": 2**70,
+            "_own": [1],
+            "none": None,
+        }
+
+
+def test_infos_that_no_column_holds_are_named(make, buf):
+    world = make("RingmapTest/Proof-v0", 1, pre_wrappers=[Telling])
+    world.set_policy(RandomPolicy(seed=0))
+    with pytest.warns(UserWarning, match="no column holds, and is left out") as told:
+        world.collect(writer=buf, episodes=1, seed=10)
+    names = [str(warning.message).split("'")[1] for warning in told]
+    assert sorted(names) == ["count", "episode", "sizes"], "each once an episode"
+    assert not {"sizes", "episode", "count", "none"} & set(buf.column_names)

@@ -13,6 +13,7 @@ Not here: who is rolled out (rollout.py), who writes (collecting.py).
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +49,7 @@ class EpisodeRows:
         self._columns: dict[str, list[Any]] = {}
         self._count = self._held = 0
         self._blanks: dict[str, Any] = {}
+        self._left_out: set[str] = set()
 
     def __len__(self) -> int:
         return self._count
@@ -91,13 +93,20 @@ class EpisodeRows:
                 )
 
     def _check_may_go(self, name: str, value: Any) -> None:
-        """Raise if a value that no column holds is more than an info."""
+        """Raise if a value that no column holds is more than an info; warn of an info, once an episode."""
         for what, names in zip(("observation", "action"), reversed(self._names), strict=True):
             if name in names and not (value is None and what == "action" and not self._count):
                 raise RolloutError(
                     f"{self._label}: {name!r} of the {what} is a {type(value).__name__} at step {self._count}, which no column holds: return "
                     "an array, or leave it out of the space by a wrapper (pre_wrappers=)"
                 )
+        if value is not None and name not in self._left_out:
+            self._left_out.add(name)
+            warnings.warn(
+                f"World: info {name!r} is a {type(value).__name__}, which no column holds, and is left out: give an array, or begin its "
+                "name with '_'",
+                stacklevel=2,
+            )
 
     def take_oldest(self, ends: bool) -> dict[str, Any]:
         """Return the oldest row that is held, and hold it no longer: column -> its value.
