@@ -109,17 +109,39 @@ if __name__ == "__main__":
         break
 """
 
+LAST = """
+import sys
+import numpy as np
+from ringmap import TransitionReplayBuffer
+
+class Last:
+    def __init__(self, path):
+        self.one = np.ones(1)
+        self.buf = TransitionReplayBuffer(100, (1,), path=path, device=None)
+
+    def add(self):
+        self.buf.add(self.one, self.one, 1.0, self.one, False)
+
+    def __del__(self):
+        self.add()
+        print("added")
+
+last = Last(sys.argv[1] + "/buf")
+for _ in range(5):
+    last.add()
+"""
+
 WRITERS = ("transitions", "rows")
 COMMITS = ("ended_function", "ended_module", "exception", "sys_exit", "daemon_thread", "fork")
 COMMITS_NOT = ("hard_exit", "terminated")
 
 
-def run(tmp_path, jobs, *arguments):
+def run(tmp_path, jobs, *arguments, timeout_s=120):
     script = tmp_path / "job.py"
     script.write_text(jobs)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(tmp_path)])}
     done = subprocess.run(
-        [sys.executable, script, tmp_path, *arguments], env=environment, timeout=120, text=True, capture_output=True
+        [sys.executable, script, tmp_path, *arguments], env=environment, timeout=timeout_s, text=True, capture_output=True
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -160,3 +182,12 @@ def test_a_normal_exit_commits(tmp_path):
     assert found == {how: [5, 5] for how in COMMITS}
     left = {how: [committed(tmp_path / f"{how}-{name}") for name in WRITERS] for how in COMMITS_NOT}
     assert left == {how: [0, 1] for how in COMMITS_NOT}  # the first row settles the columns
+
+
+@pytest.mark.slow
+def test_a_finalizer_may_add_while_the_interpreter_ends(tmp_path):
+    """No thread begins any more then, and who starts one waits for it for ever."""
+    assert run(tmp_path, LAST, timeout_s=60) == ""
+    assert committed(tmp_path / "buf") == 5
+    with TransitionReplayBuffer.open(tmp_path / "buf", mode="r+", device=None) as buf:
+        assert len(buf) == 6

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -297,3 +298,44 @@ def test_eight_environments_one_by_one_cost_what_one_call_of_eight_does(tmp_path
     assert buffer_module.FURTHEST == 1024
     for buf in (one, eight, plain):
         buf.close()
+
+
+STEPS = (np.zeros((3, 1)), np.zeros(3), np.zeros(3), np.zeros((3, 1)), np.zeros(3, np.bool_))
+OTHERS = {
+    "ragged": [[1], [1, 2], [3]],
+    "bfloat16": torch.zeros(3, dtype=torch.bfloat16),
+    "tensors": [torch.zeros(3, dtype=torch.bfloat16)] * 3,
+    "structured": np.zeros(3, [("a", "i4")]),
+    "void": np.zeros(3, "V1"),
+    "texts": np.array(["False", "", "a"]),
+    "fractions": [0.5, 1, 0],
+    "missing": [None, True, False],
+    "masked": np.ma.masked_equal([0, 1, 1], 1),
+}
+if hasattr(np.dtypes, "StringDType"):  # NumPy 2
+    OTHERS["other strings"] = np.array(["0", "1", "0"]).astype("T")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("argument", ["lane", "fresh", "dones", "truncated"])
+def test_what_names_or_flags_can_not_be(argument, name):
+    buf = TransitionReplayBuffer(20, (1,), device=None)
+    given = dict(
+        zip(
+            ("observations", "actions", "rewards", "next_observations", "dones"), STEPS, strict=True
+        )
+    )
+    if argument == "lane" and name == "texts":
+        buf.add(**given, lane=OTHERS[name])
+        return
+    with pytest.raises(InputError, match=argument.rstrip("s")):
+        buf.add(**given | {argument: OTHERS[name]})
+    assert len(buf) == 0
+    buf.add(**given)
+
+
+def test_names_and_flags_may_be_tensors():
+    buf = TransitionReplayBuffer(20, (1,), device=None)
+    buf.add(*STEPS, lane=torch.arange(3), fresh=torch.ones(3, requires_grad=True))
+    buf.add(*STEPS, lane=np.arange(3), fresh=torch.tensor(True))
+    assert len(buf) == 6

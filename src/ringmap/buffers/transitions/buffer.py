@@ -62,7 +62,9 @@ from ringmap.extras import require
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.formats.catalog.convert import convert
 from ringmap.formats.registry import resolve_format
+from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.values import as_array
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
@@ -348,9 +350,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 f"{where}: {count} lanes with frame_stack={columns.stack.size}, but capacity={self.capacity} takes up to "
                 f"{self._most_lanes}: a stack needs the rows of the calls before; raise capacity"
             )
-        begun = None if fresh is None else np.asarray(fresh, np.bool_)
-        if begun is not None and begun.shape not in ((), (count,)):
-            raise InputError(f"{where}: fresh has shape {begun.shape}, expected ({count},)")
+        begun = None if fresh is None else _flags_of(fresh, count, f"{where}: fresh")
         if is_named:
             names = _names_of(lane, count, where)
             self._store_named(
@@ -1025,8 +1025,9 @@ def _names_of(lane: Any, count: int, where: str) -> list[Any]:
     """
     if lane is None:
         return list(range(count))
-    names = [lane] if isinstance(lane, str) or not np.ndim(lane) else list(lane)
-    names = [name.item() if isinstance(name, np.generic) else name for name in names]
+    if not isinstance(lane, list | tuple):
+        lane = np.atleast_1d(as_array(lane, f"{where}: lane", "row")).tolist()
+    names = [name.item() if isinstance(name, np.generic) else name for name in lane]
     if len(names) != count:
         raise InputError(
             f"{where}: lane names {len(names)} environments, but there are {count} rows"
@@ -1037,6 +1038,20 @@ def _names_of(lane: Any, count: int, where: str) -> list[Any]:
     if len(set(names)) < count:
         raise InputError(f"{where}: lane names an environment twice: {names!r:.60}; give its steps one by one")  # fmt: skip
     return names
+
+
+def _flags_of(value: Any, count: int, where: str) -> Array:
+    """Return a flag for each row, `(count,)`, of flags or of one for all.
+
+    Raises:
+        InputError: there are more or fewer than rows, or one is neither 0 nor 1.
+    """
+    flags = as_array(value, where, "row")
+    if flags.shape not in ((), (count,)):
+        raise InputError(f"{where} has shape {flags.shape}, expected ({count},)")
+    if flags.dtype.kind not in "biuf":
+        raise InputError(f"{where} is of {flags.dtype}, expected flags")
+    return cast(np.broadcast_to(flags, count), np.dtype(np.bool_), "safe", where)
 
 
 def _check_stored(

@@ -2,7 +2,7 @@
 
 A daemon thread per open buffer and kind of work, started by its first commit. It holds no strong reference, so that a buffer that
 is no longer referenced ends its thread. Where no thread can start (a limit on processes), commits do the work: one that
-comes when it is due waits for it.
+comes when it is due waits for it. While the interpreter ends, what is left is for the next writer.
 Not here: what the work is (store.py).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -60,6 +61,8 @@ class BackgroundSync(Generic[T]):
             if time.monotonic() < self._due:
                 return
             _do(self._work, self._target)
+        if sys.is_finalizing():
+            return  # a thread would end before it begins, and `start` wait for it for ever
         thread = self._thread = threading.Thread(
             target=_run,
             args=(self._work, self._target, self._stop, self._every_s),
