@@ -31,8 +31,8 @@ def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Arra
     text, dates = "SU", "Mm"
     apart = (target.kind in text) != (source.kind in text)
     dated = target.kind in dates or source.kind in dates
-    is_other = source.kind not in "biufc" + text + dates  # structured, objects
-    if is_other or (dated and target.kind != source.kind) or (apart and casting == "safe"):
+    is_other = source.kind == "V" or (dated and target.kind != source.kind)
+    if is_other or (apart and casting == "safe"):
         _refuse(target, values, 0, where, "is of another kind")
     # Of a complex array only the real part is cast: NumPy would warn that the other part is lost.
     real = values.real if source.kind == "c" and target.kind in "iuf" else values
