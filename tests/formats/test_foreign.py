@@ -416,3 +416,18 @@ def test_text_and_bytes_of_a_foreign_zarr_are_read_and_appended(tmp_path, versio
         writer.write_episode({"text": texts[:2], "code": codes[1:]})
     read = load_dataset(path).load_episode(2)
     assert read["text"].tolist() == ["a", "bb"] and read["code"].tolist() == [b"22", b"x"]
+
+
+NO_PICTURE = (
+    r"column 'x' is of (bytes that are no picture|.*missing values).*keys_to_load=\['action'\]"
+)
+
+
+@pytest.mark.parametrize("bytes_", [b"no picture", b"\x89PNG\r\n\x1a\n", b"", None])
+def test_bytes_that_are_no_picture_are_named(tmp_path, bytes_):
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    lance_of(tmp_path / "theirs.lance", x=pa.array([bytes_] * 3, pa.binary()))
+    path = str(tmp_path / "theirs.lance")
+    with pytest.raises(UnsupportedError, match=NO_PICTURE):
+        load_dataset(path)
+    assert load_dataset(path, keys_to_load=["action"]).load_episode(0)["action"].tolist() == [0, 1]

@@ -355,11 +355,14 @@ def sized_fields(dataset: Any, path: str, unsupported: dict[str, str] | None = N
     for field in unsized:
         name = field.spec.name
         try:
+            refuse_missing(field, first.column(field.name), path)
             size = picture_of(first.column(field.name)[0].as_py(), f"{path}: {field.name}")
-        except UnsupportedError as error:
+        except (CorruptError, UnsupportedError) as error:
             if unsupported is None:
                 raise
-            unsupported[name] = f"of pictures that are not read ({error})"
+            sound = isinstance(error, UnsupportedError)
+            kind = "pictures that are not read" if sound else "bytes that are no picture"
+            unsupported[name] = f"of {kind} ({error})"
             del found[name]
             continue
         found[name] = replace(field, spec=ColumnSpec(name, size.shape, size.dtype))
