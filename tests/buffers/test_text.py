@@ -159,6 +159,25 @@ def test_text_that_is_evicted_during_a_read_is_drawn_again(tmp_path, monkeypatch
     buf.close()
 
 
+def test_words_of_before_the_history_broke_are_not_kept_by_a_thread_that_read_them(
+    tmp_path, monkeypatch
+):
+    with ReplayBuffer(20, path=tmp_path / "ring", seed=0) as buf:
+        buf.write_episode(episode(0))
+    reader, real = ReplayBuffer.open(tmp_path / "ring", seed=0), texts.Texts._read
+
+    def read(self, handle, start):
+        monkeypatch.setattr(texts.Texts, "_read", real)
+        handle.live.era += 1  # meanwhile another thread finds another episode there
+        check(reader.sample(4))
+        return [word.upper() for word in real(self, handle, start)]
+
+    monkeypatch.setattr(texts.Texts, "_read", read)
+    reader.sample(4)
+    check(reader.sample(4))
+    reader.close()
+
+
 def test_a_ring_with_longer_text_joins_a_fleet(fleet):
     with ShardedReplayBuffer(fleet, seed=0) as rings:
         assert rings.num_episodes == 12

@@ -187,3 +187,20 @@ def test_npz_files_with_an_episode_each(tmp_path):
     np.savez(tmp_path / "episode_1.npz", a=np.zeros(3), b=np.zeros(7))
     with pytest.raises(InputError, match="episode_1.npz: how many steps"):
         load_dataset(tmp_path)
+
+
+def test_files_are_in_the_order_of_their_numbers_whatever_else_their_names_have(tmp_path):
+    for number, name in enumerate(["1\u00b22", "2\u00b22", "10\u00b21"]):
+        np.savez(tmp_path / f"{name}.npz", action=np.full(3, number))
+    dataset = load_dataset(tmp_path)
+    assert [dataset.load_episode(n)["action"][0] for n in range(3)] == [0, 1, 2]
+
+
+def test_arrays_of_no_steps_have_no_episodes():
+    none = {
+        "observations": np.zeros((0, 3)),
+        "terminals": np.zeros(0),
+        "timeouts": np.zeros((0, 1)),
+    }
+    dataset = from_arrays(none)
+    assert dataset.lengths.tolist() == [] and len(dataset) == 0

@@ -122,6 +122,8 @@ REFUSED = [
     ([np.uint64(1), np.int64(1)], "step 0 is 1 of uint64, and would become 1.0 of float64"),
     ([2**53 + 1, 0.5], "step 0 is 9007199254740993 of int64, and would become 9007199254740992.0"),
     ([0.5, np.array(2**53 + 1)], "step 1 is 9007199254740993 of int64"),
+    ([0.5, np.int64(2**53 + 1)], "step 1 is 9007199254740993 of int64"),
+    ([-1, np.uint64(2**63)], "step 0 is -1 of int64, and would become -1.0 of float64"),
     (["a", 1], "step 1 is 1 of int64, and would become '1' of <U21"),
     ([[1, "a"], [2, "b"]], "step 0: item 0 is 1 of int64"),
     ([True, "x"], "step 0 is True of bool, and would become 'True'"),
@@ -162,3 +164,28 @@ def test_a_mask_needs_no_import_of_the_module_of_masks(monkeypatch):
     monkeypatch.delitem(sys.modules, "numpy.ma")
     assert as_array(np.arange(2).view(np.recarray), "here").shape == (2,)
     assert "numpy.ma" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [0.5, np.float64(1)],
+        [np.nan, np.float64(1)],
+        [0, np.float32(0.1)],
+        [0, np.int64(1)],
+        [np.int32(-1), np.uint8(1)],
+        [True, np.bool_(False)],
+        [np.bool_(True), 0.5],
+    ],
+)
+def test_numbers_of_several_types_take_no_call_each(given):
+    def num_calls(values):
+        calls = []
+        sys.setprofile(lambda frame, event, _: calls.append(event))
+        try:
+            as_array(values, "here")
+        finally:
+            sys.setprofile(None)
+        return calls.count("call")
+
+    assert num_calls(given * 500) == num_calls(given)

@@ -9,6 +9,7 @@ Not here: files (formats/).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -172,7 +173,7 @@ def _flags(columns: Mapping[str, Array], name: str) -> Array | None:
     given = columns.get(name)
     if given is None:
         return None
-    found = given.reshape(len(given), -1)
+    found = given.reshape(len(given), math.prod(given.shape[1:]))
     if found.shape[1] != 1 or not np.isin(found, (0, 1)).all():
         raise InputError(
             f"from_arrays: column {name!r} is {given.dtype} {given.shape}, expected one flag a step, 0 or 1"

@@ -214,4 +214,4 @@ def _kind(stored: Stored) -> tuple[Any, ...]:
 def _by_number(name: str) -> list[tuple[bool, int, str]]:
     """Return what sorts episode_2 before episode_10."""
     parts = re.split(r"([0-9]+)", name)
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]

@@ -29,6 +29,7 @@ from ringmap.formats.common.log import FILE, FILM, Encoded, Record
 from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import OUTCOMES, Steps, is_loose_flag, refused_flag
+from ringmap.formats.common.untrusted import read_json
 from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.lerobot import BOXED, LeRobot, LeRobotSource
 from ringmap.formats.media.films import Encoding, encode_video
@@ -270,7 +271,7 @@ class LeRobotWriter(StagedWriter):
         import pyarrow as pa
 
         group = len(_episode_files(path))
-        features = _json(path, "info.json")["features"]
+        features = read_json(os.path.join(path, "meta", "info.json"))["features"]
         place = {"chunk_index": group // _CHUNK, "file_index": group % _CHUNK}
         rows: list[dict[str, Any]] = []
         tables: list[Any] = []
@@ -529,8 +530,3 @@ def _tasks_at(path: str) -> list[str]:
     table = pq.read_table(file).to_pydict()
     texts = next(values for name, values in table.items() if name != "task_index")
     return [text for _, text in sorted(zip(table["task_index"], texts, strict=True))]
-
-
-def _json(path: str, name: str) -> Any:
-    with open(os.path.join(path, "meta", name)) as file:
-        return json.load(file)

@@ -253,10 +253,8 @@ def _header(image: Any, tags: Any, where: str) -> Picture:
     if image.mode == "P":
         mode = "RGBA" if "transparency" in image.info else "RGB"
         return Picture(image.height, image.width, len(mode), _U8, mode)
-    signed = (
-        _U8
-        and image.mode in ("L", "RGB", "RGBA")
-        and any(n != 1 for n in np.atleast_1d(tags.get(339, 1)))
+    signed = image.mode in ("L", "RGB", "RGBA") and any(
+        n != 1 for n in np.atleast_1d(tags.get(339, 1))
     )
     known = None if signed else _KINDS.get((image.mode, raw))
     if known is None:

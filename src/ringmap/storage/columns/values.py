@@ -29,6 +29,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _SEQUENCES = {list, tuple}
 NUMBERS = {bool, int, float}
 """Types of which NumPy makes an equal value, or an object."""
+_COMPARED = {*NUMBERS, np.bool_, np.float16, np.float32, np.float64}
+"""Types of which NumPy makes a value that Python compares exactly with the given one."""
 _TEXT = {str, bytes}
 _PLAIN = {*NUMBERS, *_TEXT, complex}
 _OBJECTS = "OT"
@@ -99,17 +101,25 @@ def _of_list(value: Sequence[Any], what: str, axis: str) -> Array:
         array = np.asarray(value)
     except ValueError:
         raise _ragged(what, axis) from None
-    rounds = array.dtype.kind == "f" and kinds <= {bool, int}
+    rounds = array.dtype.kind == "f" and not any(issubclass(k, float | np.floating) for k in kinds)
     compared = len(kinds) > 1 or bool(kinds & _TEXT)
-    if rounds or (compared and array.dtype.kind != "O" and array.ravel().tolist() != list(leaves)):
+    compared = compared and array.dtype.kind != "O"
+    if rounds or (compared and not _are_equal(array.ravel().tolist(), list(leaves))):
         return _of_several(value, what, axis)  # which says which one
     return array
+
+
+def _are_equal(made: list[Any], given: list[Any]) -> bool:
+    """Tell whether these are the same values; a NaN is one."""
+    if made == given:
+        return True
+    return not [a for a, b in zip(made, given, strict=True) if a != b and (a == a or b == b)]
 
 
 def _are_alike(leaves: Sequence[Any], kinds: set[type]) -> bool:
     """Tell whether NumPy changes none of these, or only such that Python compares exactly."""
     if len(kinds) != 1:
-        return kinds <= NUMBERS
+        return kinds <= _COMPARED or all(issubclass(k, int | np.integer | np.bool_) for k in kinds)
     (kind,) = kinds
     if kind is np.ndarray:
         return len({leaf.dtype for leaf in leaves}) == 1

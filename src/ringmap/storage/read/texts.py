@@ -47,10 +47,9 @@ class Texts:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = weakref.ref(handle)
-        self._era = -1
-        # Without a lock: two threads at once at worst read words twice.
-        self._new: dict[int, list[str]] = {}
-        self._old: dict[int, list[str]] = {}
+        # By era, too: then other records may start at known positions. Without a lock: two threads at once at worst read words twice.
+        self._new: dict[tuple[int, int], list[str]] = {}
+        self._old: dict[tuple[int, int], list[str]] = {}
         self._nbytes = 0
 
     def __call__(self, positions: Array, codes: Array) -> Array:
@@ -65,20 +64,19 @@ class Texts:
         if handle is None:
             raise ClosedError("text: the buffer was closed meanwhile; open it again")
         flat = positions.reshape(-1)
-        names, of = self._records(handle, flat)
-        tables = [self._words(handle, name) for name in names.tolist()]
+        era, names, of = self._records(handle, flat)
+        tables = [self._words(handle, era, name) for name in names.tolist()]
         rows = codes.reshape(len(flat), *codes.shape[positions.ndim :])
         found, bad = decoded(rows, of, tables)
         if bad.any():
             self._refuse_live(handle, flat[bad & (names.take(of) != _NOWHERE)])
         return found.reshape(codes.shape)
 
-    def _records(self, handle: Handle, positions: Array) -> tuple[Array, Array]:
-        """Return the starts of the records that have these positions, each once, and which of them is that of each position."""
+    def _records(self, handle: Handle, positions: Array) -> tuple[int, Array, Array]:
+        """Return the era, the starts of the records that have these positions, each once, and which of them is that of each position."""
         with handle.memory:
             live = handle.live
-            if live.era != self._era:  # other rows may stand at known positions
-                self._era, self._new, self._old, self._nbytes = live.era, {}, {}, 0
+            era = live.era
             if not len(live):
                 starts = np.full(len(positions), _NOWHERE)
             else:
@@ -86,23 +84,24 @@ class Texts:
                 starts, lengths = live.starts.take(at), live.lengths.take(at)
                 starts = np.where((positions >= starts) & (positions < starts + lengths), starts, _NOWHERE)  # fmt: skip
         names, of = np.unique(starts, return_inverse=True)
-        return names, of.reshape(-1)
+        return era, names, of.reshape(-1)
 
-    def _words(self, handle: Handle, start: int) -> list[str]:
+    def _words(self, handle: Handle, era: int, start: int) -> list[str]:
         """Return the words of the record that starts at a position; none if it was evicted meanwhile."""
         if start == _NOWHERE:
             return []
-        words = self._new.get(start)
+        key = era, start
+        words = self._new.get(key)
         if words is not None:
             return words
-        words = self._old.get(start)
+        words = self._old.get(key)
         if words is None:
             words = self._read(handle, Position(start))
         if words:
             nbytes = sum(map(len, words)) + _WORD_NBYTES * len(words)
             if self._nbytes + nbytes > KEPT_NBYTES:
                 self._old, self._new, self._nbytes = self._new, {}, 0
-            self._new[start] = words
+            self._new[key] = words
             self._nbytes += nbytes
         return words
 
