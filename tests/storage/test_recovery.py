@@ -16,6 +16,7 @@ from ringmap.storage.records.table import (
     DROPPED,
     END,
     EPISODE,
+    MANY,
     MOST,
     PART,
     RECORD,
@@ -67,8 +68,9 @@ def is_plain(record):
 
 
 def test_a_plain_episode_is_taken_at_once():
-    assert is_plain(PLAIN)
-    assert passes(PLAIN)
+    for record in (PLAIN, dataclasses.replace(PLAIN, part=MANY, behind=3)):
+        assert is_plain(record)
+        assert passes(record)
 
 
 @given(changes)
@@ -84,7 +86,8 @@ def test_what_is_taken_at_once_passes_the_whole_examination(changed):
 @pytest.mark.parametrize(
     "changed",
     [{"kind": 9}, {"length": 0}, {"length": 21, "tail": 120}, {"tail": 119}, {"tail": 90}, {"first": 0},
-     {"first": 51}, {"first": 20}, {"blob_offset": 1 << 31}, {"start": 118}, {"part": PART}, {"part": COPIED | 8},
+     {"first": 51}, {"first": 20}, {"blob_offset": 1 << 31}, {"start": 118}, {"part": PART}, {"part": 16}, {"part": COPIED | MANY},
+     {"part": MANY, "behind": 4},
      {"flags": DROPPED}, {"time": TIME - 1}, {"ordinal": ORDINAL - 1}, {"behind": 0}, {"chain": 3}, {"previous": 3}],
 )  # fmt: skip
 def test_others_take_the_whole_examination(changed):

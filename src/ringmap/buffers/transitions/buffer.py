@@ -65,11 +65,12 @@ from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import as_array
+from ringmap.storage.commit.numbering import UNNUMBERED
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
-from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.records.blobs import encode_data, is_shown
 from ringmap.storage.records.kinds import TRANSITIONS, must_be
 from ringmap.storage.records.stream_file import EARLIER_LIMIT
 from ringmap.storage.ring.extremes import highest
@@ -393,7 +394,13 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 ages = stack.earlier(parted, ages)
                 rows, after = columns.newest(rows), columns.newest(after)
                 beside = [*beside, ages]
-            arrays = [*rows.values(), *rest, np.where(parted, -strides, strides), *beside]
+            arrays = [
+                *rows.values(),
+                *rest,
+                np.where(parted, -strides, strides),
+                UNNUMBERED,
+                *beside,
+            ]
 
             def earlier() -> dict[str, Array]:
                 return columns.newest(ends.earlier())
@@ -442,7 +449,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             goes_on = is_near and same_bytes(ends.led[name][place], step[0])
             lanes = stride if goes_on else -stride
             store.append(
-                (*step, lanes, after), 1, self._at_once, where, self._columns.apart, ends.earlier, self.engine.committing, True
+                (*step, lanes, UNNUMBERED, after), 1, self._at_once, where, self._columns.apart, ends.earlier, self.engine.committing, True
             )  # fmt: skip
             following.forget()
             ends.follow_one(place, head, stride, name, after, store.live.era)
@@ -476,7 +483,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 rows, after = columns.newest(rows), columns.newest(led)
                 beside = [*beside, ages]
             lanes = np.where(parted, -count, count)
-            arrays = [*rows.values(), *rest, lanes, *beside]
+            arrays = [*rows.values(), *rest, lanes, UNNUMBERED, *beside]
             if count <= self._at_once and nbytes_of(earlier) <= _EARLIER_MOST:
                 store.append(
                     [*arrays, *after.values()], count, self._at_once, where, columns.apart, partial(dict, earlier),
@@ -544,7 +551,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                     return False
                 earlier = partial(dict, broken)
             store.append(
-                (*step, lanes, after), count, self._at_once, where, self._columns.apart, earlier, self.engine.committing,
+                (*step, lanes, UNNUMBERED, after), count, self._at_once, where, self._columns.apart, earlier, self.engine.committing,
                 is_single,
             )  # fmt: skip
             following.committed(store, {name: after[None] if is_single else after})
@@ -615,8 +622,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         columns of `extra` beside the action. `reward_at` is "next". Rewards are those of single steps, and stacks are whole. One whose first transitions were
         evicted has `front_evicted` in its data; the newest of each environment may not have ended.
 
-        Sides of `split` go by an episode's place among those that are stored now, so another call may give other ones. To keep them,
-        dump the episodes and split the dataset, which counts those in the file.
+        An episode keeps its side of a `split`, as those of `ReplayBuffer` do: in each later call, in any process, and in copies.
 
         Args:
             options: of a dataset: `num_steps`, `frameskip`, `transform`, `keys_to_load`, ...; arrays by default (`output`, `layout`).
@@ -650,7 +656,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         dataset = self.episode_dataset()
         for number in range(len(dataset.lengths)):
             with contextlib.suppress(ReplacedError):
-                episode, data = dict(dataset.load_episode(number)), dataset.episode_data(number)
+                episode, found = dict(dataset.load_episode(number)), dataset.episode_data(number)
+                data = {name: value for name, value in found.items() if is_shown(name)}
                 yield episode | ({EPISODE_DATA_KEY: data} if data else {})
 
     def dump(
@@ -897,7 +904,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     @property
     def schema(self) -> Schema:
         """The columns of the ring, with their shapes and dtypes: each observation once, by leaf; of stacks one frame."""
-        return self._columns.schema
+        return self._columns.shown
 
     @property
     def given_schema(self) -> Schema:

@@ -24,6 +24,7 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.nested import root
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.commit.numbering import NUMBERS
 from ringmap.storage.records.stream_file import Apart
 
 __all__ = ["TransitionColumns"]
@@ -41,7 +42,9 @@ _SCALARS = (
     ColumnSpec("truncated", (), np.dtype("?")),
 )
 _LANES = ColumnSpec("lanes", (), np.dtype("<i4"))
-_TAIL = [spec.name for spec in (*_SCALARS, _LANES)]
+_NUMBERS = ColumnSpec(NUMBERS, (), np.dtype("<i8"))
+"""The ordinal of the row's episode, which a commit gives: hidden."""
+_TAIL = [spec.name for spec in (*_SCALARS, _LANES, _NUMBERS)]
 _OWN = {
     _OBS,
     _CRITIC,
@@ -82,7 +85,7 @@ class TransitionColumns:
             raise InputError(f"{where}: action_shape: expected one shape, got a mapping")
         leaves = (spec for tree in (*trees, action) for spec in tree.columns)
         beside = (*_extras(extra, where), *(() if stack is None else (stack.column,)))
-        return cls(Schema((*leaves, *_SCALARS, _LANES, *beside)))
+        return cls(Schema((*leaves, *_SCALARS, _LANES, _NUMBERS, *beside)))
 
     @cached_property
     def stack(self) -> FrameStack | None:
@@ -90,6 +93,11 @@ class TransitionColumns:
         last = self.schema.columns[-1]
         found = FrameStack.named(last.name)
         return found if found is not None and found.column == last else None
+
+    @cached_property
+    def shown(self) -> Schema:
+        """The columns, without hidden ones."""
+        return Schema(tuple(spec for spec in self.schema.columns if spec != _NUMBERS))
 
     @cached_property
     def stacked(self) -> list[str]:
@@ -105,7 +113,7 @@ class TransitionColumns:
     def extra(self) -> tuple[ColumnSpec, ...]:
         """The further columns of a user."""
         stop = len(self.schema.columns) - (self.stack is not None)
-        return self.schema.columns[self.schema.names.index(_LANES.name) + 1 : stop]
+        return self.schema.columns[self.schema.names.index(NUMBERS) + 1 : stop]
 
     @cached_property
     def trees(self) -> tuple[Leaves, ...]:

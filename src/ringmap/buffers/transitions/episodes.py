@@ -25,6 +25,8 @@ from ringmap.buffers.reopened import Reopened
 from ringmap.datasets.episode_rows import blank
 from ringmap.errors import LappedError, ReplacedError, UnknownColumnError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.commit.numbering import NUMBERS
+from ringmap.storage.read.origins import ORIGIN_KEY, origin_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -57,12 +59,13 @@ class TransitionSource:
         self._held = Reopened[Any](buffer, partial(open_at, device=None))
         self.path = str(self._buffer.path or "a buffer of transitions in RAM")
         self._name_columns()
-        self._positions, counts, cut = self._chains()
+        self._positions, counts, cut, self._ordinals = self._chains()
+        self._lineage: bytes = self._buffer.engine.owned.manifest.lineage
         self._front_evicted = cut
         self._transitions_before = np.cumsum(counts) - counts
         self.lengths = (counts + 1).astype(np.int32)
         self.offsets = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-        self.episode_columns = [FRONT_EVICTED] if cut.any() else []
+        self.episode_columns = [ORIGIN_KEY, FRONT_EVICTED] if cut.any() else [ORIGIN_KEY]
 
     @property
     def _buffer(self) -> Any:
@@ -85,8 +88,8 @@ class TransitionSource:
         self.schema = Schema(tuple(specs))
         self._observed = [n for n in self.schema.names if self._stored[n].partition("/")[0] in _OBSERVED]  # fmt: skip
 
-    def _chains(self) -> tuple[Array, Array, Array]:
-        """Return the positions of all transitions, episode by episode; the number of each; and whether it lacks its front."""
+    def _chains(self) -> tuple[Array, Array, Array, Array]:
+        """Return the positions of all transitions, episode by episode; the number of each; whether it lacks its front; and its ordinal."""
         buffer, reader = self._buffer, self._buffer.reader
         buffer.engine.settle(f"{type(buffer).__name__}.episodes")
         buffer.refresh()
@@ -102,10 +105,18 @@ class TransitionSource:
             for at in range(0, len(last), _CHUNK):
                 lost[at : at + _CHUNK] = ~self._is_whole(last[at : at + _CHUNK])
             if not lost.any():
-                return found, counts, cut
+                return found, counts, cut, self._ordinals_of(found[np.cumsum(counts) - counts])
             positions = positions[
                 ~np.isin(positions, last[lost])
             ]  # such a one is never drawn either
+
+    def _ordinals_of(self, firsts: Array) -> Array:
+        """Return the ordinals of the episodes with these first transitions."""
+        found: Array = self._buffer.rows.column(NUMBERS, firsts)
+        late = np.flatnonzero(found < 0)  # rows of an open group that a fork can't commit
+        late = late[np.argsort(firsts[late])]
+        found[late] = self._buffer.engine.owned.next_ordinal + np.arange(len(late))
+        return found
 
     def _is_whole(self, positions: Array) -> Array:
         return self._read(positions)[1]
@@ -190,8 +201,9 @@ class TransitionSource:
         return found
 
     def episode_data(self, episode: int) -> dict[str, Any]:
-        """Return `front_evicted` if the first transitions of an episode don't count any more; else {}."""
-        return {FRONT_EVICTED: True} if self._front_evicted[episode] else {}
+        """Return the origin of an episode, and `front_evicted` if its first transitions don't count any more."""
+        data: dict[str, Any] = {ORIGIN_KEY: origin_of(self._lineage, int(self._ordinals[episode]))}
+        return data | ({FRONT_EVICTED: True} if self._front_evicted[episode] else {})
 
     def close(self) -> None:
         """Close the directory, if it was opened here."""

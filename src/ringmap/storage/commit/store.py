@@ -54,6 +54,7 @@ from ringmap.storage.commit.background_sync import BackgroundSync
 from ringmap.storage.commit.commit_files import BlobPlace, CommitFiles
 from ringmap.storage.commit.create import make_columns, make_folder, make_home, warn_of_space
 from ringmap.storage.commit.group import GroupFile, OpenGroup, Values, follows, kept_apart
+from ringmap.storage.commit.numbering import ENDS, NUMBERS, UNNUMBERED, numbered
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
@@ -64,6 +65,7 @@ from ringmap.storage.read.handle import Handle, is_mine
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.read.texts import Texts
 from ringmap.storage.records.blobs import LARGEST_BLOB, encode_data, names_origin
+from ringmap.storage.records.kinds import TRANSITIONS
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import Apart, Stream, read_stream
@@ -74,6 +76,7 @@ from ringmap.storage.records.table import (
     END,
     EPISODE,
     LAST_ORDINAL,
+    MANY,
     MOST_U4,
     PART,
     RETIRE,
@@ -419,12 +422,16 @@ class Store(Handle):
         """Return an ordinal that no lost record gave, after a cut of the power or a failed sync.
 
         A record is only written while its slot is not needed by the newest one that is durable. So at most a table of records was
-        lost, of which each gave one ordinal, and the open group had the next one.
+        lost, of which each gave one ordinal, and the open group had the next one. Where rows are of many episodes, as many may have begun
+        as there are rows.
         """
         newest = found.records[-1:]
         given = int(next_ordinals(newest)[0]) if len(newest) else 0
         known = self.manifest.ordinal
-        beyond = max(given, known) + self.manifest.table_slots + 1
+        lost = self.manifest.table_slots + 1
+        if self.manifest.kind == TRANSITIONS:
+            lost += self.manifest.rows
+        beyond = max(given, known) + lost
         return beyond if beyond < LAST_ORDINAL else known
 
     # -- roles -------------------------------------------------------------------------------
@@ -640,6 +647,11 @@ class Store(Handle):
         self._refuse_large(length, len(packed) + len(data), part, where)
         rows = self._rows_for(files, schema, where)
         start = self.head if group is None else group.start
+        begun = None
+        if self.manifest.kind == TRANSITIONS:
+            arrays, begun = numbered(
+                schema.names, arrays, start, self.next_ordinal, partial(self._numbers_of, rows)
+            )
         need = self.ring.overwritten(start + length)
         rows.reserve(start, length)
         if need > self.tail:
@@ -656,7 +668,7 @@ class Store(Handle):
         if finished is not None:
             files.carry_finished(finished)
         place = files.write_blob(seq, sums, data, packed)
-        record = self._episode(seq, start, length, tail, first, combine(sums), place, flags, data, part)  # fmt: skip
+        record = self._episode(seq, start, length, tail, first, combine(sums), place, flags, data, part, begun)  # fmt: skip
         if following is not None:
             self._write_following(files, record, following)
         durable = self.power and sync
@@ -688,9 +700,9 @@ class Store(Handle):
 
     def _episode(
         self, seq: int, start: Position, length: int, tail: Position, first: int, rows_sum: int, place: BlobPlace,
-        flags: int, data: bytes, part: PartOf | None = None,
+        flags: int, data: bytes, part: PartOf | None = None, begun: int | None = None,
     ) -> Record:  # fmt: skip
-        """Return the record of an episode, or of a part of one."""
+        """Return the record of an episode, or of a part of one; of rows of many episodes, of which `begun` begin here."""
         segment, offset, size, blob_sum = place
         ordinal, behind, bits = self.next_ordinal, 1, 0
         chain, step, previous, number, lane = _NO_PART
@@ -699,12 +711,21 @@ class Store(Handle):
             bits = part.bits
             if part.chain != NONE:
                 ordinal, behind = part.ordinal, self.next_ordinal - part.ordinal
-        if data and names_origin(data):
+        if begun is not None:
+            behind, bits = begun, MANY
+        elif data and names_origin(data):
             bits |= COPIED
         return Record(
             seq, start, tail, first, rows_sum, blob_sum, length, segment, offset, size, ordinal, self._now(),
             chain, step, previous, number, lane, EPISODE, flags, bits, behind,
         )  # fmt: skip
+
+    def _numbers_of(self, rows: Rows, positions: Array) -> Array:
+        """Return the numbers of the episodes that rows before a commit are of, as `numbered` asks for them."""
+        numbers, *ended = (rows.take_stored(name, positions) for name in (NUMBERS, *ENDS))
+        ended.append(~self.live.has(positions))
+        found: Array = np.where(np.any(ended, 0), UNNUMBERED, numbers)
+        return found
 
     def _now(self) -> int:
         """Return the time of a commit, in ns. It never falls, whatever the clock does."""

@@ -20,11 +20,13 @@ import numpy as np
 
 from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.group import follows
+from ringmap.storage.commit.numbering import NUMBERS
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.read.reader import Reader
+from ringmap.storage.records.kinds import TRANSITIONS
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import Stream, read_stream
@@ -126,6 +128,7 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
     columns = tuple(
         ColumnFacts(spec.name, spec.kind, spec.shape, backend, _codecs(options))
         for spec, backend, options in zip(specs, manifest.backends, manifest.options, strict=True)
+        if (manifest.kind, spec.name) != (TRANSITIONS, NUMBERS)
     )
     steps, nbytes = int(lengths.sum()), nbytes_of(folder)
     full = None if manifest.schema is None else _nbytes_full(folder, manifest, steps, nbytes)

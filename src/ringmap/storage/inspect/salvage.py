@@ -48,6 +48,7 @@ from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.swap import Swap, free_aside
 from ringmap.storage.read.recovery import Progress, breaks_of, find
+from ringmap.storage.records.kinds import TRANSITIONS
 from ringmap.storage.records.manifest import Manifest, read_limit
 from ringmap.storage.records.names import (
     COLUMNS,
@@ -65,6 +66,7 @@ from ringmap.storage.records.table import (
     DROPPED,
     EPISODE,
     LAST_ORDINAL,
+    MANY,
     MOST_U4,
     PART,
     EpisodeTable,
@@ -447,7 +449,10 @@ class Salvage:
                 (reached.tail, reached.first) if after is None else (after.tail, after.first)
             )
             numbers = [reached.first + int(i) for i in run]
-            ordinal, time = _counted_between(before, after, numbers)
+            begun = len(numbers)
+            if self.manifest.kind == TRANSITIONS:  # each row may have begun an episode
+                begun += stop - (0 if before is None else before.head)
+            ordinal, time = _counted_between(before, after, numbers, begun)
             made, at = [], start
             for (
                 number
@@ -512,6 +517,8 @@ class Salvage:
             if not row["part"] & PART:
                 row["chain"], row["step"], row["previous"] = NONE, 0, NONE
                 behind = int(row["kind"] == EPISODE)
+                if row["part"] & MANY and row["behind"] <= row["length"]:
+                    behind = int(row["behind"])
                 if i not in counted or row["behind"] != behind:
                     row["ordinal"], row["behind"] = ordinal, behind
                 nexts[i] = row["ordinal"] + behind
@@ -572,19 +579,20 @@ class Salvage:
 
 
 def _counted_between(
-    before: Record | None, after: Record | None, numbers: list[int]
+    before: Record | None, after: Record | None, numbers: list[int], begun: int
 ) -> tuple[int, int]:
     """Return ordinal and time of the dropped records that replace those of these numbers.
 
-    An ordinal that one of them may have given must not be given again: each gave one at most.
+    An ordinal that one of them may have given must not be given again. `begun`: how many they gave at most.
     """
     time = 0 if before is None else before.time
     if after is not None:
-        begins = after.kind == EPISODE and after.chain in (NONE, after.start) and after.behind == 1
-        return after.next_ordinal - begins, time
+        begins = after.kind == EPISODE and after.chain in (NONE, after.start)
+        begins &= after.behind == 1 or bool(after.part & MANY)
+        return after.ordinal if begins else after.next_ordinal, time
     if before is not None:
-        return before.next_ordinal + len(numbers), time
-    return numbers[-1], time
+        return before.next_ordinal + begun, time
+    return max(numbers[-1], begun), time
 
 
 def longest_rise(at: list[int], values: Array) -> list[int]:

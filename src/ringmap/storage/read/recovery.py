@@ -41,6 +41,7 @@ from ringmap.storage.records.table import (
     END,
     EPISODE,
     LAST_TIME,
+    MANY,
     MOST,
     PART,
     RECORD,
@@ -270,12 +271,12 @@ def is_next(
     stop = record.start + record.length
     return (
         record.kind == EPISODE
-        and not record.part & ~COPIED
+        and record.part in (0, COPIED, MANY)
         and record.chain == record.previous == NONE
         and not record.step
         and not record.flags & DROPPED
         and ordinal <= record.ordinal < MOST
-        and record.behind == 1
+        and (record.behind <= record.length if record.part == MANY else record.behind == 1)
         and time <= record.time
         and record.start == head
         and 0 < record.length <= max_steps
@@ -329,6 +330,7 @@ def _broken_order(records: Array) -> list[tuple[int, str]]:
     dropped = records["flags"] & DROPPED
     ordinals = next_ordinals(records)
     begins = _begin_episodes(records) & (dropped == 0)
+    many = records["part"] & MANY != 0
     return _faults_of(records, [
         ("starts before the head of the record before it", records["start"][1:] != heads[:-1]),
         (
@@ -344,7 +346,8 @@ def _broken_order(records: Array) -> list[tuple[int, str]]:
         ),
         (
             "counts the ordinals that were given wrongly",
-            (begins & (records["behind"] != 1))
+            (begins & ~many & (records["behind"] != 1))
+            | (many & (records["behind"] > records["length"]))
             | ((records["kind"] != EPISODE) & (records["behind"] != 0)),
         ),
         ("has no steps", (records["length"] == 0) & (records["kind"] == EPISODE) & (dropped == 0)),
@@ -378,7 +381,9 @@ def _broken_parts(records: Array) -> list[tuple[str, Array]]:
     odd = [
         (
             "is part of a chain in an unknown way",
-            (part & ~np.uint8(PART | END | COPIED) != 0) | (part & (PART | END) == END),
+            (part & ~np.uint8(PART | END | COPIED | MANY) != 0)
+            | (part & (PART | END) == END)
+            | ((part & MANY != 0) & (part != MANY)),
         ),
         (
             "is no part of a chain, but names one",

@@ -21,6 +21,7 @@ _FILES = {
     "mutable": "headers at 0 and 4096, marks at 8192; copy: check, generation, position, values",
     "priorities": "headers at 0 and 4096, unsure at 56, leaves, two logs, frames of kinds 1 to 3",
     "text": "codes <i4, dtype <U0; words: count <I, sizes <I each, UTF-8; open: words.bin, frames of words",
+    "transitions": "column _episode <i8 after lanes; records with MANY in part",
     "successors": "RINGMAPN, head, rows_sum, size, check, check, payload",
 }
 """The files that no structure below describes, in words: change them with the file."""

@@ -97,10 +97,11 @@ LAST_TIME = (1 << 63) - 1
 MOST_U4 = (1 << 32) - 1
 """The greatest value of `length`, `number`, `lane`, `behind` and the place of a blob."""
 
-PART, END, COPIED = 1, 2, 4
+PART, END, COPIED, MANY = 1, 2, 4, 8
 """In the byte `part`: the record is of a part of a chain, and `chain`, `step`, `previous`, `number` and `lane` count; its chain has
-ended; its episode data name the ring and the number that the episode was first stored as. A record without rows that has the first two
-ends a chain whose last part is stored already."""
+ended; its episode data name the ring and the number that the episode was first stored as; its rows are of many episodes, of which
+`behind` begin in it, with ordinals from `ordinal` on. A record without rows that has the first two ends a chain whose last part is stored
+already."""
 
 SPARE_SLOTS = 64
 """Slots of the table beyond one per row, for retire and clear records."""
