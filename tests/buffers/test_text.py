@@ -217,3 +217,14 @@ def test_control_text_that_numpy_cuts(fleet, tmp_path, monkeypatch, module):
     else:
         with pytest.raises(AssertionError):
             test_a_ring_with_longer_text_joins_a_fleet(fleet)
+
+
+def test_errors_call_text_by_its_name():
+    buf = ReplayBuffer(20)
+    buf.write_episode(episode(0))
+    with pytest.raises(
+        InputError, match="of dtype int64 is of another kind in the locked dtype text"
+    ):
+        buf.write_episode({**episode(1), "task": range(5)})
+    with pytest.raises(InputError, match="pad='nan', but the column holds text"):
+        buf.sample(2, window={"task": Window([-1, 0], pad="nan")})

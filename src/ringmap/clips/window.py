@@ -334,13 +334,13 @@ def _fill(where: str, spec: ColumnSpec, pad: Any) -> Any:
     if isinstance(pad, str):
         if spec.dtype.kind not in "fc":
             raise InputError(
-                f"{where}: the window of {spec.name!r} has pad='nan', but the column holds {spec.dtype}; choose 'zero', 'edge' or a value"
+                f"{where}: the window of {spec.name!r} has pad='nan', but the column holds {spec.kind}; choose 'zero', 'edge' or a value"
             )
         return np.array(np.nan, spec.dtype)[()]
     value = _held(spec.dtype, np.asarray(pad))
     if value is None:
         raise InputError(
-            f"{where}: the window of {spec.name!r} has pad={pad!r}, which the column, {spec.dtype}, can't hold"
+            f"{where}: the window of {spec.name!r} has pad={pad!r}, which the column, {spec.kind}, can't hold"
         )
     return value
 

@@ -179,7 +179,7 @@ class Keys:
                 )
             if not _holds(spec.dtype, dtype, bounds_of(space), casting):
                 raise InputError(
-                    f"{self.where}: {whose} has {name!r} of {spec.dtype}, which can't hold what comes: {space or dtype}"
+                    f"{self.where}: {whose} has {name!r} of {spec.kind}, which can't hold what comes: {space or dtype}"
                 )
 
 

@@ -48,7 +48,7 @@ class StepTensors:
             try:
                 kind = torch.from_numpy(np.empty(0, spec.dtype)).dtype
             except TypeError:
-                raise InputError(f"{spec.name}: no tensor holds {spec.dtype}") from None
+                raise InputError(f"{spec.name}: no tensor holds {spec.kind}") from None
             shape = (num_steps, num_envs, *spec.shape)
             self.by_name[spec.name] = torch.zeros(shape, dtype=kind, device=device)
         for name in scalars:

@@ -12,9 +12,14 @@ import numpy as np
 
 from ringmap.errors import InputError
 
-__all__ = ["cast", "kept"]
+__all__ = ["cast", "in_words", "kept"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def in_words(dtype: np.dtype[Any]) -> str:
+    """Return a dtype as messages name it: text of any length is "text"."""
+    return "text" if dtype.kind == "U" and not dtype.itemsize else str(dtype)
 
 
 def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Array:
@@ -126,5 +131,5 @@ def _refuse(target: np.dtype[Any], values: Array, step: int, where: str, what: s
         )
     raise InputError(
         f"{where}: step {step} of dtype {values.dtype} {what} in the locked "
-        f"dtype {target}: {shown[:200]}; {remedy}"
+        f"dtype {in_words(target)}: {shown[:200]}; {remedy}"
     )

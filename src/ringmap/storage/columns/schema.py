@@ -21,7 +21,7 @@ import numpy as np
 
 from ringmap.arguments import flag
 from ringmap.errors import InputError
-from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.casting import cast, in_words
 from ringmap.storage.columns.nested import flattened, is_nested
 from ringmap.storage.columns.values import as_array
 
@@ -93,7 +93,7 @@ class ColumnSpec:
     @property
     def kind(self) -> str:
         """Its dtype, in words."""
-        return "text" if self.is_text else str(self.dtype)
+        return in_words(self.dtype)
 
     @property
     def row_nbytes(self) -> int:
