@@ -71,8 +71,8 @@ def test_episodes_stream_through_the_registered_writer(buffer, recorder, tmp_pat
     assert (made.path, made.options) == (tmp_path / "out", {"mode": "append", "quality": 7})
     assert made.events == ["enter", "write", "write", "write", "exit None"]
     for got, (number, length) in zip(made.written, [(1, 4), (2, 7), (3, 6)], strict=True):
-        assert all(type(values) is list for values in got.values())
-        same({name: np.array(values) for name, values in got.items()}, columns(number, 0, length))
+        assert all(type(values) is np.ndarray for values in got.values())
+        same(got, columns(number, 0, length))
 
 
 def test_overwrite_is_the_default(buffer, recorder, tmp_path):
