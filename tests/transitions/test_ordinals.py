@@ -182,19 +182,16 @@ def test_a_fork_numbers_rows_that_it_can_not_commit(tmp_path):
     ring.add(10)
     ring.buf.flush()
     ring.add(10)
-    to, out = os.pipe()
+    out, into = os.pipe()
     if not (child := os.fork()):
         try:
-            os.write(
-                to if to > out else out,
-                pickle.dumps(ring.buf.episode_dataset().origins()[1].tolist()),
-            )
+            os.write(into, pickle.dumps(ring.buf.episode_dataset().origins()[1].tolist()))
         finally:
             os._exit(0)
     os.waitpid(child, 0)
+    os.close(into)
+    assert pickle.loads(os.read(out, 1 << 16)) == ring.buf.episode_dataset().origins()[1].tolist()
     os.close(out)
-    assert pickle.loads(os.read(to, 1 << 16)) == ring.buf.episode_dataset().origins()[1].tolist()
-    os.close(to)
     ring.buf.close()
 
 
