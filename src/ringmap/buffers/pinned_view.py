@@ -487,7 +487,7 @@ class PinnedView(Dataset):
     def sample(
         self, batch_size: int, step: int | None = None, *, out: Mapping[str, Array] | None = None,
         nest: bool = False,
-    ) -> Batch[Any]:  # fmt: skip
+    ) -> Batch[Array]:  # fmt: skip
         """Draw a batch of items of the view, through the sampler of the buffer.
 
         Args:

@@ -47,8 +47,8 @@ from ringmap.datasets.image_axes import stored_layout
 from ringmap.datasets.stored_episodes import episodes_of, outlines_of
 from ringmap.errors import ClosedError, InputError, RingmapError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
+from ringmap.formats.common.fill import fill
 from ringmap.formats.common.refusals import Drop
-from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.nested import flattened, nested

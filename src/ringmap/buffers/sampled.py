@@ -301,7 +301,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         *, out: Mapping[str, Array] | None = None, window: WindowSpec | None = None,
         columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
         pace: Pace | None = None, nest: bool = False,
-    ) -> Batch[Any]:  # fmt: skip
+    ) -> Batch[Array]:  # fmt: skip
         """Draw a batch of clips through the sampler.
 
         Args:

@@ -50,8 +50,8 @@ from ringmap.datasets.stored_episodes import outlines_of
 from ringmap.errors import ClipIndexError, ClosedError, ExistsError, InputError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import POLICY_STEP
+from ringmap.formats.common.fill import fill
 from ringmap.formats.common.refusals import Drop
-from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.local import local_path

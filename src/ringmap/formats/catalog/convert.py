@@ -22,8 +22,8 @@ from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
 from ringmap.formats.catalog.load import load_arrays
 from ringmap.formats.catalog.prefixes import place_of
+from ringmap.formats.common.fill import fill
 from ringmap.formats.common.refusals import Drop
-from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import ColumnSpec
 

@@ -13,7 +13,6 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain, islice
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,8 +21,7 @@ import numpy as np
 from ringmap.clips.facts import Facts
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError, ReadOnlyError, RoleError
-from ringmap.formats.base import Format
-from ringmap.formats.common.refusals import Drop, Refused, is_own, refusal, refused_where_none_fit
+from ringmap.formats.common.refusals import Refused, is_own, refusal
 from ringmap.formats.episode import (
     EPISODE_DATA_KEY,
     CheckedEpisode,
@@ -38,7 +36,7 @@ from ringmap.storage.read.handle import refuse_if_mine
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.rates import rate_text
 
-__all__ = ["Ahead", "EpisodeWriter", "fill", "tell_facts"]
+__all__ = ["Ahead", "EpisodeWriter", "tell_facts"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -295,55 +293,3 @@ def tell_facts(writer: Any, facts: Facts, where: str) -> None:
     tell = getattr(writer, "expect_facts", None)
     if tell is not None:
         tell(facts, where)
-
-
-def fill(
-    format: type[Format],
-    path: str | os.PathLike[str],
-    episodes: Iterable[Mapping[str, Any]],
-    where: str,
-    *,
-    facts: Facts,
-    drop: Drop,
-    ahead: Ahead,
-    options: Mapping[str, Any],
-) -> None:
-    """Write episodes to a dataset of a format, if it can hold all of them: else nothing is created or changed.
-
-    Args:
-        format: of the dataset.
-        path: its target.
-        episodes: to write.
-        where: the call to name in an error.
-        facts: what is known of them.
-        drop: what to leave out of them.
-        ahead: called with a condition on a column's name and dtype; yields of each episode these columns, and its data.
-        options: of the format's writer.
-
-    Raises:
-        InputError: the format can't hold a column, or data of an episode; all of them are named.
-    """
-    writer = format.open_writer(path, **options)
-    tell_facts(writer, facts, where)
-    left = (drop(episode) for episode in episodes)
-    some, refused = list(islice(left, 1)), Refused()
-    ours = writer if isinstance(writer, EpisodeWriter) else None
-    if ours is not None:
-        for first in some:
-            refused |= ours.refusals(first)
-        looks = type(ours).looks_at is not EpisodeWriter.looks_at or ours.looks_at_data
-        for columns, data in ahead(ours.looks_at, ours.looks_at_data) if looks else ():
-            refused |= {
-                **ours.refused_columns(drop.of(columns)),
-                **ours.refused_data(drop.of(data)),
-            }
-    elif not format.supports_episode_data:
-        for _, data in ahead(lambda name, dtype: False, True):
-            refused |= refused_where_none_fit(drop.of(data))
-    if refused:
-        raise refusal(refused, f"format {format.name!r}", where)
-    with writer as opened:
-        for episode in chain(some, left):
-            if ours is None and not format.supports_episode_data:
-                episode = {n: v for n, v in episode.items() if n != EPISODE_DATA_KEY}
-            opened.write_episode(episode)

@@ -12,18 +12,18 @@ Not here: how words are packed (columns/text.py); rows that are not committed, w
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 
 from ringmap.errors import ClosedError, CorruptError
 from ringmap.storage.columns.text import decoded
-from ringmap.storage.read.read_live import is_live
-from ringmap.storage.records.blobs import decode_words
+from ringmap.storage.read.read_live import Live, is_live
+from ringmap.storage.records.blobs import Segments, decode_words
+from ringmap.storage.records.table import Record
 from ringmap.storage.ring.integers import Position
-
-if TYPE_CHECKING:
-    from ringmap.storage.read.handle import Handle
+from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["KEPT_NBYTES", "Texts"]
 
@@ -38,6 +38,24 @@ _WORD_NBYTES = 64
 _NOWHERE = -1
 
 
+class Recorded(Live, Protocol):
+    """A source of rows that has the records of its episodes: see `Handle`."""
+
+    folder: str
+    live: LiveEpisodes
+    segments: Segments
+
+    @property
+    def memory(self) -> AbstractContextManager[Any]:
+        """The lock of what is known of the episodes."""
+
+    def episode_from(self, position: Position, stop: int) -> tuple[Position, Record | None] | None:
+        """Return the start of the first episode from a position on, and its record, None if it was evicted meanwhile."""
+
+    def blob_of(self, record: Record) -> bytes | None:
+        """Return the blob of a record."""
+
+
 class Texts:
     """The words of a handle's records.
 
@@ -45,7 +63,7 @@ class Texts:
         handle: whose rows are read. It is not kept alive.
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Recorded) -> None:
         self._handle = weakref.ref(handle)
         # By era, too: then other records may start at known positions. Without a lock: two threads at once at worst read words twice.
         self._new: dict[tuple[int, int], list[str]] = {}
@@ -72,7 +90,7 @@ class Texts:
             self._refuse_live(handle, flat[bad & (names.take(of) != _NOWHERE)])
         return found.reshape(codes.shape)
 
-    def _records(self, handle: Handle, positions: Array) -> tuple[int, Array, Array]:
+    def _records(self, handle: Recorded, positions: Array) -> tuple[int, Array, Array]:
         """Return the era, the starts of the records that have these positions, each once, and which of them is that of each position."""
         with handle.memory:
             live = handle.live
@@ -86,7 +104,7 @@ class Texts:
         names, of = np.unique(starts, return_inverse=True)
         return era, names, of.reshape(-1)
 
-    def _words(self, handle: Handle, era: int, start: int) -> list[str]:
+    def _words(self, handle: Recorded, era: int, start: int) -> list[str]:
         """Return the words of the record that starts at a position; none if it was evicted meanwhile."""
         if start == _NOWHERE:
             return []
@@ -105,7 +123,7 @@ class Texts:
             self._nbytes += nbytes
         return words
 
-    def _read(self, handle: Handle, start: Position) -> list[str]:
+    def _read(self, handle: Recorded, start: Position) -> list[str]:
         found = handle.episode_from(start, start + 1)
         record = None if found is None else found[1]
         if record is None:
@@ -122,7 +140,7 @@ class Texts:
                 "ringmap.repair on the buffer"
             ) from None
 
-    def _refuse_live(self, handle: Handle, positions: Array) -> None:
+    def _refuse_live(self, handle: Recorded, positions: Array) -> None:
         """Raise if one of these rows, whose text is not known, was not evicted meanwhile."""
         if len(positions) and is_live(handle, int(positions.max())):
             raise CorruptError(
