@@ -114,16 +114,14 @@ def living(pids: set[int]) -> dict[int, str]:
             # Empty where it is dead and only its status is waited for, and for a moment where it begins.
             if command := Path(f"/proc/{pid}/cmdline").read_bytes():
                 found[pid] = command.replace(b"\0", b" ").decode(errors="replace")
-    made = {
-        child.pid for child in multiprocessing.active_children()
-    }  # some by a server, with its command line
+    made = {child.pid for child in multiprocessing.active_children()}  # some by a server, with its command line
     servers = {pid for pid, words in found.items() if any(name in words for name in SERVERS)}
     return {pid: words for pid, words in found.items() if pid in made or pid not in servers}
 
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
-    """Fail the test that leaves a child alive: it holds the pipes of others, and the end of the session waits for it."""
+    """Fail the test that leaves a child alive: it holds the pipes of others, and the end of the session waits."""
     before = children()
     yield
     if not living(children() - before):

@@ -15,9 +15,37 @@ from time import perf_counter
 from benchmarks.place import Place
 
 NAMES = [
-    "importing", "commit", "opening", "growth", "write", "sampling", "loading", "where", "workers", "cold", "codecs",
-    "pickling", "torn", "safety", "snapshot", "world", "calls", "transitions", "updates", "parts", "rollout", "recording", "formats", "dumping", "windows", "fleet", "viewer", "exits", "ray", "gpu",
-]  # fmt: skip
+    "importing",
+    "commit",
+    "opening",
+    "growth",
+    "write",
+    "sampling",
+    "loading",
+    "where",
+    "workers",
+    "cold",
+    "codecs",
+    "pickling",
+    "torn",
+    "safety",
+    "snapshot",
+    "world",
+    "calls",
+    "transitions",
+    "updates",
+    "parts",
+    "rollout",
+    "recording",
+    "formats",
+    "dumping",
+    "windows",
+    "fleet",
+    "viewer",
+    "exits",
+    "ray",
+    "gpu",
+]
 
 HEADLINES = ["transitions", "sampling", "cold", "loading", "commit", "opening"]
 """What README's table is made of."""
@@ -27,18 +55,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(NAMES))
     parser.add_argument("--tiny", action="store_true", help="seconds in all; figures mean nothing")
-    parser.add_argument(
-        "--quick", action="store_true", help="a ratio for each headline of README, in three minutes"
-    )
+    parser.add_argument("--quick", action="store_true", help="a ratio for each headline of README, in three minutes")
     parser.add_argument(
         "--publish",
         action="store_true",
         help="then write the documentation's pages and README's table",
     )
     parser.add_argument("--out", type=Path, default=None, help="folder of the results")
-    parser.add_argument(
-        "--plots", type=Path, help="folder of the pictures, if another than --out's"
-    )
+    parser.add_argument("--plots", type=Path, help="folder of the pictures, if another than --out's")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()))
     asked = parser.parse_args()
     if asked.publish and (asked.tiny or asked.quick):
@@ -66,9 +90,7 @@ def main() -> None:
     if asked.quick and set(asked.names) >= set(HEADLINES):
         from benchmarks.summary import summary_of
 
-        print(
-            f"\n{summary_of(asked.out)}\n\nLoad average {machine['load']:.1f}; smaller sizes than README's."
-        )
+        print(f"\n{summary_of(asked.out)}\n\nLoad average {machine['load']:.1f}; smaller sizes than README's.")
     if asked.publish:
         publish(asked.out)
 

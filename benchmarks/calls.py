@@ -76,16 +76,14 @@ def _commits(place: Place, folder: Path) -> Table:
 
 def _adds(place: Place, folder: Path) -> Table:
     table, count = Table("TransitionReplayBuffer.add of one step, observations of 8"), 200_000
-    rows = [
-        row.copy() for row in np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
-    ]
+    rows = [row.copy() for row in np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)]
     file = os.open(folder / "bare-rows", os.O_RDWR | os.O_CREAT)
     at = 0
 
     def bare() -> None:
         nonlocal at
         at += 1
-        packed = rows[at % 999].tobytes() + rows[at % 999 + 1].tobytes() + struct.pack("<qf??", 1, 0.5, False, False)  # fmt: skip
+        packed = rows[at % 999].tobytes() + rows[at % 999 + 1].tobytes() + struct.pack("<qf??", 1, 0.5, False, False)
         os.pwrite(file, packed + xxhash.xxh3_64_digest(packed), at * 96)
 
     def add(buf: TransitionReplayBuffer) -> Call:
@@ -106,9 +104,7 @@ def _adds(place: Place, folder: Path) -> Table:
     calls = {floor: bare, **{name: add(buf) for name, buf in buffers.items()}}
     table.add_all(in_turn(calls, place.size(200, 2), burst=50))
     table.bar("in RAM, median us", table.times["in RAM"]["median"] * 1e6, at_most=12)
-    table.bar(
-        "in a directory, median us", table.times["in a directory"]["median"] * 1e6, at_most=20
-    )
+    table.bar("in a directory, median us", table.times["in a directory"]["median"] * 1e6, at_most=20)
     for buffer in buffers.values():
         buffer.close()
     os.close(file)
@@ -164,9 +160,7 @@ def _draws(place: Place, folder: Path) -> Table:
 
 
 def _after_writes(place: Place, folder: Path) -> Table:
-    table = Table(
-        "sample(32) of state vectors after each write_episode, by the writer and by a reader"
-    )
+    table = Table("sample(32) of state vectors after each write_episode, by the writer and by a reader")
     steps = place.size(100_000, 5_000)
     buf, other = _filled(folder / "after", steps), _filled(folder / "other", 5_000)
     reader = ReplayBuffer.open(folder / "after", seed=0)
@@ -174,13 +168,14 @@ def _after_writes(place: Place, folder: Path) -> Table:
     rounds = place.size(500, 5)
     for name, drawn in (("writer", buf), ("reader", reader)):
         calls: dict[str, Call] = {"": lambda drawn=drawn: drawn.sample(32)}
-        for when, written in (("alone", None), ("after a write of another buffer", other), ("after a write", buf)):  # fmt: skip
-            before = None if written is None else lambda written=written: written.write_episode(episode)  # fmt: skip
+        for when, written in (("alone", None), ("after a write of another buffer", other), ("after a write", buf)):
+            before = None if written is None else lambda written=written: written.write_episode(episode)
             table.add(f"{name}, {when}", in_turn(calls, rounds, before=before)[""])
         table.ratio(f"{name}, after a write", f"{name}, alone", at_most=1.3)
         table.ratio(f"{name}, after a write", f"{name}, after a write of another buffer")
     table.notes.append(
-        "a write of another buffer changes nothing for this one: what it costs is that code and data have left the processor's caches"
+        "a write of another buffer changes nothing for this one: what it costs is that code and data have left the "
+        "processor's caches"
     )
     for one in (reader, buf, other):
         one.close()

@@ -46,26 +46,20 @@ def run(place: Place) -> list[Table]:
             continue
         table = _one(place, name, frames, panels)
         tables.append(table)
-    rates(
-        place.out / "codecs.png", tables[0], panels, "clips a second, warm; compression in brackets"
-    )
+    rates(place.out / "codecs.png", tables[0], panels, "clips a second, warm; compression in brackets")
     return tables
 
 
 def _one(place: Place, name: str, frames: Array, panels: dict[str, dict[str, float]]) -> Table:
     episodes, length, batch = place.size(100, 4), frames.shape[1], place.size(256, 8)
     steps = episodes * length
-    table = Table(
-        f"codecs, {name}: {steps:,} frames of 64x64x3; clips of {HISTORY}, batches of {batch}"
-    )
+    table = Table(f"codecs, {name}: {steps:,} frames of 64x64x3; clips of {HISTORY}, batches of {batch}")
     with place.folder() as folder, contextlib.ExitStack() as stack:
         calls: dict[str, Callable[[], object]] = {}
         found: dict[str, dict[str, float]] = {}
         for way, storage in WAYS.items():
             home = folder / str(len(found))
-            buffer = ReplayBuffer(
-                steps, HISTORY, path=home, seed=0, storage={"pixels": storage}, threads=1
-            )
+            buffer = ReplayBuffer(steps, HISTORY, path=home, seed=0, storage={"pixels": storage}, threads=1)
             stack.callback(buffer.close)
             taken = seconds(partial(fill, buffer, pixels(frames), episodes))
             found[way] = {
@@ -161,9 +155,7 @@ def _size(home: Path) -> int:
 
 
 def _assert_holds(batch: dict[str, Array], frames: Array) -> None:
-    for clip, number, step in zip(
-        batch["pixels"], batch["action"][:, 0, 0], batch["reward"][:, 0], strict=True
-    ):
+    for clip, number, step in zip(batch["pixels"], batch["action"][:, 0, 0], batch["reward"][:, 0], strict=True):
         expected = frames[int(number) % len(frames), int(step) : int(step) + HISTORY]
         assert (clip == expected).all()
 
@@ -182,9 +174,7 @@ def _theirs(home: Path, steps: int, batch: int) -> Callable[[], object]:
     return gather
 
 
-def _decoder(
-    buffer: ReplayBuffer, steps: int, batch: int, read: bool = False
-) -> Callable[[], object]:
+def _decoder(buffer: ReplayBuffer, steps: int, batch: int, read: bool = False) -> Callable[[], object]:
     """Return what decodes the chunks of a batch, and does nothing else; `read`: after reading their files."""
     rows = buffer.engine.owned.rows
     assert rows is not None

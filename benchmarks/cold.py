@@ -53,9 +53,14 @@ FANCY = "NumPy, one fancy index"
 _IN_LIMIT = (rivals.torchrl_in_files, rivals.sheeprl_sequences)
 """They can't open what another process filled."""
 _BEFORE = (
-    files.hdf5, files.lance_rows, files.tensorstore_zarr, files.array_record_grain, files.hugging_face,
-    files.webdataset_tar, files.litdata_stream,
-)  # fmt: skip
+    files.hdf5,
+    files.lance_rows,
+    files.tensorstore_zarr,
+    files.array_record_grain,
+    files.hugging_face,
+    files.webdataset_tar,
+    files.litdata_stream,
+)
 MAKERS = {maker.__name__: maker for maker in (*_IN_LIMIT, *_BEFORE)}
 QUICK = ["hdf5"]
 
@@ -69,7 +74,7 @@ def run(place: Place) -> list[Table]:
         f"cold: clips of {HISTORY} steps of 64x64x3 pixels, batches of {BATCH}, {steps * FRAME / 1e9:.1f} GB on disk, "
         f"memory limited to {limit / 1e6:.0f} MB for each party",
         heads=["fastest first", "MB/s", "bytes read for a useful one", "setting"],
-    )  # fmt: skip
+    )
     with place.folder() as folder:
         field = steps, length, seconds, 0 if place.tiny else limit
         found = _in_turn(place, folder, *field, table)
@@ -86,9 +91,11 @@ def run(place: Place) -> list[Table]:
             bar = {DISK: 0.8, FANCY: 50}.get(name)
             table.bar(f"{OURS}: times as fast as {name}, median", 1 / _ratio(one), at_least=bar)
     table.notes += [
-        "ours has a turn beside each rival: the ratio is that of the medians of these turns; bytes that were already in memory "
+        "ours has a turn beside each rival: the ratio is that of the medians of these turns; bytes that were already "
+        "in memory "
         "are not read",
-        "MB/s of pixels that a batch has; a stream reads in the file's order and can't draw any clip: its clips do not overlap",
+        "MB/s of pixels that a batch has; a stream reads in the file's order and can't draw any clip: its clips do not "
+        "overlap",
     ]
     rates_of = {n: BATCH * CLIP / row["median"] / 1e6 for n, row in table.times.items()}
     rates(place.out / "cold-rates.png", table, {table.title: rates_of}, "MB/s")
@@ -253,9 +260,7 @@ def _way(rival: Rival, field: Field) -> Way:
     return Way(sample, rival.setting, 1 if tiny else group)
 
 
-def _here(
-    folder: Path, steps: int, length: int, seconds: float, limit: int, part: str
-) -> dict[str, Any]:
+def _here(folder: Path, steps: int, length: int, seconds: float, limit: int, part: str) -> dict[str, Any]:
     """Do the one part that is no party's: fill, or the loops."""
     if part == "loops":
         return _in_loops(folder, steps, length, seconds, limit)
@@ -314,9 +319,7 @@ def _in_loops(folder: Path, steps: int, length: int, seconds: float, limit: int)
     buffer.close()
     part = steps // 4 // length * length
     packed = ReplayBuffer(part, HISTORY, path=folder / "packed", seed=0, storage={"pixels": "zarr"})
-    for _, episode in zip(
-        range(part // length), Stored.of_pixels(steps // length, length), strict=False
-    ):
+    for _, episode in zip(range(part // length), Stored.of_pixels(steps // length, length), strict=False):
         packed.write_episode(episode)
     packed.flush()
     stages |= {f"{way}, Zarr": parts for way, parts in _stages(packed, folder, seconds).items()}
@@ -331,9 +334,7 @@ def _loaded(buffer: ReplayBuffer) -> Generator[object]:
         yield from DataLoader(buffer, BATCH, shuffle=True, num_workers=2)
 
 
-def _stages(
-    buffer: ReplayBuffer, folder: Path, seconds: float
-) -> dict[str, dict[str, list[float]]]:
+def _stages(buffer: ReplayBuffer, folder: Path, seconds: float) -> dict[str, dict[str, list[float]]]:
     """Return what each part of a batch takes: cold, asked for at once or 20 ms ahead, and warm."""
     reader, rows = buffer.engine.reader, buffer.engine.owned.rows
     assert rows is not None
@@ -414,7 +415,7 @@ def _waiting(batch: Callable[[], object], folder: Path, seconds: float) -> float
 
 if __name__ == "__main__":
     where, party = Path(sys.argv[1]), sys.argv[6]
-    steps, length, seconds, limit = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])  # fmt: skip
+    steps, length, seconds, limit = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
     if party == "loops" or party.startswith("fill "):
         print(json.dumps(_here(where, steps, length, seconds, limit, party)))
     else:

@@ -30,8 +30,7 @@ def run(place: Place) -> list[Table]:
             buffers = {n: _full(folder / str(n) if home == "disk" else None, n) for n in sizes}
             _assert_equal(*buffers.values())
             writes = {
-                f"{n:,} episodes stored": partial(_write_next, buffer, states(STEPS))
-                for n, buffer in buffers.items()
+                f"{n:,} episodes stored": partial(_write_next, buffer, states(STEPS)) for n, buffer in buffers.items()
             }
             times = in_turn(writes, rounds, burst=50)
             for n, buffer in buffers.items():

@@ -34,7 +34,8 @@ def run(place: Place) -> list[Table]:
         buffer = folder / "buffer"
         steps = _fill(buffer, nbytes)
         table = Table(
-            f"{steps * SIDE * SIDE * 3 / 2**30:.2f} GiB of pixels {SIDE}x{SIDE}x3, dumped by a process that may have {limit / 2**30:.1f} GiB",
+            f"{steps * SIDE * SIDE * 3 / 2**30:.2f} GiB of pixels {SIDE}x{SIDE}x3, dumped by a process that may have "
+            f"{limit / 2**30:.1f} GiB",
             heads=["format", "came back", "s", "peak resident MiB, maps included"],
         )
         for name in FORMATS[: place.size(len(FORMATS), 2)]:
@@ -44,9 +45,7 @@ def run(place: Place) -> list[Table]:
             drop_cache(buffer)  # what is cached already would be charged to us, not to the child
             told = _child(buffer, dest, name, limit)
             assert int(load_dataset(dest, format=name).lengths.sum()) == steps, name
-            peak = f"{told['peak'] >> 20:,}" + (
-                "" if told["limited"] else ", no limit could be set"
-            )
+            peak = f"{told['peak'] >> 20:,}" + ("" if told["limited"] else ", no limit could be set")
             table.row(name, "whole", f"{told['seconds']:.0f}", peak)
             shutil.rmtree(dest, ignore_errors=True)
             dest.unlink(missing_ok=True)

@@ -52,9 +52,7 @@ def hinted(path: Path, small: Mapping[str, Array], draw: Draw) -> Iterator[dict[
         yield {"pixels": pixels[rows], **{name: values[rows] for name, values in small.items()}}
 
 
-def threaded(
-    path: Path, small: Mapping[str, Array], draw: Draw, threads: int = 32
-) -> Iterator[dict[str, Array]]:
+def threaded(path: Path, small: Mapping[str, Array], draw: Draw, threads: int = 32) -> Iterator[dict[str, Array]]:
     """Yield batches, each copied by many threads: NumPy lets go of the interpreter, so they fault side by side."""
     pixels, pool = np.load(path, mmap_mode="r"), ThreadPoolExecutor(threads)
     pixels._mmap.madvise(mmap.MADV_RANDOM)

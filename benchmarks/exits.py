@@ -1,7 +1,8 @@
 """Other libraries' own loaders beside ours: over the same files, or the same rows, in one process.
 
-Each library runs as its own documentation shows it. Clips of 4 steps, or single steps where the library has no clips; batches of 64.
-`tests/exits` compares what both hand out. Needs the environment of those tests; what is not installed is named.
+Each library runs as its own documentation shows it. Clips of 4 steps, or single steps where the library has no clips;
+batches of 64. `tests/exits` compares what both hand out. Needs the environment of those tests; what is not installed is
+named.
 """
 
 from __future__ import annotations
@@ -80,15 +81,19 @@ def _filled(path: Path, episodes: int, length: int) -> ReplayBuffer:
     for number in range(episodes):
         rows = length + 1
         steps = np.arange(rows)
-        film = (ramp[None, :, None, None] + ramp[None, None, :, None] // 2 + (3 * steps + number)[:, None, None, None] % 60)  # fmt: skip
-        made.write_episode({
-            "pixels/top": np.broadcast_to(film, (rows, 64, 64, 3)).astype(np.uint8),
-            "obs/arm": np.stack([np.full(rows, number), steps], 1).astype(np.float32),
-            "action": rng.normal(size=(rows, 7)).astype(np.float32),
-            "reward": rng.normal(size=rows).astype(np.float32),
-            "terminated": steps == length,
-            "_episode_data": {"task": "follow the ramp"},
-        })  # fmt: skip
+        film = (
+            ramp[None, :, None, None] + ramp[None, None, :, None] // 2 + (3 * steps + number)[:, None, None, None] % 60
+        )
+        made.write_episode(
+            {
+                "pixels/top": np.broadcast_to(film, (rows, 64, 64, 3)).astype(np.uint8),
+                "obs/arm": np.stack([np.full(rows, number), steps], 1).astype(np.float32),
+                "action": rng.normal(size=(rows, 7)).astype(np.float32),
+                "reward": rng.normal(size=rows).astype(np.float32),
+                "terminated": steps == length,
+                "_episode_data": {"task": "follow the ramp"},
+            }
+        )
     return made
 
 
@@ -114,9 +119,7 @@ def _shuffled(data: Any) -> Call:
 
 
 def _lerobot(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
-    stand_in = importlib.import_module(
-        "tests.exits.torchvision_stand_in"
-    )  # it has no build for this torch
+    stand_in = importlib.import_module("tests.exits.torchvision_stand_in")  # it has no build for this torch
     stand_in.install()
     import lerobot
 
@@ -130,9 +133,11 @@ def _lerobot(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
     pictures = next(name for name in ours.column_names if name.endswith("top"))
     ahead = [step / FPS for step in range(HISTORY)]
     theirs = LeRobotDataset(
-        "us/set", root=path, video_backend="pyav",
+        "us/set",
+        root=path,
+        video_backend="pyav",
         delta_timestamps=dict.fromkeys((pictures, "observation.arm", "action"), ahead),
-    )  # fmt: skip
+    )
     assert np.array_equal(ours[5]["observation.arm"], theirs[5]["observation.arm"])
     return _shuffled(ours), _shuffled(theirs)
 
@@ -146,10 +151,22 @@ def _robomimic(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
         _write(source, "robomimic", file)
         obs_utils.initialize_obs_utils_with_obs_specs({"obs": {"low_dim": ["arm"], "rgb": []}})
         theirs = SequenceDataset(
-            str(file), obs_keys=["arm"], dataset_keys=["actions", "rewards", "dones"], load_next_obs=True,
-            seq_length=HISTORY, pad_seq_length=False, frame_stack=1, hdf5_cache_mode="low_dim", hdf5_use_swmr=False,
-        )  # fmt: skip
-    ours = load_dataset(file, format="robomimic", num_steps=HISTORY, keys_to_load=["obs/arm", "next_obs/arm", "action", "reward", "done"])  # fmt: skip
+            str(file),
+            obs_keys=["arm"],
+            dataset_keys=["actions", "rewards", "dones"],
+            load_next_obs=True,
+            seq_length=HISTORY,
+            pad_seq_length=False,
+            frame_stack=1,
+            hdf5_cache_mode="low_dim",
+            hdf5_use_swmr=False,
+        )
+    ours = load_dataset(
+        file,
+        format="robomimic",
+        num_steps=HISTORY,
+        keys_to_load=["obs/arm", "next_obs/arm", "action", "reward", "done"],
+    )
     assert np.array_equal(ours[5]["obs/arm"], theirs[5]["obs"]["arm"])
     return _shuffled(ours), _shuffled(theirs)
 
@@ -174,7 +191,7 @@ def _datasets(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
     _write(source, "parquet", path)
     with contextlib.redirect_stdout(io.StringIO()):
         datasets.disable_progress_bars()
-        found = datasets.load_dataset("parquet", data_dir=str(path), split="train", cache_dir=str(path / ".cache"))  # fmt: skip
+        found = datasets.load_dataset("parquet", data_dir=str(path), split="train", cache_dir=str(path / ".cache"))
     ours = load_dataset(path, num_steps=1)
     return _shuffled(ours), _shuffled(found.with_format("torch"))
 
@@ -185,11 +202,15 @@ def _grain(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
     import ringmap
 
     rows = ringmap.grain.source(source)
-    sampler = grain.samplers.IndexSampler(len(rows), grain.sharding.NoSharding(), shuffle=True, seed=0)  # fmt: skip
-    options = grain.ReadOptions(
-        num_threads=4, prefetch_buffer_size=4
-    )  # more would read on in the other's turn
-    loader = grain.DataLoader(read_options=options, data_source=rows, sampler=sampler, operations=[grain.transforms.Batch(BATCH)], worker_count=0)  # fmt: skip
+    sampler = grain.samplers.IndexSampler(len(rows), grain.sharding.NoSharding(), shuffle=True, seed=0)
+    options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)  # more would read on in the other's turn
+    loader = grain.DataLoader(
+        read_options=options,
+        data_source=rows,
+        sampler=sampler,
+        operations=[grain.transforms.Batch(BATCH)],
+        worker_count=0,
+    )
     return _shuffled(source), _next_of(loader)
 
 
@@ -230,12 +251,12 @@ def _torchrl(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
 
     from ringmap.data import to_torchrl
 
-    rows = TensorDict({"pixels": torch.randint(0, 256, (4_000, 3, 64, 64), dtype=torch.uint8), "x": torch.rand(4_000, 8)}, [4_000])  # fmt: skip
+    rows = TensorDict(
+        {"pixels": torch.randint(0, 256, (4_000, 3, 64, 64), dtype=torch.uint8), "x": torch.rand(4_000, 8)}, [4_000]
+    )
     ring = ReplayBuffer(8_000, path=path / "ring")
     ours = to_torchrl(ring, batch_size=BATCH)
-    theirs = TensorDictReplayBuffer(
-        storage=LazyMemmapStorage(4_000, scratch_dir=path / "theirs"), batch_size=BATCH
-    )
+    theirs = TensorDictReplayBuffer(storage=LazyMemmapStorage(4_000, scratch_dir=path / "theirs"), batch_size=BATCH)
     for part in rows.split(400):
         ours.extend(part)
         theirs.extend(part)
@@ -243,7 +264,13 @@ def _torchrl(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
 
 
 PAIRS: dict[str, Callable[[Path, ReplayBuffer], tuple[Call, Call]]] = {
-    "lerobot": _lerobot, "robomimic": _robomimic, "minari": _minari, "datasets": _datasets, "grain": _grain,
-    "torchdata": _torchdata, "stable_baselines3": _sb3, "torchrl+tensordict": _torchrl,
-}  # fmt: skip
+    "lerobot": _lerobot,
+    "robomimic": _robomimic,
+    "minari": _minari,
+    "datasets": _datasets,
+    "grain": _grain,
+    "torchdata": _torchdata,
+    "stable_baselines3": _sb3,
+    "torchrl+tensordict": _torchrl,
+}
 """Packages -> what makes the calls: of ours, and of the library's own."""

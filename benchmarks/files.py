@@ -25,9 +25,15 @@ from benchmarks.rivals import Field, Rival, expect_random
 from benchmarks.stored import Stored
 
 __all__ = [
-    "array_record_grain", "hdf5", "hugging_face", "lance_rows", "litdata_stream", "tensorstore_zarr", "webdataset_tar",
+    "array_record_grain",
+    "hdf5",
+    "hugging_face",
+    "lance_rows",
+    "litdata_stream",
+    "tensorstore_zarr",
+    "webdataset_tar",
     "write_lance",
-]  # fmt: skip
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Read = Callable[[Array], dict[str, Array]]
@@ -90,9 +96,7 @@ def _loaded(field: Field, clips: Clips) -> Callable[[int], Iterable[Any]]:
 
         ahead = {"prefetch_factor": 2} if workers else {}
         some: Any = clips
-        return DataLoader(
-            some, field.batch_size, shuffle=True, num_workers=workers, collate_fn=_as_it_is, **ahead
-        )
+        return DataLoader(some, field.batch_size, shuffle=True, num_workers=workers, collate_fn=_as_it_is, **ahead)
 
     return batches
 
@@ -173,7 +177,8 @@ def hdf5(field: Field) -> Rival:
         in_files=True,
         batches=_loaded(field, _clips(field, open_file)),
         workers=4,
-        setting="handles kept, a slice for each clip into one batch, small columns in memory, DataLoader of 4 workers, prefetch_factor=2",
+        setting="handles kept, a slice for each clip into one batch, small columns in memory, DataLoader of 4 workers, "
+        "prefetch_factor=2",
     )
 
 
@@ -193,8 +198,7 @@ def write_lance(field: Field) -> None:
     def rows() -> Iterable[Any]:
         for chunk in field.flat():
             columns = [
-                pa.FixedSizeListArray.from_arrays(chunk[name].reshape(-1), width)
-                for name, width in widths.items()
+                pa.FixedSizeListArray.from_arrays(chunk[name].reshape(-1), width) for name, width in widths.items()
             ]
             yield pa.record_batch(columns, schema=schema)
 
@@ -240,9 +244,7 @@ def tensorstore_zarr(field: Field) -> Rival:
 
     folder, first, history = field.folder / "tensorstore", field.stored.first, field.history
     frame, num_steps = first["pixels"].shape[1:], field.stored.num_steps
-    context = tensorstore.Context(
-        {"cache_pool": {"total_bytes_limit": 32 << 20}, "file_io_concurrency": {"limit": 64}}
-    )
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 32 << 20}, "file_io_concurrency": {"limit": 64}})
     inner = {"chunk_shape": [1, *frame], "codecs": [{"name": "bytes"}]}
     shard = [min(1000, num_steps), *frame]
     spec = {
@@ -281,7 +283,8 @@ def tensorstore_zarr(field: Field) -> Rival:
         in_files=True,
         batches=_ahead(field, _clips(field, open_file), 2),
         workers=2,
-        setting="sharded, not compressed, a chunk for each step, one indexed read a batch, file_io_concurrency=64, 2 batches in flight",
+        setting="sharded, not compressed, a chunk for each step, one indexed read a batch, file_io_concurrency=64, 2 "
+        "batches in flight",
     )
 
 
@@ -332,7 +335,8 @@ def array_record_grain(field: Field) -> Rival:
         in_files=True,
         batches=batches,
         workers=4,
-        setting="group_size:1, a parallel read a batch, no readahead, grain ReadOptions(num_threads=4, prefetch_buffer_size=4)",
+        setting="group_size:1, a parallel read a batch, no readahead, grain ReadOptions(num_threads=4, "
+        "prefetch_buffer_size=4)",
     )
 
 
@@ -376,7 +380,8 @@ def hugging_face(field: Field) -> Rival:
         in_files=True,
         batches=_ahead(field, _clips(field, open_file), 2),
         workers=2,
-        setting='Arrow, with_format("numpy"), a whole batch of indices, map told MADV_RANDOM, 2 batches in flight; workers of a DataLoader need more memory than there is',
+        setting='Arrow, with_format("numpy"), a whole batch of indices, map told MADV_RANDOM, 2 batches in flight; '
+        "workers of a DataLoader need more memory than there is",
     )
 
 
@@ -448,7 +453,8 @@ def webdataset_tar(field: Field) -> Rival:
         batches=batches,
         workers=2,
         streams=True,
-        setting="a stream of ready clips that do not overlap; 64 MB tar files and a buffer of 1,000 shuffled; WebLoader of 2 workers",
+        setting="a stream of ready clips that do not overlap; 64 MB tar files and a buffer of 1,000 shuffled; "
+        "WebLoader of 2 workers",
     )
 
 
@@ -460,9 +466,7 @@ def litdata_stream(field: Field) -> Rival:
     folder = field.folder / "litdata"
     if not folder.exists():
         folder.mkdir()
-        os.environ.setdefault(
-            "DATA_OPTIMIZER_GLOBAL_RANK", "0"
-        )  # what optimize() sets in its own workers
+        os.environ.setdefault("DATA_OPTIMIZER_GLOBAL_RANK", "0")  # what optimize() sets in its own workers
         os.environ.setdefault("DATA_OPTIMIZER_NUM_WORKERS", "1")
         writer = BinaryWriter(str(folder), chunk_bytes=_SHARD)
         for number, clip in enumerate(_cut(field.stored, field.history)):
@@ -474,9 +478,7 @@ def litdata_stream(field: Field) -> Rival:
 
     def batches(workers: int) -> Iterable[Any]:
         rows = litdata.StreamingDataset(str(folder), shuffle=True)
-        return litdata.StreamingDataLoader(
-            rows, batch_size=field.batch_size, num_workers=workers, collate_fn=collate
-        )
+        return litdata.StreamingDataLoader(rows, batch_size=field.batch_size, num_workers=workers, collate_fn=collate)
 
     return Rival(
         f"litdata {version('litdata')}",
@@ -484,5 +486,6 @@ def litdata_stream(field: Field) -> Rival:
         batches=batches,
         workers=2,
         streams=True,
-        setting="a stream of ready clips that do not overlap; 64 MB chunks, shuffle=True; StreamingDataLoader of 2 workers",
+        setting="a stream of ready clips that do not overlap; 64 MB chunks, shuffle=True; StreamingDataLoader of 2 "
+        "workers",
     )

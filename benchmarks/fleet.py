@@ -1,4 +1,5 @@
-"""Collectors that write, and many rings read as one: beside a queue into one writer, one ring of the same rows, a `ConcatDataset`.
+"""Collectors that write, and many rings read as one: beside a queue into one writer, one ring of the same rows, a
+`ConcatDataset`.
 
 What these numbers do not show: rings on several disks, and writers at work, which take cores.
 """
@@ -33,9 +34,7 @@ def run(place: Place) -> list[Table]:
         return [
             _inserts(place, folder / "inserts"),
             _looks(place, folder / "looks"),
-            _batches(
-                place, folder / "pixels", "pixels", place.size((16,), (4,)), place.size(16_000, 640)
-            ),
+            _batches(place, folder / "pixels", "pixels", place.size((16,), (4,)), place.size(16_000, 640)),
             _batches(
                 place,
                 folder / "vectors",
@@ -60,10 +59,7 @@ def _fill(folder: Path, kind: str, rings: int, steps: int) -> None:
     """Write the same episodes to so many rings, in turn."""
     length = max(10, min(100, steps // rings))
     count = steps // length
-    buffers = [
-        ReplayBuffer(-(-count // rings) * length, path=folder / f"{number:03}")
-        for number in range(rings)
-    ]
+    buffers = [ReplayBuffer(-(-count // rings) * length, path=folder / f"{number:03}") for number in range(rings)]
     for number, episode in enumerate(_episodes(kind, count, length)):
         buffers[number % rings].write_episode(episode)
     for buffer in buffers:
@@ -88,9 +84,7 @@ def _drawing(concat: ConcatDataset) -> Callable[[], object]:
 def _inserts(place: Place, folder: Path) -> Table:
     """Time collectors that do nothing but write: each to a ring of its own, or through a queue to one writer."""
     count, episodes = place.size(8, 2), place.size(300, 2)
-    table = Table(
-        f"{count} collectors: {episodes} episodes of {STEPS} states of {STATE} floats each"
-    )
+    table = Table(f"{count} collectors: {episodes} episodes of {STEPS} states of {STATE} floats each")
     queue = multiprocessing.get_context("spawn").Queue(64)
     one = ReplayBuffer(50 * STEPS, path=folder / "queue")
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,8 @@
 """Formats: what comes back, how large it is, and how fast, against each library's own calls.
 
-Reading: clips of 4, batches of 64, from a DataLoader with 0 and 2 workers; the rival's Dataset keeps its handles and reads
-whole slices, one call per clip and column; for Zarr it is tensorstore over the same files, where that is installed, with a
+Reading: clips of 4, batches of 64, from a DataLoader with 0 and 2 workers; the rival's Dataset keeps its handles and
+reads whole slices, one call per clip and column; for Zarr it is tensorstore over the same files, where that is
+installed, with a
 batch of reads at once and decoded chunks cached. Writing: the rival writes the same rows
 through the library with no schema, no log and no commits.
 """
@@ -102,9 +103,7 @@ class PerClip(torch.utils.data.Dataset[dict[str, Any]]):
 
     def _tensors(self, found: dict[str, Any]) -> dict[str, Any]:
         return {
-            name: torch.from_numpy(v).permute(0, 3, 1, 2)
-            if name == "pixels"
-            else torch.from_numpy(v)
+            name: torch.from_numpy(v).permute(0, 3, 1, 2) if name == "pixels" else torch.from_numpy(v)
             for name, v in found.items()
         }
 
@@ -137,9 +136,7 @@ class ZarrRows(H5Rows):
 
         if self.pid != os.getpid():
             self.file, self.pid = zarr.open_group(self.path, mode="r"), os.getpid()
-            self.columns = {
-                n: self.file[f"data/{n}"] for n in ("pixels", "action", "reward", "step")
-            }
+            self.columns = {n: self.file[f"data/{n}"] for n in ("pixels", "action", "reward", "step")}
         at = int(self.offsets[episode]) + start
         return {n: np.asarray(c[at : at + HISTORY]) for n, c in self.columns.items()}
 
@@ -158,15 +155,18 @@ class TensorstoreRows(H5Rows):
             self.pid = os.getpid()
             self.columns = {
                 n: tensorstore.open(
-                    {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{self.path}/data/{n}/"},
-                     "recheck_cached_data": "open"}, context=cache, read=True,
+                    {
+                        "driver": "zarr",
+                        "kvstore": {"driver": "file", "path": f"{self.path}/data/{n}/"},
+                        "recheck_cached_data": "open",
+                    },
+                    context=cache,
+                    read=True,
                 ).result()
                 for n in ("pixels", "action", "reward", "step")
-            }  # fmt: skip
+            }
         starts = [int(self.offsets[episode]) + start for episode, start in clips]
-        reading = [
-            {n: c[at : at + HISTORY].read() for n, c in self.columns.items()} for at in starts
-        ]
+        reading = [{n: c[at : at + HISTORY].read() for n, c in self.columns.items()} for at in starts]
         return [{n: future.result() for n, future in clip.items()} for clip in reading]
 
 
@@ -252,7 +252,13 @@ def rival_write(case: str, path: str, episodes: list[dict[str, Array]]) -> None:
                 for column, rows in episode.items():
                     if column not in file:
                         step = max(1, min((1 << 20) // max(rows[0].nbytes, 1), 16384))
-                        file.create_dataset(column, (0, *rows.shape[1:]), rows.dtype, maxshape=(None, *rows.shape[1:]), chunks=(step, *rows.shape[1:]))  # fmt: skip
+                        file.create_dataset(
+                            column,
+                            (0, *rows.shape[1:]),
+                            rows.dtype,
+                            maxshape=(None, *rows.shape[1:]),
+                            chunks=(step, *rows.shape[1:]),
+                        )
                     file[column].resize(row + len(rows), axis=0)
                     file[column][row:] = rows
                 row += len(episode["step"])
@@ -265,7 +271,13 @@ def rival_write(case: str, path: str, episodes: list[dict[str, Array]]) -> None:
             for column, rows in episode.items():
                 if column not in group:
                     step = max(1, min((1 << 20) // max(rows[0].nbytes, 1), 16384))
-                    group.create_array(column, shape=(0, *rows.shape[1:]), chunks=(step, *rows.shape[1:]), dtype=rows.dtype, compressors=numcodecs.Blosc("zstd", 1))  # fmt: skip
+                    group.create_array(
+                        column,
+                        shape=(0, *rows.shape[1:]),
+                        chunks=(step, *rows.shape[1:]),
+                        dtype=rows.dtype,
+                        compressors=numcodecs.Blosc("zstd", 1),
+                    )
                 group[column].append(rows)  # type: ignore[union-attr]
     elif name == "lance":
         import pyarrow as pa
@@ -274,11 +286,11 @@ def rival_write(case: str, path: str, episodes: list[dict[str, Array]]) -> None:
 
         def batches() -> Any:
             for episode in episodes:
-                columns = {"pixels": pa.array([_pil(f, options.get("image_format", "png")) for f in episode["pixels"]])}  # fmt: skip
+                columns = {"pixels": pa.array([_pil(f, options.get("image_format", "png")) for f in episode["pixels"]])}
                 for column, rows in episode.items():
                     if column != "pixels":
                         size = rows[0].size
-                        columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), size)  # fmt: skip
+                        columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), size)
                 yield pa.record_batch(columns)
 
         made = batches()
@@ -295,9 +307,7 @@ def rival_write(case: str, path: str, episodes: list[dict[str, Array]]) -> None:
             if name == "folder":
                 kind = "png" if "png" in case else "jpeg"
                 for step, frame in enumerate(episode["pixels"]):
-                    Path(f"{path}/pixels/ep_{number}_step_{step}.{kind}").write_bytes(
-                        _pil(frame, kind)
-                    )
+                    Path(f"{path}/pixels/ep_{number}_step_{step}.{kind}").write_bytes(_pil(frame, kind))
             else:
                 _pyav(f"{path}/pixels/ep_{number}.mp4", episode["pixels"], options)
         for column in ("action", "reward", "step"):
@@ -318,7 +328,9 @@ def _pyav(path: str, frames: Array, options: dict[str, Any]) -> None:
 
     exact = "lossless" in options
     with av.open(path, "w") as container:
-        stream: Any = container.add_stream("libx264rgb" if exact else "libx264", rate=30, options={"qp": "0"} if exact else {"crf": "18"})  # fmt: skip
+        stream: Any = container.add_stream(
+            "libx264rgb" if exact else "libx264", rate=30, options={"qp": "0"} if exact else {"crf": "18"}
+        )
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "rgb24" if exact else "yuv420p"
         stream.codec_context.gop_size = 8
@@ -367,7 +379,9 @@ def size_of(path: str) -> int:
     return sum(p.stat().st_size for p in Path(path).rglob("*") if p.is_file())
 
 
-def measure(folder: Path, case: str, episodes: list[dict[str, Array]], rounds: int, batches: int, workers: tuple[int, ...]) -> dict[str, Any]:  # fmt: skip
+def measure(
+    folder: Path, case: str, episodes: list[dict[str, Array]], rounds: int, batches: int, workers: tuple[int, ...]
+) -> dict[str, Any]:
     """Return sizes, rates and errors of one format."""
     name, options = CASES[case]
     nbytes = sum(v.nbytes for e in episodes for v in e.values())
@@ -405,13 +419,11 @@ def measure(folder: Path, case: str, episodes: list[dict[str, Array]], rounds: i
             for who, source in (("ours", dataset), ("theirs", rival)):
                 order = np.random.default_rng(turn).integers(0, len(rival), BATCH * batches)
                 # Lance and tensorstore do not survive a fork.
-                forks = name != "lance" and not (
-                    who == "theirs" and isinstance(rival.read, TensorstoreRows)
-                )
+                forks = name != "lance" and not (who == "theirs" and isinstance(rival.read, TensorstoreRows))
                 how = None if forks or not number else "spawn"
                 loader: Any = DataLoader(
                     source, BATCH, sampler=order.tolist(), num_workers=number, multiprocessing_context=how
-                )  # fmt: skip
+                )
                 steps = iter(loader)
                 next(steps)  # workers have started
                 if number:
@@ -444,24 +456,26 @@ def _rates(place: Place, folder: Path) -> Table:
     workers = (0,) if place.tiny else (0, 2)
     episodes = episodes_of(num, length, side)
     table = Table(
-        f"{num} episodes of {length} steps, pixels {side}x{side}x3 and 3 small columns; clips of {HISTORY}, batches of {BATCH}",
+        f"{num} episodes of {length} steps, pixels {side}x{side}x3 and 3 small columns; clips of {HISTORY}, batches of "
+        f"{BATCH}",
         heads=["format", "pixels off by, mean / most", "size of the raw bytes", "write MB/s", "x the library's"],
-    )  # fmt: skip
+    )
     for number in workers:
         table.heads += [f"clips/s, {number} workers", "x the rival's"]
     for case in CASES:
         if CASES[case][0] in list_formats():
             found = measure(folder, case, episodes, rounds, batches, workers)
             reads = [
-                cell
-                for w in workers
-                for cell in (f"{found[f'read {w}']:,.0f}", f"{found[f'read ratio {w}']:.1f}")
+                cell for w in workers for cell in (f"{found[f'read {w}']:,.0f}", f"{found[f'read ratio {w}']:.1f}")
             ]
-            table.row(case, found["error"], f"{found['size']:.2f}", f"{found['write']:,.0f}", f"{found['write ratio']:.2f}", *reads)  # fmt: skip
-    zarr = (
-        "tensorstore" if find_spec("tensorstore") else "zarr-python, tensorstore is not installed"
-    )
-    table.notes.append(
-        f"all in the page cache: it does not show a real disk; the rival over Zarr is {zarr}"
-    )
+            table.row(
+                case,
+                found["error"],
+                f"{found['size']:.2f}",
+                f"{found['write']:,.0f}",
+                f"{found['write ratio']:.2f}",
+                *reads,
+            )
+    zarr = "tensorstore" if find_spec("tensorstore") else "zarr-python, tensorstore is not installed"
+    table.notes.append(f"all in the page cache: it does not show a real disk; the rival over Zarr is {zarr}")
     return table

@@ -61,7 +61,8 @@ def _copies(place: Place, table: Table, buf: ReplayBuffer, torch: Any) -> None:
 
 
 def _waits(place: Place, table: Table, buf: ReplayBuffer, torch: Any) -> None:
-    """Time a model that computes for about three batches' time on each batch, with batches and with one batch that stays."""
+    """Time a model that computes for about three batches' time on each batch, with batches and with one batch that
+    stays."""
     one = torch.randn(4096, 4096, device="cuda")
 
     def compute(pixels: Any) -> None:
@@ -78,7 +79,7 @@ def _waits(place: Place, table: Table, buf: ReplayBuffer, torch: Any) -> None:
             compute(kept)
 
     def fed() -> None:
-        with buf.batches(SIZE, steps=steps + 1, to="torch", device="cuda", pin_memory=True) as batches:  # fmt: skip
+        with buf.batches(SIZE, steps=steps + 1, to="torch", device="cuda", pin_memory=True) as batches:
             compute(next(batches)["pixels"])
             nonlocal began
             began = perf_counter()

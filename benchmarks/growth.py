@@ -52,10 +52,7 @@ def _states(sizes: list[int], place: Place) -> tuple[Table, Table]:
             fill(buffers[n], states(rows // n), n)
             _assert_whole(buffers[n])
         for history in (1, HISTORY):
-            calls = {
-                _row(n, history): partial(buffer.sample, BATCH, history)
-                for n, buffer in buffers.items()
-            }
+            calls = {_row(n, history): partial(buffer.sample, BATCH, history) for n, buffer in buffers.items()}
             table.add_all(in_turn(calls, place.size(200, 2), burst=place.size(50, 2)))
             few, many = _row(sizes[0], history), _row(sizes[-1], history)
             table.bar(
@@ -64,22 +61,25 @@ def _states(sizes: list[int], place: Place) -> tuple[Table, Table]:
                 at_most=100,
             )
         after = Table(
-            f"sample({BATCH}) of state vectors, {sizes[-1]:,} episodes: alone, and each after a write_episode (not timed)"
+            f"sample({BATCH}) of state vectors, {sizes[-1]:,} episodes: alone, and each after a write_episode (not "
+            f"timed)"
         )
         largest, episodes = buffers[sizes[-1]], states(HISTORY)
         for history in (1, HISTORY):
-            _after_writes(
-                after, largest, f"history {history}", history, place, lambda: next(episodes)
-            )
+            _after_writes(after, largest, f"history {history}", history, place, lambda: next(episodes))
         for buffer in buffers.values():
             buffer.close()
     return table, after
 
 
 def _after_writes(
-    table: Table, buffer: ReplayBuffer, what: str, history: int, place: Place,
+    table: Table,
+    buffer: ReplayBuffer,
+    what: str,
+    history: int,
+    place: Place,
     episode: Callable[[], dict[str, Array]],
-) -> None:  # fmt: skip
+) -> None:
     """Sample from the writer and from a reader, alone and after a write, in turn."""
     reader = type(buffer).open(buffer.path, history_len=history, sampler=buffer.sampler, seed=0)
 
@@ -167,10 +167,7 @@ def _pixels(sizes: list[int], place: Place) -> tuple[Table, Table]:
             fill(buffer, episodes, n)
             _assert_same(buffer, frames)
             buffers.append(buffer)
-        calls = {
-            _row(n, HISTORY): partial(buffer.sample, BATCH)
-            for n, buffer in zip(sizes, buffers, strict=True)
-        }
+        calls = {_row(n, HISTORY): partial(buffer.sample, BATCH) for n, buffer in zip(sizes, buffers, strict=True)}
         table.add_all(in_turn(calls, place.size(300, 2), burst=place.size(4, 2)))
         table.ratio(_row(sizes[-1], HISTORY), _row(sizes[0], HISTORY), at_most=1.15)
         after = Table(
@@ -231,8 +228,9 @@ def _plot(table: Table, frames: Table, sizes: list[int], place: Place) -> None:
     figure = Figure(figsize=(5.2, 5.2), layout="constrained")
     upper, lower = figure.subplots(2, 1)
     for axes, of, histories, unit, scale in (
-        (upper, table, (1, HISTORY), "us", 1e6), (lower, frames, (HISTORY,), "ms", 1e3),
-    ):  # fmt: skip
+        (upper, table, (1, HISTORY), "us", 1e6),
+        (lower, frames, (HISTORY,), "ms", 1e3),
+    ):
         for history in histories:
             rows = [of.times[_row(n, history)] for n in sizes]
             median, p90 = ([row[q] * scale for row in rows] for q in ("median", "p90"))

@@ -77,9 +77,7 @@ def _helps(place: Place) -> Table:
     table.add_all(taken)
     ours, bare = (table.times[name]["median"] for name in names)
     table.bar("ringmap --help, more than the bare one, median s", ours - bare, at_most=0.2)
-    table.notes.append(
-        "Typer draws the bare one's help with Rich, as it does by default; ours is plain text"
-    )
+    table.notes.append("Typer draws the bare one's help with Rich, as it does by default; ours is plain text")
     return table
 
 

@@ -35,7 +35,8 @@ LIVING = 0, 2, 8
 
 
 def run(place: Place) -> list[Table]:
-    """Time passes without workers and with two, beside others; whole passes with workers that live on; draw the plot."""
+    """Time passes without workers and with two, beside others; whole passes with workers that live on; draw the
+    plot."""
     group = place.size(8, 1)  # batches timed together: those of workers arrive in bunches
     stored = Stored.of_pixels(place.size(400, 8, 100), 100)
     tables = {
@@ -68,9 +69,7 @@ def run(place: Place) -> list[Table]:
                 first = first if isinstance(first, dict) else clips[name](first)
                 stored.assert_holds(first, BATCH, HISTORY)
             table.add_all(passes(calls, workers, place.size(5, 1, 2), group))
-            panels[f"{workers} workers"] = {
-                name: BATCH / row["median"] for name, row in table.times.items()
-            }
+            panels[f"{workers} workers"] = {name: BATCH / row["median"] for name, row in table.times.items()}
             for name in list(calls)[1:]:
                 judged = name.startswith("stable-worldmodel")
                 table.faster("ringmap", name, at_least if judged else None)
@@ -81,35 +80,36 @@ def run(place: Place) -> list[Table]:
         living = _living(place, buffer)
         buffer.close()
     rates(
-        place.out / "loading.png", tables[2], panels,
+        place.out / "loading.png",
+        tables[2],
+        panels,
         f"clips/s, DataLoader(batch_size={BATCH}, shuffle=True, num_workers=...)",
-    )  # fmt: skip
+    )
     return [*tables.values(), living]
 
 
 def _living(place: Place, buffer: Any) -> Table:
-    """Time whole passes, from the call of `iter` on, and their first batches; the pass that starts the workers is not counted."""
+    """Time whole passes, from the call of `iter` on, and their first batches; the pass that starts the workers is not
+    counted."""
     table = Table(
-        f"the same loader with persistent_workers=True, whole passes of {len(buffer) // BATCH + 1} batches; seconds per batch"
+        f"the same loader with persistent_workers=True, whole passes of {len(buffer) // BATCH + 1} batches; seconds "
+        f"per batch"
     )
-    loaders = {
-        n: DataLoader(buffer, BATCH, shuffle=True, num_workers=n, persistent_workers=n > 0)
-        for n in LIVING
-    }
-    alone = DataLoader(
-        buffer, BATCH, shuffle=True, num_workers=1, persistent_workers=True, prefetch_factor=1
-    )
+    loaders = {n: DataLoader(buffer, BATCH, shuffle=True, num_workers=n, persistent_workers=n > 0) for n in LIVING}
+    alone = DataLoader(buffer, BATCH, shuffle=True, num_workers=1, persistent_workers=True, prefetch_factor=1)
     empty: DataLoader[Any] = DataLoader(
-        Empty(len(buffer)), BATCH, shuffle=True, num_workers=2, persistent_workers=True,
+        Empty(len(buffer)),
+        BATCH,
+        shuffle=True,
+        num_workers=2,
+        persistent_workers=True,
         collate_fn=len,
-    )  # fmt: skip
+    )
     whole: dict[int, list[float]] = {workers: [] for workers in LIVING}
     first: dict[int, list[float]] = {workers: [] for workers in LIVING}
     singly: list[float] = []
     nothing: list[float] = []
-    for turn in tqdm(
-        range(place.size(10, 1) + 1), desc="workers that live on", delay=2, leave=False
-    ):
+    for turn in tqdm(range(place.size(10, 1) + 1), desc="workers that live on", delay=2, leave=False):
         for workers, loader in loaders.items():
             stamps = _stamps(loader)
             if turn:
@@ -126,12 +126,8 @@ def _living(place: Place, buffer: Any) -> Table:
     table.add("the first batch, 2 workers, of a dataset without rows", nothing)
     table.faster(names[2], names[0], at_least=0.9)
     table.faster(names[8], names[2], at_least=1)
-    table.ratio(
-        f"the first batch, {names[2]}", "one worker, one batch after the other", at_most=1.2
-    )
-    table.ratio(
-        f"the first batch, {names[2]}", "the first batch, 2 workers, of a dataset without rows"
-    )
+    table.ratio(f"the first batch, {names[2]}", "one worker, one batch after the other", at_most=1.2)
+    table.ratio(f"the first batch, {names[2]}", "the first batch, 2 workers, of a dataset without rows")
     table.notes.append(
         "one batch after the other: prefetch_factor=1, so that nothing is under way when a batch is asked for"
     )

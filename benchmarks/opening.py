@@ -40,9 +40,7 @@ DISK = RebootingDisk()
 def run(place: Place) -> list[Table]:
     """Open it as reader and as writer, in turn."""
     stored, behind = place.size(1_000_000, 2_000, 200_000), place.size(10_000, 100)
-    table = Table(
-        f"opening {stored:,} episodes of {STEPS} steps of 64 bytes in 4 columns, to the first length known"
-    )
+    table = Table(f"opening {stored:,} episodes of {STEPS} steps of 64 bytes in 4 columns, to the first length known")
     episodes = states(STEPS)
     with place.folder() as folder:
         path = folder / "buffer"
@@ -71,8 +69,10 @@ def run(place: Place) -> list[Table]:
     for row in list(times)[:-1]:
         table.bar(f"{row}, median s", table.times[row]["median"], at_most=0.5)
     processes = {
-        "reader": ("r", 0.3), "writer": ("r+", 0.5), f"writer, after a kill {behind:,} episodes after the last sync": ("r+", 0.6),
-    }  # fmt: skip
+        "reader": ("r", 0.3),
+        "writer": ("r+", 0.5),
+        f"writer, after a kill {behind:,} episodes after the last sync": ("r+", 0.6),
+    }
     alone = Table(f"{table.title}, in a new process, the import of ringmap included")
     with place.folder() as folder:
         path = folder / "buffer"
@@ -82,14 +82,12 @@ def run(place: Place) -> list[Table]:
         taken = {
             name: [_in_a_process(path, mode, behind if "kill" in name else 0) for _ in range(place.size(11, 2, 3))]
             for name, (mode, _) in processes.items()
-        }  # fmt: skip
+        }
     alone.add_all(taken)
     for name, (_, most) in processes.items():
         alone.bar(f"{name}, median s", alone.times[name]["median"], at_most=most)
     alone.notes.append("without the start of the interpreter; NumPy is imported with ringmap")
-    table.notes.append(
-        "an opening after a reboot verifies the rows of what no sync vouches for: the last row has such"
-    )
+    table.notes.append("an opening after a reboot verifies the rows of what no sync vouches for: the last row has such")
     return [table, alone]
 
 
@@ -114,11 +112,10 @@ os.kill(os.getpid(), 9)
 
 
 def _in_a_process(path: Path, mode: str, behind: int) -> float:
-    """Return the seconds of an opening in a new process; with `behind` after a writer of so many episodes was killed."""
+    """Return the seconds of an opening in a new process; with `behind` after a writer of so many episodes was
+    killed."""
     if behind:
-        subprocess.run(
-            [sys.executable, "-c", _KILLED, str(path), str(behind), str(STEPS)], check=False
-        )
+        subprocess.run([sys.executable, "-c", _KILLED, str(path), str(behind), str(STEPS)], check=False)
     told = subprocess.run(
         [sys.executable, "-c", _OPEN, str(path), mode],
         check=True,

@@ -73,9 +73,7 @@ def main() -> None:
     parser.add_argument("pages", type=Path, nargs="+")
     asked = parser.parse_args()
     if not list(asked.results.glob("*.json")):
-        raise SystemExit(
-            f"{asked.results}: no results there; run python -m benchmarks --out {asked.results}"
-        )
+        raise SystemExit(f"{asked.results}: no results there; run python -m benchmarks --out {asked.results}")
     for page in asked.pages:
         page.write_text(put_tables(asked.results, page.read_text()))
 

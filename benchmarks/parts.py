@@ -1,4 +1,5 @@
-"""Parts: clips of long episodes that are stored in parts, beside clips of whole episodes of the same length as a part."""
+"""Parts: clips of long episodes that are stored in parts, beside clips of whole episodes of the same length as a
+part."""
 
 from __future__ import annotations
 
@@ -29,14 +30,11 @@ def run(place: Place) -> list[Table]:
 
 def _draws(
     place: Place, name: str, shapes: dict[str, tuple[int, ...]], batches: tuple[tuple[int, int], ...], count: int
-) -> Table:  # fmt: skip
+) -> Table:
     length = place.size(1000 if count > 1 else 250, 80)
     steps = LANES * length * count
     with place.folder(ram=True) as folder:
-        bufs = {
-            kind: ReplayBuffer(steps, path=folder / kind, seed=0, spare_rows=length)
-            for kind in (WHOLE, PARTS)
-        }
+        bufs = {kind: ReplayBuffer(steps, path=folder / kind, seed=0, spare_rows=length) for kind in (WHOLE, PARTS)}
         rng = np.random.default_rng(0)
         rows = {
             column: rng.integers(0, 256, (length, *shape), np.uint8)
@@ -45,14 +43,9 @@ def _draws(
             for column, shape in shapes.items()
         }
         _fill(bufs[WHOLE], bufs[PARTS], rows, count)
-        table = Table(
-            f"clips of {name}, {LANES} lanes in parts of {length:,} steps, {steps:,} steps"
-        )
+        table = Table(f"clips of {name}, {LANES} lanes in parts of {length:,} steps, {steps:,} steps")
         for size, history in batches:
-            calls = {
-                f"{kind}, {size} clips of {history}": _draw(buf, size, history)
-                for kind, buf in bufs.items()
-            }
+            calls = {f"{kind}, {size} clips of {history}": _draw(buf, size, history) for kind, buf in bufs.items()}
             table.add_all(in_turn(calls, place.size(300, 5)))
             whole, parts = calls
             table.ratio(parts, whole, at_most=1.05)

@@ -27,8 +27,10 @@ def run(place: Place) -> list[Table]:
     with place.folder() as folder:
         buffers: dict[str, ReplayBuffer] = {}
         for number, steps, episodes in (
-            (few, STEPS, frames), (many, STEPS, frames), (most, 4, states(4)),
-        ):  # fmt: skip
+            (few, STEPS, frames),
+            (many, STEPS, frames),
+            (most, 4, states(4)),
+        ):
             history = SHAPE[1] if steps == STEPS else 1
             buffer = ReplayBuffer(number * steps, history, path=folder / str(number), seed=0)
             fill(buffer, episodes, number)
@@ -58,9 +60,7 @@ def _pickled(buffers: dict[str, ReplayBuffer], payloads: dict[str, bytes], place
 
 
 def _spawned(payloads: dict[str, bytes], episodes: dict[str, int], place: Place) -> Table:
-    table = Table(
-        f"{WORKERS} processes spawned at once, until each has its first batch of {SHAPE[0]} clips"
-    )
+    table = Table(f"{WORKERS} processes spawned at once, until each has its first batch of {SHAPE[0]} clips")
     nothing = "NumPy and an array of that size, no buffer"
     started: dict[str, list[float]] = {}
     memory: dict[str, list[dict[str, int]]] = {}
@@ -88,9 +88,7 @@ def _spawned(payloads: dict[str, bytes], episodes: dict[str, int], place: Place)
             own[name] - own[nothing],
             at_most=30 + 24e-6 * number,
         )
-    table.notes.append(
-        "files mapped are the page cache: the system takes those pages back when it needs them"
-    )
+    table.notes.append("files mapped are the page cache: the system takes those pages back when it needs them")
     return table
 
 

@@ -26,9 +26,14 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 
 __all__ = [
-    "Ring", "Tally", "a_writer", "between_processes", "between_threads",
-    "between_threads_of_a_reader", "one_look",
-]  # fmt: skip
+    "Ring",
+    "Tally",
+    "a_writer",
+    "between_processes",
+    "between_threads",
+    "between_threads_of_a_reader",
+    "one_look",
+]
 
 _WAIT_S = 120
 
@@ -64,17 +69,12 @@ class Tally:
         return Tally(*(getattr(self, n) + getattr(other, n) for n in self.__dataclass_fields__))
 
 
-def between_processes(
-    folder: str, ring: Ring, clips: int, readers: int = 2, look_twice: bool = True
-) -> Tally:
+def between_processes(folder: str, ring: Ring, clips: int, readers: int = 2, look_twice: bool = True) -> Tally:
     """Run a writer process against reader processes until these have read `clips` in all."""
     share = -(-clips // readers)
     with a_writer(folder, ring) as written:
         with ProcessPoolExecutor(readers, _context()) as pool:
-            reading = [
-                pool.submit(_read_in_process, folder, ring, share, look_twice, seed)
-                for seed in range(readers)
-            ]
+            reading = [pool.submit(_read_in_process, folder, ring, share, look_twice, seed) for seed in range(readers)]
         tally = sum((r.result() for r in reading), Tally())
     return tally + written[0]
 
@@ -103,9 +103,7 @@ def a_writer(folder: str, ring: Ring) -> Iterator[list[Tally]]:
         written.append(writing.result(_WAIT_S))
 
 
-def between_threads(
-    folder: str | None, ring: Ring, clips: int, readers: int = 2, look_twice: bool = True
-) -> Tally:
+def between_threads(folder: str | None, ring: Ring, clips: int, readers: int = 2, look_twice: bool = True) -> Tally:
     """Run a writer thread against reader threads of the same process and the same buffer."""
     buffer, number = _open(folder, ring)
     share = -(-clips // readers)
@@ -148,9 +146,14 @@ def between_threads_of_a_reader(folder: str, ring: Ring, clips: int, readers: in
 def _open(folder: str | None, ring: Ring) -> tuple[ReplayBuffer, int]:
     """Make the buffer and fill it, so that from here on every episode evicts."""
     buffer = ReplayBuffer(
-        ring.max_steps, ring.history, path=folder, spare_rows=ring.spare, seed=0, sync_every_s=0,
+        ring.max_steps,
+        ring.history,
+        path=folder,
+        spare_rows=ring.spare,
+        seed=0,
+        sync_every_s=0,
         storage=ring.storage,
-    )  # fmt: skip
+    )
     number = 0
     while number * ring.longest < 4 * ring.max_steps:
         number = _write_some(buffer, ring, number)

@@ -1,12 +1,13 @@
 """Inserts by collectors that are actors, and batches of clips over Ray, to a learner on another raylet.
 
     8 processes that write rings, as they are  |  8 actors that write rings, on `a` and `b`
-    learner on `head`  ◄── one actor on `a`: a ready batch; our ReplayBuffer; TorchRL's RayReplayBuffer; RLlib's replay buffer
+    learner on `head`  ◄── one actor on `a`: a ready batch; our ReplayBuffer; TorchRL's RayReplayBuffer; RLlib's
                        ◄── our readers on `a`, or on `a` and `b`
 
 A bare actor with a ready batch shows the object store's own limit.
 
-What these numbers do not show: hosts with a network between them, and more than one disk. All raylets share the cores here.
+What these numbers do not show: hosts with a network between them, and more than one disk. All raylets share the cores
+here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ Stream = Callable[[int], Iterator[Mapping[str, Any]]]
 
 BATCH, HISTORY, LENGTH, AHEAD = 256, 4, 100, 4
 STORE_NBYTES = 600_000_000
-BARE, PLAIN, TORCHRL, RLLIB = "an actor that returns a ready batch", "an actor around our ReplayBuffer", "TorchRL RayReplayBuffer", "RLlib ReplayBuffer in an actor"  # fmt: skip
+BARE, PLAIN, TORCHRL, RLLIB = (
+    "an actor that returns a ready batch",
+    "an actor around our ReplayBuffer",
+    "TorchRL RayReplayBuffer",
+    "RLlib ReplayBuffer in an actor",
+)
 PROCESSES, ACTORS = "processes that write rings", "actors that write rings"
 WRITERS = 8
 ONE, TWO = "ringmap.ray, a reader on 1 node", "ringmap.ray, readers on 2 nodes"
@@ -62,9 +68,7 @@ def run(place: Place) -> list[Table]:
                 _prove(name, batch, frames)
         _judge(table, in_turn(single, place.size(12, 1), place.size(5, 1)))
         count = place.size(30, 5)
-        runs = {
-            name: lambda stream=stream: deque(stream(count), 0) for name, stream in many.items()
-        }
+        runs = {name: lambda stream=stream: deque(stream(count), 0) for name, stream in many.items()}
         # From the first request to the last batch: what is asked for ahead in another's turn would count for none.
         times = in_turn(runs, place.size(8, 1))
         _judge(ahead, {name: taken / count for name, taken in times.items()})
@@ -76,9 +80,7 @@ def _inserts(ray: Any, folder: Path, place: Place) -> Table:
     from ringmap.ray.cluster import nodes_of, pinned_to
 
     episodes = place.size(300, 2)  # about a second: collectors of `collect` say no more
-    table = Table(
-        f"{WRITERS} writers: {episodes} episodes of {STEPS} states of {STATE} floats each"
-    )
+    table = Table(f"{WRITERS} writers: {episodes} episodes of {STEPS} states of {STATE} floats each")
     on = [pinned_to(node) for node in nodes_of(ray) if node.name != "head"]
     actors = [
         ray.remote(Writer)
@@ -87,9 +89,7 @@ def _inserts(ray: Any, folder: Path, place: Place) -> Table:
         for n in range(WRITERS)
     ]
     with contextlib.ExitStack() as stack:
-        pipes = [
-            stack.enter_context(writing(str(folder / "processes" / str(n)))) for n in range(WRITERS)
-        ]
+        pipes = [stack.enter_context(writing(str(folder / "processes" / str(n)))) for n in range(WRITERS)]
 
         def by_processes() -> int:
             for pipe in pipes:
@@ -190,7 +190,7 @@ class RLlib:
         clips = _all_clips(ring)
         self._buffer = Theirs(capacity=len(clips["at"]))
         for n in range(len(clips["at"])):
-            self._buffer.add(SampleBatch({name: values[n : n + 1] for name, values in clips.items()}))  # fmt: skip
+            self._buffer.add(SampleBatch({name: values[n : n + 1] for name, values in clips.items()}))
 
     def sample(self) -> dict[str, Any]:
         """Return a batch."""
@@ -221,10 +221,9 @@ def _calls(
         table.notes.append("RLlib is not measured: dm-tree or SciPy is not installed")
     else:
         actors[RLLIB] = ray.remote(RLlib).options(**on_a).remote(ring)
-    single: dict[str, Call] = {n: lambda actor=a: ray.get(actor.sample.remote()) for n, a in actors.items()}  # fmt: skip
+    single: dict[str, Call] = {n: lambda actor=a: ray.get(actor.sample.remote()) for n, a in actors.items()}
     many: dict[str, Stream] = {
-        n: lambda count, actor=a: _under_way(actor.sample.remote, ray.get, count)
-        for n, a in actors.items()
+        n: lambda count, actor=a: _under_way(actor.sample.remote, ray.get, count) for n, a in actors.items()
     }
     if find_spec("torchrl") is None:
         table.notes.append("TorchRL is not measured: it is not installed")
@@ -261,10 +260,11 @@ def _torchrl(ring: str, place: Any) -> Any:
     clips = _all_clips(ring)
     count = len(clips["at"])
     theirs = RayReplayBuffer(
-        storage=lambda: LazyTensorStorage(count), batch_size=BATCH,
+        storage=lambda: LazyTensorStorage(count),
+        batch_size=BATCH,
         remote_config={"num_cpus": 0, "scheduling_strategy": place},
-    )  # fmt: skip
+    )
     for first in range(0, count, 500):
-        part = {name: torch.from_numpy(values[first : first + 500]) for name, values in clips.items()}  # fmt: skip
+        part = {name: torch.from_numpy(values[first : first + 500]) for name, values in clips.items()}
         theirs.extend(TensorDict(part, batch_size=[len(part["at"])]))
     return theirs

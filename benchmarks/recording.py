@@ -82,7 +82,7 @@ def _vector(place: Place, name: str) -> Table:
         }
         bare = "the bare environments"
         loops = {bare: Loop(_envs(), make())}
-        loops |= {n: Loop(ReplayBufferCollectionWrapper(_envs(), b), make()) for n, b in buffers.items()}  # fmt: skip
+        loops |= {n: Loop(ReplayBufferCollectionWrapper(_envs(), b), make()) for n, b in buffers.items()}
         # Of the thread: it does all of it, and other programs change the clock's share of a loop by half.
         table.add_all(in_turn(loops, place.size(60, 2), clock=thread_time))
         totals = {(loop.rewards, loop.ended) for loop in loops.values()}
@@ -120,7 +120,9 @@ class Listing(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         row = self.env.step(action)
         after = row[0].copy()
-        self.rows.append({"obs": self._obs, "action": action, "reward": row[1], "next_obs": after, "done": row[2] or row[3]})  # fmt: skip
+        self.rows.append(
+            {"obs": self._obs, "action": action, "reward": row[1], "next_obs": after, "done": row[2] or row[3]}
+        )
         self._obs = after
         return row
 
@@ -153,9 +155,7 @@ def _parties(folder: Path, table: Table) -> dict[str, Any]:
         "a list of dicts, by hand": Listing(make()),
     }
     if not all(map(importlib.util.find_spec, ("minari", "jax"))):
-        table.notes.append(
-            "Minari's collector is not installed: pip install -c constraints.txt 'minari[create]'"
-        )
+        table.notes.append("Minari's collector is not installed: pip install -c constraints.txt 'minari[create]'")
         return parties
     import os
 

@@ -34,9 +34,13 @@ def main(num_episodes: int, length: int) -> None:
         "terminated": tf.TensorSpec((HISTORY,), tf.bool),
     }
     table = reverb.Table(
-        "clips", reverb.selectors.Uniform(), reverb.selectors.Fifo(), num_episodes * length,
-        reverb.rate_limiters.MinSize(1), signature=signature,
-    )  # fmt: skip
+        "clips",
+        reverb.selectors.Uniform(),
+        reverb.selectors.Fifo(),
+        num_episodes * length,
+        reverb.rate_limiters.MinSize(1),
+        signature=signature,
+    )
     server = reverb.Server([table])
     with server.localhost_client().trajectory_writer(HISTORY) as writer:
         for number in range(num_episodes):
@@ -56,9 +60,11 @@ def main(num_episodes: int, length: int) -> None:
                         writer.flush()
             writer.end_episode()
     clips = reverb.TrajectoryDataset.from_table_signature(
-        f"localhost:{server.port}", "clips", max_in_flight_samples_per_worker=2 * BATCH,
+        f"localhost:{server.port}",
+        "clips",
+        max_in_flight_samples_per_worker=2 * BATCH,
         num_workers_per_iterator=4,
-    )  # fmt: skip
+    )
     batches = iter(clips.batch(BATCH, drop_remainder=True).prefetch(2))
 
     def sample() -> dict[str, np.ndarray]:

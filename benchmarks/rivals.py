@@ -30,9 +30,21 @@ from benchmarks.stored import Stored
 from benchmarks.table import Table
 
 __all__ = [
-    "Field", "Rival", "cpprb_in_files", "cpprb_in_ram", "dreamer", "expect_random", "install_of", "missing", "open_rivals", "original",
-    "sheeprl_episodes", "sheeprl_sequences", "stable_baselines3", "torchrl_in_files",
-]  # fmt: skip
+    "Field",
+    "Rival",
+    "cpprb_in_files",
+    "cpprb_in_ram",
+    "dreamer",
+    "expect_random",
+    "install_of",
+    "missing",
+    "open_rivals",
+    "original",
+    "sheeprl_episodes",
+    "sheeprl_sequences",
+    "stable_baselines3",
+    "torchrl_in_files",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -41,9 +53,7 @@ _PEERS = "pip install -c constraints.txt -r benchmarks/peers.txt"
 _NO_DEPS = "pip install --no-deps -r benchmarks/peers-alone.txt"
 _INSTALL = {
     **dict.fromkeys(("stable_worldmodel", "sheeprl", "litdata"), _NO_DEPS),
-    **dict.fromkeys(
-        ("tensorstore", "array_record", "grain", "datasets", "webdataset", "rlox"), _PEERS
-    ),
+    **dict.fromkeys(("tensorstore", "array_record", "grain", "datasets", "webdataset", "rlox"), _PEERS),
 }
 """What cannot stand in an extra: some require much that their buffers alone do without."""
 
@@ -89,9 +99,7 @@ class Rival:
     setting: str = ""
 
 
-def open_rivals(
-    makers: Sequence[Callable[[Field], Rival]], field: Field, table: Table
-) -> list[Rival]:
+def open_rivals(makers: Sequence[Callable[[Field], Rival]], field: Field, table: Table) -> list[Rival]:
     """Fill those that are installed, and prove a batch of each; the table names the others."""
     found = []
     for maker in makers:
@@ -102,9 +110,7 @@ def open_rivals(
             continue
         if rival.sample is not None:
             batch = rival.clips(rival.sample())
-            field.stored.assert_holds(
-                batch, field.batch_size, field.history, rival.whole, rival.lacks
-            )
+            field.stored.assert_holds(batch, field.batch_size, field.history, rival.whole, rival.lacks)
         found.append(rival)
     return found
 
@@ -124,9 +130,7 @@ def install_of(package: str) -> str:
 # -- importing -----------------------------------------------------------------------------------
 
 
-def _alone(
-    module: str, empty: Sequence[str], stubs: Mapping[str, dict[str, Any]] | None = None
-) -> ModuleType:
+def _alone(module: str, empty: Sequence[str], stubs: Mapping[str, dict[str, Any]] | None = None) -> ModuleType:
     """Import a module without what the packages around it import.
 
     Args:
@@ -193,12 +197,8 @@ def torchrl_in_files(field: Field) -> Rival:
     storage = LazyMemmapStorage(field.stored.num_steps, scratch_dir=str(field.folder / "torchrl"))
 
     def reading(prefetch: int | None) -> Any:
-        sampler = SliceSampler(
-            slice_len=field.history, traj_key="episode", cache_values=True, truncated_key=None
-        )
-        return TensorDictReplayBuffer(
-            storage=storage, sampler=sampler, batch_size=steps, prefetch=prefetch
-        )
+        sampler = SliceSampler(slice_len=field.history, traj_key="episode", cache_values=True, truncated_key=None)
+        return TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=steps, prefetch=prefetch)
 
     buffer = reading(None)
     for chunk in field.flat():
@@ -227,9 +227,7 @@ def torchrl_in_files(field: Field) -> Rival:
 def sheeprl_sequences(field: Field) -> Rival:
     """sheeprl: `SequentialReplayBuffer(memmap=True)`; its clips cross from one episode into the next."""
     folder = field.folder / "sheeprl-sequences"
-    buffer = _sheeprl().SequentialReplayBuffer(
-        field.stored.num_steps, memmap=True, memmap_dir=folder
-    )
+    buffer = _sheeprl().SequentialReplayBuffer(field.stored.num_steps, memmap=True, memmap_dir=folder)
     for chunk in field.flat():
         del chunk["episode"]
         buffer.add({name: values[:, None] for name, values in chunk.items()})
@@ -295,8 +293,7 @@ def _cpprb(field: Field, where: str, **options: Any) -> Rival:
     from cpprb import ReplayBuffer
 
     columns = {
-        name: {"shape": values.shape[1:] or 1, "dtype": values.dtype}
-        for name, values in field.stored.first.items()
+        name: {"shape": values.shape[1:] or 1, "dtype": values.dtype} for name, values in field.stored.first.items()
     }
     buffer = ReplayBuffer(field.stored.num_steps, columns, **options)
     for chunk in field.flat():
@@ -316,9 +313,7 @@ def expect_random(address: int, nbytes: int) -> None:
     page = mmap.PAGESIZE
     start = address // page * page
     libc = ctypes.CDLL(None, use_errno=True)
-    told = libc.madvise(
-        ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), mmap.MADV_RANDOM
-    )
+    told = libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), mmap.MADV_RANDOM)
     if told:
         raise OSError(ctypes.get_errno(), "madvise")
 

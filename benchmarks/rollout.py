@@ -45,12 +45,7 @@ def run(place: Place) -> list[Table]:
         for t in reversed(range(steps)):
             for i in range(envs):
                 on = 1 - dones[t][i]
-                later[i] = (
-                    rewards[t][i]
-                    + 0.99 * following[i] * on
-                    - values[t][i]
-                    + 0.99 * 0.95 * on * later[i]
-                )
+                later[i] = rewards[t][i] + 0.99 * following[i] * on - values[t][i] + 0.99 * 0.95 * on * later[i]
                 advantages[t][i] = later[i]
             following = values[t]
         return advantages

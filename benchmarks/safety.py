@@ -42,21 +42,29 @@ def run(place: Place) -> list[Table]:
     frames = noise(place.size(200, 4), place.size(16, 2))
     small = place.size(4, 2)
     tables = [
-        _writes(place, f"pixels: episodes of {frames.shape[1]} steps of 12 KiB", place.size(150, 4), partial(pixels, frames), 1),
-        _writes(place, f"states: episodes of {small} steps of 64 bytes", place.size(10_000, 20), partial(states, small), 20),
+        _writes(
+            place,
+            f"pixels: episodes of {frames.shape[1]} steps of 12 KiB",
+            place.size(150, 4),
+            partial(pixels, frames),
+            1,
+        ),
+        _writes(
+            place, f"states: episodes of {small} steps of 64 bytes", place.size(10_000, 20), partial(states, small), 20
+        ),
         _draws(place, frames),
-    ]  # fmt: skip
+    ]
     panels = {
         title: {name: 1 / row["median"] for name, row in table.times.items()}
         for title, table in zip(("write_episode, pixels", "write_episode, states", "sample(256)"), tables, strict=True)
-    }  # fmt: skip
+    }
     rates(place.out / "safety.png", tables[0], panels, "calls per second, medians")
     return tables
 
 
 def _writes(
     place: Place, title: str, episodes: int, source: Callable[[], Iterator[dict[str, Array]]], burst: int
-) -> Table:  # fmt: skip
+) -> Table:
     table = Table(f"write_episode, round a full ring on the disk; {title}")
     steps = len(next(source())["reward"]) * episodes
     with place.folder() as folder, contextlib.ExitStack() as stack:
@@ -147,9 +155,7 @@ def _copies(source: Iterator[dict[str, Array]], episodes: int) -> Callable[[], N
     return copy
 
 
-def _prove(
-    buffer: ReplayBuffer, path: Path, written: int, source: Iterator[dict[str, Array]]
-) -> None:
+def _prove(buffer: ReplayBuffer, path: Path, written: int, source: Iterator[dict[str, Array]]) -> None:
     """Raise unless the last episode is the one that was written last, for another process too."""
     expected = {}
     for _ in range(written):
@@ -157,5 +163,5 @@ def _prove(
     with ReplayBuffer.open(path) as reader:
         for found in (buffer, reader):
             last = found.load_episode(found.num_episodes - 1)
-            assert all(np.array_equal(last[name], expected[name]) for name in expected), "other rows"  # fmt: skip
+            assert all(np.array_equal(last[name], expected[name]) for name in expected), "other rows"
         reader.close()

@@ -1,8 +1,8 @@
 """Drawing a batch, rows in the page cache: one thread beside one thread, all cores beside all cores.
 
-Where a library has no threads, the benchmark starts one for each core, and each thread draws its own batches. ringmap divides
-one batch among its threads. stable-worldmodel runs after TorchRL, whose threads use a core for a while after each call: its own
-calls are so long that this does not show.
+Where a library has no threads, the benchmark starts one for each core, and each thread draws its own batches. ringmap
+divides one batch among its threads. stable-worldmodel runs after TorchRL, whose threads use a core for a while after
+each call: its own calls are so long that this does not show.
 """
 
 from __future__ import annotations
@@ -73,10 +73,7 @@ def _pixels(place: Place) -> list[Table]:
         def memcpy(parts: int) -> Array:
             start, copy = int(rng.integers(len(frames) - count)), np.empty_like(frames[:count])
             ends = [count * part // parts for part in range(parts + 1)]
-            copying = [
-                pool.submit(np.copyto, copy[i:j], frames[start + i : start + j])
-                for i, j in pairwise(ends[:-1])
-            ]
+            copying = [pool.submit(np.copyto, copy[i:j], frames[start + i : start + j]) for i, j in pairwise(ends[:-1])]
             np.copyto(copy[ends[-2] :], frames[start + ends[-2] : start + count])
             for part in copying:
                 part.result()
@@ -86,9 +83,13 @@ def _pixels(place: Place) -> list[Table]:
         for batch in (buffer.sample(BATCH), fancy_index()):
             stored.assert_holds(batch, BATCH, HISTORY)
         makers = [
-            rivals.torchrl_in_files, rivals.original, rivals.sheeprl_sequences,
-            rivals.sheeprl_episodes, rivals.cpprb_in_files, rivals.dreamer,
-        ]  # fmt: skip
+            rivals.torchrl_in_files,
+            rivals.original,
+            rivals.sheeprl_sequences,
+            rivals.sheeprl_episodes,
+            rivals.cpprb_in_files,
+            rivals.dreamer,
+        ]
         found = open_rivals(makers, Field(stored, folder, BATCH, HISTORY), tables[0])
         calls: dict[str, Callable[[], object]] = {
             OURS: lambda: buffer.sample(BATCH),
@@ -109,15 +110,14 @@ def _pixels(place: Place) -> list[Table]:
         every.bar(f"{OURS}: times as fast as {name}, median of turns beside it", ratio)
     for table in tables:
         table.notes.append(
-            "sheeprl's sequences, cpprb's steps and DreamerV3's sequences do not keep to an episode; cpprb draws 4 steps for each clip"
+            "sheeprl's sequences, cpprb's steps and DreamerV3's sequences do not keep to an episode; cpprb draws 4 "
+            "steps for each clip"
         )
     every.notes.append(_THREADS)
     return tables
 
 
-def _reverb(
-    table: Table, ours: Callable[[], object], stored: Stored
-) -> tuple[str, list[float], list[float]] | None:
+def _reverb(table: Table, ours: Callable[[], object], stored: Stored) -> tuple[str, list[float], list[float]] | None:
     """Return the times of Reverb, and of ours in turns beside it, if there is a Python that has it."""
     python = os.environ.get("RINGMAP_BENCH_REVERB")
     script = Path(__file__).with_name("reverb_server.py")
@@ -134,7 +134,10 @@ def _reverb(
     return name, times, beside
 
 
-_THREADS = "all cores: ours, TorchRL and memcpy divide each batch; of the others each thread draws batches of its own, and the time is that of the call divided by their number"
+_THREADS = (
+    "all cores: ours, TorchRL and memcpy divide each batch; of the others each thread draws batches of its own, "
+    "and the time is that of the call divided by their number"
+)
 
 
 def _states(place: Place) -> list[Table]:
@@ -160,15 +163,20 @@ def _states(place: Place) -> list[Table]:
             stored.assert_holds(batch, BATCH, 1)
         stored.assert_holds(buffer.sample(BATCH, 2), BATCH, 2)
         makers = [
-            rivals.torchrl_in_files, rivals.original, rivals.sheeprl_sequences, rivals.cpprb_in_ram,
+            rivals.torchrl_in_files,
+            rivals.original,
+            rivals.sheeprl_sequences,
+            rivals.cpprb_in_ram,
             rivals.stable_baselines3,
-        ]  # fmt: skip
+        ]
         found = open_rivals(makers, Field(stored, folder, BATCH, 1), tables[0])
         calls: dict[str, Callable[[], object]] = {
-            OURS: lambda: buffer.sample(BATCH), with_next: lambda: buffer.sample(BATCH, 2),
-            bare: takes, FANCY: fancy_index,
+            OURS: lambda: buffer.sample(BATCH),
+            with_next: lambda: buffer.sample(BATCH, 2),
+            bare: takes,
+            FANCY: fancy_index,
             **{rival.name: rival.sample for rival in found if rival.sample is not None},
-        }  # fmt: skip
+        }
         _time(tables, calls, {}, buffer, pool, place.size(100, 2, 25), place.size(10, 2))
         buffer.close()
     one, every = tables
@@ -177,12 +185,9 @@ def _states(place: Place) -> list[Table]:
     for rival in found:
         if rival.lacks:
             one.faster(with_next, rival.name)
-            one.notes.append(
-                f"{rival.name} returns obs twice, now and next, as tensors, and no discount"
-            )
+            one.notes.append(f"{rival.name} returns obs twice, now and next, as tensors, and no discount")
     every.notes.append(
-        _THREADS
-        + "; a small batch is never divided, and the draws wait for each other's interpreter lock"
+        _THREADS + "; a small batch is never divided, and the draws wait for each other's interpreter lock"
     )
     return tables
 
@@ -199,10 +204,7 @@ def _time(
     """Fill both tables: one thread, then all cores; in each, all parties in turn."""
     one, every = tables
     slower: list[str] = []
-    many = {
-        name: call if name.startswith(OWN_THREADS) else _by_each(call, pool)
-        for name, call in calls.items()
-    }
+    many = {name: call if name.startswith(OWN_THREADS) else _by_each(call, pool) for name, call in calls.items()}
     for table, threads, parties in (
         (one, 1, {**calls, **{name: both[0] for name, both in bounds.items()}}),
         (every, cores(), {**many, **{name: both[1] for name, both in bounds.items()}}),
@@ -217,9 +219,7 @@ def _time(
             every.times[name] = row
             slower.append(name)
     if slower:
-        every.notes.append(
-            "more threads are slower, so this is one thread again: " + ", ".join(slower)
-        )
+        every.notes.append("more threads are slower, so this is one thread again: " + ", ".join(slower))
 
 
 def _by_each(call: Callable[[], object], pool: ThreadPoolExecutor) -> Callable[[], object]:

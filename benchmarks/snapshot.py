@@ -99,24 +99,18 @@ def _full(path: Path, steps: int, length: int) -> ReplayBuffer:
 
 
 def _beside_a_writer(folder: Path, steps: int, length: int, home: str, seconds: float) -> Table:
-    table = Table(
-        f"the same ring on {home}, while episodes of {length} steps are written without a pause"
-    )
+    table = Table(f"the same ring on {home}, while episodes of {length} steps are written without a pause")
     lapped: list[str] = []
     with _writer(folder, steps, length) as ended:
         reader = ReplayBuffer.open(folder / "buf")
         spans = {
             "nothing else": _during(lambda: None, seconds),
-            "snapshot() in another process": _during(
-                lambda: _kept(reader, folder, lapped), seconds
-            ),
+            "snapshot() in another process": _during(lambda: _kept(reader, folder, lapped), seconds),
             "cp -r --sparse=always": _during(lambda: _thrown(folder), seconds),
         }
         reader.close()
     _report(table, np.array(ended), spans)
-    table.fact(
-        "of the snapshots, given up because the writer had lapped them ten times", len(lapped)
-    )
+    table.fact("of the snapshots, given up because the writer had lapped them ten times", len(lapped))
 
     buffer, times = ReplayBuffer.open(folder / "buf", mode="r+"), list[float]()
     stop, episodes = threading.Event(), pixels(noise(length))
@@ -160,9 +154,7 @@ def _during(work: Callable[[], None], seconds: float) -> Span:
 def _kept(buffer: ReplayBuffer, folder: Path, lapped: list[str]) -> None:
     try:
         buffer.snapshot(folder / "copy")
-    except (
-        LappedError
-    ) as error:  # in RAM nothing holds the writer back, and it may write faster than anyone copies
+    except LappedError as error:  # in RAM nothing holds the writer back, and it may write faster than anyone copies
         lapped.append(str(error))
     else:
         shutil.rmtree(folder / "copy")

@@ -29,9 +29,12 @@ class Stored:
     """
 
     def __init__(
-        self, episode: Callable[[int], Mapping[str, Array]], number_in: str, num_episodes: int,
+        self,
+        episode: Callable[[int], Mapping[str, Array]],
+        number_in: str,
+        num_episodes: int,
         length: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.episode, self._number_in = episode, number_in
         self.num_episodes, self.length = num_episodes, length
         self.num_steps = num_episodes * length
@@ -56,10 +59,7 @@ class Stored:
         group = max(1, steps // self.length)
         for first in range(0, self.num_episodes, group):
             numbers = range(first, min(first + group, self.num_episodes))
-            episodes = [
-                {name: values.copy() for name, values in self.episode(number).items()}
-                for number in numbers
-            ]
+            episodes = [{name: values.copy() for name, values in self.episode(number).items()} for number in numbers]
             chunk = {name: np.concatenate([e[name] for e in episodes]) for name in episodes[0]}
             yield {**chunk, "episode": np.repeat(np.array(numbers), self.length)}
 
@@ -69,9 +69,13 @@ class Stored:
         return dict(self.episode(0))
 
     def assert_holds(
-        self, batch: Mapping[str, Any], batch_size: int, history: int, whole: bool = True,
+        self,
+        batch: Mapping[str, Any],
+        batch_size: int,
+        history: int,
+        whole: bool = True,
         lacks: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Raise unless every step of the batch is, in every column, the one that it says it is.
 
         Args:

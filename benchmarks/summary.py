@@ -30,11 +30,21 @@ _CALLED = {
     **{
         name: name
         for name in (
-            "cpprb", "Hugging Face datasets", "Lance", "litdata", "Reverb", "rlox", "sheeprl", "stable-worldmodel",
-            "Stable-Baselines3", "tensorstore", "TorchRL", "webdataset",
+            "cpprb",
+            "Hugging Face datasets",
+            "Lance",
+            "litdata",
+            "Reverb",
+            "rlox",
+            "sheeprl",
+            "stable-worldmodel",
+            "Stable-Baselines3",
+            "tensorstore",
+            "TorchRL",
+            "webdataset",
         )
     },
-}  # fmt: skip
+}
 """How a row begins -> its name in the table; a library with two rows is there with its faster one."""
 _STREAMS = ("litdata", "webdataset")
 _NEXT = 3
@@ -56,9 +66,7 @@ class _Times:
 
     def beside(self, ours: str) -> str:
         """Return how many times as long the others take, the fastest first: all that we lose to, and the next three."""
-        times = {
-            n: m / self.of(ours) for n, m in self.median.items() if not n.startswith("ringmap")
-        }
+        times = {n: m / self.of(ours) for n, m in self.median.items() if not n.startswith("ringmap")}
         for what, value in self.ratio.items():  # of turns beside each other, where there are such
             mine, name = compared(what)
             if name in times and mine == ours:
@@ -99,7 +107,7 @@ def _transitions(results: Path) -> list[list[str]]:
         ("prioritized", "prioritised draw of 256 and update of the priorities", "ringmap, in RAM: sample"),
         ("add a step of 1 lane", "`add` of a transition", "ringmap, in RAM"),
         (r"sample\(32\)", "`sample(32)` of transitions", "ringmap, in RAM"),
-    ):  # fmt: skip
+    ):
         times = _Times(results, "transitions", title)
         rows.append([what, _us(times.of(ours)), times.beside(ours)])
     return rows
@@ -130,9 +138,7 @@ def _cold(results: Path) -> list[str]:
 def _loaded(results: Path) -> list[list[str]]:
     rows = []
     for workers in (0, 2):
-        times = _Times(
-            results, "loading", rf".*batch_size=256, shuffle=True, num_workers={workers}\)"
-        )
+        times = _Times(results, "loading", rf".*batch_size=256, shuffle=True, num_workers={workers}\)")
         what = f"`DataLoader`, batches of 256 clips, {workers} workers"
         rows.append([what, _clips(times.of("ringmap")), times.beside("ringmap")])
     return rows

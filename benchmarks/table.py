@@ -48,13 +48,9 @@ class Table:
         """Add a row under the heads."""
         self.cells.append([*cells])
 
-    def ratio(
-        self, name: str, other: str, at_most: float | None = None, by: str = "median"
-    ) -> None:
+    def ratio(self, name: str, other: str, at_most: float | None = None, by: str = "median") -> None:
         """Compare two rows: how many times as long the first takes as the second."""
-        self.bar(
-            f"{name} / {other}, {by}", self.times[name][by] / self.times[other][by], at_most=at_most
-        )
+        self.bar(f"{name} / {other}, {by}", self.times[name][by] / self.times[other][by], at_most=at_most)
 
     def faster(self, name: str, other: str, at_least: float | None = None) -> None:
         """Compare two rows: how many times as fast the first is as the second; medians are judged."""
@@ -76,14 +72,10 @@ class Table:
                 bars = [bar for start, bar in (at_least or {}).items() if name.startswith(start)]
                 self.faster(ours, name, *bars[:1])
 
-    def bar(
-        self, what: str, value: float, at_most: float | None = None, at_least: float | None = None
-    ) -> None:
+    def bar(self, what: str, value: float, at_most: float | None = None, at_least: float | None = None) -> None:
         """Hold a number against its bar; without one it is only shown."""
         met = (at_most is None or value <= at_most) and (at_least is None or value >= at_least)
-        self.ratios.append(
-            {"what": what, "value": value, "at_most": at_most, "at_least": at_least, "met": met}
-        )
+        self.ratios.append({"what": what, "value": value, "at_most": at_most, "at_least": at_least, "met": met})
 
     def __str__(self) -> str:
         lines = [self.title]
@@ -130,9 +122,7 @@ class Table:
         told = [f"- {name}: {_fact(value)}" for name, value in self.facts.items()]
         for ratio in bars:
             verdict = self._verdict(ratio)
-            told.append(
-                f"- {ratio['what']}: {_number(ratio['value'])}" + f" ({verdict})" * bool(verdict)
-            )
+            told.append(f"- {ratio['what']}: {_number(ratio['value'])}" + f" ({verdict})" * bool(verdict))
         parts += ["\n".join(told)] if told else []
         return "\n\n".join([*parts, *(f"*{note[0].upper()}{note[1:]}.*" for note in self.notes)])
 

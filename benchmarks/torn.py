@@ -37,11 +37,10 @@ def run(place: Place) -> list[Table]:
                 table.fact(
                     f"{kind}, {'two looks' if looks else 'ONE LOOK (control)'}",
                     f"{tally.torn:,} torn of {tally.clips:,} clips; {tally.redraws:,} redrawn, "
-                    f"{tally.laps:,} batches given up, {tally.episodes:,} episodes written, {perf_counter() - start:.0f} s",
+                    f"{tally.laps:,} batches given up, {tally.episodes:,} episodes written, "
+                    f"{perf_counter() - start:.0f} s",
                 )
         table.bar("torn", total[True].torn, at_most=0)
-        table.bar(
-            "torn without the second look", total[False].torn, at_least=None if place.tiny else 1
-        )
+        table.bar("torn without the second look", total[False].torn, at_least=None if place.tiny else 1)
         tables.append(table)
     return tables

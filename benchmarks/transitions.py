@@ -69,9 +69,7 @@ def run(place: Place) -> list[Table]:
     frames = [] if place.quick else [_frames(place)]
     plain = _plain(place)
     panels = {
-        table.title.partition(",")[0]: {
-            name: 1 / row["median"] for name, row in table.times.items()
-        }
+        table.title.partition(",")[0]: {name: 1 / row["median"] for name, row in table.times.items()}
         for table in plain
         if table.title.startswith("add")
     }
@@ -271,9 +269,7 @@ def _rivals(size: int, lanes: int, prioritized: bool, table: Table) -> dict[str,
         try:
             found[f"{name} {version(package)}"] = make()
         except RuntimeError as error:  # its compiled part is for another PyTorch
-            table.notes.append(
-                f"{name} {version(package)} is left out: {str(error).splitlines()[0]}"
-            )
+            table.notes.append(f"{name} {version(package)} is left out: {str(error).splitlines()[0]}")
     return found
 
 
@@ -291,16 +287,14 @@ def _assert_right(parties: dict[str, Party], lanes: int) -> None:
 
 def _priorities(place: Place) -> Table:
     size, lanes = place.size(1_000_000, 4_096, 200_000), 4_096
-    table = Table(
-        f"prioritized: {BATCH} of {size:,} transitions of {DIM} floats, all with priorities of their own"
-    )
+    table = Table(f"prioritized: {BATCH} of {size:,} transitions of {DIM} floats, all with priorities of their own")
     rng = np.random.default_rng(0)
     with place.folder() as folder:
         parties = {
             "ringmap, in RAM": ours(size, lanes, None, True),
             "ringmap, in a directory": ours(size, lanes, folder / "buf", True),
             **_rivals(size, lanes, True, table),
-        }  # fmt: skip
+        }
         for party in parties.values():
             steps = Steps(lanes)
             while steps.at < size:
@@ -319,10 +313,7 @@ def _priorities(place: Place) -> Table:
 
             return call
 
-        calls = {
-            f"{name}: sample, rows and all, and update": turn(party)
-            for name, party in parties.items()
-        }
+        calls = {f"{name}: sample, rows and all, and update": turn(party) for name, party in parties.items()}
         bare = "ringmap, in a directory: draw and update alone"
         calls[bare] = _bare(folder / "bare", size, rng)
         table.add_all(in_turn(calls, place.size(60, 2, 20), burst=place.size(20, 2)))
@@ -359,9 +350,7 @@ def _bare(folder: Path, size: int, rng: np.random.Generator) -> Callable[[], Non
 
 def _alone(place: Place) -> Table:
     """Time `add` of steps that are there already, and what a million of them leave on the disk."""
-    table = Table(
-        f"steps stored alone: {DIM} floats, an action, a reward, two flags; made beforehand"
-    )
+    table = Table(f"steps stored alone: {DIM} floats, an action, a reward, two flags; made beforehand")
     known, rounds = 256, place.size(100, 2)
     made = {lanes: [Steps(lanes, i * lanes)() for i in range(known)] for lanes in (1, 32)}
     made[1] = [_as_one(step) for step in made[1]]
@@ -414,7 +403,7 @@ def _plain(place: Place) -> list[Table]:
                 "ringmap, in RAM": ours(size, lanes, None),
                 "ringmap, in a directory": ours(size, lanes, folder / "buf"),
                 **_rivals(size, lanes, False, table),
-            }  # fmt: skip
+            }
             made = [Steps(lanes, i * lanes)() for i in range(max(2, size // lanes))]
             for party in parties.values():
                 for step in made:
@@ -425,7 +414,8 @@ def _plain(place: Place) -> list[Table]:
             _assert_right(parties, lanes)
             table.rank("ringmap, in RAM")
             table.notes += [
-                "in a directory of ours an add outlives a kill of the process once it returns; the others keep their rows in RAM",
+                "in a directory of ours an add outlives a kill of the process once it returns; the others keep their "
+                "rows in RAM",
                 "; ".join(f"{name}: {party.setting}" for name, party in parties.items()),
             ]
             tables.append(table)
@@ -438,7 +428,7 @@ def _plain(place: Place) -> list[Table]:
                     if number == 32:
                         us = drawn.times["ringmap, in RAM"]["median"] * 1e6
                         drawn.bar("ringmap, in RAM: sample(32), median us", us, at_most=15)
-                    drawn.notes.append("Stable-Baselines3 and TorchRL return tensors, the others NumPy arrays")  # fmt: skip
+                    drawn.notes.append("Stable-Baselines3 and TorchRL return tensors, the others NumPy arrays")
                     tables.append(drawn)
     return tables
 
@@ -477,15 +467,14 @@ def _numbers(stacks: Any) -> Array:
     return head.view(np.uint32)[:, :, 0].astype(np.int64)
 
 
-def _frame_parties(size: int, folder: Path, table: Table) -> dict[str, tuple[Callable[..., object], Stacks]]:  # fmt: skip
-    """Return a library's `add(obs, next_obs, done)` and `sample(size)`, each at the settings that take it the fewest bytes."""
+def _frame_parties(size: int, folder: Path, table: Table) -> dict[str, tuple[Callable[..., object], Stacks]]:
+    """Return a library's `add(obs, next_obs, done)` and `sample(size)`, each at the settings that take it the fewest
+    bytes."""
     shape = (STACK, SIDE, SIDE)
     found: dict[str, tuple[Callable[..., object], Stacks]] = {}
 
     def of_ours(path: Path | None) -> tuple[Callable[..., object], Stacks]:
-        buf = TransitionReplayBuffer(
-            size, shape, obs_dtype=np.uint8, frame_stack=STACK, device=None, path=path, seed=0
-        )
+        buf = TransitionReplayBuffer(size, shape, obs_dtype=np.uint8, frame_stack=STACK, device=None, path=path, seed=0)
 
         def sample(count: int) -> tuple[Any, Any]:
             batch = buf.sample(count)
@@ -496,7 +485,12 @@ def _frame_parties(size: int, folder: Path, table: Table) -> dict[str, tuple[Cal
     def of_cpprb() -> tuple[Callable[..., object], Stacks]:
         from cpprb import ReplayBuffer
 
-        columns = {"obs": {"shape": (SIDE, SIDE, STACK), "dtype": np.uint8}, "act": {"dtype": np.int64}, "rew": {}, "done": {"dtype": np.bool_}}  # fmt: skip
+        columns = {
+            "obs": {"shape": (SIDE, SIDE, STACK), "dtype": np.uint8},
+            "act": {"dtype": np.int64},
+            "rew": {},
+            "done": {"dtype": np.bool_},
+        }
         buf = ReplayBuffer(size, columns, next_of="obs", stack_compress="obs")
 
         def add(obs: Array, after: Array, done: bool) -> None:
@@ -516,9 +510,13 @@ def _frame_parties(size: int, folder: Path, table: Table) -> dict[str, tuple[Cal
         from stable_baselines3.common.buffers import ReplayBuffer
 
         buf = ReplayBuffer(
-            size, Box(0, 255, shape, np.uint8), Discrete(4), device="cpu", optimize_memory_usage=True,
+            size,
+            Box(0, 255, shape, np.uint8),
+            Discrete(4),
+            device="cpu",
+            optimize_memory_usage=True,
             handle_timeout_termination=False,
-        )  # fmt: skip
+        )
         one = np.ones(1, np.float32), np.zeros((1, 1), np.int64)
 
         def sample(count: int) -> tuple[Any, Any]:
@@ -528,7 +526,7 @@ def _frame_parties(size: int, folder: Path, table: Table) -> dict[str, tuple[Cal
         return (
             lambda obs, after, done: buf.add(obs[None], after[None], one[1], one[0], np.array([done]), [{}]),
             sample,
-        )  # fmt: skip
+        )
 
     found["ringmap, in RAM"] = of_ours(None)
     found["ringmap, in a directory"] = of_ours(folder / "stacks")
@@ -563,12 +561,10 @@ def _frames(place: Place) -> Table:
             first = obs[:, -1:] // EPISODE * EPISODE
             back = np.arange(STACK - 1, -1, -1)
             assert (obs == np.maximum(obs[:, -1:] - back, first)).all(), name
-            if name.startswith(
-                "ringmap"
-            ):  # Stable-Baselines3's is the next row, also where an episode ended
+            if name.startswith("ringmap"):  # Stable-Baselines3's is the next row, also where an episode ended
                 assert (after == np.maximum(obs[:, -1:] + 1 - back, first)).all(), name
         for count in (32, 256):
-            draws = {f"{n}: sample({count})": (lambda s=s, c=count: s(c)) for n, (_, s) in parties.items()}  # fmt: skip
+            draws = {f"{n}: sample({count})": (lambda s=s, c=count: s(c)) for n, (_, s) in parties.items()}
             table.add_all(in_turn(draws, place.size(100, 2), burst=place.size(10, 2)))
             for name in list(parties)[2:]:
                 for where in ("in RAM", "in a directory"):
@@ -578,7 +574,8 @@ def _frames(place: Place) -> Table:
         table.fact("one frame", SIDE * SIDE)
         table.fact("both stacks of a transition", 2 * STACK * SIDE * SIDE)
     table.notes.append(
-        "all at the settings that take the fewest bytes: frame_stack; cpprb's stack_compress (its stacks are the last axis) and next_of; Stable-Baselines3's "
+        "all at the settings that take the fewest bytes: frame_stack; cpprb's stack_compress (its stacks are the last "
+        "axis) and next_of; Stable-Baselines3's "
         "optimize_memory_usage, which stores each stack once, 28,224 bytes"
     )
     return table

@@ -82,9 +82,7 @@ def serve(ways: Mapping[str, Way], folder: Path, notes: Mapping[str, str]) -> No
 @contextlib.contextmanager
 def spawned(*command: object) -> Iterator[Party]:
     """Start a command that serves a party, and end it."""
-    with subprocess.Popen(
-        list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
+    with subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None
         assert child.stdout is not None
 

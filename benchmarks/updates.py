@@ -31,9 +31,7 @@ def run(place: Place) -> list[Table]:
         }
         buf = ReplayBuffer(rows, schema=schema, path=folder / "ours", sync_every_s=0, seed=0)
         for _ in range(2):
-            buf.write_episode(
-                {"obs": np.zeros((rows // 2, 8)), "plain": np.zeros((rows // 2, DIM))}
-            )
+            buf.write_episode({"obs": np.zeros((rows // 2, 8)), "plain": np.zeros((rows // 2, DIM))})
         tables = [_updates(place, folder, buf, rows), _reads(place, buf)]
         tables.append(_of_a_learner(place, folder, buf, rows))
         buf.close()
@@ -121,9 +119,7 @@ def _updates(place: Place, folder: Path, buf: ReplayBuffer, rows: int) -> Table:
 
 def _reads(place: Place, buf: ReplayBuffer) -> Table:
     calls = {
-        f"sample({BATCH}), a plain column of {DIM} float32": lambda: buf.sample(
-            BATCH, columns=["plain"]
-        ),
+        f"sample({BATCH}), a plain column of {DIM} float32": lambda: buf.sample(BATCH, columns=["plain"]),
         "the same, mutable and updated": lambda: buf.sample(BATCH, columns=["latent"]),
     }
     table = Table(f"read {BATCH} rows")

@@ -30,7 +30,7 @@ from benchmarks.table import Table
 from ringmap import ReplayBuffer
 
 CHROMIUM = os.environ.get("RINGMAP_CHROMIUM") or shutil.which("chromium") or ""
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]  # fmt: skip
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 STEPS, LENGTH = 2, 400
 
 FIRST_ROW = """
@@ -147,7 +147,10 @@ def _page(place: Place, folder: Path) -> Table:
                 ]
                 table.add(f"a frame of {name} that is not loaded", np.array(jumps) / 1000)
         browser.close()
-    table.notes.append("Chromium and the server share the machine's cores; a film is asked for ahead, up to 32 frames at a time; a frame that is not loaded comes alone")  # fmt: skip
+    table.notes.append(
+        "Chromium and the server share the machine's cores; a film is asked for ahead, up to 32 frames at a time; a "
+        "frame that is not loaded comes alone"
+    )
     return table
 
 
@@ -187,7 +190,7 @@ def _key(path: Path) -> str:
 def _server(path: Path) -> Iterator[str]:
     """Serve a folder from a process of its own, and give the address."""
     command = [sys.executable, "-m", "ringmap", "view", str(path), "--no-open", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "300"}) as server:  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "300"}) as server:
         assert server.stdout is not None
         found = None
         while found is None:
@@ -207,13 +210,11 @@ def _server(path: Path) -> Iterator[str]:
 def _collector(place: Place, folder: Path) -> Table:
     """Write the same number of episodes in turns, with somebody who follows and without."""
     path, count = folder / "collected", place.size(3_000, 20, 1_500)
-    table = Table(
-        f"a collector: {count:,} episodes of {_LENGTH} steps of 64 bytes a turn, one thread"
-    )
+    table = Table(f"a collector: {count:,} episodes of {_LENGTH} steps of 64 bytes a turn, one thread")
     command = [sys.executable, "-m", "benchmarks.viewer", str(path)]
     walls: dict[str, list[float]] = {"alone": [], "beside one who follows": []}
     works: dict[str, list[float]] = {name: [] for name in walls}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # fmt: skip
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None
         assert child.stdout is not None
 
@@ -228,11 +229,7 @@ def _collector(place: Place, folder: Path) -> Table:
         with _server(path) as address:
             for number in range(place.size(40, 1, 16)):
                 for name in walls if number % 2 else reversed(walls):
-                    with (
-                        _Follower(address, _key(path))
-                        if name != "alone"
-                        else contextlib.nullcontext()
-                    ):
+                    with _Follower(address, _key(path)) if name != "alone" else contextlib.nullcontext():
                         wall, work = turn(count)
                     walls[name].append(wall / count)
                     works[name].append(work / count)
@@ -244,8 +241,10 @@ def _collector(place: Place, folder: Path) -> Table:
         pairs = beside / alone
         low, high = _interval(pairs)
         table.fact(f"{what}, interval of the median of pairs", f"{low:.3f} to {high:.3f}")
-        table.bar(f"{what} beside one who follows / alone, median of pairs", float(np.median(pairs)), at_most=1.03)  # fmt: skip
-    table.notes.append("the collector writes as fast as it can; the follower reads the events of its page, in no browser")  # fmt: skip
+        table.bar(f"{what} beside one who follows / alone, median of pairs", float(np.median(pairs)), at_most=1.03)
+    table.notes.append(
+        "the collector writes as fast as it can; the follower reads the events of its page, in no browser"
+    )
     return table
 
 
@@ -262,7 +261,7 @@ class _Follower:
     def __init__(self, address: str, key: str) -> None:
         port, token = re.search(r":(\d+)/\?token=(\S+)", address).groups()  # type: ignore[union-attr]
         self.connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
-        self.connection.request("GET", f"/api/events?p={key}", headers={"Cookie": f"ringmap-{port}={token}"})  # fmt: skip
+        self.connection.request("GET", f"/api/events?p={key}", headers={"Cookie": f"ringmap-{port}={token}"})
         self.reply = self.connection.getresponse()
         assert self.reply.status == 200
         self.events = 0

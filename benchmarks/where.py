@@ -57,18 +57,12 @@ def run(place: Place) -> list[Table]:
         buffer.close()
     medians: dict[str, Parts] = {}
     for way, batches_of in found.items():
-        table = Table(
-            f"{way}: a batch of {BATCH} clips of {HISTORY} steps of 64x64x3 pixels and 3 small columns"
-        )
+        table = Table(f"{way}: a batch of {BATCH} clips of {HISTORY} steps of 64x64x3 pixels and 3 small columns")
         for part in ("whole", *(part for part in batches_of[0] if part != "whole")):
             table.add(part, [parts[part] for parts in batches_of])
-        medians[way] = {
-            part: row["median"] * 1e3 for part, row in table.times.items() if part != "whole"
-        }
+        medians[way] = {part: row["median"] * 1e3 for part, row in table.times.items() if part != "whole"}
         tables.append(table)
-    tables[3].notes.append(
-        "no batch is asked for before the last has come: two workers would overlap"
-    )
+    tables[3].notes.append("no batch is asked for before the last has come: two workers would overlap")
     shares(place.out / "where.png", tables[-1], medians)
     return tables
 
@@ -91,9 +85,14 @@ def _samples(buffer: ReplayBuffer, threads: int | None) -> Iterator[Parts]:
 
 def _loads(buffer: Any, workers: int) -> Iterator[Parts]:
     loader: Any = DataLoader(
-        buffer, BATCH, shuffle=True, num_workers=workers, collate_fn=_collate,
-        prefetch_factor=1 if workers else None, multiprocessing_context="fork" if workers else None,
-    )  # fmt: skip
+        buffer,
+        BATCH,
+        shuffle=True,
+        num_workers=workers,
+        collate_fn=_collate,
+        prefetch_factor=1 if workers else None,
+        multiprocessing_context="fork" if workers else None,
+    )
     before = perf_counter()
     for batch in loader:
         now = perf_counter()
@@ -104,9 +103,7 @@ def _loads(buffer: Any, workers: int) -> Iterator[Parts]:
             "rows": spent["rows"],
             "collate": spent["collate"],
             "rest": spent["fetch"] - spent["index"] - spent["rows"],
-            "order": max(
-                0, spent["begin"] - before
-            ),  # which may be under way before the last is out
+            "order": max(0, spent["begin"] - before),  # which may be under way before the last is out
             "way back": now - spent["end"],
         }
         yield {"whole": now - before, **parts}
@@ -132,12 +129,13 @@ def _watched() -> Iterator[None]:
     """Have `_spent` say how long the parts of the newest batch took, in each process."""
     with contextlib.ExitStack() as stack:
         for owner, method, part in (
-            (ClipReader, "draw", "draw"), (SpanIndex, "drawn", "index"), (SpanIndex, "positions", "index"),
-            (ClipReader, "_gather", "rows"), (Sampled, "__getitems__", "fetch"),
-        ):  # fmt: skip
-            stack.enter_context(
-                mock.patch.object(owner, method, _timed(part, getattr(owner, method)))
-            )
+            (ClipReader, "draw", "draw"),
+            (SpanIndex, "drawn", "index"),
+            (SpanIndex, "positions", "index"),
+            (ClipReader, "_gather", "rows"),
+            (Sampled, "__getitems__", "fetch"),
+        ):
+            stack.enter_context(mock.patch.object(owner, method, _timed(part, getattr(owner, method))))
         yield
 
 

@@ -1,7 +1,8 @@
 """Windows: what each column holds around a step, beside plain clips, other people's loaders, and memory.
 
-LeRobot 0.4.4 requires torch<2.11, so its `delta_timestamps` are restated, over tensors that are decoded already: no PNG, no
-Arrow. diffusion_policy is no package; its `SequenceSampler` is restated over arrays in RAM, as its `ReplayBuffer` loads them.
+LeRobot 0.4.4 requires torch<2.11, so its `delta_timestamps` are restated, over tensors that are decoded already: no
+PNG, no Arrow. diffusion_policy is no package; its `SequenceSampler` is restated over arrays in RAM, as its
+`ReplayBuffer` loads them.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ def run(place: Place) -> list[Table]:
     """Time windows beside clips, beside other loaders, sequences beside memcpy, and sums beside loops."""
     stored = _stored(place.size(120, 12), 100)
     with place.folder() as folder:
-        buffer = ReplayBuffer(
-            stored.num_steps, HISTORY, path=folder / "buffer", seed=0, reward_at="same"
-        )
+        buffer = ReplayBuffer(stored.num_steps, HISTORY, path=folder / "buffer", seed=0, reward_at="same")
         fill(buffer, iter(stored), stored.num_episodes)
         tables = [_clips(place, stored, buffer), *_loaders(place, stored, buffer, folder)]
         tables.append(_sequences(place, stored, buffer, folder))
@@ -120,7 +119,8 @@ def _clips(place: Place, stored: Stored, buffer: ReplayBuffer) -> Table:
 
 
 class _DeltaTimestamps:
-    """LeRobot's `__getitem__`: the row itself, then a stack of the clamped rows of each key that has `delta_timestamps`."""
+    """LeRobot's `__getitem__`: the row itself, then a stack of the clamped rows of each key that has
+    `delta_timestamps`."""
 
     def __init__(self, columns: dict[str, torch.Tensor], length: int) -> None:
         self.columns, self.length = columns, length
@@ -142,9 +142,11 @@ class _DeltaTimestamps:
 
 
 class _SequenceSampler:
-    """diffusion_policy's sampler: indices made beforehand; per item one slice of each array, its first or last row repeated.
+    """diffusion_policy's sampler: indices made beforehand; per item one slice of each array, its first or last row
+    repeated.
 
-    It returns steps t - 1 to t + 14 of every key, of the pictures only the first two (`key_first_k`). It returns no mask.
+    It returns steps t - 1 to t + 14 of every key, of the pictures only the first two (`key_first_k`). It returns no
+    mask.
     """
 
     def __init__(self, columns: dict[str, Array], length: int) -> None:
@@ -176,7 +178,8 @@ class _SequenceSampler:
 
 
 class _OverHdf5:
-    """What is written by hand: h5py, contiguous, opened once per worker, one slice per column and item, edges and masks."""
+    """What is written by hand: h5py, contiguous, opened once per worker, one slice per column and item, edges and
+    masks."""
 
     def __init__(self, path: Path, length: int, num_steps: int) -> None:
         self.path, self.length, self.num_steps = path, length, num_steps
@@ -199,9 +202,7 @@ class _OverHdf5:
             rows = self.columns[name][base + low : base + high]
             mask = np.zeros(len(offsets), bool)
             if low > first or high < end:
-                rows = np.pad(
-                    rows, [(low - first, end - high), *[(0, 0)] * (rows.ndim - 1)], "edge"
-                )
+                rows = np.pad(rows, [(low - first, end - high), *[(0, 0)] * (rows.ndim - 1)], "edge")
                 mask[: low - first] = mask[len(mask) - (end - high) :] = True
             item[name], item[f"{name}_is_pad"] = rows, mask
         return item
@@ -242,9 +243,7 @@ def _loaders(place: Place, stored: Stored, buffer: ReplayBuffer, folder: Path) -
     tensors = {name: torch.from_numpy(rows) for name, rows in arrays.items()}
     loaders = {
         OURS: _Loader(buffer.view(window=window)),
-        "LeRobot's delta_timestamps over tensors in RAM": _Loader(
-            _DeltaTimestamps(tensors, stored.length)
-        ),
+        "LeRobot's delta_timestamps over tensors in RAM": _Loader(_DeltaTimestamps(tensors, stored.length)),
         "diffusion_policy's SequenceSampler over arrays in RAM": _Loader(
             _SequenceSampler(arrays, stored.length), with_masks
         ),
@@ -255,7 +254,8 @@ def _loaders(place: Place, stored: Stored, buffer: ReplayBuffer, folder: Path) -
     tables, group = [], place.size(6, 1)
     for workers in (0, 2):
         table = Table(
-            f"a pass of DataLoader(batch_size={BATCH}, shuffle=True, num_workers={workers}): 2 pictures of 64x64x3 and 16 actions "
+            f"a pass of DataLoader(batch_size={BATCH}, shuffle=True, num_workers={workers}): 2 pictures of 64x64x3 and "
+            f"16 actions "
             f"around each of {stored.num_steps:,} steps, edges repeated; seconds per batch"
         )
         for loader in loaders.values():
@@ -267,7 +267,8 @@ def _loaders(place: Place, stored: Stored, buffer: ReplayBuffer, folder: Path) -
             bars = [bar for start, bar in EXPECTED.items() if name.startswith(start)]
             table.faster(OURS, name, None if workers else bars[0])
         table.notes.append(
-            "LeRobot requires torch<2.11 and does not install beside the torch of this run: its loader is restated, without its "
+            "LeRobot requires torch<2.11 and does not install beside the torch of this run: its loader is restated, "
+            "without its "
             "Arrow table, PNG files and conversion to floats; diffusion_policy's sampler is restated, and has no masks"
         )
         tables.append(table)
@@ -358,9 +359,7 @@ def _sums(place: Place) -> list[Table]:
     n_step.add_all(in_turn(calls, place.size(100, 2), burst=5))
     n_step.bar("NStep, ms, median", n_step.times[name]["median"] * 1e3, at_most=0.3)
 
-    returns = Table(
-        f"sample({BATCH}) of returns-to-go in {episodes} episodes of {length:,} steps, the draw included"
-    )
+    returns = Table(f"sample({BATCH}) of returns-to-go in {episodes} episodes of {length:,} steps, the draw included")
     known, cold = "ringmap, ReturnToGo, sums known", "ringmap, ReturnToGo, a new one for each batch"
     discounted = "ringmap, ReturnToGo(0.99), a new one for each batch"
     loop = "a loop over the steps, as Decision Transformer's"

@@ -36,8 +36,10 @@ def run(place: Place) -> list[Table]:
     episodes = {EMPTY: 0}
     with place.folder() as folder:
         for number, steps, source in (
-            (few, STEPS, frames), (many, STEPS, frames), (most, 4, states(4)),
-        ):  # fmt: skip
+            (few, STEPS, frames),
+            (many, STEPS, frames),
+            (most, 4, states(4)),
+        ):
             buffer = ReplayBuffer(number * steps, HISTORY, path=folder / str(number), seed=0)
             fill(buffer, source, number)
             buffer.flush()  # else pages that wait for the disk would count as the worker's own
@@ -61,8 +63,7 @@ def run(place: Place) -> list[Table]:
         table.notes.append("this system does not tell the memory of a process")
         return [table]
     middle = {
-        name: {kind: float(np.median([m[kind] for m in found])) for kind in found[0]}
-        for name, found in memory.items()
+        name: {kind: float(np.median([m[kind] for m in found])) for kind in found[0]} for name, found in memory.items()
     }
     for name, kinds in middle.items():
         told = ", ".join(f"{value:.1f} MB {kind}" for kind, value in kinds.items())
@@ -110,9 +111,7 @@ def _private(smaps: Path, folder: str) -> dict[str, float]:
             path = " ".join(rest[4:])
             shared = path.startswith(("/dev/shm", "/dev/zero", "/memfd"))
             kind = "in shared memory" if shared else "of its own"
-            kind = (
-                "of the rows" if path.startswith(folder + "/") and path.endswith(".npy") else kind
-            )
+            kind = "of the rows" if path.startswith(folder + "/") and path.endswith(".npy") else kind
         elif first in ("Private_Clean:", "Private_Dirty:"):
             kinds[kind] += int(rest[0]) * 1024 / 1e6
     return kinds

@@ -113,9 +113,7 @@ def _overhead(place: Place, name: str) -> Table:
     steps = place.size(25, 3)
     world = _world(name, steps)
     envs = [
-        gymnasium.make(
-            name, max_episode_steps=steps, render_mode="rgb_array", disable_env_checker=True
-        )
+        gymnasium.make(name, max_episode_steps=steps, render_mode="rgb_array", disable_env_checker=True)
         for _ in range(NUM_ENVS)
     ]
     actions = _actions(envs[0].action_space, steps)
@@ -172,9 +170,7 @@ def _overhead(place: Place, name: str) -> Table:
 def _workers(place: Place, name: str) -> Table:
     """Compare stepping in two processes with stepping in this one."""
     steps = place.size(25, 3)
-    table = Table(
-        f"{name}: {NUM_ENVS} environments with pixels, in this process and in two workers"
-    )
+    table = Table(f"{name}: {NUM_ENVS} environments with pixels, in this process and in two workers")
     worlds = {"workers=0": _world(name, steps), "workers=2": _world(name, steps, workers=2)}
     calls: dict[str, Callable[[], object]] = {}
     found = {}
@@ -182,9 +178,7 @@ def _workers(place: Place, name: str) -> Table:
         buffer = ReplayBuffer(max_steps=10_000)
         world.collect(writer=buffer, episodes=NUM_ENVS, seed=0, progress=False)
         found[key] = buffer.get_col_data("pixels")
-        calls[key] = lambda world=world: world.collect(
-            writer=Nowhere(), episodes=NUM_ENVS, seed=0, progress=False
-        )
+        calls[key] = lambda world=world: world.collect(writer=Nowhere(), episodes=NUM_ENVS, seed=0, progress=False)
     assert np.array_equal(*found.values()), "workers give other pixels"
     table.add_all(in_turn(calls, place.size(60, 2)))
     table.faster("workers=2", "workers=0", at_least=1.5)
@@ -204,9 +198,7 @@ def _disk(place: Place, name: str) -> Table:
             "RAM": ReplayBuffer(max_steps=2_000),
         }
         calls: dict[str, Callable[[], object]] = {
-            key: lambda buffer=buffer: world.collect(
-                writer=buffer, episodes=NUM_ENVS, seed=0, progress=False
-            )
+            key: lambda buffer=buffer: world.collect(writer=buffer, episodes=NUM_ENVS, seed=0, progress=False)
             for key, buffer in buffers.items()
         }
         table.add_all(in_turn(calls, place.size(60, 2)))

@@ -70,7 +70,8 @@ def _first_fill(place: Place) -> Table:
     steps, episodes = place.size(200, 4), place.size(100, 8)
     rows = steps * episodes
     table = Table(
-        f"first fill, on disk: episodes of {steps} steps of 12 KiB into a new file of {episodes} of them, whole files in turn"
+        f"first fill, on disk: episodes of {steps} steps of 12 KiB into a new file of {episodes} of them, whole files "
+        f"in turn"
     )
     names = "write_episode", "store into a sparse np.memmap"
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -106,9 +107,7 @@ def _first_fill(place: Place) -> Table:
 def _steady(place: Place) -> Table:
     steps, episodes = place.size(200, 4), place.size(200, 8)
     rows = steps * episodes
-    table = Table(
-        f"steady state, on disk: episodes of {steps} steps of 12 KiB round a full ring of {episodes}"
-    )
+    table = Table(f"steady state, on disk: episodes of {steps} steps of 12 KiB round a full ring of {episodes}")
     with place.folder() as folder:
         one, other = _sources(steps, place)
         ours = Ours(folder / "buffer", rows, one)
@@ -121,9 +120,7 @@ def _steady(place: Place) -> Table:
         table.add_all(in_turn(dict(zip(names, (ours, theirs), strict=True)), place.size(2_000, 8)))
         ours.buffer.close()
     table.ratio(*names, at_most=1.4)
-    table.notes.append(
-        "write_episode also checks, commits and leaves the rows for the disk to take"
-    )
+    table.notes.append("write_episode also checks, commits and leaves the rows for the disk to take")
     return table
 
 

@@ -51,7 +51,8 @@ class _Sender:
 
 
 def writing(ring: str) -> contextlib.AbstractContextManager[Any]:
-    """Start a process that writes to a ring when it is told how much, and end it; it answers with the number of steps."""
+    """Start a process that writes to a ring when it is told how much, and end it; it answers with the number of
+    steps."""
     return _process(Writer, ring)
 
 

@@ -1,7 +1,7 @@
 """The navigation: sections by hand, and a new page falls into the section of its folder.
 
-A section is a title and places: a page, or a folder for all of its pages that no other place names. Pages of a folder are
-in the order of its index page, then by name.
+A section is a title and places: a page, or a folder for all of its pages that no other place names. Pages of a folder
+are in the order of its index page, then by name.
 """
 
 import re

@@ -5,8 +5,8 @@
                                               encoder ─► 16 actions ─► masked loss
 
 An expert is at its goal after about 15 steps, so few steps have 16 actions after them. Without padding, the network
-learns from the first steps of long episodes alone; with pad="edge" it learns from every step, and a mask keeps what is padding
-out of the loss. Both are trained alike, play 8 of their 16 actions, then look again.
+learns from the first steps of long episodes alone; with pad="edge" it learns from every step, and a mask keeps what is
+padding out of the loss. Both are trained alike, play 8 of their 16 actions, then look again.
 
     python examples/action_chunks_tworoom.py [--plot curve.png] [--tiny]
 """
@@ -70,12 +70,17 @@ class Chunker(nn.Module):
     def __init__(self, size: int = 64) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv2d(3, 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, 1), nn.ReLU(), nn.Flatten(),
-            nn.Linear(32 * 8 * 8, size), nn.LayerNorm(size),
-        )  # fmt: skip
+            nn.Conv2d(3, 16, 4, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 4, 2, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 8 * 8, size),
+            nn.LayerNorm(size),
+        )
         self.head = nn.Sequential(
             nn.Linear(3 * size, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2 * CHUNK)
-        )  # fmt: skip
+        )
 
     def forward(self, pixels: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
         """Return actions `(B, 16, 2)` for pictures `(B, 2, H, W, 3)` and goals `(B, H, W, 3)`."""
@@ -157,7 +162,7 @@ def draw(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(5, 3), dpi=80)
     for name, curve in curves.items():
         axes.plot(*zip(*curve, strict=True), "o-", markersize=3, label=name)
-    axes.set(xlabel="updates", ylabel="success (%)", ylim=(0, 103), title="TwoRoom, 16 actions from 2 pictures")  # fmt: skip
+    axes.set(xlabel="updates", ylabel="success (%)", ylim=(0, 103), title="TwoRoom, 16 actions from 2 pictures")
     axes.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path)

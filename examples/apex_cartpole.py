@@ -1,4 +1,5 @@
-"""Ape-X on CartPole: four collectors with epsilons of their own, one prioritised learner, all killed with -9 half-way and resumed.
+"""Ape-X on CartPole: four collectors with epsilons of their own, one prioritised learner, all killed with -9 half-way
+and resumed.
 
     collector 0, epsilon 0.4    ─► replay/collector-0 ─┐                    ┌─► priorities   learner/
     collector 1, epsilon 0.05   ─► replay/collector-1 ─┼─► prioritised draw ┴─► double DQN, 3 steps
@@ -8,10 +9,11 @@
 
     python examples/apex_cartpole.py            # a few minutes
     python examples/apex_cartpole.py --tiny     # the same in seconds; it learns nothing
-    python examples/apex_cartpole.py --ray      # collectors and learner in a Ray cluster, here one of this machine (extra ray)
+    python examples/apex_cartpole.py --ray      # collectors and learner in a Ray cluster, here one of this machine
+    (extra ray)
 
-No server runs (without --ray). What a killed run needs again is in the rings, in `learner/`, in the counts of the pace, and in a checkpoint of
-model and optimizer.
+No server runs (without --ray). What a killed run needs again is in the rings, in `learner/`, in the counts of the pace,
+and in a checkpoint of model and optimizer.
 """
 
 import argparse
@@ -44,9 +46,7 @@ class Actor(nn.Module):
     def __init__(self, epsilon=0.0, seed=None):
         super().__init__()
         self.epsilon, self.rng = epsilon, np.random.default_rng(seed)
-        self.net = nn.Sequential(
-            nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2)
-        )
+        self.net = nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
 
     def get_action(self, infos):
         with torch.no_grad():
@@ -72,11 +72,13 @@ def collect(asked):
     folder, common = asked.out, {"max_steps": 15_000, "progress": False, "threads": 1}
     common["weights"] = ringmap.Weights(folder / "policy")
     if asked.ray:
-        in_ray().collect(make_world, folder / "replay", EPISODES, asked.collect, SEED, actor={"num_cpus": 0.1}, **common)  # fmt: skip
+        in_ray().collect(
+            make_world, folder / "replay", EPISODES, asked.collect, SEED, actor={"num_cpus": 0.1}, **common
+        )
     else:
         ringmap.collect(
             make_world, folder / "replay", EPISODES, asked.collect, SEED, pace=pace_of(folder, asked.tiny), **common
-        )  # fmt: skip
+        )
 
 
 def in_ray():
@@ -109,7 +111,7 @@ class OneMachine:
         self.pace = pace_of(asked.out, asked.tiny)
         self.buf = ShardedReplayBuffer(
             asked.out / "replay", sampler=sampler, state=asked.out / "learner", wait_s=120, seed=SEED + done
-        )  # fmt: skip
+        )
 
     def sample(self, done, **wanted):
         return self.buf.sample(BATCH, step=done, pace=self.pace, **wanted)
@@ -131,9 +133,7 @@ class Cluster:
     """The rings of all nodes; the collectors play as fast as they can."""
 
     def __init__(self, asked, sampler, done):
-        self.buf = in_ray().ReplayBuffer(
-            asked.out / "replay", sampler=sampler, state=asked.out / "learner", wait_s=120
-        )
+        self.buf = in_ray().ReplayBuffer(asked.out / "replay", sampler=sampler, state=asked.out / "learner", wait_s=120)
         while len(self.buf) < (200 if asked.tiny else 1_000):
             time.sleep(0.1)
         self.close = self.buf.close
@@ -170,9 +170,7 @@ def learn(asked):
     sampler = PrioritizedSampler(0.5, Linear(0.4, 1.0, updates), rng=SEED + done)
     replay = (Cluster if asked.ray else OneMachine)(asked, sampler, done)
     window = {"sum": NStep(3, gamma=0.99, next=["observation"])}
-    print(
-        f"update {done}: {len(replay.shards)} rings, {replay.inserted:,} steps came in", flush=True
-    )
+    print(f"update {done}: {len(replay.shards)} rings, {replay.inserted:,} steps came in", flush=True)
     while done < updates:
         batch = replay.sample(done, window=window, anchors=slice(0, -1))
         now, after = (torch.from_numpy(batch[n]) for n in ("observation", "next_observation"))
@@ -196,18 +194,20 @@ def learn(asked):
             weights.publish(actor, done)
         if done % min(EVALUATE, updates // 4) == 0:
             score = evaluate(actor, 10_000, 10)
-            stale = [
-                done - shard.policy_step for shard in replay.shards if shard.policy_step is not None
-            ]
+            stale = [done - shard.policy_step for shard in replay.shards if shard.policy_step is not None]
             log.append((done, replay.inserted, score, max(stale, default=0)))
-            print("update {}, step {}: return {:.0f}; weights up to {} updates old".format(*log[-1]), flush=True)  # fmt: skip
+            print("update {}, step {}: return {:.0f}; weights up to {} updates old".format(*log[-1]), flush=True)
             if score >= best:
                 best = score
                 torch.save(actor.state_dict(), folder / "best.pt")
             state = {
-                "net": net.state_dict(), "target": target.state_dict(), "optimizer": optimizer.state_dict(),
-                "done": done, "log": log, "best": best,
-            }  # fmt: skip
+                "net": net.state_dict(),
+                "target": target.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "done": done,
+                "log": log,
+                "best": best,
+            }
             torch.save(state, checkpoint.with_suffix(".tmp"))
             os.replace(checkpoint.with_suffix(".tmp"), checkpoint)
     replay.close()
@@ -224,9 +224,7 @@ class Run:
         command = [sys.executable, __file__, "--out", asked.out, "--updates", asked.updates]
         command += ["--tiny"] * asked.tiny + ["--ray"] * asked.ray
         roles = (["--collect", collectors], ["--learn"])
-        self.actors, self.learner = (
-            subprocess.Popen([str(word) for word in (*command, *role)]) for role in roles
-        )
+        self.actors, self.learner = (subprocess.Popen([str(word) for word in (*command, *role)]) for role in roles)
 
     def kill(self):
         for process in (self.actors, self.learner):
@@ -257,13 +255,13 @@ def kill_half_way(run, asked):
 
 def check(asked):
     """Each seed was played once, whoever was killed; each episode names the weights that played it."""
-    buf = ShardedReplayBuffer(str(asked.out / "replay/*/*" if asked.ray else asked.out / "replay"), wait_s=0)  # fmt: skip
+    buf = ShardedReplayBuffer(str(asked.out / "replay/*/*" if asked.ray else asked.out / "replay"), wait_s=0)
     data = buf.get_episode_data()
     assert len(set(data["seed"])) == len(data["seed"]), "a seed was played twice"
     assert None not in data["policy_step"], "an episode does not name its weights"
     assert buf.check() == []
     for shard in buf.shards:
-        print(f"{shard.name}: {shard.written:,} steps in all, played last by the weights of update {shard.policy_step}")  # fmt: skip
+        print(f"{shard.name}: {shard.written:,} steps in all, played last by the weights of update {shard.policy_step}")
     buf.close()
 
 
@@ -273,9 +271,7 @@ def main():
     parser.add_argument("--updates", type=int, default=8_000)
     parser.add_argument("--plot", type=Path, help="draw the curve into this file")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument(
-        "--ray", action="store_true", help="in a Ray cluster, which is started here"
-    )
+    parser.add_argument("--ray", action="store_true", help="in a Ray cluster, which is started here")
     parser.add_argument("--collect", type=int, help="be the supervisor of so many collectors")
     parser.add_argument("--learn", action="store_true", help="be the learner")
     asked = parser.parse_args()

@@ -49,9 +49,7 @@ def main() -> None:
         draw(found, options.plot)
     first, last = np.median(found["DAgger"], axis=0)[[0, -1]]
     if last < 2 * first:
-        raise SystemExit(
-            f"DAgger did not learn: {first:.1f} steps in round 0, {last:.1f} at the end"
-        )
+        raise SystemExit(f"DAgger did not learn: {first:.1f} steps in round 0, {last:.1f} at the end")
 
 
 def teacher(observations: np.ndarray) -> np.ndarray:

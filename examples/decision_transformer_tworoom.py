@@ -4,9 +4,10 @@
                                                                           │
                                        (return, state, action) x 6 ─► causal transformer ─► actions
 
-Half of the stored episodes go to the goal; the other half, by mistake, to its mirror image in the same room, and wait there.
-Nothing says which is which but the rewards: -1 for each step until the goal is reached. A network that clones all episodes has
-nothing to choose by; one that is told the return-to-go, and then asked for a good one, goes to the goal.
+Half of the stored episodes go to the goal; the other half, by mistake, to its mirror image in the same room, and wait
+there.
+Nothing says which is which but the rewards: -1 for each step until the goal is reached. A network that clones all
+episodes has nothing to choose by; one that is told the return-to-go, and then asked for a good one, goes to the goal.
 
     python examples/decision_transformer_tworoom.py [--plot curve.png] [--tiny]
 
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=600, help="how many are stored")
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", type=Path, help="draw returns asked for and received into this file")  # fmt: skip
+    parser.add_argument("--plot", type=Path, help="draw returns asked for and received into this file")
     parser.add_argument("--tiny", action="store_true", help="seconds in all; it learns nothing")
     options = parser.parse_args()
     if options.tiny:
@@ -72,9 +73,7 @@ def main() -> None:
 
 
 def world() -> World:
-    return World(
-        "ringmap/TwoRoom-v1", NUM_ENVS, max_episode_steps=EPISODE_STEPS, add_pixels=False, size=8
-    )
+    return World("ringmap/TwoRoom-v1", NUM_ENVS, max_episode_steps=EPISODE_STEPS, add_pixels=False, size=8)
 
 
 def hurry(episode: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +124,7 @@ class DecisionTransformer(nn.Module):
         self.knows = knows
         self.tokens = nn.ModuleList([nn.Linear(1, size), nn.Linear(4, size), nn.Linear(2, size)])
         self.place = nn.Parameter(torch.randn(CONTEXT, 3, size) * 0.02)
-        layer = nn.TransformerEncoderLayer(size, 4, 2 * size, 0.0, batch_first=True, norm_first=True)  # fmt: skip
+        layer = nn.TransformerEncoderLayer(size, 4, 2 * size, 0.0, batch_first=True, norm_first=True)
         self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2))
         ahead = torch.ones(3 * CONTEXT, 3 * CONTEXT, dtype=torch.bool).triu(1)
@@ -145,7 +144,7 @@ def train(buf: ReplayBuffer, knows: bool, options: argparse.Namespace) -> Decisi
     model = DecisionTransformer(knows)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.updates)
-    with buf.batches(BATCH, options.updates, to="torch", window=WINDOW, columns=tuple(WINDOW)) as batches:  # fmt: skip
+    with buf.batches(BATCH, options.updates, to="torch", window=WINDOW, columns=tuple(WINDOW)) as batches:
         for update, batch in enumerate(batches, 1):
             is_pad = batch["state_is_pad"]
             states = torch.cat([batch["state"], batch["goal_state"]], -1)
@@ -158,7 +157,7 @@ def train(buf: ReplayBuffer, knows: bool, options: argparse.Namespace) -> Decisi
             optimizer.step()
             schedule.step()
             if update % 500 == 0:
-                print(f"{'told' if knows else 'cloned'}, {update} updates: loss {loss:.3f}", flush=True)  # fmt: skip
+                print(f"{'told' if knows else 'cloned'}, {update} updates: loss {loss:.3f}", flush=True)
     return model.eval()
 
 
@@ -174,9 +173,7 @@ class Asking(BasePolicy):
         fresh = [env for env, _ in self.new_episodes()]
         if len(fresh) == len(state):
             self.left = np.zeros(len(state), np.float32)
-            self.past = np.zeros(
-                (len(state), CONTEXT, 7), np.float32
-            )  # return, state, goal, action
+            self.past = np.zeros((len(state), CONTEXT, 7), np.float32)  # return, state, goal, action
             self.age = np.zeros(len(state), int)
         self.left += 1  # a reward of -1
         self.left[fresh], self.past[fresh], self.age[fresh] = self.asked, 0, 0
@@ -186,9 +183,7 @@ class Asking(BasePolicy):
         is_pad = np.arange(CONTEXT) < CONTEXT - self.age[:, None]
         past = torch.from_numpy(self.past)
         with torch.no_grad():
-            found = self.model(
-                past[..., 0], past[..., 1:5], past[..., 5:], torch.from_numpy(is_pad)
-            )
+            found = self.model(past[..., 0], past[..., 1:5], past[..., 5:], torch.from_numpy(is_pad))
         self.past[:, -1, 5:] = found[:, -1].clamp(-1, 1).numpy()
         return self.past[:, -1, 5:].copy()
 
@@ -208,11 +203,11 @@ def draw(results: Any, plain: Any, stored: Any, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(5, 3), dpi=80)
-    axes.plot(ASKED, [received for received, _ in results], "o-", markersize=4, label="decision transformer")  # fmt: skip
+    axes.plot(ASKED, [received for received, _ in results], "o-", markersize=4, label="decision transformer")
     axes.plot(ASKED, ASKED, color="0.8", linewidth=1, label="as asked")
     axes.axhline(plain[0], color="tab:orange", label="cloned, not asked")
     axes.axhline(stored.mean(), color="gray", linestyle=":", label="mean of what is stored")
-    axes.set(xlabel="return asked for", ylabel="return received", title="TwoRoom, half of the episodes mistaken")  # fmt: skip
+    axes.set(xlabel="return asked for", ylabel="return received", title="TwoRoom, half of the episodes mistaken")
     axes.legend(frameon=False, fontsize="small")
     figure.tight_layout()
     figure.savefig(path)

@@ -1,4 +1,5 @@
-"""DQN on CartPole from a replay buffer in a directory: killed with -9 half-way, resumed, and as good as one that was not.
+"""DQN on CartPole from a replay buffer in a directory: killed with -9 half-way, resumed, and as good as one that was
+not.
 
     python examples/dqn_cartpole.py            # both runs, and a plot of them: about 5 minutes
     python examples/dqn_cartpole.py --tiny     # the same in seconds; it learns nothing
@@ -49,9 +50,7 @@ class Lanes:
 
 
 def network():
-    return nn.Sequential(
-        nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2)
-    )
+    return nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
 
 
 def evaluate(net, seed, episodes=10):
@@ -125,9 +124,14 @@ def train(folder, steps, seed):
                 torch.save(net.state_dict(), folder / "best.pt")
         if done % min(CHECKPOINT, steps // 8) < LANES:
             state = {
-                "net": net.state_dict(), "target": target.state_dict(), "optimizer": optimizer.state_dict(),
-                "rng": rng.bit_generator.state, "done": done, "log": log, "best": best,
-            }  # fmt: skip
+                "net": net.state_dict(),
+                "target": target.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "rng": rng.bit_generator.state,
+                "done": done,
+                "log": log,
+                "best": best,
+            }
             torch.save(state, checkpoint.with_suffix(".tmp"))
             os.replace(checkpoint.with_suffix(".tmp"), checkpoint)
     with open(folder / "returns.csv", "w", newline="") as file:
@@ -167,9 +171,7 @@ def plot(runs, path):
         with open(folder / "returns.csv", newline="") as file:
             rows = [(int(row["step"]), float(row["return"])) for row in csv.DictReader(file)]
         axes.plot(*zip(*rows, strict=True), label=name)
-    axes.set(
-        xlabel="environment steps", ylabel="return of 10 greedy episodes", title="DQN, CartPole-v1"
-    )
+    axes.set(xlabel="environment steps", ylabel="return of 10 greedy episodes", title="DQN, CartPole-v1")
     axes.legend()
     figure.savefig(path)
 

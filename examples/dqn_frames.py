@@ -1,12 +1,13 @@
-"""DQN from stacked frames of 84 x 84, each stored once: killed with -9 half-way, resumed, and equal to one that was not.
+"""DQN from stacked frames of 84 x 84, each stored once: killed with -9 half-way, resumed, and equal to one that was
+not.
 
     python examples/dqn_frames.py            # both runs: about 10 minutes
     python examples/dqn_frames.py --tiny     # the same in seconds; it learns nothing
 
-The game is Catch, drawn as Atari's games are: a ball falls and drifts, and a paddle has to be under it. One frame does not say
-where the ball drifts, so the network sees four (Gymnasium's `FrameStackObservation`). All that a run needs again is in the
-buffer's directory, which needs no saving, and in a checkpoint: networks, generators and the games. A resumed run plays
-the steps since its checkpoint again; what these led to is stored already.
+The game is Catch, drawn as Atari's games are: a ball falls and drifts, and a paddle has to be under it. One frame does
+not say where the ball drifts, so the network sees four (Gymnasium's `FrameStackObservation`). All that a run needs
+again is in the buffer's directory, which needs no saving, and in a checkpoint: networks, generators and the games. A
+resumed run plays the steps since its checkpoint again; what these led to is stored already.
 """
 
 import argparse
@@ -71,9 +72,7 @@ class Lanes:
     """Games side by side; a step tells the last observation of an episode, then resets."""
 
     def __init__(self, count, seed):
-        self.envs = [
-            FrameStackObservation(Catch(), STACK, padding_type="reset") for _ in range(count)
-        ]
+        self.envs = [FrameStackObservation(Catch(), STACK, padding_type="reset") for _ in range(count)]
         self.now = np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)])
 
     def step(self, actions):
@@ -81,7 +80,7 @@ class Lanes:
         after, rewards, dones, _, _ = (np.array(values) for values in zip(*played, strict=True))
         self.now = np.stack(
             [env.reset()[0] if done else a for env, done, a in zip(self.envs, dones, after, strict=True)]
-        )  # fmt: skip
+        )
         return after, rewards.astype(np.float32), dones.astype(bool)
 
 
@@ -97,9 +96,15 @@ class Since:
 
 def network():
     return nn.Sequential(
-        nn.Conv2d(STACK, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.Flatten(),
-        nn.Linear(32 * 81, 128), nn.ReLU(), nn.Linear(128, 3),
-    )  # fmt: skip
+        nn.Conv2d(STACK, 16, 8, 4),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 81, 128),
+        nn.ReLU(),
+        nn.Linear(128, 3),
+    )
 
 
 def values(net, stacks):
@@ -123,7 +128,8 @@ def nbytes_of(folder):
 
 
 def train(folder, steps, seed, episodes):
-    """Train up to `steps` steps of all lanes, or go on with what is in `folder`; return the score of each evaluation."""
+    """Train up to `steps` steps of all lanes, or go on with what is in `folder`; return the score of each
+    evaluation."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,9 +138,16 @@ def train(folder, steps, seed, episodes):
     target = copy.deepcopy(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-4)
     buffer = TransitionReplayBuffer(
-        steps * LANES, (STACK, SIDE, SIDE), obs_dtype=np.uint8, frame_stack=STACK, padding_type="reset",
-        extra={"explored": ((), "?")}, path=folder / "buffer", sampler=sampler, seed=seed,
-    )  # fmt: skip
+        steps * LANES,
+        (STACK, SIDE, SIDE),
+        obs_dtype=np.uint8,
+        frame_stack=STACK,
+        padding_type="reset",
+        extra={"explored": ((), "?")},
+        path=folder / "buffer",
+        sampler=sampler,
+        seed=seed,
+    )
     lanes, done, log = Lanes(LANES, seed), 0, []
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
@@ -143,9 +156,7 @@ def train(folder, steps, seed, episodes):
             part.load_state_dict(state[name])
         lanes, rng, sampler.rng = pickle.loads(state["games"])
         done, log = state["done"], state["log"]
-        print(
-            f"{folder}: resumed at step {done}; {len(buffer) // LANES} steps are stored", flush=True
-        )
+        print(f"{folder}: resumed at step {done}; {len(buffer) // LANES} steps are stored", flush=True)
     stored = len(buffer) // LANES
     while done < steps:
         with torch.no_grad():
@@ -175,9 +186,13 @@ def train(folder, steps, seed, episodes):
             print(f"{folder}: step {done}: return {log[-1][1]:.2f} of {DROPS}", flush=True)
         if done % (steps // 16) == 0:
             state = {
-                "net": net.state_dict(), "target": target.state_dict(), "optimizer": optimizer.state_dict(),
-                "games": pickle.dumps((lanes, rng, sampler.rng)), "done": done, "log": log,
-            }  # fmt: skip
+                "net": net.state_dict(),
+                "target": target.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "games": pickle.dumps((lanes, rng, sampler.rng)),
+                "done": done,
+                "log": log,
+            }
             torch.save(state, checkpoint.with_suffix(".tmp"))
             os.replace(checkpoint.with_suffix(".tmp"), checkpoint)
     with open(folder / "returns.csv", "w", newline="") as file:
@@ -216,12 +231,11 @@ def main():
     resumed = train(killed, steps, asked.seed, episodes)
     uninterrupted = train(whole, steps, asked.seed, episodes)
     assert resumed == uninterrupted, f"{resumed} != {uninterrupted}"
-    print(
-        f"killed with -9 half-way and resumed, and uninterrupted: equal at all {len(resumed)} evaluations"
-    )
+    print(f"killed with -9 half-way and resumed, and uninterrupted: equal at all {len(resumed)} evaluations")
     count, frame = steps * LANES, SIDE * SIDE
     print(
-        f"{count:,} transitions take {nbytes_of(whole / 'buffer') / 1e6:,.0f} MB; their frames {count * frame / 1e6:,.0f} MB, "
+        f"{count:,} transitions take {nbytes_of(whole / 'buffer') / 1e6:,.0f} MB; their frames "
+        f"{count * frame / 1e6:,.0f} MB, "
         f"both stacks of each {2 * STACK * count * frame / 1e6:,.0f} MB"
     )
     assert asked.tiny or max(score for _, score in resumed) >= 2, "it did not learn"

@@ -4,10 +4,10 @@
                                              │
                                              └─ Hindsight: 4 of 5 goals are places that the same episode reached later
 
-A point in two rooms is told nothing until it is within 0.05 of its goal in the other room: a reward of -1 at every step, 0 there.
-By chance it hardly ever gets there, so almost every reward is -1, and there is little to learn from. Relabelled with places
-that were reached, the same episodes are full of successes. All else is alike: TD3 with small networks; each episode begins with
-a detour to a random place, so that paths around the wall are stored.
+A point in two rooms is told nothing until it is within 0.05 of its goal in the other room: a reward of -1 at every
+step, 0 there. By chance it hardly ever gets there, so almost every reward is -1, and there is little to learn from.
+Relabelled with places that were reached, the same episodes are full of successes. All else is alike: TD3 with small
+networks; each episode begins with a detour to a random place, so that paths around the wall are stored.
 
     python examples/hindsight_tworoom.py [--plot curve.png] [--tiny]
 """
@@ -54,9 +54,7 @@ def main() -> None:
 
 
 def world() -> World:
-    return World(
-        "ringmap/TwoRoom-v1", NUM_ENVS, max_episode_steps=EPISODE_STEPS, add_pixels=False, size=8
-    )
+    return World("ringmap/TwoRoom-v1", NUM_ENVS, max_episode_steps=EPISODE_STEPS, add_pixels=False, size=8)
 
 
 def sparse(episode: dict[str, Any]) -> dict[str, Any]:
@@ -71,9 +69,7 @@ def reward(achieved: Any, goal: Any) -> Any:
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs)
-    )
+    return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))
 
 
 class Agent(nn.Module):
@@ -84,9 +80,7 @@ class Agent(nn.Module):
         self.actor = network(4, 2)
         self.critics = nn.ModuleList([network(6, 1), network(6, 1)])
         self.slow = copy.deepcopy(self.critics)
-        self.optimizers = [
-            torch.optim.Adam(part.parameters(), 1e-3) for part in (self.actor, self.critics)
-        ]
+        self.optimizers = [torch.optim.Adam(part.parameters(), 1e-3) for part in (self.actor, self.critics)]
 
     def act(self, state: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
         """Return actions `(B, 2)`."""
@@ -185,7 +179,7 @@ def train(name: str, k: int, options: argparse.Namespace) -> list[tuple[int, flo
                 episodes = NUM_ENVS if options.tiny else 50
                 found = test.evaluate(episodes=episodes, seed=1_000_000, progress=False)
                 curve.append(((number + 1) * NUM_ENVS, float(found["success_rate"])))
-                print(f"{name}, {curve[-1][0]:4d} episodes: success {curve[-1][1]:.0f} %", flush=True)  # fmt: skip
+                print(f"{name}, {curve[-1][0]:4d} episodes: success {curve[-1][1]:.0f} %", flush=True)
     return curve
 
 
@@ -198,7 +192,7 @@ def draw(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(5, 3), dpi=80)
     for name, curve in curves.items():
         axes.plot(*zip(*curve, strict=True), "o-", markersize=3, label=name)
-    axes.set(xlabel="episodes", ylabel="success (%)", ylim=(-2, 103), title="TwoRoom, told only at the goal")  # fmt: skip
+    axes.set(xlabel="episodes", ylabel="success (%)", ylim=(-2, 103), title="TwoRoom, told only at the goal")
     axes.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path)

@@ -270,9 +270,7 @@ class Trainer:
             *(nn.PixelUnshuffle(2), nn.Conv2d(24, 16, 3, 2, 1), nn.ReLU()),
             *(nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU(), nn.Flatten()),
         )
-        self.tell = nn.Sequential(
-            nn.Linear(16 * 64 + 2 * FRAMESKIP, 64), nn.ReLU(), nn.Linear(64, 4)
-        )
+        self.tell = nn.Sequential(nn.Linear(16 * 64 + 2 * FRAMESKIP, 64), nn.ReLU(), nn.Linear(64, 4))
         self.scale = torch.tensor([0.25, 0.6, 0.1, 0.9])  # about how much each value varies
         both = [*self.see.parameters(), *self.tell.parameters()]
         self.optimizer = torch.optim.Adam(both, 2e-3)
@@ -305,9 +303,7 @@ def live_batches(buf: ReplayBuffer) -> Iterator[tuple[int, Episode]]:
         buf.refresh()
         # "fork" costs milliseconds for each pass, where "spawn" imports everything anew. It is safe
         # with a buffer that has a path: the workers drop what they inherit and open it themselves.
-        loader = DataLoader(
-            buf, batch_size=64, shuffle=True, num_workers=2, multiprocessing_context="fork"
-        )
+        loader = DataLoader(buf, batch_size=64, shuffle=True, num_workers=2, multiprocessing_context="fork")
         size = len(buf)
         for batch in loader:
             yield size, batch
@@ -346,9 +342,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     expect(buf.num_episodes == count, f"{buf.num_episodes} episodes instead of {count}")
     findings = ringmap.check(path)
     expect(not findings, f"ringmap.check finds {findings}")
-    print(
-        f"   {count} episodes, {buf.num_steps_stored:,} steps; none lost, none doubled, all files sound."
-    )
+    print(f"   {count} episodes, {buf.num_steps_stored:,} steps; none lost, none doubled, all files sound.")
 
     print("3. Play every seed again and compare, byte for byte.")
     with_pixels = {*killed, *range(0, count, max(1, count // 4))}
@@ -435,9 +429,7 @@ def collect_and_train(
                     )
                 collector.stored = found[len(before) :]
                 collector.start()
-            progress.set_postfix(
-                {"batches": len(trainer.losses), "loss": f"{trainer.losses[-1]:.3f}"}, refresh=False
-            )
+            progress.set_postfix({"batches": len(trainer.losses), "loss": f"{trainer.losses[-1]:.3f}"}, refresh=False)
             progress.update(stored - progress.n)
     finally:
         collector.kill()

@@ -77,9 +77,16 @@ def train(total, seed):
                 after, rewards, dones, truncated = lanes.step(actions.numpy())
                 final = critic(torch.from_numpy(after))
             buffer.add(
-                obs, None, actions, rewards, dones | truncated, values, policy.log_prob(actions),
-                timeouts=truncated, final_values=final,
-            )  # fmt: skip
+                obs,
+                None,
+                actions,
+                rewards,
+                dones | truncated,
+                values,
+                policy.log_prob(actions),
+                timeouts=truncated,
+                final_values=final,
+            )
         with torch.no_grad():
             last = critic(torch.from_numpy(lanes.now))
         buffer.compute_returns_and_advantages(last, gamma=0.99, gae_lambda=0.95)
@@ -110,9 +117,7 @@ def plot(log, path):
 
     figure, axes = plt.subplots(figsize=(6, 3), dpi=100, layout="constrained")
     axes.plot(*zip(*log, strict=True))
-    axes.set(
-        xlabel="environment steps", ylabel="return of 10 greedy episodes", title="PPO, CartPole-v1"
-    )
+    axes.set(xlabel="environment steps", ylabel="return of 10 greedy episodes", title="PPO, CartPole-v1")
     figure.savefig(path)
 
 

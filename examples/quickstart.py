@@ -36,9 +36,7 @@ def main() -> None:
         reader = ReplayBuffer.open(path)  # or in another process, while the writer goes on
         for number, batch in enumerate(reader.batches(64, steps=10)):
             assert np.isfinite(batch["pixels"]).all(), number
-        print(
-            f"{reader.num_episodes} episodes, {reader.num_steps_stored} steps, {len(reader)} clips"
-        )
+        print(f"{reader.num_episodes} episodes, {reader.num_steps_stored} steps, {len(reader)} clips")
 
         reader.dump(Path(folder) / "replay.h5", format="hdf5", progress=False)
         dataset = load_dataset(Path(folder) / "replay.h5", layout="HWC", output="numpy")

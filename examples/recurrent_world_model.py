@@ -1,18 +1,19 @@
 """A recurrent world model that must remember, trained on sequences that begin with the state stored in the buffer.
 
-    play, 8 lanes ─► rows (observation, action, reward, latent) ─► buffer ─► Sequences(5) ─► GRU from the first latent: loss
+    play, 8 lanes ─► rows (observation, action, reward, latent) ─► buffer ─► Sequences(5) ─► GRU from the first latent
                                                                     ▲                            │
                                                                     └─ update(step_id, latent) ◄─┘ newer latents
 
-A cue, left or right, is shown for one step. 6 to 11 steps later the agent is asked for it now and then: the reward is 1 for the
-right action, -1 for the other. No sequence of 5 steps holds both, so only the state that it begins with can tell. The latent of
-a row is the state before its observation. Four ways to begin, all else alike:
+A cue, left or right, is shown for one step. 6 to 11 steps later the agent is asked for it now and then: the reward is 1
+for the right action, -1 for the other. No sequence of 5 steps holds both, so only the state that it begins with can
+tell. The latent of a row is the state before its observation. Four ways to begin, all else alike:
 - zero state;
 - stored: the latent that the network of its time had as it played;
 - stored, burn-in: the same, and two steps more before the five, which only bring the state up to date (R2D2);
 - written back: as stored, and the newer latents of each batch go into their rows (DreamerV3).
 
-Two tasks: episodes of 12 steps, and one that never ends, stored in parts. At last a run without an end is killed with -9 and resumed.
+Two tasks: episodes of 12 steps, and one that never ends, stored in parts. At last a run without an end is killed with
+-9 and resumed.
 
     python examples/recurrent_world_model.py [--seeds 3] [--dir DIR] [--tiny]    # about 5 minutes
 """
@@ -75,7 +76,8 @@ class Recall:
 
 
 class WorldModel(nn.Module):
-    """From a state and an observation: the reward of each action; with the action, too: the next state and observation."""
+    """From a state and an observation: the reward of each action; with the action, too: the next state and
+    observation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +151,7 @@ def count(buf: ReplayBuffer) -> list[int]:
         found[int(episode["lane"][0])].extend(episode["number"].tolist())
     for lane, numbers in found.items():
         first = numbers[0] if numbers else 0
-        assert numbers == list(range(first, first + len(numbers))), f"a step of lane {lane} is lost, or there twice"  # fmt: skip
+        assert numbers == list(range(first, first + len(numbers))), f"a step of lane {lane} is lost, or there twice"
     return [numbers[-1] + 1 if numbers else 0 for numbers in found.values()]
 
 
@@ -161,9 +163,14 @@ def train(folder: Path, task: str, start: str, seed: int, updates: int) -> list[
     model = WorldModel()
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     buf = ReplayBuffer(
-        MAX_STEPS, path=folder / "buffer", schema=SCHEMA, reward_at="same", spare_rows=1_000,
-        interrupted="keep", seed=seed,
-    )  # fmt: skip
+        MAX_STEPS,
+        path=folder / "buffer",
+        schema=SCHEMA,
+        reward_at="same",
+        spare_rows=1_000,
+        interrupted="keep",
+        seed=seed,
+    )
     done, curve, errors, checkpoint = 0, [], [], folder / "checkpoint.pt"
     if checkpoint.exists():
         kept = torch.load(checkpoint, weights_only=False)
@@ -227,8 +234,8 @@ def kill_half_way(folder: Path, updates: int) -> None:
 
 def look(folder: Path) -> None:
     """Compare what is stored with the appends that returned."""
-    appended = np.bincount(np.frombuffer((folder / "played").read_bytes(), np.uint8), minlength=LANES)  # fmt: skip
-    with contextlib.closing(ReplayBuffer(MAX_STEPS, path=folder / "buffer", interrupted="keep")) as buf:  # fmt: skip
+    appended = np.bincount(np.frombuffer((folder / "played").read_bytes(), np.uint8), minlength=LANES)
+    with contextlib.closing(ReplayBuffer(MAX_STEPS, path=folder / "buffer", interrupted="keep")) as buf:
         numbers = count(buf)
         print(f"stored: the newest steps of the lanes are {[n - 1 for n in numbers]}")
         print(f"{buf.num_episodes} episodes of {buf.lengths.tolist()} steps, each step once")
@@ -257,18 +264,18 @@ def main() -> None:
         last = {}
         for task in TASKS:
             for start in BURN_IN:
-                curves = np.array([
-                    train(folder / f"{task}, {start}, {seed}", task, start, seed, options.updates)
-                    for seed in range(options.seeds)
-                ])  # fmt: skip
+                curves = np.array(
+                    [
+                        train(folder / f"{task}, {start}, {seed}", task, start, seed, options.updates)
+                        for seed in range(options.seeds)
+                    ]
+                )
                 middle = np.median(curves, 0)
                 last[task, start] = middle[-1, 1]
                 print(f"{task}, {start}:")
                 print("            error " + " ".join(f"{error:5.2f}" for error in middle[:, 1]))
                 print("            right " + " ".join(f"{right:5.2f}" for right in middle[:, 2]))
-                print(
-                    f"            of each seed at the end {curves[:, -1, 2].round(2)}", flush=True
-                )
+                print(f"            of each seed at the end {curves[:, -1, 2].round(2)}", flush=True)
     remember = [("episodes", "stored, burn-in"), *((task, "written back") for task in TASKS)]
     good = max(last[run] for run in remember) < 0.4
     good &= min(last[task, "zero state"] for task in TASKS) > 0.9

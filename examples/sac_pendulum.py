@@ -35,15 +35,11 @@ Columns = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--steps", type=int, default=3000, help="of the environment, one update each"
-    )
+    parser.add_argument("--steps", type=int, default=3000, help="of the environment, one update each")
     parser.add_argument("--before", type=int, default=2000, help="updates from the dataset alone")
     parser.add_argument("--dir", type=Path, help="where to work; a temporary folder by default")
     parser.add_argument("--plot", type=Path, help="draw the curves into this file")
-    parser.add_argument(
-        "--tiny", action="store_true", help="the dataset, and a few steps: it learns nothing"
-    )
+    parser.add_argument("--tiny", action="store_true", help="the dataset, and a few steps: it learns nothing")
     options = parser.parse_args()
     if options.tiny:
         options.steps, options.before = 60, 100
@@ -52,11 +48,7 @@ def main() -> None:
         work = options.dir or Path(folder)
         clumsy = write_prior(work / "prior.h5", episodes=8 if options.tiny else 40)
         print(f"the clumsy controller: {clumsy:.0f}")
-        curves = {
-            "offline to online": run(
-                work / "mixed", work / "prior.h5", options.steps, options.before
-            )
-        }
+        curves = {"offline to online": run(work / "mixed", work / "prior.h5", options.steps, options.before)}
         if not options.tiny:
             curves["online only"] = run(work / "alone", None, options.steps, 0)
     steps = [step for step, _ in curves["offline to online"]]
@@ -106,9 +98,7 @@ def write_prior(path: Path, episodes: int) -> float:
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs)
-    )
+    return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs))
 
 
 class SAC:
@@ -153,9 +143,7 @@ class SAC:
         self.step(0, (alpha * log - self.worst(self.critics, seen, actions)).mean())
         self.step(2, -(self.log_alpha * (log.detach() - 1)).mean())
         with torch.no_grad():
-            for target, critic in zip(
-                self.targets.parameters(), self.critics.parameters(), strict=True
-            ):
+            for target, critic in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
                 target.lerp_(critic, TAU)
 
     def worst(self, critics: nn.ModuleList, seen: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
@@ -172,13 +160,16 @@ def run(path: Path, prior: Path | None, steps: int, before: int) -> list[tuple[i
     """Return the curve of one training: steps, and the return of the mean action."""
     torch.manual_seed(0)
     rng, agent, env = np.random.default_rng(0), SAC(), gymnasium.make("Pendulum-v1")
-    nothing = Episodes(
-        max_steps=1
-    )  # an offline half that is never drawn from: all comes from the other
+    nothing = Episodes(max_steps=1)  # an offline half that is never drawn from: all comes from the other
     buf = OfflineToOnlineReplayBuffer(
-        nothing if prior is None else str(prior), online_capacity=steps, offline_fraction=0.5,
-        batch_size=BATCH, path=path, to="torch", seed=0,
-    )  # fmt: skip
+        nothing if prior is None else str(prior),
+        online_capacity=steps,
+        offline_fraction=0.5,
+        batch_size=BATCH,
+        path=path,
+        to="torch",
+        seed=0,
+    )
     if prior is None:
         buf.anneal(1, 1)
     for _ in range(before):

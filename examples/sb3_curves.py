@@ -3,8 +3,8 @@
     python examples/sb3_curves.py            # about 15 minutes
     python examples/sb3_curves.py --tiny     # the same in seconds; it learns nothing
 
-DQN on CartPole and SAC on Pendulum, with the settings of RL Baselines3 Zoo. With the same seed both buffers draw the same batches,
-so the returns are equal. Needs the extra `sb3`.
+DQN on CartPole and SAC on Pendulum, with the settings of RL Baselines3 Zoo. With the same seed both buffers draw the
+same batches, so the returns are equal. Needs the extra `sb3`.
 """
 
 import argparse
@@ -25,13 +25,25 @@ from stable_baselines3.common.evaluation import evaluate_policy
 import ringmap
 
 TASKS = {
-    "DQN, CartPole-v1": (DQN, "CartPole-v1", 40_000, {
-        "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1_000,
-        "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16,
-        "exploration_final_eps": 0.04, "policy_kwargs": {"net_arch": [256, 256]},
-    }),
+    "DQN, CartPole-v1": (
+        DQN,
+        "CartPole-v1",
+        40_000,
+        {
+            "learning_rate": 2.3e-3,
+            "batch_size": 64,
+            "buffer_size": 100_000,
+            "learning_starts": 1_000,
+            "target_update_interval": 10,
+            "train_freq": 256,
+            "gradient_steps": 128,
+            "exploration_fraction": 0.16,
+            "exploration_final_eps": 0.04,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        },
+    ),
     "SAC, Pendulum-v1": (SAC, "Pendulum-v1", 2_000, {"learning_rate": 1e-3, "buffer_size": 100_000}),
-}  # fmt: skip
+}
 CHECKPOINTS, EPISODES = 5, 10
 
 
@@ -41,7 +53,8 @@ def settings(options, tiny):
 
 
 class Watch(BaseCallback):
-    """Every so many steps, evaluates the greedy policy, and saves the model in `file`; at the step `killed`, kills the process."""
+    """Every so many steps, evaluates the greedy policy, and saves the model in `file`; at the step `killed`, kills the
+    process."""
 
     def __init__(self, every, episodes, file=None, killed=None):
         super().__init__()
@@ -68,7 +81,9 @@ def train(task, seed, tiny, path=None):
     algorithm, name, steps, options = TASKS[task]
     steps = 500 if tiny else steps
     ring = {"replay_buffer_class": ringmap.sb3.ReplayBuffer, "replay_buffer_kwargs": {"path": path}}
-    model = algorithm("MlpPolicy", gym.make(name), seed=seed, device="cpu", **settings(options, tiny), **(ring if path else {}))  # fmt: skip
+    model = algorithm(
+        "MlpPolicy", gym.make(name), seed=seed, device="cpu", **settings(options, tiny), **(ring if path else {})
+    )
     watch = Watch(steps // CHECKPOINTS, 1 if tiny else EPISODES)
     start = time.process_time()
     model.learn(steps, watch)
@@ -76,19 +91,28 @@ def train(task, seed, tiny, path=None):
 
 
 def kept(folder, seed, tiny, killed=2):
-    """Train DQN, with a checkpoint of the model every so often, until `killed` of the steps; go on with what is in the folder."""
+    """Train DQN, with a checkpoint of the model every so often, until `killed` of the steps; go on with what is in the
+    folder."""
     torch.set_num_threads(1)
     algorithm, name, steps, options = TASKS["DQN, CartPole-v1"]
     steps, file = 500 if tiny else steps // 4, folder / "model.zip"
     if file.exists():
         model = algorithm.load(file, gym.make(name))
-        print(f"resumed with the model of step {model.num_timesteps:,}; the ring has {model.replay_buffer.size():,} transitions")  # fmt: skip
+        print(
+            f"resumed with the model of step {model.num_timesteps:,}; the ring has {model.replay_buffer.size():,} "
+            f"transitions"
+        )
         assert model.replay_buffer.size() >= model.num_timesteps
     else:
         model = algorithm(
-            "MlpPolicy", gym.make(name), seed=seed, device="cpu", replay_buffer_class=ringmap.sb3.ReplayBuffer,
-            replay_buffer_kwargs={"path": folder / "ring"}, **settings(options, tiny),
-        )  # fmt: skip
+            "MlpPolicy",
+            gym.make(name),
+            seed=seed,
+            device="cpu",
+            replay_buffer_class=ringmap.sb3.ReplayBuffer,
+            replay_buffer_kwargs={"path": folder / "ring"},
+            **settings(options, tiny),
+        )
     watch = Watch(steps // CHECKPOINTS, 1 if tiny else EPISODES, file, int(killed * steps))
     model.learn(steps - model.num_timesteps, watch, reset_num_timesteps=False)
     return watch.returns
@@ -97,9 +121,7 @@ def kept(folder, seed, tiny, killed=2):
 def kill_half_way(folder, seed, tiny):
     """Train in a process of its own, which is killed after the half, between two checkpoints."""
     folder.mkdir()
-    child = multiprocessing.get_context("spawn").Process(
-        target=kept, args=(folder, seed, tiny, 0.55)
-    )
+    child = multiprocessing.get_context("spawn").Process(target=kept, args=(folder, seed, tiny, 0.55))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL, "it was not killed"
@@ -131,9 +153,7 @@ def main():
             for seed in seeds:
                 for buffer in curves:
                     values = [f"{value:.0f}" for value in curves[buffer][seed].values()]
-                    print(
-                        row(f"{buffer}, seed {seed}", [*values, f"{seconds[buffer][seed]:.0f} s"])
-                    )
+                    print(row(f"{buffer}, seed {seed}", [*values, f"{seconds[buffer][seed]:.0f} s"]))
             print(flush=True)
             assert curves["ringmap"] == curves["Stable-Baselines3"], "they differ"
             best = np.mean([max(curve.values()) for curve in curves["ringmap"]])
@@ -141,7 +161,7 @@ def main():
         folder = Path(home) / "killed"
         kill_half_way(folder, 0, asked.tiny)
         returns = kept(folder, 0, asked.tiny)
-        print("and went on: " + ", ".join(f"{value:.0f} at {step:,}" for step, value in returns.items()))  # fmt: skip
+        print("and went on: " + ", ".join(f"{value:.0f} at {step:,}" for step, value in returns.items()))
         assert asked.tiny or max(returns.values()) > 50, "it did not learn"
 
 

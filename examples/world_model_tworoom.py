@@ -81,9 +81,14 @@ class WorldModel(nn.Module):
     def __init__(self, size: int = 64) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv2d(3, 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, 1), nn.ReLU(), nn.Flatten(),
-            nn.Linear(32 * 8 * 8, size), nn.LayerNorm(size),
-        )  # fmt: skip
+            nn.Conv2d(3, 16, 4, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 4, 2, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 8 * 8, size),
+            nn.LayerNorm(size),
+        )
         self.dynamics = nn.Sequential(nn.Linear(size + 2, 128), nn.ReLU(), nn.Linear(128, size))
         self.place = nn.Linear(size, 2)
 
@@ -134,9 +139,13 @@ def train(folder: Path, options: argparse.Namespace) -> None:
         view = reader.view(window=window, columns=list(window), live=True)
         sampler = view.pass_sampler(seed=0)
         loader = DataLoader(
-            view, batch_size=64, sampler=sampler, num_workers=2, persistent_workers=True,
+            view,
+            batch_size=64,
+            sampler=sampler,
+            num_workers=2,
+            persistent_workers=True,
             multiprocessing_context="fork",
-        )  # fmt: skip
+        )
         curve, updates = [], 0
         for number in range(options.passes):
             busy = collector.is_alive()

@@ -16,7 +16,5 @@ def made_with(**chains):
     """Let `ringmap.Zarr` take these chains by their names, which those with names can be among."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "check_codecs", lambda given, where: None)
-        patch.setattr(
-            backends, "chain_of", lambda name, spec: chains.get(name) or chain_of(name, spec)
-        )
+        patch.setattr(backends, "chain_of", lambda name, spec: chains.get(name) or chain_of(name, spec))
         yield

@@ -51,7 +51,8 @@ def workers_end_soon(monkeypatch):
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory):
-    """Return what gives `make()`, which JSON can hold: the first process of pytest-xdist makes it, and the others read it."""
+    """Return what gives `make()`, which JSON can hold: the first process of pytest-xdist makes it, and the others read
+    it."""
 
     def get(name, make):
         if "PYTEST_XDIST_WORKER" not in os.environ:

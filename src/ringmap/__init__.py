@@ -13,8 +13,9 @@
     storage              the ring on disk: rows, commits, recovery; begin with its docstring
     errors, extras, lazy below all: exceptions, optional packages, names loaded when first used
 
-Each package imports only from those below it, which `lint-imports` enforces. `data`, `samplers`, `policy`, `sb3` and `grain` only give names
-of these packages the import paths that users know; `testing` has the test suites for parts of your own.
+Each package imports only from those below it, which `lint-imports` enforces. `data`, `samplers`, `policy`, `sb3` and
+`grain` only give names of these packages the import paths that users know; `testing` has the test suites for parts of
+your own.
 """
 
 from ringmap.lazy import attach

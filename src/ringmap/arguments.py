@@ -79,11 +79,7 @@ def flag(value: Any) -> bool | None:
     if type(value) is bool:
         return value
     kind = getattr(value, "dtype", None)
-    if (
-        kind is not None
-        and not getattr(value, "shape", (0,))
-        and str(kind) in ("bool", "torch.bool")
-    ):
+    if kind is not None and not getattr(value, "shape", (0,)) and str(kind) in ("bool", "torch.bool"):
         return bool(value)
     return None
 

@@ -39,9 +39,7 @@ PACKAGES = {
 
 def missing(extra: str) -> list[str]:
     """Return the modules of an extra that are not installed. Nothing is imported."""
-    return [
-        name for name in PACKAGES[extra] if not sys.modules.get(name) and find_spec(name) is None
-    ]
+    return [name for name in PACKAGES[extra] if not sys.modules.get(name) and find_spec(name) is None]
 
 
 def require(extra: str, where: str, instead: str = "") -> None:

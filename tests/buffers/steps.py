@@ -48,10 +48,7 @@ def same(got, expected):
 def clip(number, first, history, skip=1):
     """Return the clip of episode `number` that starts at step `first`."""
     dense = columns(number, first, first + history * skip)
-    return {
-        name: values.reshape(history, -1) if name == "action" else values[::skip]
-        for name, values in dense.items()
-    }
+    return {name: values.reshape(history, -1) if name == "action" else values[::skip] for name, values in dense.items()}
 
 
 def prove(batch, lengths, history, skip=1):

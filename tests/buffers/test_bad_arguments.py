@@ -34,9 +34,7 @@ def rollout(**options):
 def mix(**options):
     offline = ReplayBuffer(100)
     offline.write_episode({"x": np.arange(20)})
-    return OfflineToOnlineReplayBuffer(
-        offline, **{"online_capacity": 50, "batch_size": 4, **options}
-    )
+    return OfflineToOnlineReplayBuffer(offline, **{"online_capacity": 50, "batch_size": 4, **options})
 
 
 def students(**options):
@@ -58,9 +56,10 @@ def state_of_a_prioritized():
         (lambda: ReplayBuffer(True), "max_steps"),
         (lambda: ReplayBuffer(50).write_episode([{"x": 1}]), "mapping of column .* got list; of a list of"),
         (lambda: ReplayBuffer(50).load_state_dict({}), r"has no \['rng', 'step'\]"),
-        *((lambda o=o: ReplayBuffer(50, **o).num_valid_ends(), "at most 16,777,216") for o in (
-            {"frameskip": 2**70}, {"history_len": 2**70}, {"history_len": 2**40, "frameskip": 2**40}
-        )),
+        *(
+            (lambda o=o: ReplayBuffer(50, **o).num_valid_ends(), "at most 16,777,216")
+            for o in ({"frameskip": 2**70}, {"history_len": 2**70}, {"history_len": 2**40, "frameskip": 2**40})
+        ),
         (lambda: transitions(seed="a"), "seed"),
         (lambda: transitions(seed=-1), "seed"),
         (lambda: transitions(obs_dtype="U5"), "no dtype of numbers"),
@@ -92,7 +91,7 @@ def state_of_a_prioritized():
         (lambda: LinearBeta(3, start=2), "start must lie between 0 and 1"),
         (lambda: ExponentialBeta("x"), "decay must lie between 0 and 1"),
     ],
-)  # fmt: skip
+)
 def test_refused(call, words):
     with pytest.raises(InputError, match=words):
         call()
@@ -139,7 +138,7 @@ STATEFUL = {
     ),
     "students": lambda seed, _: students(seed=seed),
     "rollout": lambda seed, _: rollout(seed=seed),
-}  # fmt: skip
+}
 
 
 def leaves(state, path=()):

@@ -45,8 +45,11 @@ from tests.buffers.processes import Child
 from tests.tiers import few
 
 SCHEMA = {
-    "episode": ((), "i8"), "step": ((), "i8"), "reward": ((), "f8"), "terminated": ((), "?"),
-}  # fmt: skip
+    "episode": ((), "i8"),
+    "step": ((), "i8"),
+    "reward": ((), "f8"),
+    "terminated": ((), "?"),
+}
 EDGE = {"step": Window(range(-7, 8), pad="edge"), "episode": Window(range(-7, 8), pad="edge")}
 
 
@@ -158,9 +161,7 @@ class Script:
 
     def look_at_items(self, buf, expected):
         for span in (1, 2, 4, 9):
-            clips = {
-                (n, s) for n, run in expected.items() for s in run[: max(0, len(run) - span + 1)]
-            }
+            clips = {(n, s) for n, run in expected.items() for s in run[: max(0, len(run) - span + 1)]}
             if not clips:
                 with pytest.raises(NoClipsError):
                     buf.sample(3, history_len=span)
@@ -168,18 +169,12 @@ class Script:
             batch = buf.sample(24, history_len=span)
             assert (np.diff(batch["step"], axis=1) == 1).all()
             assert (np.diff(batch["episode"], axis=1) == 0).all()
-            assert (
-                set(zip(batch["episode"][:, 0].tolist(), batch["step"][:, 0].tolist(), strict=True))
-                <= clips
-            )
+            assert set(zip(batch["episode"][:, 0].tolist(), batch["step"][:, 0].tolist(), strict=True)) <= clips
             window = {n: Window(range(-(span // 2), span - span // 2)) for n in ("episode", "step")}
             view = buf.view(window=window)
             assert len(view) == len(clips)
             every = view[np.arange(len(view))]
-            assert (
-                set(zip(every["episode"][:, 0].tolist(), every["step"][:, 0].tolist(), strict=True))
-                == clips
-            )
+            assert set(zip(every["episode"][:, 0].tolist(), every["step"][:, 0].tolist(), strict=True)) == clips
             assert (np.diff(every["step"], axis=1) == 1).all()
         if expected:
             self.look_at_padded(buf, expected)
@@ -190,9 +185,7 @@ class Script:
         view = buf.view(window=EDGE)
         assert len(view) == sum(map(len, expected.values()))
         for batch in (buf.sample(24, window=EDGE), view[np.arange(len(view))]):
-            for number, steps, pad in zip(
-                batch["episode"], batch["step"], batch["step_is_pad"], strict=True
-            ):
+            for number, steps, pad in zip(batch["episode"], batch["step"], batch["step_is_pad"], strict=True):
                 run = expected[int(number[0])]
                 anchor = int(steps[7])
                 wanted = np.arange(anchor - 7, anchor + 8)
@@ -202,9 +195,11 @@ class Script:
 
     def look_at_computed(self, buf, expected):
         window = {
-            "n": NStep(5, gamma=0.5, next=("step",)), "at": Index(), "left": TimeToEnd(),
+            "n": NStep(5, gamma=0.5, next=("step",)),
+            "at": Index(),
+            "left": TimeToEnd(),
             "goal": Hindsight(lambda a, g: (a == g) * 1.0, "episode", goal="step", achieved="step"),
-        }  # fmt: skip
+        }
         numbers = list(expected)
         view = buf.view(window=window, columns=["episode", "step", *window])
         batch = view[np.arange(len(view))]
@@ -241,10 +236,7 @@ class Script:
         if len(expected) < 3 + 3:  # a side may be empty
             return
         one, other = buf.split(0.5, seed=3, window=EDGE)
-        mine = [
-            set(np.unique(v[np.arange(len(v))]["episode"]).tolist()) if len(v) else set()
-            for v in (one, other)
-        ]
+        mine = [set(np.unique(v[np.arange(len(v))]["episode"]).tolist()) if len(v) else set() for v in (one, other)]
         assert not mine[0] & mine[1]
         assert mine[0] | mine[1] == set(expected)
         for view, numbers in zip((one, other), mine, strict=True):
@@ -657,10 +649,7 @@ def test_a_manifest_that_is_lost_is_made_again(tmp_path):
     path = tmp_path / "buf"
     with make(path=path) as buf:
         recorded(buf, 1, 13).finish(terminated=True, episode_data={"seed": 4})
-        expected = [
-            {n: np.stack(v).tolist() for n, v in e.items() if n != "_episode_data"}
-            for e in buf.episodes()
-        ]
+        expected = [{n: np.stack(v).tolist() for n, v in e.items() if n != "_episode_data"} for e in buf.episodes()]
         buf.close()
     before = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").unlink()
@@ -673,10 +662,7 @@ def test_a_manifest_that_is_lost_is_made_again(tmp_path):
     after = json.loads((path / "manifest.json").read_text())
     assert {n: after[n] for n in ("kind", "lineage")} == {n: before[n] for n in ("kind", "lineage")}
     with ReplayBuffer.open(path, "r+") as buf:
-        found = [
-            {n: np.stack(v).tolist() for n, v in e.items() if n != "_episode_data"}
-            for e in buf.episodes()
-        ]
+        found = [{n: np.stack(v).tolist() for n, v in e.items() if n != "_episode_data"} for e in buf.episodes()]
         assert found == expected
         assert buf.get_episode_data() == {"seed": [4]}
         buf.close()
@@ -744,16 +730,10 @@ def looks(buf, stop, seen):
         prove(batch)
         np.testing.assert_array_equal(
             batch["n"],
-            [
-                sum(s % 7 for s in range(a, a + n))
-                for a, n in zip(batch["step"][:, 6], batch["n_steps"], strict=True)
-            ],
+            [sum(s % 7 for s in range(a, a + n)) for a, n in zip(batch["step"][:, 6], batch["n_steps"], strict=True)],
         )
         batch = buf.sample(32, window=padded)
-        assert (
-            np.diff(batch["step"], axis=1)
-            == ~(batch["step_is_pad"][:, 1:] | batch["step_is_pad"][:, :-1])
-        ).all()
+        assert (np.diff(batch["step"], axis=1) == ~(batch["step_is_pad"][:, 1:] | batch["step_is_pad"][:, :-1])).all()
         assert (np.diff(batch["episode"], axis=1) == 0).all()
         buf.refresh()
 
@@ -786,7 +766,8 @@ def test_readers_beside_a_writer(tmp_path, place):
 
 @pytest.mark.parametrize("cut", ["clip", "padded", "computed"])
 def test_the_second_look_sees_the_lowest_position(cut, monkeypatch):
-    """A part that is overwritten during the copy makes an item bad whose anchor lies in a later part. With a control."""
+    """A part that is overwritten during the copy makes an item bad whose anchor lies in a later part. With a
+    control."""
 
     def draw():
         buf = make(max_steps=20)

@@ -196,9 +196,12 @@ def test_wrong_reads(make):
     assert buf.relabel(None, None) == 0
     fill(buf, 3)
     for ask in (
-        lambda: buf.sample(0), lambda: buf.epochs(0), lambda: buf.epochs(1, num_epochs=0),
-        lambda: buf.sequences(0), lambda: buf.sequences(1, batch_size=0),
-    ):  # fmt: skip
+        lambda: buf.sample(0),
+        lambda: buf.epochs(0),
+        lambda: buf.epochs(1, num_epochs=0),
+        lambda: buf.sequences(0),
+        lambda: buf.sequences(1, batch_size=0),
+    ):
         with pytest.raises(ValueError, match="must be positive"):
             ask()
     with pytest.raises(ValueError, match="row 6 is not stored"):
@@ -208,9 +211,7 @@ def test_wrong_reads(make):
 # -- rounds and retention ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("retention", "keep"), [("all", None), ("fifo", None), ("last", 1), ("last", 2), ("last", 3)]
-)
+@pytest.mark.parametrize(("retention", "keep"), [("all", None), ("fifo", None), ("last", 1), ("last", 2), ("last", 3)])
 def test_retention_is_that_of_a_list(retention, keep, make):
     rng = np.random.default_rng(keep or 0)
     capacity = {"all": 400, "fifo": 37, "last": 90}[retention]
@@ -242,9 +243,7 @@ def test_what_must_fit_is_refused_when_it_does_not(retention, keep, make):
     for _ in range(2):
         buf.start_round()
         buf.add(*rows(0, 5))
-    with pytest.raises(
-        ValueError, match="1 more rows do not fit: 10 rows of .* are kept, and capacity=10"
-    ):
+    with pytest.raises(ValueError, match="1 more rows do not fit: 10 rows of .* are kept, and capacity=10"):
         buf.add(*rows(0, 1))
     assert len(buf) == 10
     buf.start_round()
@@ -264,9 +263,7 @@ def test_retention_is_of_the_handle(tmp_path):
         buf.add(*rows(9, 5))
     buf.close()
     with DistillationBuffer(10, retention="last", keep_rounds=2, path=tmp_path / "buf") as buf:
-        assert numbers(buf.rows(np.sort(np.concatenate(buf.episodes())))).tolist() == list(
-            range(4, 14)
-        )
+        assert numbers(buf.rows(np.sort(np.concatenate(buf.episodes())))).tolist() == list(range(4, 14))
         assert len(buf) == 10
     buf.close()
 
@@ -348,11 +345,7 @@ def test_episodes(actors, steps, make):
 def test_sequences(length, make):
     buf = make()
     fill(buf, 13)
-    expected = [
-        episode[at : at + length]
-        for episode in model_of_episodes(13)
-        for at in range(0, len(episode), length)
-    ]
+    expected = [episode[at : at + length] for episode in model_of_episodes(13) for at in range(0, len(episode), length)]
     firsts = {episode[0] for episode in model_of_episodes(13)}
     found = []
     for block in buf.sequences(length, batch_size=3):
@@ -471,9 +464,7 @@ def test_labels_are_those_of_a_dict(make):
 
 def test_without_carrying_forward_labels_are_lost(make, monkeypatch):
     """A control: the log must have been gone through in the test above."""
-    monkeypatch.setattr(
-        "ringmap.buffers.distillation.labels.LabelLog._make_room", lambda self, count: None
-    )
+    monkeypatch.setattr("ringmap.buffers.distillation.labels.LabelLog._make_room", lambda self, count: None)
     buf = make(10)
     buf.add(*rows(0, 10), actor_id=[0] * 10, dones=[1] * 10)
     buf.relabel([0], better(1))
@@ -822,8 +813,10 @@ def test_flags_with_an_axis_too_many(make):
 def test_mixing_takes_like_with_like(make):
     buf = make(beta=0.5)
     for teacher, student in (
-        (np.zeros(4), np.ones((4, 1))), (np.zeros((1, 2)), np.ones((4, 2))), (torch.zeros(3), torch.zeros(4)),
-    ):  # fmt: skip
+        (np.zeros(4), np.ones((4, 1))),
+        (np.zeros((1, 2)), np.ones((4, 2))),
+        (torch.zeros(3), torch.zeros(4)),
+    ):
         with pytest.raises(InputError, match="expected the same"):
             buf.mix(teacher, student)
     with pytest.raises(InputError, match="does not fit"):
@@ -867,10 +860,11 @@ def test_reopened_before_the_first_row(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("actor_id", np.array([2**64 - 1, 0], np.uint64), "actor_id"), ("dones", [np.nan, 0], "0 or 1"),
+        ("actor_id", np.array([2**64 - 1, 0], np.uint64), "actor_id"),
+        ("dones", [np.nan, 0], "0 or 1"),
         ("executed_actions", torch.zeros(2, dtype=torch.bfloat16), "can't be made an array"),
     ],
-)  # fmt: skip
+)
 def test_values_that_would_be_something_else(make, name, value, message):
     buf = make()
     with pytest.raises(InputError, match=message):

@@ -36,7 +36,7 @@ class Proof:
     def add(self):
         numbers = np.arange(ACTORS) + ACTORS * self.steps
         self.steps += 1
-        self.buf.add(numbers[:, None], numbers * MOST, dones=np.full(ACTORS, self.steps % self.episode == 0))  # fmt: skip
+        self.buf.add(numbers[:, None], numbers * MOST, dones=np.full(ACTORS, self.steps % self.episode == 0))
 
     def relabel(self, episodes=None):
         """Label the rows of episodes that have ended again, all of each by one commit."""
@@ -46,9 +46,7 @@ class Proof:
             if (ids[-1] // ACTORS + 1) % self.episode:
                 continue
             with contextlib.suppress(InputError):
-                self.buf.relabel(
-                    [ids], lambda b: b["student_observations"][:, 0] * MOST + self.turn
-                )
+                self.buf.relabel([ids], lambda b: b["student_observations"][:, 0] * MOST + self.turn)
                 self.relabelled.update(dict.fromkeys(ids.tolist(), self.turn))
 
 

@@ -198,9 +198,7 @@ def test_what_was_there_stays_until_the_new_one_is_whole(buffer, tmp_path, monke
     with pytest.raises(error):
         buf.dump(path, "hdf5")
     check(path, [(1, 4), (2, 7), (3, 6)])
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("out")] == ["out.h5"], (
-        "and no traces"
-    )
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("out")] == ["out.h5"], "and no traces"
     monkeypatch.undo()
     buf.dump(path, "hdf5")
     check(path, [(9, 20)])

@@ -31,7 +31,7 @@ def folder(request, home):
 
 def writer(folder, disk=None, **options):
     disk = disk or (MemoryDisk() if folder == "RAM" else Disk())
-    store = Store.create(disk, folder, 100, 16, settings_of(Options(sync_every_s=0), "memmap"), SCHEMA)  # fmt: skip
+    store = Store.create(disk, folder, 100, 16, settings_of(Options(sync_every_s=0), "memmap"), SCHEMA)
     return Engine(store, **options)
 
 
@@ -87,9 +87,7 @@ def test_it_writes_draws_and_reads(folder):
     assert set(drawn(engine).ravel()) <= set(range(20))
     assert (np.diff(drawn(engine, span=4), axis=1) == 1).all()
     assert engine.pin(Cut.clip(4)).count == engine.window(Cut.clip(4)).count == 14
-    np.testing.assert_array_equal(
-        clips(engine, [0, 6, 7, -1], Cut.clip(4))["x"][:, 0], [0, 6, 10, 16]
-    )
+    np.testing.assert_array_equal(clips(engine, [0, 6, 7, -1], Cut.clip(4))["x"][:, 0], [0, 6, 10, 16])
     cut = Cut.clip(4)
     assert engine.reader.starts(np.array([6, 7, 10]), cut).tolist() == [True, False, True]
     found = engine.replaced(engine.anchors_at(np.array([6, 7, 10]), cut), cut)

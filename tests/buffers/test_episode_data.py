@@ -30,11 +30,24 @@ def test_it_is_no_column(buffer):
 
 
 VALUES = {
-    "text": "état \0 漢", "empty": "", "bytes": b"\0\xff", "true": True, "none": None, "int": -(2**63), "huge": 2**200,
-    "float": 0.1, "inf": math.inf, "np": np.float32(0.1), "array": np.arange(6, dtype=">i2").reshape(2, 3),
-    "strings": np.array(["a", "bc"]), "none at all": np.zeros((0, 3)), "date": np.datetime64("2020-02-02", "D"),
-    "scalar array": np.array(3.5), "a/b..": 1, "": 2,
-}  # fmt: skip
+    "text": "état \0 漢",
+    "empty": "",
+    "bytes": b"\0\xff",
+    "true": True,
+    "none": None,
+    "int": -(2**63),
+    "huge": 2**200,
+    "float": 0.1,
+    "inf": math.inf,
+    "np": np.float32(0.1),
+    "array": np.arange(6, dtype=">i2").reshape(2, 3),
+    "strings": np.array(["a", "bc"]),
+    "none at all": np.zeros((0, 3)),
+    "date": np.datetime64("2020-02-02", "D"),
+    "scalar array": np.array(3.5),
+    "a/b..": 1,
+    "": 2,
+}
 
 
 def same_value(got, value):

@@ -23,19 +23,13 @@ def test_the_estimate_is_what_the_files_come_to(tmp_path):
     assert told.pop("total") == sum(found.values())
     assert told == found
     episode = {"pixels": np.zeros((3, 8, 8, 3), np.uint8), "action": np.zeros((3, 2), np.float32)}
-    assert ReplayBuffer.estimate(episode, 500, {"pixels": "memmap"}, 70)["total"] == sum(
-        found.values()
-    )
+    assert ReplayBuffer.estimate(episode, 500, {"pixels": "memmap"}, 70)["total"] == sum(found.values())
     buf.close()
 
 
 def test_what_is_on_the_disk_grows_to_it(tmp_path):
     def on_disk():
-        return sum(
-            os.stat(path).st_blocks * 512
-            for path in (tmp_path / "buf").rglob("*")
-            if path.is_file()
-        )
+        return sum(os.stat(path).st_blocks * 512 for path in (tmp_path / "buf").rglob("*") if path.is_file())
 
     told = ReplayBuffer.estimate({"x": ((1000,), "u1")}, 2000, spare_rows=100)
     with ReplayBuffer(2000, path=tmp_path / "buf", spare_rows=100) as buf:
@@ -52,9 +46,7 @@ def test_what_is_on_the_disk_grows_to_it(tmp_path):
 def test_more_than_there_is_room_for(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
-    with pytest.warns(
-        UserWarning, match=r"takes 3,\d+,\d+ bytes.*only 1,000,000 free.*ENOSPC after about \d+"
-    ):
+    with pytest.warns(UserWarning, match=r"takes 3,\d+,\d+ bytes.*only 1,000,000 free.*ENOSPC after about \d+"):
         one = ReplayBuffer(10_000, path=tmp_path / "one", schema=SCHEMA)
     one.close()
     other = ReplayBuffer(10_000, path=tmp_path / "other")
@@ -68,10 +60,12 @@ def test_more_than_there_is_room_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "word"),
     [
-        ((SCHEMA, 0), "max_steps"), ((SCHEMA, 10, "tape"), "tape"), ((3, 10), "schema"),
+        ((SCHEMA, 0), "max_steps"),
+        ((SCHEMA, 10, "tape"), "tape"),
+        ((3, 10), "schema"),
         ((SCHEMA, 10, "memmap", 0), "spare_rows"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments(args, word):
     with pytest.raises(InputError, match=word):
         ReplayBuffer.estimate(*args)

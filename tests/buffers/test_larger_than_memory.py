@@ -36,9 +36,7 @@ print(in_ram.num_episodes, in_ram.sample(2)["action"].shape)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit of data is Linux's")
 def test_rows_are_mapped_and_a_ring_in_ram_is_refused(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path / "ring"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path / "ring"], capture_output=True, text=True)
     mapped, *refused, counts = done.stdout.splitlines() or [done.stderr[-2000:], ""]
     assert mapped == "mapped"
     said = "13,056,008,192 bytes does not fit in memory; give path= to keep the rows in a directory, or lower max_steps"

@@ -1,4 +1,5 @@
-"""Masked values are refused by everything that stores, before anything changes; without a mask they are plain arrays."""
+"""Masked values are refused by everything that stores, before anything changes; without a mask they are plain
+arrays."""
 
 import gymnasium
 import numpy as np

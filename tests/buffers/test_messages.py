@@ -73,9 +73,7 @@ def test_too_short_episodes_name_the_longest_and_what_would_fit(short):
     ):
         with pytest.raises(NoClipsError, match=f"^ReplayBuffer.sample: {TOO_SHORT}$"):
             call()
-    with pytest.raises(
-        NoClipsError, match=r"^RAM: no clip of 16 steps .* choose history_len=3 or less"
-    ):
+    with pytest.raises(NoClipsError, match=r"^RAM: no clip of 16 steps .* choose history_len=3 or less"):
         short.__getitems__([0])
     with pytest.raises(ClipIndexError, match=f"^ReplayBuffer: empty: {TOO_SHORT}$"):
         short[0]
@@ -104,20 +102,19 @@ def test_a_loader_over_too_short_episodes_says_so(short, tmp_path, how):
     """Where PyTorch's own words are `num_samples=0`, or it yields nothing: also of a view, and of files."""
     short.dump(tmp_path / "short.h5", "hdf5", progress=False)
     for dataset, option in (
-        (short, "history_len"), (short.view(), "history_len"),
+        (short, "history_len"),
+        (short.view(), "history_len"),
         (load_dataset(tmp_path / "short.h5", num_steps=8, frameskip=2), "num_steps"),
-    ):  # fmt: skip
+    ):
         asks = {
             "shuffled": lambda d: DataLoader(d, shuffle=True),
             "in order": lambda d: next(iter(DataLoader(d))),
             "a pass": lambda d: next(iter(DataLoader(d, sampler=d.pass_sampler()))),
             "its length": lambda d: len(DataLoader(d)),
-        }  # fmt: skip
+        }
         if how == "a pass" and option == "num_steps":
             continue
-        with pytest.raises(
-            NoClipsError, match=rf"no clip of 16 steps \({option}=8 .*has 7 steps; choose"
-        ):
+        with pytest.raises(NoClipsError, match=rf"no clip of 16 steps \({option}=8 .*has 7 steps; choose"):
             asks[how](dataset)
         assert len(dataset) == 0, "it is no error for one who waits for longer episodes"
 
@@ -178,9 +175,7 @@ def test_brackets_say_what_to_call_instead(stored, tmp_path, idx, said):
     read = load_dataset(tmp_path / "stored.h5")
     for dataset in (stored, stored.view(), read, ConcatDataset([stored]), MergeDataset([stored])):
         for kind in (SubscriptError, TypeError, InputError):
-            with pytest.raises(
-                kind, match=f"^{type(dataset).__name__}: a clip id is an integer, {said}"
-            ):
+            with pytest.raises(kind, match=f"^{type(dataset).__name__}: a clip id is an integer, {said}"):
                 dataset[idx]
 
 
@@ -262,16 +257,14 @@ def test_a_suffix_that_names_no_format(stored, tmp_path, name):
 
 def test_a_format_that_is_only_read_is_not_dumped_to(stored, tmp_path):
     for name, format in (("x", "ringmap"), ("x.ringmap", None)):
-        with pytest.raises(
-            InputError, match="^ReplayBuffer.dump: format 'ringmap' is read-only; choose"
-        ):
+        with pytest.raises(InputError, match="^ReplayBuffer.dump: format 'ringmap' is read-only; choose"):
             stored.dump(tmp_path / name, format)
 
 
 @pytest.mark.parametrize(
     ("given", "meant"),
     [("h5", "hdf5"), (".h5", "hdf5"), ("HDF5", "hdf5"), ("hdf", "hdf5"), ("le-robot", "lerobot"), ("vidoe", "video")],
-)  # fmt: skip
+)
 def test_a_name_that_is_nearly_a_formats_is_asked_about_everywhere(stored, tmp_path, given, meant):
     path = tmp_path / "stored.h5"
     for call in (
@@ -281,9 +274,7 @@ def test_a_name_that_is_nearly_a_formats_is_asked_about_everywhere(stored, tmp_p
         lambda: convert(path, tmp_path / "x", dest_format="hdf5", source_format=given),
         lambda: merge([path], tmp_path / "x", dest_format=given),
     ):
-        with pytest.raises(
-            InputError, match=f"unknown format '{given}'; did you mean '{meant}'\\?; known: "
-        ):
+        with pytest.raises(InputError, match=f"unknown format '{given}'; did you mean '{meant}'\\?; known: "):
             call()
     assert not (tmp_path / "x").exists()
 
@@ -305,13 +296,16 @@ class Refuses(Disk):
     ("number", "said"),
     [
         (errno.EROFS, "the file system is read-only; open the buffer with mode='r' to read it; to write, mount"),
-        (errno.EACCES, r"this process may not write here \(Permission denied\); open the buffer with mode='r' .* permission"),
+        (
+            errno.EACCES,
+            r"this process may not write here \(Permission denied\); open the buffer with mode='r' .* permission",
+        ),
         (errno.EPERM, r"this process may not write here \(Operation not permitted\); open the buffer with mode='r'"),
         (errno.EMFILE, r"can't be locked \(Too many open files\); close files, or raise .* \(ulimit -n\), then"),
         (errno.ENOSPC, r"can't be locked \(No space left on device\); free space"),
         (errno.ENOLCK, r"this file system can't lock files \(No locks available\); put the buffer on another"),
     ],
-)  # fmt: skip
+)
 def test_a_buffer_that_can_not_be_locked_says_why(tmp_path, monkeypatch, number, said):
     ReplayBuffer(100, path=tmp_path / "b").close()
     monkeypatch.setattr("ringmap.buffers.engine.DISK", Refuses())
@@ -341,14 +335,13 @@ except EnvironmentFault as error:
 def test_a_read_only_mount_is_called_that(tmp_path):
     ReplayBuffer(100, path=tmp_path / "b").close()
     mount = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,ro,bind {tmp_path}"
-    if shutil.which("unshare") is None or subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", mount], capture_output=True, check=False
-    ).returncode:  # fmt: skip
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", "--mount", "sh", "-ec", mount], capture_output=True, check=False).returncode
+    ):
         pytest.skip("can't mount here")
     run = f"{mount} && exec {sys.executable} -c '{READ_ONLY}' {tmp_path}/b"
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", run], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["unshare", "--mount", "sh", "-ec", run], capture_output=True, text=True, check=True)
     assert "the file system is read-only; open the buffer with mode='r'" in done.stdout
 
 
@@ -375,13 +368,9 @@ def test_streaming_calls_say_that_too_many_files_are_open(tmp_path):
     begun, waiting = buf.begin_episode(), buf.begin_episode()
     begun.append(step)
     with no_more_files():
-        with pytest.raises(
-            EnvironmentFault, match=f"OpenEpisode.append: Too many open files.*{REMEDY}"
-        ):
+        with pytest.raises(EnvironmentFault, match=f"OpenEpisode.append: Too many open files.*{REMEDY}"):
             waiting.append(step)
-        with pytest.raises(
-            EnvironmentFault, match=f"OpenEpisode.finish: Too many open files.*{REMEDY}"
-        ):
+        with pytest.raises(EnvironmentFault, match=f"OpenEpisode.finish: Too many open files.*{REMEDY}"):
             begun.finish()
     # Then nothing was lost, and the same calls work
     begun.append(step)
@@ -398,9 +387,7 @@ def test_opening_and_reading_say_that_too_many_files_are_open(tmp_path):
     with no_more_files():
         with pytest.raises(EnvironmentFault, match=f"^.Errno 24. ReplayBuffer: Too many.*{REMEDY}"):
             buf.sample(2)
-        with pytest.raises(
-            EnvironmentFault, match=f"ReplayBuffer.open: Too many open files.*{REMEDY}"
-        ):
+        with pytest.raises(EnvironmentFault, match=f"ReplayBuffer.open: Too many open files.*{REMEDY}"):
             ReplayBuffer.open(tmp_path / "b")
     assert buf.sample(2)["obs"].shape == (2, 1, 2)
 
@@ -419,7 +406,7 @@ def test_opening_and_reading_say_that_too_many_files_are_open(tmp_path):
         (transitions, {"obs": np.zeros((5, 2))}, r"TransitionReplayBuffer.add\(\) got .*'obs'; give what .*\['obs'\]"),
         (transitions, 3, "expected a mapping of what TransitionReplayBuffer.add takes, got int"),
     ],
-)  # fmt: skip
+)
 def test_extend_names_itself(stored, online, data, said):
     half = online()
     given = {"online_capacity": half} if isinstance(half, int) else {"online_storage": half}

@@ -24,11 +24,12 @@ FLAT = {"obs/camera/left": LEFT, "obs/state": STATE, "action": ACTION}
 WAYS = {
     "mappings": {"obs": {"camera": {"left": LEFT}, "state": STATE}, "action": ACTION},
     "a mapping per step": {
-        "obs": [{"camera": {"left": LEFT[t]}, "state": STATE[t]} for t in range(T)], "action": list(ACTION),
+        "obs": [{"camera": {"left": LEFT[t]}, "state": STATE[t]} for t in range(T)],
+        "action": list(ACTION),
     },
     "both": {"obs": {"camera": [{"left": LEFT[t]} for t in range(T)], "state": list(STATE)}, "action": ACTION},
     "partly flat": {"obs": {"camera": {"left": LEFT}}, "obs/state": STATE, "action": ACTION},
-}  # fmt: skip
+}
 
 
 def equal(found, expected):
@@ -37,9 +38,7 @@ def equal(found, expected):
         if isinstance(value, dict):
             equal(found[name], value)
         else:
-            assert np.asarray(found[name]).dtype == value.dtype and np.array_equal(
-                found[name], value
-            )
+            assert np.asarray(found[name]).dtype == value.dtype and np.array_equal(found[name], value)
 
 
 @pytest.fixture
@@ -73,9 +72,7 @@ def test_steps_that_are_appended(tmp_path):
     buf = ringmap.ReplayBuffer(100)
     episode = buf.begin_episode()
     for t in range(T):
-        episode.append(
-            {"obs": {"camera": {"left": LEFT[t]}, "state": STATE[t]}, "action": ACTION[t]}
-        )
+        episode.append({"obs": {"camera": {"left": LEFT[t]}, "state": STATE[t]}, "action": ACTION[t]})
     episode.finish()
     equal(buf.load_episode(0), FLAT)
 
@@ -114,9 +111,7 @@ def test_a_schema_a_filter_and_an_update_are_nested_too():
     buf.write_episode({"obs": {"state": STATE, "x": STATE}})
     buf.update(buf.sample(4).ids, {"obs": {"value": np.full(4, 2.5)}})
     assert set(buf.load_episode(0, nest=True)["obs"]["value"].tolist()) <= {0.0, 2.5}
-    space = gymnasium.spaces.Dict(
-        obs=gymnasium.spaces.Dict(state=gymnasium.spaces.Box(-1, 1, (2,)))
-    )
+    space = gymnasium.spaces.Dict(obs=gymnasium.spaces.Dict(state=gymnasium.spaces.Box(-1, 1, (2,))))
     assert ringmap.ReplayBuffer(100, schema=space).column_names == ["obs/state"]
 
 
@@ -134,7 +129,7 @@ def test_a_schema_a_filter_and_an_update_are_nested_too():
         ({"obs": [{"a": 1}, 2]}, r"obs: step 1 has int, and step 0 \['a'\]"),
         ({"obs": {"a": STATE, "b": STATE[1:]}}, "column 'obs/b' has 5 steps, expected 6 as in 'obs/a'"),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_one_meaning_is_refused(given, message):
     buf = ringmap.ReplayBuffer(100)
     with pytest.raises(InputError, match=message):

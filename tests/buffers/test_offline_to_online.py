@@ -231,9 +231,13 @@ def test_state_dict_goes_on(rounding, made):
 def test_a_path_goes_on_where_it_was(tmp_path):
     def make():
         return OfflineToOnlineReplayBuffer(
-            offline_buffer(seed=0), online_capacity=20, offline_fraction=0.3, rounding="carry",
-            path=tmp_path / "ring", seed=3,
-        )  # fmt: skip
+            offline_buffer(seed=0),
+            online_capacity=20,
+            offline_fraction=0.3,
+            rounding="carry",
+            path=tmp_path / "ring",
+            seed=3,
+        )
 
     rb = make()
     rb.extend(episode(15, 1))
@@ -276,13 +280,9 @@ def test_a_directory_that_is_no_ring(tmp_path):
     with ReplayBuffer(max_steps=10, path=tmp_path / "plain") as buf:
         buf.write_episode({"x": [1]})
     buf.close()
-    with pytest.raises(
-        InputError, match="holds episodes, expected rows; open it with ReplayBuffer"
-    ):
+    with pytest.raises(InputError, match="holds episodes, expected rows; open it with ReplayBuffer"):
         OfflineToOnlineReplayBuffer.open(tmp_path / "plain", offline_buffer())
-    with pytest.raises(
-        InputError, match="holds episodes, expected rows; open it with ReplayBuffer"
-    ):
+    with pytest.raises(InputError, match="holds episodes, expected rows; open it with ReplayBuffer"):
         OfflineToOnlineReplayBuffer(offline_buffer(), online_capacity=5, path=tmp_path / "plain")
 
 
@@ -471,9 +471,7 @@ def test_transitions_by_priority():
         buf({**rows, "next_observations": state, "dones": zeros})
 
     offline, online = (
-        TransitionReplayBuffer(
-            100, (3,), action_shape=(1,), action_dtype=np.float32, seed=0, sampler=sampler
-        )
+        TransitionReplayBuffer(100, (3,), action_shape=(1,), action_dtype=np.float32, seed=0, sampler=sampler)
         for sampler in (None, PrioritizedSampler(alpha=1.0, rng=0))
     )
     add(lambda rows: offline.add(**rows), 0, 10)
@@ -565,20 +563,14 @@ def test_wrong_batches(made):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        n
-        for n in list_formats()
-        if n not in ("minari", "lerobot", "ringmap", "rlds", "robomimic", "d4rl", "npz")
-    ],
+    [n for n in list_formats() if n not in ("minari", "lerobot", "ringmap", "rlds", "robomimic", "d4rl", "npz")],
 )
 def test_every_format_that_is_written_here(name, tmp_path):
     path = tmp_path / "prior"
     with get_format(name).open_writer(path) as writer:
         for start in range(0, 30, 10):
             writer.write_episode(episode(10, 0, start))
-    rb = OfflineToOnlineReplayBuffer(
-        str(path), online_capacity=20, batch_size=8, seed=0, num_steps=1
-    )
+    rb = OfflineToOnlineReplayBuffer(str(path), online_capacity=20, batch_size=8, seed=0, num_steps=1)
     rb.extend(episode(7, 1))
     seen = set()
     for _ in range(20):
@@ -675,9 +667,12 @@ def test_d4rl(tmp_path, monkeypatch):
     terminals[3] = timeouts[3] = timeouts[7] = timeouts[8] = True  # then 4, 4, 1 and 3 rows
     rows = np.arange(12)
     columns = {
-        "observations": rows[:, None].astype("f4"), "actions": rows[:, None], "rewards": rows * 1.0,
-        "terminals": terminals, "timeouts": timeouts,
-    }  # fmt: skip
+        "observations": rows[:, None].astype("f4"),
+        "actions": rows[:, None],
+        "rewards": rows * 1.0,
+        "terminals": terminals,
+        "timeouts": timeouts,
+    }
     write_d4rl(tmp_path / "d4rl/hopper_medium-v2.hdf5", **columns)
     dataset = load_dataset("d4rl:hopper-medium-v2")
     assert dataset.lengths.tolist() == [4, 3, 2]
@@ -698,7 +693,7 @@ def test_d4rl(tmp_path, monkeypatch):
     assert (whole.get_col_data("next_observation")[:, 0] == rows + 100).all()
 
     rb = OfflineToOnlineReplayBuffer("d4rl:hopper-medium-v2", online_capacity=5, batch_size=6)
-    assert set(rb.sample()) == {"observation", "next_observation", "action", "reward", "terminated", "truncated"}  # fmt: skip
+    assert set(rb.sample()) == {"observation", "next_observation", "action", "reward", "terminated", "truncated"}
     with pytest.raises(NotFoundError, match="set D4RL_DATASET_DIR"):
         load_dataset("d4rl:walker2d-medium-v2")
     write_d4rl(tmp_path / "d4rl/bad.hdf5", observations=np.zeros((3, 1)), actions=np.zeros(2))
@@ -725,7 +720,7 @@ def test_ids_of_what_is_not_here(monkeypatch, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:::minari")
 def test_minari(tmp_path, monkeypatch):
-    minari = pytest.importorskip("minari", reason="the package minari is not installed (extra minari)")  # fmt: skip
+    minari = pytest.importorskip("minari", reason="the package minari is not installed (extra minari)")
     import gymnasium
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
@@ -742,14 +737,24 @@ def test_minari(tmp_path, monkeypatch):
         terminations, truncations = ([end[k] for end in ends] for k in (0, 1))
         played.append(
             minari.data_collector.EpisodeBuffer(
-                seed, observations=np.array(seen), actions=np.array(actions), rewards=rewards,
-                terminations=terminations, truncations=truncations,
+                seed,
+                observations=np.array(seen),
+                actions=np.array(actions),
+                rewards=rewards,
+                terminations=terminations,
+                truncations=truncations,
             )
-        )  # fmt: skip
+        )
     minari.create_dataset_from_buffers(
-        "here/cartpole-v0", played, env, algorithm_name="random", author="me",
-        author_email="me@here", code_permalink="none", description="random play",
-    )  # fmt: skip
+        "here/cartpole-v0",
+        played,
+        env,
+        algorithm_name="random",
+        author="me",
+        author_email="me@here",
+        code_permalink="none",
+        description="random play",
+    )
     rb = OfflineToOnlineReplayBuffer("minari:here/cartpole-v0", online_capacity=50, batch_size=16)
     batch = rb.sample()
     assert batch["observation"].shape == batch["next_observation"].shape == (16, 4)
@@ -804,9 +809,7 @@ def test_a_missing_extra_is_named(monkeypatch):
 
 def test_a_mix_is_opened_as_it_was_left(tmp_path):
     offline = offline_buffer()
-    rb = OfflineToOnlineReplayBuffer(
-        offline, online_capacity=50, path=tmp_path / "ring", offline_fraction=0.25
-    )
+    rb = OfflineToOnlineReplayBuffer(offline, online_capacity=50, path=tmp_path / "ring", offline_fraction=0.25)
     rb.anneal(1, 2)
     rb.close()
     for options, expected, base in (({}, 0.125, 0.25), ({"offline_fraction": 0.4}, 0.4, 0.4)):
@@ -834,9 +837,7 @@ def test_ids_and_weights_are_in_every_batch():
 
 
 def test_a_pickled_ring_follows_its_writer(tmp_path):
-    rb = OfflineToOnlineReplayBuffer(
-        offline_buffer(), online_capacity=50, path=tmp_path / "ring", seed=0
-    )
+    rb = OfflineToOnlineReplayBuffer(offline_buffer(), online_capacity=50, path=tmp_path / "ring", seed=0)
     rb.extend(episode(10, 1))
     copy = pickle.loads(pickle.dumps(rb))
     rb.extend(episode(30, 1))
@@ -854,9 +855,12 @@ def test_buffers_of_ours_on_both_sides():
     def row(n):
         obs = np.zeros((n, 2))
         return {
-            "observations": obs, "actions": np.zeros(n, int), "rewards": np.zeros(n), "next_observations": obs + 1,
+            "observations": obs,
+            "actions": np.zeros(n, int),
+            "rewards": np.zeros(n),
+            "next_observations": obs + 1,
             "dones": np.zeros(n),
-        }  # fmt: skip
+        }
 
     offline, online = (TransitionReplayBuffer(100, (2,), device=None) for _ in range(2))
     offline.add(**row(20))
@@ -943,7 +947,8 @@ def test_a_window_over_the_offline_data(kind, tmp_path):
 
 
 def test_transitions_from_a_ring_of_episodes(tmp_path):
-    """(s, a, r, s') of both halves, from episodes that store each observation once; and of rows that a ring of rows takes."""
+    """(s, a, r, s') of both halves, from episodes that store each observation once; and of rows that a ring of rows
+    takes."""
     offline, online = (ReplayBuffer(200, reward_at="same", seed=i) for i in range(2))
     for first in (0, 100):
         offline.write_episode(numbered(first, 50))
@@ -965,7 +970,8 @@ def test_transitions_from_a_ring_of_episodes(tmp_path):
 
 
 def test_the_online_half_sees_what_others_write(tmp_path):
-    """A fleet, a reader of a ring and a reader of transitions: opened while empty, drawn from once a collector wrote."""
+    """A fleet, a reader of a ring and a reader of transitions: opened while empty, drawn from once a collector
+    wrote."""
     offline = ReplayBuffer(100)
     offline.write_episode(numbered(0, 30))
     ring = ReplayBuffer(100, path=tmp_path / "fleet/a", sync_every_s=0)
@@ -981,7 +987,7 @@ def test_the_online_half_sees_what_others_write(tmp_path):
     mixes = {
         name: OfflineToOnlineReplayBuffer(old if "transitions" in name else offline, online_storage=side, seed=0)
         for name, side in sides.items()
-    }  # fmt: skip
+    }
     key = {name: "actions" if "transitions" in name else "action" for name in mixes}
     for name, rb in mixes.items():
         assert rb.split(8) == (8, 0), name
@@ -1001,8 +1007,12 @@ def test_the_online_half_sees_what_others_write(tmp_path):
 def _a_transition():
     zero = np.zeros((1, 1), "f4")
     return {
-        "observations": zero, "actions": [0], "rewards": [0.0], "next_observations": zero, "dones": [False],
-    }  # fmt: skip
+        "observations": zero,
+        "actions": [0],
+        "rewards": [0.0],
+        "next_observations": zero,
+        "dones": [False],
+    }
 
 
 # -- the rows of a ring go out -------------------------------------------------------------------
@@ -1010,12 +1020,13 @@ def _a_transition():
 
 def a_step(number, ended, lane=0):
     now, then = ([[number + 100 * lane + i]] for i in (0, 1))
-    return {"obs": np.array(now, "f4"), "next_obs": np.array(then, "f4"), "reward": [1.0], "terminated": [ended]}  # fmt: skip
+    return {"obs": np.array(now, "f4"), "next_obs": np.array(then, "f4"), "reward": [1.0], "terminated": [ended]}
 
 
 @pytest.mark.parametrize("has_next", [False, True])
 def test_the_rows_of_a_ring_as_episodes(has_next, tmp_path):
-    """Cut at ends, and where rows don't go on from each other; the same in memory, from the directory, and converted."""
+    """Cut at ends, and where rows don't go on from each other; the same in memory, from the directory, and
+    converted."""
     offline = ReplayBuffer(9)
     rb = OfflineToOnlineReplayBuffer(offline, online_capacity=60, path=tmp_path / "mix")
     for number in range(100):
@@ -1030,7 +1041,7 @@ def test_the_rows_of_a_ring_as_episodes(has_next, tmp_path):
     rb.flush()
     convert(tmp_path / "mix", tmp_path / "out.h5", progress=False)
     convert(rb, tmp_path / "of-object.h5", progress=False)
-    places = [load_dataset(tmp_path / name, output="numpy") for name in ("mix", "out.h5", "of-object.h5")]  # fmt: skip
+    places = [load_dataset(tmp_path / name, output="numpy") for name in ("mix", "out.h5", "of-object.h5")]
     for dataset in (told, pickle.loads(pickle.dumps(told)), *places):
         assert dataset.lengths.tolist() == lengths
         for name in told.column_names:
@@ -1038,7 +1049,7 @@ def test_the_rows_of_a_ring_as_episodes(has_next, tmp_path):
             np.testing.assert_array_equal(dataset.get_col_data(name), expected)
     assert told.reward_at == places[0].reward_at == "same"
     for _ in range(300):
-        rb.extend(a_step(0, False) if has_next else {n: a_step(0, False)[n] for n in told.column_names})  # fmt: skip
+        rb.extend(a_step(0, False) if has_next else {n: a_step(0, False)[n] for n in told.column_names})
     with pytest.raises(ReplacedError, match="look them up again"):
         told.load_episode(0)
     rb.close()

@@ -8,7 +8,7 @@ import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    tensordict = pytest.importorskip("tensordict", reason="tensordict is not installed (extra torchrl)")  # fmt: skip
+    tensordict = pytest.importorskip("tensordict", reason="tensordict is not installed (extra torchrl)")
     torchrl = pytest.importorskip("torchrl.data", reason="torchrl is not installed (extra torchrl)")
 
 from ringmap.buffers.steps import StepRing
@@ -26,9 +26,7 @@ def ted(count, side):
     obs = torch.full((count, 4), float(side))
     reward, done = torch.arange(count)[:, None] * 1.0, torch.zeros(count, 1, dtype=torch.bool)
     following = TensorDict({"observation": obs + 0.5, "reward": reward, "done": done}, [count])
-    return TensorDict(
-        {"observation": obs, "action": torch.zeros(count, 2), "next": following}, [count]
-    )
+    return TensorDict({"observation": obs, "action": torch.zeros(count, 2), "next": following}, [count])
 
 
 def offline_of(data, **options):
@@ -81,7 +79,7 @@ def test_a_tensordict_in_extend_alone_is_enough():
     batch = rb.sample(4)
     assert isinstance(batch, TensorDict)
     assert batch["observation"].dtype == torch.float32
-    assert OfflineToOnlineReplayBuffer(offline, online_capacity=5, to="tensordict").sample(3).shape == (3,)  # fmt: skip
+    assert OfflineToOnlineReplayBuffer(offline, online_capacity=5, to="tensordict").sample(3).shape == (3,)
 
 
 def test_torchrl_storage_as_online_half():
@@ -105,9 +103,7 @@ def test_drawing_from_torchrl_can_be_resumed():
 
 def test_its_sampler_is_used_and_its_notes_are_left_out():
     sampler = torchrl.SamplerWithoutReplacement(shuffle=False)
-    offline = torchrl.TensorDictReplayBuffer(
-        storage=LazyTensorStorage(1000), sampler=sampler, batch_size=8
-    )
+    offline = torchrl.TensorDictReplayBuffer(storage=LazyTensorStorage(1000), sampler=sampler, batch_size=8)
     offline.extend(ted(100, 0))
     assert "index" in offline.sample()
     rb = OfflineToOnlineReplayBuffer(offline, online_capacity=20)
@@ -120,12 +116,8 @@ def test_its_sampler_is_used_and_its_notes_are_left_out():
 @pytest.mark.parametrize("fraction", [0.5, 0.3, 0.85])
 def test_the_split_is_that_of_torchrl(fraction):
     """Beside the real class: the same number of offline rows for every batch size and at every step of annealing."""
-    theirs = torchrl.OfflineToOnlineReplayBuffer(
-        offline_of(ted(100, 0)), online_capacity=50, offline_fraction=fraction
-    )
-    ours = OfflineToOnlineReplayBuffer(
-        offline_of(ted(100, 0)), online_capacity=50, offline_fraction=fraction
-    )
+    theirs = torchrl.OfflineToOnlineReplayBuffer(offline_of(ted(100, 0)), online_capacity=50, offline_fraction=fraction)
+    ours = OfflineToOnlineReplayBuffer(offline_of(ted(100, 0)), online_capacity=50, offline_fraction=fraction)
     for rb in (theirs, ours):
         rb.extend(ted(10, 1))
     for step in (0, 3, 9, 10, 12):
@@ -133,7 +125,7 @@ def test_the_split_is_that_of_torchrl(fraction):
             for rb in (theirs, ours):
                 rb.anneal(step, 10)
             assert ours.offline_fraction == pytest.approx(theirs.offline_fraction)
-            counts = [int((rb.sample(size)["observation"][:, 0] == 0).sum()) for rb in (ours, theirs)]  # fmt: skip
+            counts = [int((rb.sample(size)["observation"][:, 0] == 0).sum()) for rb in (ours, theirs)]
             assert counts[0] == counts[1]
 
 

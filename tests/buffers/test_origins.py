@@ -21,9 +21,7 @@ def make(path=None, **options):
 
 
 def write(buf, number, length=5, data=None):
-    buf.write_episode(
-        {"x": np.full(length, number), "_episode_data": {"seed": number, **(data or {})}}
-    )
+    buf.write_episode({"x": np.full(length, number), "_episode_data": {"seed": number, **(data or {})}})
 
 
 def ordinals(buf):
@@ -92,9 +90,7 @@ def test_all_parts_of_an_episode_have_one_ordinal_and_name_the_part_before(path)
         assert mine["previous"].tolist() == [-1, *mine["start"][:-1].tolist()]
     ends = records[records["kind"] == RETIRE]
     assert ends["ordinal"].tolist() == [4] * len(ends)
-    assert ends["previous"].tolist() == [
-        int(parts[parts["ordinal"] == ordinal]["start"][-1]) for ordinal in (0, 2)
-    ]
+    assert ends["previous"].tolist() == [int(parts[parts["ordinal"] == ordinal]["start"][-1]) for ordinal in (0, 2)]
     nexts = records["ordinal"] + records["behind"]
     assert (np.diff(nexts.astype(np.int64)) >= 0).all()
     assert (np.diff(records["time"]) >= 0).all()
@@ -222,9 +218,7 @@ def test_a_size_that_a_record_cannot_say_is_refused_before_anything_changes(path
             episode.append({"x": step})
         for number in range(1, 5):
             write(buf, number)
-        with pytest.raises(
-            InputError, match="5 episodes that began since its first part, expected at most 3"
-        ):
+        with pytest.raises(InputError, match="5 episodes that began since its first part, expected at most 3"):
             for step in range(2, 9):
                 episode.append({"x": step})
         episode.abandon()

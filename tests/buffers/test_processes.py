@@ -110,9 +110,7 @@ def test_a_constructor_that_fails_keeps_no_lock(disk_buffer, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(replay, "finish_open", refuse)
-        with pytest.raises(
-            OSError, match="refused"
-        ) as kept:  # its traceback keeps every frame alive
+        with pytest.raises(OSError, match="refused") as kept:  # its traceback keeps every frame alive
             disk_buffer(20, 2)
     assert kept
     assert stored(disk_buffer(20, 2)) == [0, 1, 2]
@@ -127,9 +125,7 @@ def test_a_reader_asked_to_write_names_the_writer(disk_buffer, home, work):
     reader = ReplayBuffer.open(home / "buf")
     assert (reader.mode, buf.mode) == ("r", "r+")
     files = disk_buffer.files()
-    with pytest.raises(
-        ReadOnlyError, match=rf"only reads.* process {os.getpid()} .*mode='r\+'"
-    ) as raised:
+    with pytest.raises(ReadOnlyError, match=rf"only reads.* process {os.getpid()} .*mode='r\+'") as raised:
         WRITES[work](reader)
     assert isinstance(raised.value, RuntimeError)
     assert disk_buffer.files() == files
@@ -250,14 +246,10 @@ def test_a_child_closes_and_ends_without_freeing_the_lock(disk_buffer, home):
     buf = fill(disk_buffer)
     in_child(buf.close)
     in_child(lambda: None)
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN, str(home / "buf")], capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", OPEN, str(home / "buf")], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "LockedError"
     buf.close()
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN, str(home / "buf")], capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", OPEN, str(home / "buf")], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "opened", done.stderr
 
 
@@ -303,9 +295,7 @@ def test_a_child_that_outlives_its_killed_parent_keeps_nobody_out(disk_buffer):
 def test_filelock_gives_its_descriptor_up_in_a_forked_child(tmp_path):
     """What the two tests above stand on: the child closes the descriptor, and never unlocks."""
     path = str(tmp_path / "lock")
-    lock = filelock.FileLock(
-        path, timeout=0, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
-    )
+    lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False, preserve_lock_file=True)
     lock.acquire()
     held = os.stat(path).st_ino
 
@@ -672,9 +662,7 @@ def test_whole_episodes_are_read_while_another_thread_writes(buffer):
                 for one in buf.episodes():
                     number = int(one["episode"][0])
                     assert one.pop("_episode_data") == {"n": number}
-                    same(
-                        {n: np.array(v) for n, v in one.items()}, columns(number, 0, 3 + number % 5)
-                    )
+                    same({n: np.array(v) for n, v in one.items()}, columns(number, 0, 3 + number % 5))
                 steps = buf.get_col_data("step")
                 assert steps[0] == 0
                 rounds[0] += 1

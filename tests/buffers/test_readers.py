@@ -299,9 +299,7 @@ def test_a_state_that_stays_torn_is_named(writer, reader, home, monkeypatch):
     with open(home / "buf/state.bin", "r+b") as file:
         file.seek(20)
         file.write(b"\xff" * 8)
-    with pytest.raises(
-        CorruptError, match=r"state.bin: stays torn.*open the buffer for writing once"
-    ):
+    with pytest.raises(CorruptError, match=r"state.bin: stays torn.*open the buffer for writing once"):
         reader.refresh()
     fresh = ReplayBuffer.open(home / "buf")
     assert fresh.lengths.tolist() == [5] * 4
@@ -320,9 +318,7 @@ def test_on_a_network_file_system_a_reader_on_another_host_is_refused(writer, ho
     monkeypatch.setattr(System, "is_network", lambda self, path: True)
     ReplayBuffer.open(home / "buf").close()
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-    with pytest.raises(
-        EnvironmentFault, match="network file system .*read on that host, or dump the buffer"
-    ):
+    with pytest.raises(EnvironmentFault, match="network file system .*read on that host, or dump the buffer"):
         ReplayBuffer.open(home / "buf")
     writer.write_episode(episode(4, 5))
 
@@ -367,9 +363,7 @@ def test_a_sampler_may_ask_for_many_other_spans(writer):
     for number in (4, 5):
         writer.write_episode(episode(number, 5))
     oldest = writer[0]
-    writer.sampler = lambda step, buffer, size, history: (
-        ask_for_17_other_spans(buffer) and np.zeros(size, int)
-    )
+    writer.sampler = lambda step, buffer, size, history: ask_for_17_other_spans(buffer) and np.zeros(size, int)
     for name, values in writer.sample(1).items():
         np.testing.assert_array_equal(values[0], oldest[name])
     assert writer.num_redraws == 0

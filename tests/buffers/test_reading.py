@@ -28,11 +28,7 @@ def fill(buffer, history=1, skip=1, max_steps=25):
 
 def expected_clips(kept, history, skip):
     span = history * skip
-    return [
-        (i, number, start)
-        for i, (number, length) in enumerate(kept)
-        for start in range(length - span + 1)
-    ]
+    return [(i, number, start) for i, (number, length) in enumerate(kept) for start in range(length - span + 1)]
 
 
 # -- clips -------------------------------------------------------------------------------------
@@ -100,9 +96,7 @@ def test_empty(buffer):
 
 def test_iterating_ends(buffer):
     buf, kept = fill(buffer)
-    assert [int(one["episode"][0]) for one in buf] == [
-        n for n, length in kept for _ in range(length)
-    ]
+    assert [int(one["episode"][0]) for one in buf] == [n for n, length in kept for _ in range(length)]
 
 
 @pytest.mark.parametrize(
@@ -118,9 +112,7 @@ def test_actions_are_dense_and_reshaped_always(buffer, step, width, skip):
     for start in range(12 - 3 * skip + 1):
         for got in (buf[start], {k: v[0] for k, v in first(buf, start).items()}):
             assert got["action"].shape == (3, width * skip)
-            np.testing.assert_array_equal(
-                got["action"], actions[start : start + 3 * skip].reshape(3, width * skip)
-            )
+            np.testing.assert_array_equal(got["action"], actions[start : start + 3 * skip].reshape(3, width * skip))
             np.testing.assert_array_equal(got["action2"], actions[start : start + 3 * skip : skip])
             np.testing.assert_array_equal(got["reward"], np.arange(start, start + 3 * skip, skip))
 
@@ -172,9 +164,7 @@ def test_episodes_may_be_walked_while_more_come(buffer):
     for one in buf.episodes():
         seen.append(int(one["episode"][0]))
         buf.write_episode(episode(100 + len(seen), 6))
-    assert seen == sorted(seen), (
-        "what was evicted meanwhile is left out, what came is not there yet"
-    )
+    assert seen == sorted(seen), "what was evicted meanwhile is left out, what came is not there yet"
     assert set(seen) <= {number for number, _ in kept}
 
 
@@ -196,9 +186,7 @@ def test_slices_are_dense_and_never_folded(buffer):
 def test_bounds_of_episodes_and_slices(buffer):
     buf, kept = fill(buffer)
     for wrong in (len(kept), -len(kept) - 1, 10**9):
-        with pytest.raises(
-            ClipIndexError, match=f"episode {wrong} is out of range for {len(kept)} episodes"
-        ):
+        with pytest.raises(ClipIndexError, match=f"episode {wrong} is out of range for {len(kept)} episodes"):
             buf.load_episode(wrong)
         with pytest.raises(ClipIndexError, match="out of range"):
             buf._load_slice(wrong, 0, 1)
@@ -240,9 +228,7 @@ def test_column_and_row_data_and_dims(buffer):
     total = buf.num_steps_stored
     rows = [0, total - 1, 3, 3, -1, 7, -total]
     same(buf.get_row_data(rows), {name: values[rows] for name, values in expected.items()})
-    same(
-        buf.get_row_data(np.array(rows)), {name: values[rows] for name, values in expected.items()}
-    )
+    same(buf.get_row_data(np.array(rows)), {name: values[rows] for name, values in expected.items()})
     for row in (0, -1, 5):
         same(
             buf.get_row_data(row),
@@ -274,8 +260,11 @@ def test_rows_of_an_empty_buffer(buffer):
     buf.clear()
     assert buf.get_col_data("obs/x").shape == (0, 3)
     assert {name: v.shape for name, v in buf.get_row_data([]).items()} == {
-        "episode": (0,), "step": (0,), "obs/x": (0, 3), "action": (0, 2),
-    }  # fmt: skip
+        "episode": (0,),
+        "step": (0,),
+        "obs/x": (0, 3),
+        "action": (0, 2),
+    }
     with pytest.raises(ClipIndexError):
         buf.get_row_data(0)
 
@@ -329,9 +318,7 @@ def test_rows_that_were_damaged_are_refused_by_name(disk_buffer, home):
         file.seek(4096 + 16 * 7)
         file.write(b"\xff\xff")
     assert int(buf.load_episode(0)["episode"][0]) == 0
-    with pytest.raises(
-        CorruptError, match=r"columns \['action'\].*rows of record 2.*ringmap.check"
-    ):
+    with pytest.raises(CorruptError, match=r"columns \['action'\].*rows of record 2.*ringmap.check"):
         buf.load_episode(1)
     with pytest.raises(CorruptError, match="action"):
         list(buf.episodes())

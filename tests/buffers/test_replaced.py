@@ -90,9 +90,12 @@ def remade(path):
 
 
 WAYS = {
-    removed: "removed", renamed: "renamed", replaced: "replaced by another one",
-    other_schema: "replaced by another one", remade: "replaced by another one",
-}  # fmt: skip
+    removed: "removed",
+    renamed: "renamed",
+    replaced: "replaced by another one",
+    other_schema: "replaced by another one",
+    remade: "replaced by another one",
+}
 
 
 def tree(path):
@@ -317,9 +320,7 @@ def test_labels_are_not_begun_in_the_other_buffer(home):
     with pytest.raises(ReplacedError):
         buf.relabel(
             ids,
-            lambda rows: {
-                "teacher_actions": np.ones((len(next(iter(rows.values()))), 1), np.float32)
-            },
+            lambda rows: {"teacher_actions": np.ones((len(next(iter(rows.values()))), 1), np.float32)},
         )
     with pytest.raises(ReplacedError):
         buf.close()

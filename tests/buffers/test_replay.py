@@ -189,9 +189,7 @@ def test_properties(buffer):
             numbers.pop(0)
         assert stored(buf) == numbers
         assert buf.lengths.tolist() == lengths
-        assert buf.offsets.tolist() == [sum(lengths[:i]) for i in range(len(lengths))], (
-            "logical, not on the ring"
-        )
+        assert buf.offsets.tolist() == [sum(lengths[:i]) for i in range(len(lengths))], "logical, not on the ring"
         assert (type(buf.num_episodes), type(buf.num_steps_stored)) == (int, int)
         assert (buf.num_episodes, buf.num_steps_stored) == (len(lengths), sum(lengths))
         assert buf.column_names == COLUMNS
@@ -368,9 +366,7 @@ def test_a_closed_buffer_raises_a_clear_error(buffer, use):
     buf = buffer(max_steps=20)
     buf.write_episode(episode(0, 3))
     said = (
-        "buffer in RAM is closed, and its rows are gone"
-        if buf.path is None
-        else r"buffer .* is closed; open it again"
+        "buffer in RAM is closed, and its rows are gone" if buf.path is None else r"buffer .* is closed; open it again"
     )
     buf.close()
     files = buffer.files()
@@ -417,9 +413,7 @@ def test_all_committed_episodes_are_there_again(disk_buffer):
 
 
 def test_from_this_call_come_the_settings_of_reading(disk_buffer):
-    buf = disk_buffer(
-        max_steps=30, history_len=2, frameskip=2, durability="power", casting="unsafe"
-    )
+    buf = disk_buffer(max_steps=30, history_len=2, frameskip=2, durability="power", casting="unsafe")
     buf.write_episode(episode(0, 9))
     buf.close()
 
@@ -442,9 +436,7 @@ def test_from_this_call_come_the_settings_of_reading(disk_buffer):
         again.write_episode({**episode(1, 2), "step": [0.5, 1]})
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"max_steps": 31}, {"spare_rows": 3}, {"schema": {"x": ((), "f4")}}]
-)
+@pytest.mark.parametrize("wrong", [{"max_steps": 31}, {"spare_rows": 3}, {"schema": {"x": ((), "f4")}}])
 def test_what_is_fixed_on_disk_and_disagrees_is_refused_and_nothing_is_touched(disk_buffer, wrong):
     buf = disk_buffer(max_steps=30)
     buf.write_episode(episode(0, 9))
@@ -587,9 +579,7 @@ def a_folder_of_folders(path):
     (path / "photos/2020").mkdir(parents=True)
 
 
-@pytest.mark.parametrize(
-    "make", [a_file, a_foreign_folder, a_foreign_manifest, a_folder_of_folders]
-)
+@pytest.mark.parametrize("make", [a_file, a_foreign_folder, a_foreign_manifest, a_folder_of_folders])
 def test_a_path_that_holds_something_else_is_refused_and_left_alone(home, disk_buffer, make):
     path = home / "buf"
     make(path)
@@ -607,9 +597,7 @@ def test_a_path_that_holds_something_else_is_refused_and_left_alone(home, disk_b
 
 def test_the_words_for_a_file_and_a_foreign_folder(home, disk_buffer):
     a_file(home / "buf")
-    with pytest.raises(
-        UnknownFormatError, match="is a file, expected a directory of a buffer; choose another path"
-    ):
+    with pytest.raises(UnknownFormatError, match="is a file, expected a directory of a buffer; choose another path"):
         disk_buffer(max_steps=9)
     (home / "buf").unlink()
     a_foreign_folder(home / "buf")
@@ -667,9 +655,7 @@ def test_a_manifest_edited_by_hand_is_refused(home, disk_buffer):
         disk_buffer(max_steps=99)
 
 
-@pytest.mark.parametrize(
-    "name", ["episodes.npy", "state.bin", "columns/001-step.npy", "manifest.json", "columns"]
-)
+@pytest.mark.parametrize("name", ["episodes.npy", "state.bin", "columns/001-step.npy", "manifest.json", "columns"])
 @pytest.mark.parametrize("how", ["missing", "cut", "grown"])
 def test_a_part_that_is_missing_cut_or_grown_is_refused_by_name(home, disk_buffer, name, how):
     buf = disk_buffer(max_steps=9)
@@ -717,13 +703,9 @@ def test_a_disk_that_says_no_at_birth_gives_a_clear_error_and_the_next_try_works
     buf.close()
 
 
-@pytest.mark.skipif(
-    not os.path.isdir("/proc/self"), reason="needs a place where no folder can be made"
-)
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a place where no folder can be made")
 def test_a_path_that_is_not_writable():
-    with pytest.raises(
-        EnvironmentFault, match="/proc/ringmap.*choose a path that you may write to"
-    ):
+    with pytest.raises(EnvironmentFault, match="/proc/ringmap.*choose a path that you may write to"):
         ReplayBuffer(max_steps=9, path="/proc/ringmap/buf")
 
 

@@ -42,8 +42,11 @@ def test_shapes_and_proof(buffer, history, skip):
     batch = buf.sample(32, history)
     size = history or 2
     assert {name: v.shape for name, v in batch.items()} == {
-        "episode": (32, size), "step": (32, size), "obs/x": (32, size, 3), "action": (32, size, 2 * skip),
-    }  # fmt: skip
+        "episode": (32, size),
+        "step": (32, size),
+        "obs/x": (32, size, 3),
+        "action": (32, size, 2 * skip),
+    }
     assert all(type(v) is np.ndarray for v in batch.values())
     prove(batch, LENGTHS, size, skip)
 
@@ -120,9 +123,7 @@ def stack(*clips):
 @pytest.mark.parametrize("dtype", ["i1", "i4", "u2", "u8", "list", "tuple"])
 def test_ids_are_integers_of_any_kind(filled, dtype):
     ids = [0, 5, 5, 16]
-    filled.sampler = lambda *_: {"list": list, "tuple": tuple}.get(
-        dtype, lambda v: np.array(v, dtype)
-    )(ids)
+    filled.sampler = lambda *_: {"list": list, "tuple": tuple}.get(dtype, lambda v: np.array(v, dtype))(ids)
     assert prove(filled.sample(4), LENGTHS, 2) == [(0, 0), (0, 5), (0, 5), (2, 5)]
 
 
@@ -337,9 +338,7 @@ def test_the_seed_counts_at_birth_only(disk_buffer):
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
-@pytest.mark.parametrize(
-    "stored_by", ["write_episode", "clear", "flush", "with", "close", "finish"]
-)
+@pytest.mark.parametrize("stored_by", ["write_episode", "clear", "flush", "with", "close", "finish"])
 def test_the_state_rides_in_each_commit_and_in_a_flush(disk_buffer, home, stored_by, durability):
     """After a kill, what was drawn since then is drawn again, and nothing before it."""
 

@@ -193,9 +193,7 @@ calls = st.sampled_from(["write", "write", "write", "clear", "flush", "append", 
 
 def error_of(name):
     return (
-        KeyboardInterrupt()
-        if name == "interrupt"
-        else OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+        KeyboardInterrupt() if name == "interrupt" else OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
     )
 
 
@@ -312,17 +310,20 @@ class BufferMachine(RuleBasedStateMachine):
         self.returned(kind, before)
 
     @rule(
-        kind=calls, length=lengths, data=datas, which=st.integers(0, 9), at=ats, error=errors,
+        kind=calls,
+        length=lengths,
+        data=datas,
+        which=st.integers(0, 9),
+        at=ats,
+        error=errors,
         again=st.one_of(st.none(), st.integers(1, 12)),
-    )  # fmt: skip
+    )
     def cut_short(self, kind, length, data, which, at, error, again):
         """An I/O error or Ctrl-C in the middle of a call, Ctrl-C once more in the middle of the recovery."""
         before = self.model
         work, between, after = self.call(kind, length, data, which)
         finishing = [r for r, n in self.recordings]
-        appending = (
-            {finishing[which % len(finishing)].id} if kind == "append" and finishing else set()
-        )
+        appending = {finishing[which % len(finishing)].id} if kind == "append" and finishing else set()
         fault = Fault(at, raising(error_of(error)))
         self.faulted(fault)
         poisoned = raised = False
@@ -355,9 +356,7 @@ class BufferMachine(RuleBasedStateMachine):
             self.settle_on([before, after, *between])
         else:
             self.settle_on([before, *between])
-        self.saved = (
-            {self.counter} if self.model is after is not before else {*self.saved, self.counter}
-        )
+        self.saved = {self.counter} if self.model is after is not before else {*self.saved, self.counter}
         self.published([*self.shown, *between])
         if kind == "finish" and finishing and not poisoned:
             self.finish_again(after)
@@ -573,9 +572,15 @@ class DiskMachine(BufferMachine):
     # -- a kill --------------------------------------------------------------------------------
 
     @rule(
-        kind=calls, length=lengths, data=datas, which=st.integers(0, 9), at=ats, torn=st.booleans(), rebooted=st.booleans(),
+        kind=calls,
+        length=lengths,
+        data=datas,
+        which=st.integers(0, 9),
+        at=ats,
+        torn=st.booleans(),
+        rebooted=st.booleans(),
         twice=st.one_of(st.none(), st.integers(1, 12)),
-    )  # fmt: skip
+    )
     def killed(self, kind, length, data, which, at, torn, rebooted, twice):
         """The directory as a kill at the n-th change would leave it, opened elsewhere; killed again there."""
         count = len(self.recordings)
@@ -749,9 +754,7 @@ def never_told(self, state, _real=StateFile.write):
 
 def without(name, _real=Store.commit):
     """Return a commit that does not store what it is given as `name`."""
-    return lambda self, *args, **given: _real(
-        self, *args, **{k: v for k, v in given.items() if k != name}
-    )
+    return lambda self, *args, **given: _real(self, *args, **{k: v for k, v in given.items() if k != name})
 
 
 def unnamed(self, *args, _real=Store.commit_within, **given):

@@ -16,9 +16,13 @@ from tests.buffers.steps import columns, episode, prove, same
 from tests.chains import TRANSPOSED, made_with
 
 STORAGES = {
-    "zarr": "zarr", "lz4": Zarr("lz4", 3), "mixed": {"obs/x": Zarr("none", 4)}, "steps": Zarr("zstd", 1),
-    "one chunk": Zarr("lz4", 1000), "through zarr": {"action": Zarr("transposed", 5)},
-}  # fmt: skip
+    "zarr": "zarr",
+    "lz4": Zarr("lz4", 3),
+    "mixed": {"obs/x": Zarr("none", 4)},
+    "steps": Zarr("zstd", 1),
+    "one chunk": Zarr("lz4", 1000),
+    "through zarr": {"action": Zarr("transposed", 5)},
+}
 
 
 @pytest.fixture(params=STORAGES.values(), ids=STORAGES)
@@ -100,9 +104,13 @@ def test_names_may_be_anything(buffer):
     if buf.path is not None:
         folders = sorted(path.name for path in (buf.path / "columns").iterdir())
         assert folders == [
-            "000-obs-kepek.zarr", "001-.zarr", "002-c-0-0.zarr", "003-zarr-json.zarr", "004-next-tmp.zarr",
+            "000-obs-kepek.zarr",
+            "001-.zarr",
+            "002-c-0-0.zarr",
+            "003-zarr-json.zarr",
+            "004-next-tmp.zarr",
             "005-obs-kepek.zarr",
-        ]  # fmt: skip
+        ]
         array = zarr.open_array(buf.path / "columns" / folders[0], mode="r")
         assert (array[12 % 13] == rows[names[0]][0]).all()
 
@@ -141,9 +149,7 @@ def test_other_storage_than_on_disk_is_refused(disk_buffer):
 def test_estimate_is_the_most_that_chunks_come_to(tmp_path):
     schema = {"noise": ((100,), "u1"), "action": ((2,), "f4")}
     told = ReplayBuffer.estimate(schema, 64, storage=Zarr("lz4", 5), spare_rows=6)
-    buf = ReplayBuffer(
-        64, path=tmp_path / "buf", schema=schema, storage=Zarr("lz4", 5), spare_rows=6
-    )
+    buf = ReplayBuffer(64, path=tmp_path / "buf", schema=schema, storage=Zarr("lz4", 5), spare_rows=6)
     rng = np.random.default_rng(0)
     for _ in range(8):
         noise = rng.integers(0, 256, (20, 100), np.uint8)
@@ -189,18 +195,14 @@ def test_a_lost_chunk_of_live_rows_is_never_replaced_by_zeros(disk_buffer, how, 
     if reopened:  # else the newest chunk is still in memory
         buf.close()
         buf = disk_buffer(40, seed=0, spare_rows=9, storage=storage)
-    hurt(
-        buf, "002-obs-x.zarr", "c.2.0", how
-    )  # steps 4 and 5 of the newest episode, rows yet to come
+    hurt(buf, "002-obs-x.zarr", "c.2.0", how)  # steps 4 and 5 of the newest episode, rows yet to come
     if not reopened:  # it was written whole once more
         buf.write_episode(episode(3, 6))
         assert held(buf) == dict.fromkeys(range(4), 6)
         assert buf.check() == []
         return
     for _ in range(2):
-        with pytest.raises(
-            CorruptError, match=r"002-obs-x\.zarr.c\.2\.0: .*holds rows of stored episodes"
-        ):
+        with pytest.raises(CorruptError, match=r"002-obs-x\.zarr.c\.2\.0: .*holds rows of stored episodes"):
             buf.write_episode(episode(3, 6))
         assert list(buf.lengths) == [6, 6, 6]
     with pytest.raises(CorruptError, match=r"c\.2\.0"):

@@ -40,10 +40,7 @@ def record(recording, number, count, first=0):
 
 def flags(buf):
     """Return what the table says of each stored episode."""
-    return [
-        buf.engine.owned.record_of(o).flags
-        for o in range(buf.engine.owned.live.first, buf.engine.owned.live.last)
-    ]
+    return [buf.engine.owned.record_of(o).flags for o in range(buf.engine.owned.live.first, buf.engine.owned.live.last)]
 
 
 def streams(buffer):
@@ -69,9 +66,13 @@ def test_a_recorded_episode_is_one_like_any_other(buffer):
 
 @pytest.mark.parametrize(
     ("ending", "flag"),
-    [({}, 0), ({"terminated": True}, TERMINATED), ({"truncated": True}, TRUNCATED),
-     ({"terminated": np.True_, "truncated": 1}, TERMINATED | TRUNCATED)],
-)  # fmt: skip
+    [
+        ({}, 0),
+        ({"terminated": True}, TERMINATED),
+        ({"truncated": True}, TRUNCATED),
+        ({"terminated": np.True_, "truncated": 1}, TERMINATED | TRUNCATED),
+    ],
+)
 def test_two_endings_two_names(buffer, ending, flag):
     buf = buffer(max_steps=20)
     recording = buf.begin_episode()
@@ -88,9 +89,7 @@ def test_flags_of_whole_episodes_come_from_their_columns(buffer):
         ([0, 0], [0, 0]),
         ([1, 0], [0, 0]),
     ):
-        buf.write_episode(
-            {"terminated": np.array(terminated, bool), "truncated": np.array(truncated, bool)}
-        )
+        buf.write_episode({"terminated": np.array(terminated, bool), "truncated": np.array(truncated, bool)})
     assert flags(buf) == [TERMINATED, TRUNCATED, 0, 0]
 
 
@@ -103,8 +102,10 @@ def test_steps_are_arrays_scalars_or_tensors(buffer):
     recording.finish()
     got = buf.load_episode(0)
     assert {name: v.tolist() for name, v in got.items()} == {
-        "x": [[1, 2], [1, 1], [1.5, 0]], "n": [3, 4, 5], "s": ["abc", "d", ""],
-    }  # fmt: skip
+        "x": [[1, 2], [1, 1], [1.5, 0]],
+        "n": [3, 4, 5],
+        "s": ["abc", "d", ""],
+    }
 
 
 def test_the_first_step_may_lock_the_schema_but_only_when_it_is_finished(buffer):
@@ -130,8 +131,9 @@ def test_steps_fit_what_was_locked_meanwhile(buffer):
     recording.finish()
     got = buf.load_episode(1)
     assert [(name, v.dtype.str, v.tolist()) for name, v in got.items()] == [
-        ("y", "<f4", [0, 1, 2]), ("x", "<i2", [0, 1, 2]),
-    ]  # fmt: skip
+        ("y", "<f4", [0, 1, 2]),
+        ("x", "<i2", [0, 1, 2]),
+    ]
 
 
 WRONG = {
@@ -143,7 +145,7 @@ WRONG = {
     "a name that is no string": ({3: 1}, "column names are strings"),
     "episode data": ({**step(0, 0), EPISODE_DATA_KEY: {"seed": 1}}, "_episode_data|schema mismatch|Python objects"),
     "a tensor without a NumPy dtype": ({**step(0, 0), "step": torch.zeros((), dtype=torch.bfloat16)}, "column 'step'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -169,9 +171,7 @@ def test_no_longer_than_max_steps(buffer):
     recording = buf.begin_episode()
     record(recording, 0, 20)
     for _ in range(2):
-        with pytest.raises(
-            InputError, match=r"exceeds max_steps=20; raise max_steps, or finish it"
-        ):
+        with pytest.raises(InputError, match=r"exceeds max_steps=20; raise max_steps, or finish it"):
             recording.append(step(0, 20))
     recording.finish()
     assert stored(buf) == [0]
@@ -206,9 +206,7 @@ def test_an_ended_one_takes_no_more(buffer):
     abandoned.abandon()
     for ended in (finished, abandoned):
         for work in (lambda e=ended: e.append(step(0, 2)), ended.finish):
-            with pytest.raises(
-                RoleError, match="this episode has ended; call begin_episode for the next one"
-            ):
+            with pytest.raises(RoleError, match="this episode has ended; call begin_episode for the next one"):
                 work()
     assert stored(buf) == [0]
 
@@ -259,9 +257,7 @@ def test_every_dtype_and_shape(buffer):
     with buf.begin_episode() as recording:
         for t in range(4):
             recording.append({name: values[t] for name, values in made.items()})
-    same(
-        buf.load_episode(0), {name: v.astype(v.dtype.newbyteorder("<")) for name, v in made.items()}
-    )
+    same(buf.load_episode(0), {name: v.astype(v.dtype.newbyteorder("<")) for name, v in made.items()})
 
 
 # -- several -----------------------------------------------------------------------------------
@@ -276,9 +272,7 @@ def test_several_are_open_at_once(buffer):
             recording.append(step(number, t))
         if t == 3:
             buf.write_episode(episode(9, 5))
-    assert len([name for name in streams(buffer) if name.endswith("steps.bin")]) == (
-        4 if buffer.on_disk else 0
-    )
+    assert len([name for name in streams(buffer) if name.endswith("steps.bin")]) == (4 if buffer.on_disk else 0)
     for number in (2, 0, 3):
         recordings[number].finish()
     recordings[1].abandon()
@@ -322,9 +316,7 @@ def test_a_forked_child_touches_nothing(buffer, way):
     recording = buf.begin_episode()
     record(recording, 0, 3)
     files = buffer.files()
-    kind, words = in_child(
-        error_of, getattr(recording, way), *([step(0, 3)] if way == "append" else [])
-    )
+    kind, words = in_child(error_of, getattr(recording, way), *([step(0, 3)] if way == "append" else []))
     assert kind == "ReadOnlyError"
     if buffer.on_disk:
         assert f"process {os.getpid()}" in words

@@ -109,7 +109,9 @@ def test_what_text_can_not_be():
 def test_a_width_that_the_schema_names_stays(casting):
     buf = ReplayBuffer(9, schema={"task": ((), "U3")}, casting=casting)
     buf.write_episode({"task": ["abc", ""]})
-    with pytest.raises(InputError, match="step 1 of .*'abcd'; shorten it, or name a greater width in the schema, or str"):  # fmt: skip
+    with pytest.raises(
+        InputError, match="step 1 of .*'abcd'; shorten it, or name a greater width in the schema, or str"
+    ):
         buf.write_episode({"task": ["a", "abcd"]})
     assert buf.load_episode(0)["task"].dtype == "<U3"
     assert buf.num_episodes == 1
@@ -159,9 +161,7 @@ def test_text_that_is_evicted_during_a_read_is_drawn_again(tmp_path, monkeypatch
     buf.close()
 
 
-def test_words_of_before_the_history_broke_are_not_kept_by_a_thread_that_read_them(
-    tmp_path, monkeypatch
-):
+def test_words_of_before_the_history_broke_are_not_kept_by_a_thread_that_read_them(tmp_path, monkeypatch):
     with ReplayBuffer(20, path=tmp_path / "ring", seed=0) as buf:
         buf.write_episode(episode(0))
     reader, real = ReplayBuffer.open(tmp_path / "ring", seed=0), texts.Texts._read
@@ -185,22 +185,16 @@ def test_a_ring_with_longer_text_joins_a_fleet(fleet):
             check(rings.sample(50))
         for number in range(12):
             check(rings.view().load_episode(number))
-        batch = rings.sample(
-            20, window={n: Window([-1, 0], pad="edge") for n in ("step", "task", "two")}
-        )
+        batch = rings.sample(20, window={n: Window([-1, 0], pad="edge") for n in ("step", "task", "two")})
         check(batch)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_of_a_loader_send_lists(fleet, workers):
     buf = ReplayBuffer.open(fleet / "2")
-    for batch in DataLoader(
-        ringmap.data.load_dataset(fleet / "2"), batch_size=7, num_workers=workers
-    ):
+    for batch in DataLoader(ringmap.data.load_dataset(fleet / "2"), batch_size=7, num_workers=workers):
         steps = batch["step"].ravel().tolist()
-        assert [task for clip in batch["task"] for task in clip] == [
-            text_of(step) for step in steps
-        ]
+        assert [task for clip in batch["task"] for task in clip] == [text_of(step) for step in steps]
     buf.close()
 
 
@@ -222,9 +216,7 @@ def test_control_text_that_numpy_cuts(fleet, tmp_path, monkeypatch, module):
 def test_errors_call_text_by_its_name():
     buf = ReplayBuffer(20)
     buf.write_episode(episode(0))
-    with pytest.raises(
-        InputError, match="of dtype int64 is of another kind in the locked dtype text"
-    ):
+    with pytest.raises(InputError, match="of dtype int64 is of another kind in the locked dtype text"):
         buf.write_episode({**episode(1), "task": range(5)})
     with pytest.raises(InputError, match="pad='nan', but the column holds text"):
         buf.sample(2, window={"task": Window([-1, 0], pad="nan")})

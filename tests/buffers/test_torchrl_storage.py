@@ -9,7 +9,7 @@ import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    tensordict = pytest.importorskip("tensordict", reason="tensordict is not installed (extra torchrl)")  # fmt: skip
+    tensordict = pytest.importorskip("tensordict", reason="tensordict is not installed (extra torchrl)")
     pytest.importorskip("torchrl", reason="torchrl is not installed (extra torchrl)")
     from torchrl.data import (
         LazyTensorStorage,
@@ -142,7 +142,7 @@ def test_no_slice_joins_the_newest_row_to_the_oldest(ring):
         (lambda: TensorDict({"x": torch.tensor([0.5, 1e300], dtype=torch.float64)}, [2]), "'x': step 1"),
         (lambda: TensorDict({"x": torch.zeros(2), "y": torch.zeros(2)}, [2]), r"extra columns \['y'\]"),
     ],
-)  # fmt: skip
+)
 def test_what_a_column_can_not_hold_is_refused_by_name(rows, words):
     """Nothing of a row is left out: it is stored whole, or not at all."""
     rb = ReplayBuffer(storage=torchrl_storage(StepRing(60)))
@@ -169,7 +169,7 @@ def test_a_loss_learns_from_it(ring):
     from torchrl.objectives import DQNLoss
 
     torch.manual_seed(0)
-    net = TensorDictModule(torch.nn.Linear(4, 2), in_keys=["observation"], out_keys=["action_value"])  # fmt: skip
+    net = TensorDictModule(torch.nn.Linear(4, 2), in_keys=["observation"], out_keys=["action_value"])
     from torchrl.modules import QValueActor
 
     actor = QValueActor(net, in_keys=["observation"], action_space="one_hot")
@@ -200,7 +200,7 @@ def test_what_a_world_wrote_can_be_drawn():
     rb = ReplayBuffer(storage=storage, writer=storage.writer(), batch_size=16)
     assert len(rb) == 50
     assert rb.sample()["observation"].shape == (16, 3)
-    index = rb.extend(TensorDict({"observation": torch.zeros(3, 3), "action": torch.arange(3)}, [3]))  # fmt: skip
+    index = rb.extend(TensorDict({"observation": torch.zeros(3, 3), "action": torch.arange(3)}, [3]))
     assert index.tolist() == [50, 51, 52]
     assert buf.num_steps_stored == 53
     assert buf.load_episode(5)["action"].tolist() == [0, 1, 2]
@@ -344,7 +344,9 @@ def test_a_collector_writes_into_the_ring(tmp_path):
     from torchrl.envs import GymEnv, StepCounter, TransformedEnv
 
     buf = Episodes(max_steps=1600, path=tmp_path / "ring")
-    rb = to_torchrl(buf, sampler=SliceSampler(slice_len=4, traj_key=("collector", "traj_ids"), strict_length=False), batch_size=32)  # fmt: skip
+    rb = to_torchrl(
+        buf, sampler=SliceSampler(slice_len=4, traj_key=("collector", "traj_ids"), strict_length=False), batch_size=32
+    )
     env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
     made = vars(collectors).get("Collector") or collectors.SyncDataCollector  # of older versions
     collector = made(env, None, frames_per_batch=50, total_frames=200, replay_buffer=rb)

@@ -167,7 +167,7 @@ def test_a_flush_after_an_interrupted_one_is_whole(tmp_path):
         disk.fail(1, KeyboardInterrupt(), only="sync")
         with pytest.raises(KeyboardInterrupt):
             buf.flush()
-        disk.before = lambda change, path, *_: synced.append(os.path.basename(path)) if change == "sync" else None  # fmt: skip
+        disk.before = lambda change, path, *_: synced.append(os.path.basename(path)) if change == "sync" else None
         buf.flush()
         assert "mutable.bin" in synced
 
@@ -235,7 +235,7 @@ def test_a_buffer_without_columns_or_without_mutable_ones_says_so():
         buf.update([0], {"x": [1]})
 
 
-@pytest.mark.parametrize("wrong", [Column((3,), object, True), Column("x", "f4"), Column(3, "f4", 1)])  # fmt: skip
+@pytest.mark.parametrize("wrong", [Column((3,), object, True), Column("x", "f4"), Column(3, "f4", 1)])
 def test_a_column_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(InputError, match="'latent'"):
         ReplayBuffer(10, schema={"latent": wrong})
@@ -383,9 +383,7 @@ def test_a_signal_handler_in_the_middle_of_an_update_is_refused(tmp_path):
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_threads_read_whole_values_while_one_updates(tmp_path, on_disk):
     schema = {"obs": ((), "<i8"), "big": Column((200,), "<i8", mutable=True)}
-    buf = ReplayBuffer(
-        64, path=tmp_path / "b" if on_disk else None, schema=schema, sync_every_s=0.01
-    )
+    buf = ReplayBuffer(64, path=tmp_path / "b" if on_disk else None, schema=schema, sync_every_s=0.01)
     buf.write_episode({"obs": np.arange(64)})
     stop, faults = threading.Event(), []
 
@@ -417,7 +415,8 @@ def test_threads_read_whole_values_while_one_updates(tmp_path, on_disk):
 
 @pytest.mark.parametrize("is_live", [True, False])
 def test_a_value_whose_row_is_gone_may_be_written_over(tmp_path, is_live):
-    """A reader that looked up its rows before they were evicted looks again after it has read: no value of theirs is damage."""
+    """A reader that looked up its rows before they were evicted looks again after it has read: no value of theirs is
+    damage."""
     schema = {"obs": ((), "<i8"), "big": Column((200,), "<i8", mutable=True)}
     buf = ReplayBuffer(40, path=tmp_path / "b", schema=schema, spare_rows=20)
     buf.write_episode({"obs": np.arange(40)})
@@ -437,9 +436,7 @@ def test_a_value_whose_row_is_gone_may_be_written_over(tmp_path, is_live):
             file.seek(at + 800)
             file.write(b"\1" * 800)
         if is_live:
-            with pytest.raises(
-                CorruptError, match="the value of position 3 .generation 1. is damaged"
-            ):
+            with pytest.raises(CorruptError, match="the value of position 3 .generation 1. is damaged"):
                 values.put_into("big", np.array([3]), value)
         else:
             values.put_into("big", np.array([3]), value)
@@ -494,7 +491,8 @@ print(done, torn, old)
 
 
 def read_beside_an_updater(path, reads, how="map", until_s=600.0):
-    """Let two processes read while this one updates and evicts flat out; return their `(reads, torn, older than before)`."""
+    """Let two processes read while this one updates and evicts flat out; return their `(reads, torn, older than
+    before)`."""
     schema = {"obs": ((), "<i8"), "big": Column((512,), "<i8", mutable=True)}
     buf = ReplayBuffer(300, path=path, schema=schema, sync_every_s=0.05, spare_rows=100)
     number = 0
@@ -502,19 +500,14 @@ def read_beside_an_updater(path, reads, how="map", until_s=600.0):
         buf.write_episode({"obs": np.arange(number, number + 100)})
         number += 100
     command = [sys.executable, "-c", READER, str(path), str(reads)]
-    readers = [
-        subprocess.Popen([*command, str(seed), how], stdout=subprocess.PIPE, text=True)
-        for seed in (1, 2)
-    ]
+    readers = [subprocess.Popen([*command, str(seed), how], stdout=subprocess.PIPE, text=True) for seed in (1, 2)]
     rng, count, end = np.random.default_rng(0), 0, time.monotonic() + until_s
     while any(reader.poll() is None for reader in readers) and time.monotonic() < end:
         count += 1
         if count % 200 == 0:
             buf.write_episode({"obs": np.arange(number, number + 100)})
             number += 100
-        ids = np.unique(
-            rng.integers(number - 300, number, 16) if count % 2 else [number - 1, number - 50]
-        )
+        ids = np.unique(rng.integers(number - 300, number, 16) if count % 2 else [number - 1, number - 50])
         value = ids * 10**6 + count
         assert buf.update(ids, {"big": np.repeat(value[:, None], 512, 1)}) == len(ids)
     found = [tuple(map(int, reader.communicate()[0].split())) for reader in readers]
@@ -540,9 +533,7 @@ def test_a_million_reads_beside_a_flat_out_updater(tmp_path):
 def test_control_of_torn_values(tmp_path, monkeypatch):
     """Without the checksum torn values are seen."""
     code = "from ringmap.storage.sidecars import mutable\nimport numpy\n"
-    code += (
-        "mutable.MutableValues._are_whole = lambda self, records: numpy.ones(len(records), bool)\n"
-    )
+    code += "mutable.MutableValues._are_whole = lambda self, records: numpy.ones(len(records), bool)\n"
     monkeypatch.setattr(f"{__name__}.READER", code + READER)
     for _ in range(5):
         shutil.rmtree(tmp_path / "buf", ignore_errors=True)
@@ -556,9 +547,7 @@ def test_control_of_torn_values(tmp_path, monkeypatch):
 def test_values_of_sequences_go_to_their_own_steps(commit_every, tmp_path):
     """`step_id` names each step of a sequence, also where it crosses parts that don't stand side by side."""
     schema = {"obs": ((2,), "<i8"), "latent": Column((2,), "<f4", mutable=True)}
-    buf = ReplayBuffer(
-        1200, path=tmp_path / "buf", schema=schema, spare_rows=100, seed=0, sync_every_s=0
-    )
+    buf = ReplayBuffer(1200, path=tmp_path / "buf", schema=schema, spare_rows=100, seed=0, sync_every_s=0)
     lanes = [buf.begin_episode(commit_every=commit_every) for _ in range(3)]
     for t in range(500):
         for lane, episode in enumerate(lanes):

@@ -122,9 +122,7 @@ def test_the_first_fault_in_order_is_the_one_that_is_named(filled, buffer, at):
     length = 17 if at <= 4 else 5
     given = {name: values for name, values in columns(7, 0, length).items()}
     for _, fault, _ in reversed(ORDER[at:]):
-        given.update(
-            {k: v[:length] if isinstance(v, np.ndarray) and at > 4 else v for k, v in fault.items()}
-        )
+        given.update({k: v[:length] if isinstance(v, np.ndarray) and at > 4 else v for k, v in fault.items()})
     unchanged(buffer, filled, lambda: filled.write_episode(given), InputError, ORDER[at][2])
 
 
@@ -172,7 +170,7 @@ WRONG = {
     "episode data that is no mapping": (five(**{EPISODE_DATA_KEY: [1]}), "must be a mapping"),
     "episode data of an unknown type": (five(**{EPISODE_DATA_KEY: {"x": object()}}), "episode data 'x'"),
     "episode data with a name that is no string": (five(**{EPISODE_DATA_KEY: {3: 1}}), "names are strings"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -234,11 +232,12 @@ def test_unsafe_casting_is_the_original_s_rule(buffer):
     )
     buf.write_episode({"pixel": [300.7, 1], "n": [2.9, 1], "f": [1e300, 1], "s": [12, 3]})
     assert {name: v.tolist() for name, v in buf.load_episode(1).items()} == {
-        "pixel": [44, 1], "n": [2, 1], "f": [np.inf, 1], "s": [b"12", b"3"],
-    }  # fmt: skip
-    with pytest.raises(
-        InputError, match="'s': step 0 .*; shorten it, or name a greater width"
-    ):  # never cut
+        "pixel": [44, 1],
+        "n": [2, 1],
+        "f": [np.inf, 1],
+        "s": [b"12", b"3"],
+    }
+    with pytest.raises(InputError, match="'s': step 0 .*; shorten it, or name a greater width"):  # never cut
         buf.write_episode({"pixel": [1], "n": [1], "f": [1], "s": [b"abcd"]})
 
 
@@ -250,19 +249,12 @@ def test_lists_arrays_and_tensors_mix(buffer):
     made = columns(0, 0, 4)
     buf.write_episode(made)
     buf.write_episode({name: list(values) for name, values in columns(1, 0, 4).items()})
+    buf.write_episode({name: torch.from_numpy(values.copy()) for name, values in columns(2, 0, 2).items()})
     buf.write_episode(
-        {name: torch.from_numpy(values.copy()) for name, values in columns(2, 0, 2).items()}
-    )
-    buf.write_episode(
-        {
-            name: [torch.from_numpy(v) if v.ndim else v for v in values]
-            for name, values in columns(3, 0, 2).items()
-        }
+        {name: [torch.from_numpy(v) if v.ndim else v for v in values] for name, values in columns(3, 0, 2).items()}
     )
     mixed = columns(4, 0, 3)
-    buf.write_episode(
-        {"action": tuple(map(list, mixed["action"])), **{n: mixed[n] for n in COLUMNS[:3]}}
-    )
+    buf.write_episode({"action": tuple(map(list, mixed["action"])), **{n: mixed[n] for n in COLUMNS[:3]}})
     assert stored(buf) == [0, 1, 2, 3, 4]
 
 
@@ -285,9 +277,7 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(buffer, rng, shape, order)
     for length in (3, 7, 4, 5, 6):
         numbers = rng.integers(0, 2, (length, *shape))
         written.append({dtype: numbers.astype(dtype) for dtype in DTYPES})
-        buf.write_episode(
-            {d: v.astype(v.dtype.newbyteorder(order)) for d, v in written[-1].items()}
-        )
+        buf.write_episode({d: v.astype(v.dtype.newbyteorder(order)) for d, v in written[-1].items()})
     assert buf.lengths.tolist() == [4, 5, 6]
     for i, expected in enumerate(written[-3:]):
         same(buf.load_episode(i), expected)
@@ -312,8 +302,30 @@ def test_images_that_were_turned_are_turned_back(buffer):
     same(buf.load_episode(0), {"pixels": frames})
 
 
-NAMES = ["obs/pixels", "état", "..", ".", "", " ", "a" * 300, "/etc/passwd", "../../x", "con", "a\0b", "a\nb", "漢字",
-         "\ud800", "x.npy", "columns", "%s{}", "-rf *", "A", "a", "_private", "__class__"]  # fmt: skip
+NAMES = [
+    "obs/pixels",
+    "état",
+    "..",
+    ".",
+    "",
+    " ",
+    "a" * 300,
+    "/etc/passwd",
+    "../../x",
+    "con",
+    "a\0b",
+    "a\nb",
+    "漢字",
+    "\ud800",
+    "x.npy",
+    "columns",
+    "%s{}",
+    "-rf *",
+    "A",
+    "a",
+    "_private",
+    "__class__",
+]
 
 
 def test_any_string_is_a_column_name(buffer, home):
@@ -326,9 +338,7 @@ def test_any_string_is_a_column_name(buffer, home):
     assert set(buf.sample(3)) == set(NAMES)
     if not buffer.on_disk:
         return
-    assert {path.name for path in home.iterdir()} == {"buf"}, (
-        "nothing is written outside the directory"
-    )
+    assert {path.name for path in home.iterdir()} == {"buf"}, "nothing is written outside the directory"
     files = sorted(path.name for path in (home / "buf/columns").iterdir())
     assert len(files) == len(NAMES)
     assert all(re.fullmatch(r"\d{3}-[a-z0-9-]*\.npy", name) for name in files)
@@ -370,15 +380,11 @@ def test_what_went_in_can_be_changed_afterwards(buffer):
 
 def test_what_was_given_is_not_changed(buffer):
     seen = []
-    buf = buffer(
-        max_steps=15, key_filter=lambda given: seen.append(given) or {"step": given.pop("step")}
-    )
+    buf = buffer(max_steps=15, key_filter=lambda given: seen.append(given) or {"step": given.pop("step")})
     given = episode(0, 5, {"seed": 1})
     buf.write_episode(given)
     assert list(given) == [*COLUMNS, EPISODE_DATA_KEY]
-    assert list(seen[0]) == ["episode", "obs/x", "action"], (
-        "per-step columns only, in a dict of its own"
-    )
+    assert list(seen[0]) == ["episode", "obs/x", "action"], "per-step columns only, in a dict of its own"
     assert buf.get_episode_data() == {"seed": [1]}
 
 
@@ -463,9 +469,7 @@ def test_at_whichever_change_the_disk_says_no_the_buffer_is_as_before(home, code
         buf.close()
         again = Buffer.open(home / str(at), mode="r+")
         assert stored(again)[-1] == 4
-        assert poisoned or again.state_dict()["step"] == 1, (
-            "what was drawn before the failing call is not forgotten"
-        )
+        assert poisoned or again.state_dict()["step"] == 1, "what was drawn before the failing call is not forgotten"
         again.close()
         if finished:
             break
@@ -524,7 +528,8 @@ def test_an_episode_longer_than_the_spare_rows_may_cost_the_oldest_and_nothing_e
 
 
 def mixed():
-    """Return short alike episodes, which share their writes, and between them lists, a view and long or empty ones, which do not."""
+    """Return short alike episodes, which share their writes, and between them lists, a view and long or empty ones,
+    which do not."""
     made = [episode(number, 1 + number % 3, {"number": number}) for number in range(12)]
     made.insert(3, {name: list(values) for name, values in episode(20, 2).items()})
     made.insert(6, {name: values[::-1] for name, values in episode(21, 3).items()})

@@ -3,8 +3,9 @@
     python -m tests.campaign --minutes 60
     python -m tests.campaign --minutes 5 --only power,blocks --seed 7
 
-It runs the campaigns that are there (`PARTS`), each in processes of its own, and adds up what they print. A violation is printed
-with the command that runs that case again; the exit code is 1 then. A part that can't run here says why, and counts as nothing.
+It runs the campaigns that are there (`PARTS`), each in processes of its own, and adds up what they print. A violation
+is printed with the command that runs that case again; the exit code is 1 then. A part that can't run here says why, and
+counts as nothing.
 """
 
 import argparse
@@ -133,8 +134,9 @@ def _blocks(kind):
     return Command(
         f"cuts of {kind}",
         [sys.executable, "-m", "tests.filesystems.blocks.campaign", kind, "--minutes", "{minutes}", "--seed", "{seed}"],
-        count=_json(["cuts"], ["lossy"]), why_not=lambda: missing(kind),
-    )  # fmt: skip
+        count=_json(["cuts"], ["lossy"]),
+        why_not=lambda: missing(kind),
+    )
 
 
 def _controls(what, *tests, share=0.3):
@@ -146,46 +148,62 @@ PARTS = {
         Command(
             f"cuts at level {level}, {storage}",
             [*PYTEST, "-s", "-m", "campaign", f"tests/crash/test_power.py::test_campaign[{level}]"],
-            {"STORAGE": storage, "SEED": "{seed}", "LASTS_S": "{seconds}"}, _disks,
+            {"STORAGE": storage, "SEED": "{seed}", "LASTS_S": "{seconds}"},
+            _disks,
         )
-        for level in ("process", "power") for storage in ("memmap", "zarr", "mixed")
-    ] + [
+        for level in ("process", "power")
+        for storage in ("memmap", "zarr", "mixed")
+    ]
+    + [
         Command(
             "cuts of transitions, priorities, labels, both levels",
             [*PYTEST, "-s", "-m", "campaign", "tests/crash/test_power.py", "-k", "campaign_of_other_buffers"],
-            {"SEED": "{seed}", "LASTS_S": "{sixth}"}, _disks,
+            {"SEED": "{seed}", "LASTS_S": "{sixth}"},
+            _disks,
         )
-    ] + [
+    ]
+    + [
         Command(
             f"cuts and kills of {what}, both levels",
             [*PYTEST, "-s", "-m", "campaign", f"tests/crash/{file}", "-k", tests],
-            {"SEED": "{seed}", "LASTS_S": "{sixth}"}, _states,
+            {"SEED": "{seed}", "LASTS_S": "{sixth}"},
+            _states,
         )
         for what, file, tests in (
             ("episodes in parts", "test_parts.py", "scripts"),
             ("steps stored alone", "test_groups.py", "scripts"),
             ("values that change", "test_updates.py", "length"),
         )
-    ] + [
+    ]
+    + [
         _controls("planted in the protocol", "tests/crash/test_power.py", "-k", "control"),
         _controls("planted in what keeps parts together", "tests/crash/test_parts.py", "-k", "guard"),
-        _controls("planted in groups and in values", "tests/crash/test_groups.py", "tests/crash/test_updates.py", "-k", "guard"),
+        _controls(
+            "planted in groups and in values",
+            "tests/crash/test_groups.py",
+            "tests/crash/test_updates.py",
+            "-k",
+            "guard",
+        ),
     ],
     "kill": [
         Command(
             "kills at random",
             [*PYTEST, "-s", "-m", "campaign", "tests/crash/test_kill.py", "-k", "random_kills"],
-            {"SEED": "{seed}", "LASTS_S": "{seconds}"}, _kills,
+            {"SEED": "{seed}", "LASTS_S": "{seconds}"},
+            _kills,
         ),
         Command(
             "seeded collections in parts, killed at random",
             [*PYTEST, "-s", "-m", "campaign", "tests/world/test_parts.py"],
-            {"SEED": "{seed}", "LASTS_S": "{sixth}"}, _collections,
+            {"SEED": "{seed}", "LASTS_S": "{sixth}"},
+            _collections,
         ),
         Command(
             "collectors, learner and supervisor of a fleet, killed at random",
             [*PYTEST, "-s", "-m", "campaign", "tests/fleet/test_supervised.py"],
-            {"SEED": "{seed}", "KILLS": "40"}, _killed,
+            {"SEED": "{seed}", "KILLS": "40"},
+            _killed,
         ),
         _controls("planted in the order of changes", "tests/crash/test_kill.py", "-k", "control"),
     ],
@@ -193,43 +211,68 @@ PARTS = {
         Command(
             f"a disk that says no, {storage}",
             [*PYTEST, "-s", "-m", "campaign", "tests/crash/test_errors.py", "-k", f"{storage} and 1048576"],
-            {"SEED": "{seed}", "LASTS_S": "{seconds}"}, _errors,
+            {"SEED": "{seed}", "LASTS_S": "{seconds}"},
+            _errors,
         )
         for storage in ("memmap", "zarr", "mixed")
-    ] + [
+    ]
+    + [
         Command(
             "errors of calls that store steps alone, parts and values",
             [*PYTEST, "-s", "-m", "campaign", "tests/crash/test_errors_of_steps.py"],
-            {"SCRIPTS": "1"}, _errors,
+            {"SCRIPTS": "1"},
+            _errors,
         ),
-        _controls("planted in the handling of errors", "tests/crash/test_errors.py", "tests/crash/test_errors_of_steps.py", "-k", "control"),
+        _controls(
+            "planted in the handling of errors",
+            "tests/crash/test_errors.py",
+            "tests/crash/test_errors_of_steps.py",
+            "-k",
+            "control",
+        ),
     ],
     "damage": [
         Command(
             "damaged files",
             [*PYTEST, "-s", "-m", "campaign", "tests/damage/test_fuzz.py", "-k", "campaign[{eleventh}]"],
-            {"LASTS_S": "{seconds}"}, _damages,
+            {"LASTS_S": "{seconds}"},
+            _damages,
         ),
         Command(
             "forged fields",
             [*PYTEST, "-s", "-m", "campaign", "tests/damage/test_forged.py", "-k", "campaign[{eleventh}]"],
-            {"LASTS_S": "{seconds}"}, _forgeries,
+            {"LASTS_S": "{seconds}"},
+            _forgeries,
         ),
         _controls("planted in the checks", "tests/damage/test_fuzz.py", "-k", "control"),
         _controls("planted in what is refused", "tests/damage/test_forged.py", "-k", "control"),
     ],
-    "blocks": [_blocks(kind) for kind in MAKE] + [
+    "blocks": [_blocks(kind) for kind in MAKE]
+    + [
         Command(
             "syncs left out",
             [*PYTEST, "-m", "campaign", "tests/filesystems/test_blocks.py", "-k", "control"],
-            share=1.5, control=True, why_not=lambda: missing("ext4"),
+            share=1.5,
+            control=True,
+            why_not=lambda: missing("ext4"),
         )
     ],
     "machine": [
         Command(
             "random calls, a live reader beside them",
-            [sys.executable, "-W", "ignore", "-m", "tests.campaign.machine", "--minutes", "{minutes}", "--seed", "{seed}"],
-            count=_json(["steps"], ["faults", "crashes"]), share=2,
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "tests.campaign.machine",
+                "--minutes",
+                "{minutes}",
+                "--seed",
+                "{seed}",
+            ],
+            count=_json(["steps"], ["faults", "crashes"]),
+            share=2,
         ),
         _controls("planted in the store", "tests/buffers/test_state_machine.py", "-k", "control"),
     ],
@@ -242,47 +285,79 @@ PARTS = {
         Command(
             "clips and transitions of many rings, each under a flat-out writer",
             [*PYTEST, "-s", "-m", "campaign", "tests/sharded/test_torn.py", "tests/sharded/test_transitions_torn.py"],
-            {"CLIPS": "50000"}, _races,
+            {"CLIPS": "50000"},
+            _races,
         ),
-        Command("kill, lock, live reader, reads of both kinds", [*PYTEST, "-m", "slow", "tests/filesystems/test_file_systems.py", "-k", "kill"]),
-        _controls("a second look left out", "tests/concurrency/test_torn.py", "tests/sharded/test_torn.py", "tests/sharded/test_transitions_torn.py", "-k", "control"),
+        Command(
+            "kill, lock, live reader, reads of both kinds",
+            [*PYTEST, "-m", "slow", "tests/filesystems/test_file_systems.py", "-k", "kill"],
+        ),
+        _controls(
+            "a second look left out",
+            "tests/concurrency/test_torn.py",
+            "tests/sharded/test_torn.py",
+            "tests/sharded/test_transitions_torn.py",
+            "-k",
+            "control",
+        ),
     ],
     "signals-threads-forks": [
         Command(
             "rounds of signals, threads, forks, replaced directories",
-            [sys.executable, "-m", "tests.campaign.edges", "--rounds", "100000", "--minutes", "{minutes}", "--seed", "{seed}"],
-            count=_json(["rounds"], ["signals", "closes", "forks", "replaced"]), share=2,
+            [
+                sys.executable,
+                "-m",
+                "tests.campaign.edges",
+                "--rounds",
+                "100000",
+                "--minutes",
+                "{minutes}",
+                "--seed",
+                "{seed}",
+            ],
+            count=_json(["rounds"], ["signals", "closes", "forks", "replaced"]),
+            share=2,
         ),
         Command(
             "Ctrl-C and signal handlers at each line of a draw from many rings",
-            [*PYTEST, "-s", "-m", "campaign", "tests/sharded/test_interrupts.py"], count=_strikes,
+            [*PYTEST, "-s", "-m", "campaign", "tests/sharded/test_interrupts.py"],
+            count=_strikes,
         ),
         _controls("planted in looks at many rings", "tests/sharded/test_interrupts.py", "-k", "control"),
-        _controls("planted in what guards the edges", "-m", "campaign", "tests/concurrency/test_edges.py", "-k", "control"),
+        _controls(
+            "planted in what guards the edges", "-m", "campaign", "tests/concurrency/test_edges.py", "-k", "control"
+        ),
     ],
-}  # fmt: skip
+}
 
 
 def run(part, command, seconds, seed):
-    """Run a command for about so many seconds; one that knows no time is ended after twice as many, controls after a quarter of an hour."""
+    """Run a command for about so many seconds; one that knows no time is ended after twice as many, controls after a
+    quarter of an hour."""
     filled = {
-        "seconds": f"{seconds:.0f}", "minutes": f"{seconds / 60:.3f}", "seed": seed,
-        "eleventh": seed % 11 + 1, "sixth": f"{seconds / 6:.1f}",
-    }  # fmt: skip
+        "seconds": f"{seconds:.0f}",
+        "minutes": f"{seconds / 60:.3f}",
+        "seed": seed,
+        "eleventh": seed % 11 + 1,
+        "sixth": f"{seconds / 6:.1f}",
+    }
     row = Row(part, command.what)
     if command.why_not is not None and (why := command.why_not()):
         row.note = f"not run: {why}"
         return row
     words = [str(word).format(**filled) for word in command.words]
     env = {name: value.format(**filled) for name, value in command.env.items()}
-    row.command = " ".join(
-        [*(f"{k}={v}" for k, v in env.items()), "python", *map(repr_of, words[1:])]
-    )
+    row.command = " ".join([*(f"{k}={v}" for k, v in env.items()), "python", *map(repr_of, words[1:])])
     began = time.monotonic()
     process = subprocess.Popen(
-        words, cwd=ROOT, env=os.environ | env, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        words,
+        cwd=ROOT,
+        env=os.environ | env,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         longest = 2 * seconds + 60
         text, _ = process.communicate(timeout=max(longest, 900) if command.control else longest)
@@ -293,12 +368,9 @@ def run(part, command, seconds, seed):
     row.seconds = time.monotonic() - began
     if command.count is not None:
         command.count(row, text)
-    ends = re.findall(r"(?m)^=* ?((?:\d+ \w+,? )+in [\d.]+s.*)$", text)[
-        -1:
-    ]  # not "3,544 errors, one per ..."
+    ends = re.findall(r"(?m)^=* ?((?:\d+ \w+,? )+in [\d.]+s.*)$", text)[-1:]  # not "3,544 errors, one per ..."
     passed, failed = (
-        sum(_number(pattern, end) for end in ends)
-        for pattern in (r"\b(\d+) passed", r"\b(\d+) (?:failed|errors?)\b")
+        sum(_number(pattern, end) for end in ends) for pattern in (r"\b(\d+) passed", r"\b(\d+) (?:failed|errors?)\b")
     )
     if command.control:
         row.caught, row.planted = passed, passed + failed
@@ -316,12 +388,8 @@ def repr_of(word):
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.campaign", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=30.0, help="in all; controls take what they take"
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__.split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0, help="in all; controls take what they take")
     parser.add_argument("--only", default=",".join(PARTS), help="of " + ", ".join(PARTS))
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(words)

@@ -83,9 +83,14 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     profile = settings(
-        settings.get_profile("default"), derandomize=False, database=None, stateful_step_count=60, print_blob=True,
-        suppress_health_check=list(HealthCheck), deadline=None,
-    )  # fmt: skip
+        settings.get_profile("default"),
+        derandomize=False,
+        database=None,
+        stateful_step_count=60,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
     began, number, violation = time.monotonic(), options.seed, None
     counts = machine.Counts
     total = dict.fromkeys(("examples", "steps", "faults", "crashes"), 0)

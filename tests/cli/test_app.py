@@ -21,9 +21,7 @@ PYTHON = sys.executable
 
 
 def run(*words, **options):
-    return subprocess.run(
-        [PYTHON, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, **options
-    )
+    return subprocess.run([PYTHON, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
 
 
 def test_help_lists_every_command_with_the_first_line_of_its_own_help(cli):
@@ -101,17 +99,13 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys, missing)
         ringmap.cli.main()
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert said == (
-        f'ringmap: error: the command line: {missing} is not installed; pip install "ringmap[cli]"\n'
-    )
+    assert said == (f'ringmap: error: the command line: {missing} is not installed; pip install "ringmap[cli]"\n')
 
 
 def test_wrong_calls_are_one_line_and_a_hint(cli):
     done = cli("chek", "x")
     assert (done.code, done.out) == (2, "")
-    assert done.err == (
-        "ringmap: error: No such command 'chek'. Did you mean 'check'?\nTry 'ringmap --help'.\n"
-    )
+    assert done.err == ("ringmap: error: No such command 'chek'. Did you mean 'check'?\nTry 'ringmap --help'.\n")
     done = cli("info", "--bogus", "x")
     assert done.code == 2
     assert done.err.endswith("Try 'ringmap info --help'.\n")
@@ -120,9 +114,7 @@ def test_wrong_calls_are_one_line_and_a_hint(cli):
 def test_errors_are_one_line_on_stderr(cli):
     done = cli("info", "nothing")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(
-        "ringmap: error: No dataset 'nothing': the path nothing does not exist in "
-    )
+    assert done.err.startswith("ringmap: error: No dataset 'nothing': the path nothing does not exist in ")
     assert done.err.count("\n") == 1
 
 

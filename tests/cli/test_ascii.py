@@ -75,7 +75,9 @@ def test_every_command_works_with_a_stdout_that_holds_no_umlauts(fleet, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "environment", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+)
 def test_a_process_of_its_own(fleet, environment):
     done = subprocess.run(
         [sys.executable, "-m", "ringmap", "info", "flö"],

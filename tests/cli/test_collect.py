@@ -24,7 +24,19 @@ def rooms(tmp_path, monkeypatch):
 
 
 def test_collect(cli, rooms):
-    words = ["rooms:make_world", "--path", "fleet", "--episodes", 3, "--max-steps", 100, "--policy", "rooms:POLICY", "-O", "fps=5"]  # fmt: skip
+    words = [
+        "rooms:make_world",
+        "--path",
+        "fleet",
+        "--episodes",
+        3,
+        "--max-steps",
+        100,
+        "--policy",
+        "rooms:POLICY",
+        "-O",
+        "fps=5",
+    ]
     done = cli("collect", *map(str, words), "--collectors", "1")
     assert (done.code, done.err) == (0, "")
     assert done.out == "3 seeds are played, each once; 1 ring in fleet hold 3 episodes, 18 steps.\n"

@@ -19,9 +19,7 @@ def same(one, other):
         assert set(mine) == set(theirs)
         for name, values in mine.items():
             values = np.asarray(values)
-            assert np.array_equal(
-                values, np.asarray(theirs[name]), equal_nan=values.dtype.kind == "f"
-            )
+            assert np.array_equal(values, np.asarray(theirs[name]), equal_nan=values.dtype.kind == "f")
 
 
 @pytest.mark.parametrize("dest", ["x.h5", "x.hdf5", "x.zarr", "x.lance"])
@@ -44,10 +42,7 @@ def load_format(dest):
 
 
 def test_convert_from_buffers_and_datasets(cli, replay, tmp_path):
-    assert (
-        cli("convert", replay, "a.h5").out
-        == "wrote a.h5, format hdf5: it holds 4 episodes, 45 steps\n"
-    )
+    assert cli("convert", replay, "a.h5").out == "wrote a.h5, format hdf5: it holds 4 episodes, 45 steps\n"
     assert cli("convert", "a.h5", "b", "--format", "zarr").code == 0
     same(ReplayBuffer.open(tmp_path / "replay"), load_dataset(tmp_path / "b", layout="HWC"))
 
@@ -79,9 +74,7 @@ def test_merge_into_the_last_argument(cli, replay, tmp_path):
 def test_options_of_a_writer(cli, replay, tmp_path, command):
     cli("dump", replay, "a.h5")
     source = replay if command == "dump" else "a.h5"
-    assert (
-        cli(command, source, "x.h5", "-O", "compression=gzip", "-O", "compression_opts=9").code == 0
-    )
+    assert cli(command, source, "x.h5", "-O", "compression=gzip", "-O", "compression_opts=9").code == 0
     with h5py.File(tmp_path / "x.h5") as file:
         assert {d.compression for n, d in file.items() if not n.startswith("ep_")} >= {"gzip"}
     for given, said in (
@@ -114,10 +107,7 @@ def test_check_of_a_dataset(cli, replay, tmp_path, dest):
 @pytest.mark.parametrize("command", ["dump", "convert", "merge"])
 def test_what_is_there_names_the_format(cli, replay, tmp_path, command):
     """By suffix, then by content; one that contradicts is refused before anything is touched."""
-    assert (
-        cli(command, replay, *(["-o", "x"] if command == "merge" else ["x"]), "-f", "zarr").code
-        == 0
-    )
+    assert cli(command, replay, *(["-o", "x"] if command == "merge" else ["x"]), "-f", "zarr").code == 0
     to = ["-o", "x"] if command == "merge" else ["x"]
     done = cli(command, replay, *to, "--mode", "append")
     assert done.out == "wrote x, format zarr: it holds 8 episodes, 90 steps\n"
@@ -125,9 +115,7 @@ def test_what_is_there_names_the_format(cli, replay, tmp_path, command):
     assert done.code == 2
     assert "holds a dataset of format 'zarr'" in done.err
     (tmp_path / "x").rename(tmp_path / "x.h5")
-    done = cli(
-        command, replay, *(["-o", "x.h5"] if command == "merge" else ["x.h5"]), "--mode", "append"
-    )
+    done = cli(command, replay, *(["-o", "x.h5"] if command == "merge" else ["x.h5"]), "--mode", "append")
     assert done.code == 2
     assert "holds a dataset of format 'zarr'" in done.err
 
@@ -176,9 +164,14 @@ def test_a_snapshot_while_the_writer_goes_on(cli, tmp_path):
 def test_formats(cli):
     found = {row["name"]: row for row in cli("formats", "--json").json}
     assert found["hdf5"] == {
-        "name": "hdf5", "reads": True, "writes": True, "appends": True, "lossless": True,
-        "installed": True, "install": "ringmap",
-    }  # fmt: skip
+        "name": "hdf5",
+        "reads": True,
+        "writes": True,
+        "appends": True,
+        "lossless": True,
+        "installed": True,
+        "install": "ringmap",
+    }
     assert found["ringmap"]["writes"] is False
     lines = cli("formats").out.splitlines()
     assert lines[0].split() == ["format", "read", "write", "append", "lossless", "installed"]
@@ -202,9 +195,7 @@ def test_lossless_is_true_of_those_that_say_so(cli, replay, tmp_path):
         cli("dump", replay, dest, "--format", facts.name)
         dataset = load_dataset(dest, format=facts.name, layout="HWC")
         equal = all(
-            np.array_equal(
-                buffer.load_episode(i)["pixels"], np.asarray(dataset.load_episode(i)["pixels"])
-            )
+            np.array_equal(buffer.load_episode(i)["pixels"], np.asarray(dataset.load_episode(i)["pixels"]))
             for i in range(4)
         )
         assert equal == facts.lossless, facts.name

@@ -21,12 +21,14 @@ from tests.cli.conftest import episode, fill
 def test_rows(cli, replay):
     assert cli("episodes", replay, "--json").json == [
         {
-            "episode": i, "length": length, "return": float(number * (length - 1)),
+            "episode": i,
+            "length": length,
+            "return": float(number * (length - 1)),
             "ended": "terminated" if number % 2 else None,
             "data": {"seed": 100 + number, "room": "left" if number % 2 else "right"},
         }
         for i, (number, length) in enumerate([(2, 12), (3, 10), (4, 11), (5, 12)])
-    ]  # fmt: skip
+    ]
 
 
 def test_the_table(cli, replay):
@@ -89,7 +91,7 @@ def test_nothing_is_evaluated(cli, replay, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-OPS = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}  # fmt: skip
+OPS = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 @given(
@@ -98,10 +100,7 @@ OPS = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     want=st.integers(-3, 3) | st.sampled_from("abc"),
 )
 def test_conditions_as_by_hand(values, how, want):
-    rows = [
-        {"episode": i, "length": 1, "data": {} if v is None else {"x": v}}
-        for i, v in enumerate(values)
-    ]
+    rows = [{"episode": i, "length": 1, "data": {} if v is None else {"x": v}} for i, v in enumerate(values)]
     if values and all(v is None for v in values):
         with pytest.raises(InputError):
             kept(rows, [f"x{how}{want}"])
@@ -121,10 +120,7 @@ def test_conditions_as_by_hand(values, how, want):
     reverse=st.booleans(),
 )
 def test_order_as_by_hand(values, reverse):
-    rows = [
-        {"episode": i, "length": 1, "data": {} if v is None else {"x": v}}
-        for i, v in enumerate(values)
-    ]
+    rows = [{"episode": i, "length": 1, "data": {} if v is None else {"x": v}} for i, v in enumerate(values)]
     if all(v is None for v in values):
         return
     found = [values[row["episode"]] for row in sorted_by(rows, "x", reverse)]
@@ -136,10 +132,15 @@ def test_order_as_by_hand(values, reverse):
 
 def test_columns_that_are_no_rewards(cli, tmp_path):
     buffer = ReplayBuffer(50, path=tmp_path / "odd")
+    buffer.write_episode({"reward": np.zeros((4, 2)), "terminated": np.array(["a"] * 4), "big": np.zeros(4)})
     buffer.write_episode(
-        {"reward": np.zeros((4, 2)), "terminated": np.array(["a"] * 4), "big": np.zeros(4)}
+        {
+            "reward": np.zeros((4, 2)),
+            "terminated": np.array(["a"] * 4),
+            "big": np.zeros(4),
+            "_episode_data": {"map": np.zeros((30, 30)), "raw": b"\x00\xff", "nan": float("nan")},
+        }
     )
-    buffer.write_episode({"reward": np.zeros((4, 2)), "terminated": np.array(["a"] * 4), "big": np.zeros(4), "_episode_data": {"map": np.zeros((30, 30)), "raw": b"\x00\xff", "nan": float("nan")}})  # fmt: skip
     buffer.close()
     rows = cli("episodes", "odd", "--json").json
     assert rows[0] == {"episode": 0, "length": 4, "data": {}}

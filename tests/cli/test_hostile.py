@@ -36,11 +36,28 @@ def hostile(tmp_path):
 
 
 COMMANDS = [
-    ["info"], ["info", "--json"], ["watch", "--once"], ["watch", "--once", "--json"], ["check"], ["check", "--json"],
-    ["repair"], ["episodes"], ["episodes", "--json"], ["episodes", "--sort", "nope"], ["episodes", "--where", "nope=1"],
-    ["plot"], ["preview"], ["preview", "--column", "nope"], ["dump", "x.h5"], ["dump", "noformat"], ["convert", "y.h5"],
-    ["snapshot", "kept"], ["merge", "-o", "z.h5"], ["info", "one-more"], ["bogus"],
-]  # fmt: skip
+    ["info"],
+    ["info", "--json"],
+    ["watch", "--once"],
+    ["watch", "--once", "--json"],
+    ["check"],
+    ["check", "--json"],
+    ["repair"],
+    ["episodes"],
+    ["episodes", "--json"],
+    ["episodes", "--sort", "nope"],
+    ["episodes", "--where", "nope=1"],
+    ["plot"],
+    ["preview"],
+    ["preview", "--column", "nope"],
+    ["dump", "x.h5"],
+    ["dump", "noformat"],
+    ["convert", "y.h5"],
+    ["snapshot", "kept"],
+    ["merge", "-o", "z.h5"],
+    ["info", "one-more"],
+    ["bogus"],
+]
 
 
 @pytest.mark.parametrize("words", few(COMMANDS, 8), ids=" ".join)

@@ -44,8 +44,12 @@ def test_the_same_as_json(cli, replay, tmp_path):
     assert found["settings"]["durability"] == "process"
     assert [c["name"] for c in found["columns"]] == reader.column_names
     assert found["columns"][0] == {
-        "name": "pixels", "dtype": "uint8", "shape": [8, 8, 3], "storage": "memmap", "codecs": [],
-    }  # fmt: skip
+        "name": "pixels",
+        "dtype": "uint8",
+        "shape": [8, 8, 3],
+        "storage": "memmap",
+        "codecs": [],
+    }
     files = [p for p in (tmp_path / "replay").rglob("*") if p.is_file()]
     assert found["nbytes"] == sum(p.stat().st_blocks * 512 for p in files)
 
@@ -122,9 +126,7 @@ def test_before_the_first_episode(cli, tmp_path):
 def test_transitions(cli, tmp_path):
     buffer = TransitionReplayBuffer(20, obs_shape=(3,), device=None, path=tmp_path / "t")
     for step in range(30):
-        buffer.add(
-            np.full((2, 3), step), [0, 1], [0.0, 1.0], np.full((2, 3), step + 1), [False] * 2
-        )
+        buffer.add(np.full((2, 3), step), [0, 1], [0.0, 1.0], np.full((2, 3), step + 1), [False] * 2)
     buffer.close()
     out = cli("info", "t").out
     assert "t: buffer of transitions" in out
@@ -184,9 +186,7 @@ def test_datasets(cli, replay, tmp_path, name):
     if name == "video":
         pytest.importorskip("av")
     dest = FORMATS[name]
-    convert(
-        ReplayBuffer.open(tmp_path / "replay"), tmp_path / dest, dest_format=name, progress=False
-    )
+    convert(ReplayBuffer.open(tmp_path / "replay"), tmp_path / dest, dest_format=name, progress=False)
     found = cli("info", dest, "--json").json
     assert (found["kind"], found["format"]) == ("dataset", name)
     assert (found["episodes"], found["steps"]) == (4, 45)

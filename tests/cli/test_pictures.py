@@ -111,9 +111,7 @@ def test_files_are_not_replaced_unless_told(cli, replay, tmp_path, command):
     (tmp_path / "mine.png").write_bytes(b"mine")
     done = cli(command, replay, "-o", "mine.png")
     assert done.code == 2
-    assert done.err == (
-        f"ringmap: error: {command}: mine.png exists; choose another --output, or say --force\n"
-    )
+    assert done.err == (f"ringmap: error: {command}: mine.png exists; choose another --output, or say --force\n")
     assert (tmp_path / "mine.png").read_bytes() == b"mine"
     assert cli(command, replay, "-o", "mine.png", "--force").code == 0
     assert (tmp_path / "mine.png").read_bytes()[:4] == b"\x89PNG"

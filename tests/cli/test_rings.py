@@ -89,17 +89,22 @@ def test_check_of_a_directory_of_rings(cli, tmp_path):
 
 
 def test_what_reads_a_ring_reads_a_directory_of_them(cli, tmp_path):
-    """`episodes, convert, preview, plot, dump, snapshot, merge`, and the functions behind them; a writer may be at work."""
+    """`episodes, convert, preview, plot, dump, snapshot, merge`, and the functions behind them; a writer may be at
+    work."""
     fill(tmp_path / "fleet" / "one", 2, reward_at="next").close()
     writer = fill(tmp_path / "fleet" / "two", 3, reward_at="next")
     rows = cli("episodes", "fleet", "--json").json
     assert [(row["episode"], row["ring"], row["data"]["seed"]) for row in rows] == [
-        (0, "one", 100), (1, "one", 101), (2, "two", 100), (3, "two", 101), (4, "two", 102),
-    ]  # fmt: skip
-    assert [
-        row["episode"]
-        for row in cli("episodes", "fleet", "-w", "ring = two and seed > 100", "--json").json
-    ] == [3, 4]
+        (0, "one", 100),
+        (1, "one", 101),
+        (2, "two", 100),
+        (3, "two", 101),
+        (4, "two", 102),
+    ]
+    assert [row["episode"] for row in cli("episodes", "fleet", "-w", "ring = two and seed > 100", "--json").json] == [
+        3,
+        4,
+    ]
     assert "ring" in cli("episodes", "fleet").out.splitlines()[0]
     assert cli("preview", "fleet", "-o", "a.png").code == 0
     assert cli("snapshot", "fleet", "copy").out == "wrote copy: 5 episodes, 54 steps\n"
@@ -116,9 +121,7 @@ def test_what_reads_a_ring_reads_a_directory_of_them(cli, tmp_path):
     whole = load_dataset(tmp_path / "fleet", num_steps=2, output="numpy")
     assert whole.get_episode_data()["seed"] == seeds and whole[0]["reward"].shape == (2,)
     writer.close()
-    with fill(
-        tmp_path / "fleet" / "odd", 1, reward_at="same"
-    ):  # a ring that does not fit is not left out in silence
+    with fill(tmp_path / "fleet" / "odd", 1, reward_at="same"):  # a ring that does not fit is not left out in silence
         for command in (
             ["episodes", "fleet"],
             ["convert", "fleet", "f.h5"],

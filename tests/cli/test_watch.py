@@ -20,9 +20,7 @@ watching = import_module("ringmap.cli.watch")
 def test_once(cli, replay):
     done = cli("watch", replay, "--once")
     assert (done.code, done.out.count("\n")) == (0, 1)
-    assert done.out == (
-        "45 of 50 steps, 90.0 % | 4 episodes | - steps/s | 66 written | 0 evicted since | no writer\n"
-    )
+    assert done.out == ("45 of 50 steps, 90.0 % | 4 episodes | - steps/s | 66 written | 0 evicted since | no writer\n")
     found = cli("watch", replay, "--once", "--json").json
     assert found["steps_per_s"] is None
     assert (found["steps"], found["episodes"], found["writer_alive"]) == (45, 4, False)

@@ -1,9 +1,9 @@
 """Clips that cross parts, against a plain model: lists of steps, and nothing remembered.
 
-A script appends whole episodes and parts of chains, one by one or many at once, loses some, ends some, evicts, and opens the ring
-again. Looks come now and then, at several spans. At each, the index must hold the model's clips in the model's order, each with
-all its steps; a number must mean the clip that it meant before, and be as far from the newest number as in a process that
-opened the ring now. The joined episodes must be the model's.
+A script appends whole episodes and parts of chains, one by one or many at once, loses some, ends some, evicts, and
+opens the ring again. Looks come now and then, at several spans. At each, the index must hold the model's clips in the
+model's order, each with all its steps; a number must mean the clip that it meant before, and be as far from the newest
+number as in a process that opened the ring now. The joined episodes must be the model's.
 """
 
 import os
@@ -56,9 +56,7 @@ class Model:
                 window = steps[first : first + span]
                 made_by = max(first + span, least - before)
                 if made_by <= len(steps):
-                    part = max(
-                        start for start, _, _, _ in run if start <= steps[max(0, made_by - 1)]
-                    )
+                    part = max(start for start, _, _, _ in run if start <= steps[max(0, made_by - 1)])
                     found.append((part, window[-1], tuple(window)))
         return [window for _, _, window in sorted(found)]
 
@@ -122,9 +120,7 @@ class Script:
 
     def run(self, moves):
         for _ in range(moves):
-            kind = self.rng.choices(
-                ["append", "extend", "evict", "again", "look"], [6, 2, 3, 0.4, 3]
-            )[0]
+            kind = self.rng.choices(["append", "extend", "evict", "again", "look"], [6, 2, 3, 0.4, 3])[0]
             if kind == "append":
                 self.append(1, at_once=False)
             elif kind == "extend":
@@ -151,9 +147,7 @@ class Script:
         assert self.steps(first[~is_lost], span) == expected
         assert anchors[~is_lost].tolist() == [clip[step] for clip in expected]
         assert of.numbers(anchors[~is_lost], step).tolist() == numbers[~is_lost].tolist()
-        assert is_lost.sum() <= (span - 1) * len(self.model.episodes()) + 28 * bool(least) * len(
-            self.model.episodes()
-        )
+        assert is_lost.sum() <= (span - 1) * len(self.model.episodes()) + 28 * bool(least) * len(self.model.episodes())
         names = self.names.setdefault((self.live.era, id(of.numbering), span, least), {})
         for number, clip in zip(numbers[~is_lost].tolist(), expected, strict=True):
             assert names.setdefault(number, clip) == clip, f"number {number} was {names[number]}"
@@ -187,9 +181,7 @@ class Script:
         good = drawn.crossing.still_whole(Tail(tail), len(wanted))
         good = np.ones(len(wanted), bool) if good is None else good
         good &= drawn.positions >= tail  # which the reader looks at itself
-        assert good[drawn.crossing.which].tolist() == [
-            wanted[i][0] >= tail for i in drawn.crossing.which
-        ]
+        assert good[drawn.crossing.which].tolist() == [wanted[i][0] >= tail for i in drawn.crossing.which]
 
     def columns_again(self):
         starts, lengths, parts = columns(self.model.parts)
@@ -235,9 +227,7 @@ class Script:
         index = live.starts.searchsorted(first, side="right") - 1
         places = whole.place_of(index) + first - live.starts[index]
         steps = whole.positions(places[:, None] + np.arange(span))
-        assert (
-            np.diff(steps, axis=1) > 0
-        ).all()  # so the first step is the one that is evicted first
+        assert (np.diff(steps, axis=1) > 0).all()  # so the first step is the one that is evicted first
         return list(map(tuple, steps.tolist()))
 
 
@@ -276,9 +266,7 @@ def test_without_live_parts_nothing_is_known_of_chains():
     live = LiveEpisodes(np.empty(0), np.empty(0))
     index = ClipIndex(live)
     for number in range(6):
-        live.append(
-            10 * number, 10, chain=0 if number < 3 else NONE, step=10 * number if number < 3 else 0
-        )
+        live.append(10 * number, 10, chain=0 if number < 3 else NONE, step=10 * number if number < 3 else 0)
     before = index.of(4).positions(np.arange(index.of(4).end - 21, index.of(4).end))
     live.evict_before(30)
     assert live.chains is None
@@ -368,9 +356,7 @@ def link_any_part(self, chain, step, stop, oldest, newest, first):
 
 def count_live_steps(self, first, last):
     """Count the clips of a part as if nothing had been before it."""
-    return index_module.counts(
-        self.live.lengths_since(first)[: last - first], self.span, self.least
-    )
+    return index_module.counts(self.live.lengths_since(first)[: last - first], self.span, self.least)
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,7 @@ class Stage:
             ColumnSpec("action", action, np.dtype("f8")),
         ]
         self.columns = {spec.name: Column(spec, self.ring.rows) for spec in specs}
-        self.rows = SimpleNamespace(
-            ring=self.ring, by_name=self.columns, large=[], is_covered=False, texts=()
-        )
+        self.rows = SimpleNamespace(ring=self.ring, by_name=self.columns, large=[], is_covered=False, texts=())
         self.disk = Disk()
         self.live = LiveEpisodes(np.empty(0), np.empty(0))
         self.memory = threading.RLock()
@@ -102,12 +100,8 @@ def prove(stage, batch, history, skip=1):
     np.testing.assert_array_equal(batch["step"], firsts[:, None] + skip * np.arange(history))
     dense = firsts[:, None] + np.arange(history * skip)
     shape = stage.columns["action"].spec.shape
-    wide = np.broadcast_to(
-        2.0 * dense.reshape(*dense.shape, *[1] * len(shape)), (*dense.shape, *shape)
-    )
-    np.testing.assert_array_equal(
-        batch["action"], wide.reshape(len(firsts), history, math.prod(shape) * skip)
-    )
+    wide = np.broadcast_to(2.0 * dense.reshape(*dense.shape, *[1] * len(shape)), (*dense.shape, *shape))
+    np.testing.assert_array_equal(batch["action"], wide.reshape(len(firsts), history, math.prod(shape) * skip))
     return set(firsts.tolist())
 
 
@@ -213,9 +207,7 @@ def test_only_what_was_lost_is_drawn_anew():
     reader = reader_of(stage)
     pinned = reader.pin(Cut.clip(5))
     stage.columns["step"].after = lambda: stage.head == 20 and stage.write(5)
-    batch = batch_of(
-        reader, np.array([pinned.base, pinned.base + 2, pinned.base + 3]), pinned, 5, 1
-    )
+    batch = batch_of(reader, np.array([pinned.base, pinned.base + 2, pinned.base + 3]), pinned, 5, 1)
     firsts = batch["step"][:, 0].tolist()
     assert firsts[1:] == [10, 15]
     assert firsts[0] in stage.clips(5)
@@ -328,9 +320,7 @@ def test_lapped_ten_times_in_a_row():
     reader = reader_of(stage)
     pinned = reader.pin(Cut.clip(5))
     stage.columns["step"].after = lambda: [stage.write(5) for _ in range(4)]
-    with pytest.raises(
-        LappedError, match=r"^/somewhere: .*overtook this reader 10 times.*raise max_steps"
-    ):
+    with pytest.raises(LappedError, match=r"^/somewhere: .*overtook this reader 10 times.*raise max_steps"):
         batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
     assert stage.refreshes == 9  # not after the tenth: nothing is read then
 
@@ -346,9 +336,7 @@ def test_nothing_is_left_to_draw():
 
 def test_nothing_asked_is_nothing_read():
     stage = filled()
-    batch = batch_of(
-        reader_of(stage), np.empty(0, np.int64), reader_of(stage).pin(Cut.clip(5, 2)), 5, 2
-    )
+    batch = batch_of(reader_of(stage), np.empty(0, np.int64), reader_of(stage).pin(Cut.clip(5, 2)), 5, 2)
     assert batch["step"].shape == (0, 5)
     assert batch["action"].shape == (0, 5, 2)
 

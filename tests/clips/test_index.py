@@ -53,9 +53,7 @@ class Model:
         elif move == "evict":
             tail = max(0, self.head - value)
             starts = self.head - np.cumsum(self.lengths[::-1])[::-1] if self.lengths else []
-            self.lengths = [
-                n for n, start in zip(self.lengths, starts, strict=True) if start >= tail
-            ]
+            self.lengths = [n for n, start in zip(self.lengths, starts, strict=True) if start >= tail]
             self.live.evict_before(tail)
         elif move == "reset":
             self.lengths = list(value)
@@ -65,12 +63,8 @@ class Model:
 
 
 @given(moves=moves)
-@example(
-    moves=[("append", 5), ("look", 2), ("append", 4), ("append", 3), ("evict", 3), ("look", 2)]
-)
-@example(
-    moves=[("append", 5), ("look", 2), ("append", 4), ("evict", 0), ("append", 3), ("look", 2)]
-)
+@example(moves=[("append", 5), ("look", 2), ("append", 4), ("append", 3), ("evict", 3), ("look", 2)])
+@example(moves=[("append", 5), ("look", 2), ("append", 4), ("evict", 0), ("append", 3), ("look", 2)])
 @example(moves=[("append", 5), ("look", 2), ("grow", 2), ("append", 3), ("look", 2)])
 def test_it_is_the_list_of_all_clips(moves):
     """Looks come now and then only, so that episodes come and go unseen in between."""
@@ -176,9 +170,7 @@ def test_check_finds_a_vandalised_index():
     ends[1] -= 1
     assert index.check() == []
     index._spans[2, 0, False]._shifts.span(0, 3)[1] += 1
-    assert index.check() == [
-        "clip index of span 2: a clip's position does not follow from its number"
-    ]
+    assert index.check() == ["clip index of span 2: a clip's position does not follow from its number"]
 
 
 # -- cost: counted, not timed ------------------------------------------------------------------
@@ -244,9 +236,7 @@ def test_a_write_costs_the_same_however_much_is_stored(monkeypatch):
     few_lines, few_values = cost_of_a_write(monkeypatch, 1_000, [1, 4])
     many_lines, many_values = cost_of_a_write(monkeypatch, 100_000, [1, 4])
     assert many_lines <= few_lines * 1.1
-    assert many_values <= few_values * 4 < 300, (
-        "amortised: each growth copies, and pays for an eighth more"
-    )
+    assert many_values <= few_values * 4 < 300, "amortised: each growth copies, and pays for an eighth more"
 
 
 def test_every_span_in_use_follows_at_the_same_cost(monkeypatch):
@@ -262,9 +252,7 @@ def test_a_lookup_and_an_idle_look_do_not_walk_the_episodes(monkeypatch):
         model.live.extend(np.arange(episodes, dtype=np.int64) * 5, np.full(episodes, 5))
         index = ClipIndex(model.live)
         index.of(2)
-        ids = np.arange(
-            0, index.of(2).end, episodes // 10 + 1
-        )  # at all distances from an entry of the guide table
+        ids = np.arange(0, index.of(2).end, episodes // 10 + 1)  # at all distances from an entry of the guide table
 
         def look(_, index=index, ids=ids):
             of = index.of(2)

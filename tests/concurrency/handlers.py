@@ -48,9 +48,13 @@ class Case:
         shutil.rmtree(folder, ignore_errors=True)
         self.folder, self.calls, self.acts = folder, calls, acts
         self.options = {
-            "path": folder / "buf", "spare_rows": SPARE, "sync_every_s": 0, "seed": 0,
-            "storage": STORAGES[storage], "durability": durability,
-        }  # fmt: skip
+            "path": folder / "buf",
+            "spare_rows": SPARE,
+            "sync_every_s": 0,
+            "seed": 0,
+            "storage": STORAGES[storage],
+            "durability": durability,
+        }
         self.writer = ReplayBuffer(MAX_STEPS, **self.options)
         self.model = Model()
         for k, steps in () if calls == "first" else GIVEN:
@@ -234,9 +238,7 @@ def wrong_at(folder, storage, durability, calls, acts, numbers, blow=AtOurLine, 
                 voice.say(outcome=case.outcome)
             except BaseException as error:
                 place = case.blow.struck if case is not None else "before"
-                voice.say(
-                    wrong=f"{calls}, {acts} at {place}: {type(error).__name__}: {error}"[:600]
-                )
+                voice.say(wrong=f"{calls}, {acts} at {place}: {type(error).__name__}: {error}"[:600])
                 return
         faulthandler.cancel_dump_traceback_later()
 
@@ -248,11 +250,7 @@ def wrong_at(folder, storage, durability, calls, acts, numbers, blow=AtOurLine, 
                 outcomes[said["outcome"]] = outcomes.get(said["outcome"], 0) + 1
         if "wrong" in death.said:
             wrong.append(death.said["wrong"])
-        elif (
-            death.killed
-            or death.error
-            or sum("outcome" in s for s in death.said_all) < len(numbers)
-        ):
+        elif death.killed or death.error or sum("outcome" in s for s in death.said_all) < len(numbers):
             wrong.append(f"{calls}, {acts} at line {at}: hung or died {death.error}")
         numbers = numbers[numbers.index(at) + 1 :] if wrong else []
     return outcomes, wrong

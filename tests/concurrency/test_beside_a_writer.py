@@ -55,7 +55,7 @@ CALLS = {
     "split": lambda buf: len(buf.split()[0]) + 1,
     "pass": lambda buf: len(list(buf.pass_sampler())) + 1,
     "batches": lambda buf: [batch["step"] for batch in buf.batches(4, steps=2, prefetch=0)],
-}  # fmt: skip
+}
 
 WRITES = {
     "clears": lambda buf, n: buf.clear(),
@@ -68,9 +68,7 @@ WRITES = {
 def _with_sampler(buf):
     """Return the buffer with a sampler as in the guide."""
     rng = np.random.default_rng(0)
-    buf.sampler = lambda step, buffer, size, history: rng.integers(
-        0, buffer.num_valid_ends(history), size
-    )
+    buf.sampler = lambda step, buffer, size, history: rng.integers(0, buffer.num_valid_ends(history), size)
     return buf
 
 
@@ -94,6 +92,4 @@ def test_a_call_beside_a_writing_thread_works_or_raises_our_error(call, write):
             found = CALLS[call](buf)
         except RingmapError:
             continue
-        assert np.all(
-            np.concatenate([np.ravel(part) for part in np.atleast_1d(found)] or [[1]]) > 0
-        )
+        assert np.all(np.concatenate([np.ravel(part) for part in np.atleast_1d(found)] or [[1]]) > 0)

@@ -1,7 +1,7 @@
 """A disk lost the newest state, and the next writer continues from an earlier one, while other threads read.
 
-What a thread looked up before may be rows of other episodes by now: it is lost, also when another thread has moved the reader to the new
-history meanwhile.
+What a thread looked up before may be rows of other episodes by now: it is lost, also when another thread has moved the
+reader to the new history meanwhile.
 """
 
 import contextlib
@@ -101,9 +101,7 @@ def test_control_without_the_break_a_clip_is_of_two_episodes(ring, reader, monke
 @pytest.fixture
 def fleet(ring, tmp_path, monkeypatch):
     always_look(monkeypatch)
-    with contextlib.closing(
-        ReplayBuffer(40, 2, path=tmp_path / "fleet/1", reward_at="same")
-    ) as other:
+    with contextlib.closing(ReplayBuffer(40, 2, path=tmp_path / "fleet/1", reward_at="same")) as other:
         other.write_episode(episode(20, 4))
         with contextlib.closing(ShardedReplayBuffer(tmp_path / "fleet", seed=0, wait_s=0)) as buf:
             yield buf
@@ -167,10 +165,10 @@ def test_returns_are_not_those_of_the_old_history(ring, reader):
         return {
             (int(n), int(s)): float(r)
             for n, s, r in zip(batch["episode"].ravel(), batch["step"].ravel(), batch["togo"].ravel(), strict=True)
-        }  # fmt: skip
+        }
 
     assert returns()[4, 0] == 15
     ring.break_history()
     reader.refresh()
     found = returns()
-    assert {key: value for key, value in found.items() if key[0] == 7} == {(7, 0): 3, (7, 1): 3, (7, 2): 2}  # fmt: skip
+    assert {key: value for key, value in found.items() if key[0] == 7} == {(7, 0): 3, (7, 1): 3, (7, 2): 2}

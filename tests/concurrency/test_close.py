@@ -1,4 +1,5 @@
-"""A close while others read: they finish with the rows that they began with, or raise ClosedError; no descriptor stays."""
+"""A close while others read: they finish with the rows that they began with, or raise ClosedError; no descriptor
+stays."""
 
 import gc
 import os
@@ -41,9 +42,7 @@ class Meddler(System):
 
 
 def filled(path, storage, **options):
-    with ReplayBuffer(
-        60, path=path, spare_rows=12, storage=STORAGES[storage], sync_every_s=0
-    ) as made:
+    with ReplayBuffer(60, path=path, spare_rows=12, storage=STORAGES[storage], sync_every_s=0) as made:
         for k in range(1, 10):
             made.write_episode(episode(k, 3 + k % 4))
     seen = observe(made)
@@ -109,9 +108,7 @@ def test_closed_at_any_read_of_a_file(fast, monkeypatch, storage, role, reads):
 
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
-@pytest.mark.parametrize(
-    ("storage", "reads"), [("memmap", "map"), ("memmap", "pread"), ("zarr", "map")]
-)
+@pytest.mark.parametrize(("storage", "reads"), [("memmap", "map"), ("memmap", "pread"), ("zarr", "map")])
 def test_threads_read_while_it_is_closed(fast, role, storage, reads):
     seen = {k: n for k, n, _ in filled(fast / "buf", storage)}
     foreign = fast / "foreign"

@@ -36,9 +36,7 @@ def test_a_sample():
         "rounds of signals",
         "rounds of threads",
     }
-    assert min(told[name] for name in ("writes", "reads", "signals", "closes", "strangers")) > 0, (
-        told
-    )
+    assert min(told[name] for name in ("writes", "reads", "signals", "closes", "strangers")) > 0, told
 
 
 @pytest.mark.campaign
@@ -63,9 +61,7 @@ def test_two_thousand_rounds():
 @pytest.mark.parametrize("plant", PLANTS)
 def test_control(plant):
     _, scenario, judge = PLANTS[plant]
-    text, told = campaign(
-        "--plant", plant, "--only", scenario, "--rounds", "150", "--first", "--seed", "3"
-    )
+    text, told = campaign("--plant", plant, "--only", scenario, "--rounds", "150", "--first", "--seed", "3")
     print(f"{plant}: after {told['rounds']} rounds, by {sorted(told['judges'])}")
     assert f"{scenario}: {judge}" in told["judges"]
     assert NO_PLACE not in text
@@ -73,9 +69,7 @@ def test_control(plant):
 
 @pytest.mark.slow
 def test_control_of_the_sample_an_episode_that_is_not_stored():
-    _, told = campaign(
-        "--plant", "forgets", "--only", "threads", "--rounds", "8", "--first", "--seed", "3"
-    )
+    _, told = campaign("--plant", "forgets", "--only", "threads", "--rounds", "8", "--first", "--seed", "3")
     assert any("lost" in judge for judge in told["judges"])
 
 
@@ -83,7 +77,8 @@ def test_control_of_the_sample_an_episode_that_is_not_stored():
 
 
 def ledger(*calls):
-    """Return entries of calls `(kind, number, length, how)`, one after the other; `+` begins before the last one ended."""
+    """Return entries of calls `(kind, number, length, how)`, one after the other; `+` begins before the last one
+    ended."""
     made, late = Ledger(), []
     for kind, number, length, how, *beside in calls:
         entry = made.begin(kind, number, length)
@@ -131,7 +126,7 @@ THREE = [(WRITE, n, 10, DONE) for n in range(3)]
         ([(CLEAR, 0, 0, DONE, "+"), *THREE], [], 100, []),
         ([(CLEAR, 0, 0, DONE, "+"), *THREE], [1], 100, ["lost"]),
     ],
-)  # fmt: skip
+)
 def test_what_may_be_stored(calls, stored, max_steps, expected):
     assert judges(ledger(*calls), [(n, 10) for n in stored], max_steps) == expected
 
@@ -175,17 +170,21 @@ def test_other_buffers_prove_themselves():
     final = ((5 + 3 * lane) % 11 == 0) | ((5 + 5 * lane) % 13 == 0)
     then = others.observed(6, 4, final.astype(float))
     batch = {
-        "observations": now, "next_observations": then, "actions": lane, "rewards": np.full(4, 5.0, np.float32),
+        "observations": now,
+        "next_observations": then,
+        "actions": lane,
+        "rewards": np.full(4, 5.0, np.float32),
         "dones": ((5 + 3 * lane) % 11 == 0).astype(np.float32),
-    }  # fmt: skip
+    }
     assert others.wrong_transitions(batch, 1) is None
     later = {**batch, "next_observations": others.observed(7, 4, 0.0)}
     assert others.wrong_transitions(later, 1)[0] == "successor"
     assert others.wrong_transitions({**batch, "observations": now + 1}, 1)[0] == "torn"
     labels = {
-        "student_observations": now, "label_round": np.full(4, 2),
+        "student_observations": now,
+        "label_round": np.full(4, 2),
         "teacher_actions": np.stack([others.key(5, lane), np.full(4, 2)], 1),
-    }  # fmt: skip
+    }
     assert others.wrong_labels(labels) is None
     assert others.wrong_labels({**labels, "label_round": np.full(4, 3)})[0] == "label"
     who = np.array([[-1, 0, others.key(-1, 0)], [3, 1, others.key(3, 1)]], float)

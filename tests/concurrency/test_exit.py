@@ -1,4 +1,5 @@
-"""A process that ends by itself without `close`: its last rows are committed. One that is killed, or is a fork's copy, commits none."""
+"""A process that ends by itself without `close`: its last rows are committed. One that is killed, or is a fork's copy,
+commits none."""
 
 import os
 import subprocess
@@ -91,7 +92,8 @@ def copy(write, path):
 HOWS = {
     "copy": copy,
     "ended_function": ended_function, "ended_module": ended_module, "exception": exception, "sys_exit": sys_exit,
-    "daemon_thread": daemon_thread, "fork": in_child("fork"), "spawn": in_child("spawn"), "hard_exit": hard_exit, "terminated": terminated,
+    "daemon_thread": daemon_thread, "fork": in_child("fork"), "spawn": in_child("spawn"),
+    "hard_exit": hard_exit, "terminated": terminated,
 }
 
 if __name__ == "__main__":
@@ -141,8 +143,12 @@ def run(tmp_path, jobs, *arguments, timeout_s=120):
     script.write_text(jobs)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(tmp_path)])}
     done = subprocess.run(
-        [sys.executable, script, tmp_path, *arguments], env=environment, timeout=timeout_s, text=True, capture_output=True
-    )  # fmt: skip
+        [sys.executable, script, tmp_path, *arguments],
+        env=environment,
+        timeout=timeout_s,
+        text=True,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 

@@ -52,7 +52,7 @@ def forked(work, seconds=WATCHDOG_S):
 
 def generators_of(*things):
     """Return the locks of all generators that these keep."""
-    found = {v for thing in things for v in vars(thing).values() if isinstance(v, np.random.Generator)}  # fmt: skip
+    found = {v for thing in things for v in vars(thing).values() if isinstance(v, np.random.Generator)}
     assert found
     return [rng.bit_generator.lock for rng in found]
 
@@ -143,7 +143,8 @@ def test_a_child_asks_a_sampler_whose_lock_a_thread_held(call):
 
 @pytest.mark.parametrize("kind", BITS)
 def test_a_child_goes_on_from_the_state_of_its_parent(kind):
-    """Whatever bit generator a user passes: nothing waits, and a copy of a buffer in memory draws as the buffer would."""
+    """Whatever bit generator a user passes: nothing waits, and a copy of a buffer in memory draws as the buffer
+    would."""
     one, other = (WorkerGenerator(np.random.Generator(kind(7))) for _ in range(2))
     one.rng.integers(0, 9, 100), other.rng.integers(0, 9, 100)
     with held(one.rng.bit_generator.lock):
@@ -190,6 +191,6 @@ def hung_of(forks_, sampler):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("make", [lambda: None, lambda: UniformSampler(0), lambda: PrioritizedSampler(rng=0)])  # fmt: skip
+@pytest.mark.parametrize("make", [lambda: None, lambda: UniformSampler(0), lambda: PrioritizedSampler(rng=0)])
 def test_none_of_300_children_hangs(make):
     assert hung_of(300, make()) == 0

@@ -19,7 +19,8 @@ from ringmap.storage.records.blobs import Segments
 
 
 def test_a_thread_that_reads_while_a_commit_deletes_a_segment(fast, monkeypatch):
-    """At "power" a commit deleted the segments of the episodes that it evicted before its own handle knew of the eviction."""
+    """At "power" a commit deleted the segments of the episodes that it evicted before its own handle knew of the
+    eviction."""
     found = []
 
     def look(buffer):
@@ -171,9 +172,7 @@ def test_the_thread_of_a_sync_ends_with_what_it_syncs():
 
 def test_a_clip_that_is_gone_is_not_read_where_nothing_was_ever_written(tmp_path):
     """It stood at the last row of the ring, whose chunk is missing until the ring is full for the first time."""
-    buf = ReplayBuffer(
-        20, path=tmp_path / "buf", storage=ringmap.Zarr(chunk_steps=5), spare_rows=20, seed=0
-    )
+    buf = ReplayBuffer(20, path=tmp_path / "buf", storage=ringmap.Zarr(chunk_steps=5), spare_rows=20, seed=0)
     for k in range(3):
         buf.write_episode({"obs": np.arange(10) + 10 * k})
     clips = buf.__getitems__([PINNED + 3, PINNED + 12])
@@ -183,11 +182,10 @@ def test_a_clip_that_is_gone_is_not_read_where_nothing_was_ever_written(tmp_path
     buf.close()
 
 
-@pytest.mark.skipif(
-    not hasattr(threading.current_thread(), "_is_stopped"), reason="this Python has no such fault"
-)
+@pytest.mark.skipif(not hasattr(threading.current_thread(), "_is_stopped"), reason="this Python has no such fault")
 def test_a_sync_that_was_taken_for_ended():
-    """An interrupt in the middle of `is_alive` makes Python say so of a thread that runs; all threads of a sync stop."""
+    """An interrupt in the middle of `is_alive` makes Python say so of a thread that runs; all threads of a sync
+    stop."""
     others = set(threading.enumerate())
     target, sync, thread = syncing(others)
     thread._is_stopped, runs = True, thread._is_stopped  # as after the interrupt
@@ -231,7 +229,8 @@ print(sorted(name for name in set(sys.modules) - known if name.startswith(("nump
 
 
 def test_no_call_imports_what_a_handler_may_come_in_the_middle_of(tmp_path):
-    """A handler that calls the same then meets half a module: `np.unique` imports `numpy.ma` when it is first called."""
+    """A handler that calls the same then meets half a module: `np.unique` imports `numpy.ma` when it is first
+    called."""
     command = [sys.executable, "-c", IMPORTS_NOTHING, str(tmp_path / "buf")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

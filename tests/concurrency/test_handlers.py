@@ -5,16 +5,38 @@ import pytest
 from tests.crash.kill.campaign import Runner
 from tests.tiers import few
 
-CALLS = ["write", "first", "flush", "close", "clear", "snapshot", "finish", "append", "abandon", "sample",
-         "background"]  # fmt: skip
-ACTS = ["close", "flush", "write", "sample", "read", "clear", "snapshot", "append", "finish", "abandon",
-        "background", "reader.close"]  # fmt: skip
+CALLS = ["write", "first", "flush", "close", "clear", "snapshot", "finish", "append", "abandon", "sample", "background"]
+ACTS = [
+    "close",
+    "flush",
+    "write",
+    "sample",
+    "read",
+    "clear",
+    "snapshot",
+    "append",
+    "finish",
+    "abandon",
+    "background",
+    "reader.close",
+]
 SAMPLE = [
-    ("write", "close"), ("write", "write"), ("first", "close"), ("flush", "close"), ("flush", "sample"),
-    ("close", "flush"), ("close", "close"), ("clear", "sample"), ("finish", "append"), ("append", "abandon"),
-    ("snapshot", "write"), ("sample", "write"), ("background", "flush"),
-    ("reader.sample", "reader.sample"), ("reader.sample", "reader.close"),
-]  # fmt: skip
+    ("write", "close"),
+    ("write", "write"),
+    ("first", "close"),
+    ("flush", "close"),
+    ("flush", "sample"),
+    ("close", "flush"),
+    ("close", "close"),
+    ("clear", "sample"),
+    ("finish", "append"),
+    ("append", "abandon"),
+    ("snapshot", "write"),
+    ("sample", "write"),
+    ("background", "flush"),
+    ("reader.sample", "reader.sample"),
+    ("reader.sample", "reader.close"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,8 @@ def interrupt():
 
 
 class Interrupt:
-    """Strikes once, ahead of the n-th line that runs in some files, of those where a signal can: with Ctrl-C, or a handler."""
+    """Strikes once, ahead of the n-th line that runs in some files, of those where a signal can: with Ctrl-C, or a
+    handler."""
 
     def __init__(self, at, files=FILES, strike=interrupt):
         self.left, self.files, self.strike = at, files, strike
@@ -141,7 +142,8 @@ for _ in range(9):
 said, armed = [], False
 
 def calls(at):
-    return (lambda: buf.snapshot(f"s{at}"), buf.check, buf.view, lambda: buf.split(0.5), lambda: list(buf.pass_sampler()),
+    return (lambda: buf.snapshot(f"s{at}"), buf.check, buf.view, lambda: buf.split(0.5),
+            lambda: list(buf.pass_sampler()),
             lambda: next(iter(buf.batches(2, prefetch=0))), lambda: buf.begin_episode().abandon())
 
 def handler(*_):
@@ -176,7 +178,5 @@ print(sorted({error for error in said if error}))
 
 def test_a_first_call_in_a_handler_meets_no_half_imported_module(tmp_path):
     """Whatever a handle can do is imported before there is a handle: a handler may come in mid-import."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTING], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", IMPORTING], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

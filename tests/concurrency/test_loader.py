@@ -92,9 +92,7 @@ def buffer(request, pen):
 def loading(buffer, method, workers=WORKERS, **options):
     """Give a loader; end workers that wait for another pass."""
     torch.manual_seed(0)
-    loader = DataLoader(
-        buffer, BATCH, shuffle=True, num_workers=workers, multiprocessing_context=method, **options
-    )
+    loader = DataLoader(buffer, BATCH, shuffle=True, num_workers=workers, multiprocessing_context=method, **options)
     try:
         yield loader
     finally:

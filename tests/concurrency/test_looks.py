@@ -16,7 +16,7 @@ from tests.disks import FaultyDisk
 
 
 def write(buf, number, steps=10):
-    buf.write_episode({"step": np.arange(steps) + 1000 * number, "_episode_data": {"number": number}})  # fmt: skip
+    buf.write_episode({"step": np.arange(steps) + 1000 * number, "_episode_data": {"number": number}})
 
 
 def numbers(episodes):
@@ -34,9 +34,7 @@ def restarted(path, evicted):
 @pytest.mark.parametrize("seen", [0, 1, 4, 9])
 @pytest.mark.parametrize("evicted", [0, 3, 25])
 @pytest.mark.parametrize("more", [0, 2])
-def test_a_reader_skips_no_live_episode_when_the_writer_was_restarted(
-    tmp_path, seen, evicted, more
-):
+def test_a_reader_skips_no_live_episode_when_the_writer_was_restarted(tmp_path, seen, evicted, more):
     writer = restarted(tmp_path / "buf", evicted)
     reader = ReplayBuffer.open(tmp_path / "buf")
     episodes = reader.episodes()
@@ -47,9 +45,7 @@ def test_a_reader_skips_no_live_episode_when_the_writer_was_restarted(
         write(writer, 10 + evicted + number)
     reader.refresh()
     found += numbers(episodes)
-    live = range(
-        evicted + more, evicted + 10 + (0 if seen else more)
-    )  # it begins with the first one asked for
+    live = range(evicted + more, evicted + 10 + (0 if seen else more))  # it begins with the first one asked for
     assert found == sorted({*range(evicted, evicted + seen), *live})
     writer.close()
 
@@ -82,12 +78,10 @@ def test_what_comes_while_episodes_are_read_waits_for_the_next_time(tmp_path):
     assert found == [0, 1, 2]
 
 
-@pytest.mark.parametrize("read", [
-    lambda reader: reader.load_episode(0)["step"], lambda reader: reader.load_chunk([0], [0], [10])[0]["step"]
-])  # fmt: skip
-def test_an_episode_is_the_one_that_was_asked_for_when_the_writer_was_restarted(
-    tmp_path, monkeypatch, read
-):
+@pytest.mark.parametrize(
+    "read", [lambda reader: reader.load_episode(0)["step"], lambda reader: reader.load_chunk([0], [0], [10])[0]["step"]]
+)
+def test_an_episode_is_the_one_that_was_asked_for_when_the_writer_was_restarted(tmp_path, monkeypatch, read):
     """A refresh by another thread, as soon as the ordinal is known: ordinals begin at 0 then."""
     writer = restarted(tmp_path / "buf", 0)
     reader = ReplayBuffer.open(tmp_path / "buf")
@@ -204,7 +198,8 @@ def test_a_batch_that_gets_no_smaller_is_given_up(monkeypatch):
 
 @pytest.mark.parametrize("reads", ["map", "pread"])
 def test_records_that_were_overwritten_hide_none_that_is_live(tmp_path, reads):
-    """The reader was not refreshed since: half of the records that it knows are others now, and so are the ones that a search meets first."""
+    """The reader was not refreshed since: half of the records that it knows are others now, and so are the ones that a
+    search meets first."""
     writer = ReplayBuffer(200, path=tmp_path / "buf", spare_rows=8, sync_every_s=0)
     for number in range(200):
         write(writer, number, 1)
@@ -230,7 +225,8 @@ def test_a_search_that_meets_a_record_in_mid_write_misses_none(tmp_path, monkeyp
 
 
 def test_a_look_whose_second_half_is_three_states_later_is_no_old_copy(tmp_path, monkeypatch):
-    """While a reader opens, the writer stores three episodes between the halves of one read of state.bin, and is in the middle of a fourth."""
+    """While a reader opens, the writer stores three episodes between the halves of one read of state.bin, and is in the
+    middle of a fourth."""
     writer = restarted(tmp_path / "buf", 0)
     table, whole, mixed = type(writer.engine.owned.table), StateFile.data, []
     find, struck = table.read, []
@@ -282,7 +278,8 @@ def test_a_look_waits_for_a_slot_that_is_being_written(tmp_path, monkeypatch):
 
 
 def test_a_full_table_keeps_the_records_that_the_shown_state_names(tmp_path):
-    """Parts and their ends fill the table before steps fill the rows: a writer may be killed before it shows each state."""
+    """Parts and their ends fill the table before steps fill the rows: a writer may be killed before it shows each
+    state."""
     opened = []
 
     class Opening(FaultyDisk):
@@ -292,9 +289,7 @@ def test_a_full_table_keeps_the_records_that_the_shown_state_names(tmp_path):
                     opened.append(reader.num_episodes)
 
     writer = []
-    writer.append(
-        ReplayBuffer(200, path=tmp_path / "buf", spare_rows=8, sync_every_s=0, disk=Opening())
-    )
+    writer.append(ReplayBuffer(200, path=tmp_path / "buf", spare_rows=8, sync_every_s=0, disk=Opening()))
     for number in range(150):
         streamed = writer[0].begin_episode(commit_every=1)
         streamed.append({"step": number})

@@ -81,9 +81,7 @@ def test_every_call_goes_on(fast):
     home = fast / "home"
     home.mkdir()
     home.chmod(0o777)
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(home / "buf")], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", CODE, str(home / "buf")], capture_output=True, text=True, timeout=120)
     if "threads start" in done.stdout:
         pytest.skip("this kernel does not hold processes to RLIMIT_NPROC")
     assert (done.returncode, done.stderr) == (0, "")

@@ -36,9 +36,7 @@ def passes(buffer, oldest, capsys, what, **options):
     """Run passes; what was evicted before a pass began must not be seen in it."""
     torch.manual_seed(0)
     counts = Counts()
-    loader = DataLoader(
-        buffer, BATCH, shuffle=True, num_workers=2, persistent_workers=True, **options
-    )
+    loader = DataLoader(buffer, BATCH, shuffle=True, num_workers=2, persistent_workers=True, **options)
     for _ in range(PASSES):
         gone = oldest()
         for batch in loader:
@@ -66,9 +64,7 @@ def test_a_writer_in_another_process(fast, method, capsys):
                         reader.refresh()
                         return int(reader.load_episode(0)["episode"][0])
 
-            passes(
-                reader, oldest, capsys, f"another process, {method}", multiprocessing_context=method
-            )
+            passes(reader, oldest, capsys, f"another process, {method}", multiprocessing_context=method)
         reader.close()
     assert written[0].episodes > 0
 

@@ -123,7 +123,7 @@ def calls_of(system, monkeypatch, work):
     """Return how many reads of files, and looks at paths, some work makes."""
     before, looks, stat = system.calls, [], os.stat
     with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", lambda *args, **options: looks.append(args) or stat(*args, **options))  # fmt: skip
+        patch.setattr(os, "stat", lambda *args, **options: looks.append(args) or stat(*args, **options))
         work()
     return system.calls - before + len(looks)
 
@@ -176,7 +176,7 @@ def test_each_kind_of_record_is_followed_one_by_one(writer):
         with ReplayBuffer.open(writer.path, seed=0) as anew:
             assert follower.lengths.tolist() == anew.lengths.tolist()
             one, other = follower.engine.source, anew.engine.source
-            assert (one.seq, one.first, one.tail, one.head) == (other.seq, other.first, other.tail, other.head)  # fmt: skip
+            assert (one.seq, one.first, one.tail, one.head) == (other.seq, other.first, other.tail, other.head)
             assert one.live.starts.tolist() == other.live.starts.tolist()
             anew.close()
     part.abandon()
@@ -209,9 +209,7 @@ def test_control_a_glance_after_the_look(writer, monkeypatch):
         test_a_state_that_is_shown_during_a_look_is_new_at_the_next(writer, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "changed", [{"era": 1}, {"seq": 1}, {"tail": 1}, {"head": 1}], ids=lambda c: next(iter(c))
-)
+@pytest.mark.parametrize("changed", [{"era": 1}, {"seq": 1}, {"tail": 1}, {"head": 1}], ids=lambda c: next(iter(c)))
 def test_a_record_that_the_state_does_not_show_takes_the_whole_examination(writer, changed):
     """As if another thread, or another writer, had been faster."""
     write(writer, 3)

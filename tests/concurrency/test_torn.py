@@ -32,9 +32,7 @@ RINGS = {
     "retired first": Ring(spare=1),
     "many small rows": Ring(spare=64, row_nbytes=4096, batch=32),
     "compressed": Ring(row_nbytes=4096, batch=32, storage=Zarr("lz4", 6)),
-    "compressed, retired first": Ring(
-        spare=1, row_nbytes=4096, batch=32, storage={"row": Zarr("none", 16)}
-    ),
+    "compressed, retired first": Ring(spare=1, row_nbytes=4096, batch=32, storage={"row": Zarr("none", 16)}),
 }
 
 
@@ -50,9 +48,7 @@ def a_batch():
     """Return three whole clips of two steps, of episodes 7 and 8."""
     made = [Episodes(16, 9)(number, 5 + number % 2) for number in (7, 8)]
     clips = [(0, 0), (0, 4), (1, 2)]
-    return {
-        name: np.stack([made[e][name][start : start + 2] for e, start in clips]) for name in made[0]
-    }
+    return {name: np.stack([made[e][name][start : start + 2] for e, start in clips]) for name in made[0]}
 
 
 def test_whole_clips_prove_themselves():
@@ -205,9 +201,7 @@ def test_threads_that_share_a_reader(fast, ring):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(
-    "between", [between_processes, between_threads, between_threads_of_a_reader]
-)
+@pytest.mark.parametrize("between", [between_processes, between_threads, between_threads_of_a_reader])
 def test_a_million_clips(fast, ring, between):
     assert race(between, str(fast / "buf"), ring, 1_000_000).torn == 0
 

@@ -89,15 +89,12 @@ class Origins:
         self.known = {}
 
     def see(self, found, kept=()):
-        """Judge the ordinals of stored episodes, number -> ordinal. `kept`: those that an opening may have stored anew."""
+        """Judge the ordinals of stored episodes, number -> ordinal. `kept`: those that an opening may have stored
+        anew."""
         for number in (found.keys() & self.before.keys()) - set(kept):
-            assert found[number] == self.before[number], (
-                f"{number} was {self.before[number]}: {found}"
-            )
+            assert found[number] == self.before[number], f"{number} was {self.before[number]}: {found}"
         new = {n: ordinal for n, ordinal in found.items() if n not in self.known}
-        again = {
-            n: ordinal for n, ordinal in found.items() if self.known.get(n, ordinal) != ordinal
-        }
+        again = {n: ordinal for n, ordinal in found.items() if self.known.get(n, ordinal) != ordinal}
         assert not again, f"{again} had others before: {self.known}"
         assert len({*new.values()}) == len(new), f"an ordinal was given twice: {found}"
         later = {n for n in new if n not in self.before or n in kept}
@@ -132,9 +129,7 @@ class Reports:
         self.count = 0
 
     def filter(self, record):
-        self.count += (
-            "dropped a damaged episode" in record.msg and self.where in record.getMessage()
-        )
+        self.count += "dropped a damaged episode" in record.msg and self.where in record.getMessage()
         return True
 
     def __enter__(self):
@@ -176,7 +171,8 @@ class Expect:
         return self.streams if self.power or not cut else (*self.streams, *self.ended)
 
     def most_given(self, ordinals):
-        """Return the greatest ordinal, by number, of the episodes that somebody may have seen by now: none of them is given again."""
+        """Return the greatest ordinal, by number, of the episodes that somebody may have seen by now: none of them is
+        given again."""
         shown = {number for state in self.states | self.newest for number, _ in state}
         return max((ordinals[number] for number in shown & ordinals.keys()), default=-1)
 
@@ -210,9 +206,7 @@ class Expect:
             return False
         missing = [e for e in state if e not in stored]
         lost = [e for e in missing if e[0] not in droppable]
-        absent = [
-            (n, low) for n, (low, _) in streams.items() if strict and low and n not in dict(kept)
-        ]
+        absent = [(n, low) for n, (low, _) in streams.items() if strict and low and n not in dict(kept)]
         evicted = lost == missing[: len(lost)]
         if kept or (streams and not strict):  # one that is kept (and lost since) evicts the oldest
             return evicted and all(size_of(seen) + low > max_steps for _, low in absent)
@@ -231,7 +225,8 @@ class Expect:
 
 
 def at_length(states_of):
-    """Run scripts until they left 100,000 states (STATES), or for LASTS_S seconds; the first is number 100 * SEED. Print what ran.
+    """Run scripts until they left 100,000 states (STATES), or for LASTS_S seconds; the first is number 100 * SEED.
+    Print what ran.
 
     Args:
         states_of: runs the script of a number; returns how many states it left.
@@ -272,10 +267,16 @@ class Case:
         rng = random.Random(seed)
         max_steps, spare = rng.randint(6, 16), rng.randint(2, 6)
         return cls(
-            power, tuple(step(rng, max_steps, spare) for _ in range(count)), max_steps, spare,
-            slots=rng.choice([0, 0, 1, 2]), segment=rng.choice([1, 700, 1500]), keep=rng.random() < 0.4,
-            warm=rng.choice([0, 0, 5, 12, 30]), storage=storage,
-        )  # fmt: skip
+            power,
+            tuple(step(rng, max_steps, spare) for _ in range(count)),
+            max_steps,
+            spare,
+            slots=rng.choice([0, 0, 1, 2]),
+            segment=rng.choice([1, 700, 1500]),
+            keep=rng.random() < 0.4,
+            warm=rng.choice([0, 0, 5, 12, 30]),
+            storage=storage,
+        )
 
     def recover_if_stale(self, monkeypatch):
         """Make the package use this case's small sizes."""
@@ -296,9 +297,22 @@ def in_line(work, items, count, name):
 
 def draw_step(rng, max_steps, spare):
     kind = rng.choices(
-        ["write", "unsynced", "sample", "clear", "flush", "sync", "sync_write", "reopen", "begin", "append", "finish", "abandon"],
+        [
+            "write",
+            "unsynced",
+            "sample",
+            "clear",
+            "flush",
+            "sync",
+            "sync_write",
+            "reopen",
+            "begin",
+            "append",
+            "finish",
+            "abandon",
+        ],
         [10, 2, 3, 1.5, 1.5, 3, 1, 3, 1, 4, 2, 0.5],
-    )[0]  # fmt: skip
+    )[0]
     length = rng.randint(1, spare) if rng.random() < 0.7 else rng.randint(1, max_steps)
     fault = None
     if rng.random() < 0.2:
@@ -370,11 +384,15 @@ class Session:
         """Open the buffer."""
         kind = Through(ReplayBuffer, self.disk)
         return kind(
-            self.case.max_steps, path=os.path.join(self.root, "buf"), seed=7,
+            self.case.max_steps,
+            path=os.path.join(self.root, "buf"),
+            seed=7,
             storage=STORAGES[self.case.storage],
-            spare_rows=self.case.spare, durability="power" if self.power else "process",
-            sync_every_s=0, interrupted="keep" if self.case.keep else "drop",
-        )  # fmt: skip
+            spare_rows=self.case.spare,
+            durability="power" if self.power else "process",
+            sync_every_s=0,
+            interrupted="keep" if self.case.keep else "drop",
+        )
 
     @classmethod
     def make_reader(cls, root, disk):
@@ -460,14 +478,9 @@ class Session:
         """Return the streams as `Expect` has them; `also`: number -> (low, high)."""
         if not self.case.keep:
             return ()
-        found = {
-            n: (s.num_steps, max(s.num_steps, self.appended.get(n, 0)))
-            for n, s in self.streams.items()
-        }
+        found = {n: (s.num_steps, max(s.num_steps, self.appended.get(n, 0))) for n, s in self.streams.items()}
         found |= {n: (0, high) for n, high in self.abandoned.items()} | (also or {})
-        return tuple(
-            (n, low if self.power else 0, high) for n, (low, high) in sorted(found.items())
-        )
+        return tuple((n, low if self.power else 0, high) for n, (low, high) in sorted(found.items()))
 
     def end_stream(self, number):
         """Note that a stream is stored, if it is one."""
@@ -529,9 +542,7 @@ class Session:
             what, at = fault
             error = {"interrupt": KeyboardInterrupt("planted"), "die": Cut("planted")}.get(
                 what,
-                OSError(
-                    errno.EIO if what in ("EIO", "sync") else errno.ENOSPC, "planted", "planted"
-                ),
+                OSError(errno.EIO if what in ("EIO", "sync") else errno.ENOSPC, "planted", "planted"),
             )
             only = "sync" if what == "sync" else None
             self.disk.fail(at, error, only=only, partial=what == "partial")
@@ -539,8 +550,17 @@ class Session:
     # -- calls --
 
     def call(
-        self, do, ends=None, middles=(), number=None, fault=None, carries=True, syncs=False, streams=None, others=(),
-    ):  # fmt: skip
+        self,
+        do,
+        ends=None,
+        middles=(),
+        number=None,
+        fault=None,
+        carries=True,
+        syncs=False,
+        streams=None,
+        others=(),
+    ):
         """Make one call, and note what may be seen during it and after it. Returns whether it returned.
 
         Args:
@@ -586,10 +606,13 @@ class Session:
                 self.end_stream(number)
             self.after(
                 replace(
-                    during, power=self.is_durable, newest=frozenset([seen]), streams=self.open_streams(streams),
+                    during,
+                    power=self.is_durable,
+                    newest=frozenset([seen]),
+                    streams=self.open_streams(streams),
                     ended=self.ended_streams(),
                 )
-            )  # fmt: skip
+            )
             return False
         except Cut:
             self.disk.lift()
@@ -599,14 +622,10 @@ class Session:
         self.disk.lift()
         seen = self.look()
         one = frozenset([seen])
-        assert one <= (before.newest if ends is None else set(ends)), (
-            f"{seen} after the call, expected {ends}"
-        )
+        assert one <= (before.newest if ends is None else set(ends)), f"{seen} after the call, expected {ends}"
         if number is not None:
             self.end_stream(number)
-            if number not in dict(
-                seen
-            ):  # there was nothing to sync, so nothing was written meanwhile
+            if number not in dict(seen):  # there was nothing to sync, so nothing was written meanwhile
                 sampled = frozenset()
         during = replace(  # known only now: where exactly it led
             during,
@@ -624,9 +643,11 @@ class Session:
                 self.ended.clear()
                 late = fresh & {e[0] for e in seen}  # stored while the sync ran
                 done = replace(
-                    done, states=before.newest | one if late else one, droppable=late,
+                    done,
+                    states=before.newest | one if late else one,
+                    droppable=late,
                     samplings=before.newest_samplings | done.newest_samplings,
-                )  # fmt: skip
+                )
         self.after(replace(done, streams=self.open_streams(), ended=self.ended_streams()))
         return True
 
@@ -636,9 +657,7 @@ class Session:
         rests = {now[i:] for i in range(len(now) + 1)}
         ends = {(*r, (number, length)) for r in rests if size_of(r) + length <= self.case.max_steps}
         middles = rests if length > self.case.spare else ()
-        return self.call(
-            do, ends | options.pop("ends", set()), middles, number, fault=fault, **options
-        )
+        return self.call(do, ends | options.pop("ends", set()), middles, number, fault=fault, **options)
 
     def close(self, fault=None):
         """Close; whatever that raises, the buffer is closed then."""
@@ -661,10 +680,14 @@ class Session:
             if not poisoned:
                 self.after(
                     replace(
-                        before, states=before.newest, droppable=frozenset(), samplings=sampled,
-                        newest_samplings=sampled, ended=(),
+                        before,
+                        states=before.newest,
+                        droppable=frozenset(),
+                        samplings=sampled,
+                        newest_samplings=sampled,
+                        ended=(),
                     )
-                )  # fmt: skip
+                )
                 self.after(self.flushed(self.now))
         self.disk.lift()
         self.kill()
@@ -686,10 +709,8 @@ class Session:
         number, now = next(self.numbers), self.now
         if now.power:
             self.after(
-                replace(
-                    now, power=False, states=now.newest, droppable=frozenset(), samplings=now.newest_samplings
-                )
-            )  # fmt: skip
+                replace(now, power=False, states=now.newest, droppable=frozenset(), samplings=now.newest_samplings)
+            )
         self.store(lambda: self.put_unsynced(number, length), number, length, fault)
 
     def do_sample(self):
@@ -752,9 +773,12 @@ class Session:
         for number, stream in sorted(self.streams.items())[:1]:
             if steps := stream.num_steps:
                 self.store(
-                    partial(stream.finish, episode_data={"number": number}), number, steps, fault,
+                    partial(stream.finish, episode_data={"number": number}),
+                    number,
+                    steps,
+                    fault,
                     streams={number: (steps, steps)},
-                )  # fmt: skip
+                )
 
     def do_abandon(self, fault=None):
         if not self.streams:
@@ -888,9 +912,7 @@ class Campaign:
             session.kill()
         except (AssertionError, RingmapError, OSError) as error:
             went_on = session.trace if session else "unopened"
-            raise Violation(
-                f"{case}\nprefix {prefix}, depth {depth}, cut {cut}, then {went_on}: {error!r}"
-            ) from error
+            raise Violation(f"{case}\nprefix {prefix}, depth {depth}, cut {cut}, then {went_on}: {error!r}") from error
         finally:
             shutil.rmtree(root, ignore_errors=True)
         if goes_on:

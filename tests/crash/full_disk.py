@@ -121,11 +121,7 @@ def main(folder, durability, storage):
         recording.abandon()
     assert prove(buf) in (numbers, [*numbers, 777])
     assert buf.check() == []
-    print(
-        json.dumps(
-            {"stored while full": full, "after room was made": again, "close refused": refused}
-        )
-    )
+    print(json.dumps({"stored while full": full, "after room was made": again, "close refused": refused}))
 
 
 if __name__ == "__main__":

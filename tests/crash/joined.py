@@ -26,7 +26,8 @@ def joined(episodes):
 
 
 def store_joined(buf, episodes):
-    """Store episodes as a recording does: together, and those that were left alone; return how many were stored together."""
+    """Store episodes as a recording does: together, and those that were left alone; return how many were stored
+    together."""
     data = [{"number": number} for number, _ in episodes]
     count = buf.write_joined(joined(episodes), [length for _, length in episodes], data)
     for one in episodes[count:]:

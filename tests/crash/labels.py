@@ -90,9 +90,14 @@ class LabelSession(Session):
 
     def make(self):
         return DistillationBuffer(
-            self.case.spare, path=os.path.join(self.root, "buf"), seed=7, retention="fifo",
-            durability="power" if self.power else "process", sync_every_s=0, disk=self.disk,
-        )  # fmt: skip
+            self.case.spare,
+            path=os.path.join(self.root, "buf"),
+            seed=7,
+            retention="fifo",
+            durability="power" if self.power else "process",
+            sync_every_s=0,
+            disk=self.disk,
+        )
 
     @classmethod
     def make_reader(cls, root, disk):
@@ -135,9 +140,11 @@ class LabelSession(Session):
 
     def put(self, number, length):
         self.buf.add(
-            rows_of(number, length, self.buf.round), np.zeros(length, np.int64),
-            actor_id=np.full(length, number), dones=np.arange(length) == length - 1,
-        )  # fmt: skip
+            rows_of(number, length, self.buf.round),
+            np.zeros(length, np.int64),
+            actor_id=np.full(length, number),
+            dones=np.arange(length) == length - 1,
+        )
         self.buf._ring.engine.settle("a test")  # a commit for each call, as the model has it
 
     def sampling(self):
@@ -148,9 +155,7 @@ class LabelSession(Session):
     def compare(labels, expected):
         for number, label in labels.items():
             allowed = expected.get(number, {0})
-            assert label in allowed, (
-                f"episode {number} has label {label}, expected one of {allowed}"
-            )
+            assert label in allowed, f"episode {number} has label {label}, expected one of {allowed}"
 
     @classmethod
     def judge_reader(cls, buf, expect, cut):
@@ -170,9 +175,7 @@ class LabelSession(Session):
         self.compare(labels, expected)
         for name in os.listdir(self.root):
             if name.startswith("copy") and not name.endswith(".saving"):
-                with DistillationBuffer.open(
-                    os.path.join(self.root, name), retention="fifo"
-                ) as copy:
+                with DistillationBuffer.open(os.path.join(self.root, name), retention="fifo") as copy:
                     assert copy.check() == []
                     look(copy)
                 copy.close()
@@ -231,16 +234,15 @@ class LabelSession(Session):
         self.after(replace(before, also=(now, ever)))
         done = self.call(
             lambda: self.buf.relabel(parts, lambda rows: np.full(len(rows["ids"]), label)),
-            fault=fault, carries=False,
-        )  # fmt: skip
+            fault=fault,
+            carries=False,
+        )
         if not done and self.now.also[0] is not now:  # opened again: judged there
             return
         labels = look(self.buf)[1]
         self.compare(labels, now)
         if done:
-            assert all(labels[n] == label for n in numbers), (
-                f"{labels}, expected {label} of {numbers}"
-            )
+            assert all(labels[n] == label for n in numbers), f"{labels}, expected {label} of {numbers}"
         now = now | {n: {of} for n, of in labels.items()} if done else now
         self.after(replace(self.now, also=(now, ever)))
 

@@ -73,7 +73,8 @@ def priorities_in(buf):
 
 class Kept:
     """What is known of priorities: `now`, clip -> those that a kill may show; `ever`, that a cut may; `first`, what a
-    clip that nobody updated may have; `loose`: a sync failed, after which a kill and a cut may leave no leaves at all."""
+    clip that nobody updated may have; `loose`: a sync failed, after which a kill and a cut may leave no leaves at
+    all."""
 
     def __init__(self, now=None, ever=None, first=(1.0,), latest=4096.0, loose=False):
         self.now, self.ever, self.first, self.latest = (
@@ -135,10 +136,15 @@ class PrioritySession(Session):
     def make(self):
         kind = Through(ReplayBuffer, self.disk)
         return kind(
-            self.case.max_steps, path=os.path.join(self.root, "buf"), seed=7,
-            storage=STORAGES[self.case.storage], sampler=PrioritizedSampler(rng=0),
-            spare_rows=self.case.spare, durability="power" if self.power else "process", sync_every_s=0,
-        )  # fmt: skip
+            self.case.max_steps,
+            path=os.path.join(self.root, "buf"),
+            seed=7,
+            storage=STORAGES[self.case.storage],
+            sampler=PrioritizedSampler(rng=0),
+            spare_rows=self.case.spare,
+            durability="power" if self.power else "process",
+            sync_every_s=0,
+        )
 
     @classmethod
     def make_reader(cls, root, disk):

@@ -1,7 +1,8 @@
 """How many copies a value needs that is written over: a model of one row, without any file.
 
-A row has `copies` places. An update writes one of them; a kill may tear that write, and a power cut may lose, keep or tear every
-write since the last sync. Each rule for the place to write is tried with all scripts of updates and syncs, crashed everywhere:
+A row has `copies` places. An update writes one of them; a kill may tear that write, and a power cut may lose, keep or
+tear every write since the last sync. Each rule for the place to write is tried with all scripts of updates and syncs,
+crashed everywhere:
 
     a kill may show    the newest value whose update returned, or the one under way
     a cut may show     a value at least as new as the one that was newest at the last sync
@@ -63,7 +64,8 @@ def oldest_after_a_sync(row):
 
 
 def faults(copies, rule, length=6):
-    """Return the first script that shows a wrong value after a kill, and after a cut; and the most syncs that updates made."""
+    """Return the first script that shows a wrong value after a kill, and after a cut; and the most syncs that updates
+    made."""
     after_kill = after_cut = ""
     syncs = 0
     for size in range(1, length + 1):

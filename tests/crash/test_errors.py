@@ -61,9 +61,15 @@ class World:
 
     def open(self):
         self.buf = self.kind(
-            MAX_STEPS, path=self.path, seed=7, spare_rows=SPARE, sync_every_s=0, storage=STORAGES[self.storage],
-            durability="power" if self.power else "process", interrupted="keep" if self.keep else "drop",
-        )  # fmt: skip
+            MAX_STEPS,
+            path=self.path,
+            seed=7,
+            spare_rows=SPARE,
+            sync_every_s=0,
+            storage=STORAGES[self.storage],
+            durability="power" if self.power else "process",
+            interrupted="keep" if self.keep else "drop",
+        )
 
     def write(self, *lengths):
         """Write episodes, numbered from 1 on."""
@@ -299,9 +305,11 @@ def test_changes_fail(base, name, power):
 
 
 COMPRESSED = [
-    ("eviction", False, "zarr"), ("background sync", False, "mixed"), ("first episode", True, "mixed"),
+    ("eviction", False, "zarr"),
+    ("background sync", False, "mixed"),
+    ("first episode", True, "mixed"),
     ("long episode", True, "zarr"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "power", "storage"), few(COMPRESSED))
@@ -336,9 +344,7 @@ def test_all_errors(base, monkeypatch, capsys, storage, segment):
         if time.monotonic() - began > lasts_s:
             break
     with capsys.disabled():
-        print(
-            f"\n{storage}, segments of {segment}: {cases:,} errors, one per change, kind and level; violations: 0"
-        )
+        print(f"\n{storage}, segments of {segment}: {cases:,} errors, one per change, kind and level; violations: 0")
 
 
 def test_a_failed_sync_stops_the_writer(base):
@@ -460,9 +466,7 @@ CHUNK_CONTROLS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "storage"), [(n, "memmap") for n in CONTROLS] + [(n, "zarr") for n in CHUNK_CONTROLS]
-)
+@pytest.mark.parametrize(("name", "storage"), [(n, "memmap") for n in CONTROLS] + [(n, "zarr") for n in CHUNK_CONTROLS])
 def test_control(base, monkeypatch, name, storage):
     monkeypatch.setattr(World, "storage", storage)
     *planted, call = (CONTROLS if storage == "memmap" else CHUNK_CONTROLS)[name]

@@ -1,4 +1,5 @@
-"""Errors of the disk at each change of calls that store steps alone, parts of episodes, and values: judged as in their campaigns."""
+"""Errors of the disk at each change of calls that store steps alone, parts of episodes, and values: judged as in their
+campaigns."""
 
 import contextlib
 import errno
@@ -47,9 +48,11 @@ KINDS = {made.__name__: made for made in (rows, transitions, parts, values)}
 
 
 def strike(root, made, power, seed, which, fault, calls=9):
-    """Run a script of calls; let a change fail in the `which`-th of those that may. Tell whether there was such a change.
+    """Run a script of calls; let a change fail in the `which`-th of those that may. Tell whether there was such a
+    change.
 
-    After an error all is as before the call, or the call was done; the calls after it work; an opening finds what had returned.
+    After an error all is as before the call, or the call was done; the calls after it work; an opening finds what had
+    returned.
     """
     session, rng, met, struck = made(root, power, seed), random.Random(seed), itertools.count(), []
     session.open()
@@ -109,8 +112,10 @@ def forgetful(call):
 
 
 CONTROLS = [
-    ("rows", False, OpenGroup, "append"), ("parts", True, CommitFiles, "append"), ("values", False, MutableValues, "update"),
-]  # fmt: skip
+    ("rows", False, OpenGroup, "append"),
+    ("parts", True, CommitFiles, "append"),
+    ("values", False, MutableValues, "update"),
+]
 
 
 @pytest.mark.parametrize(("kind", "power", "owner", "name"), few(CONTROLS))
@@ -126,7 +131,5 @@ def test_control_an_error_is_swallowed(monkeypatch, kind, power, owner, name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_changes_fail(monkeypatch, kind, power):
     same_ids(monkeypatch, 1)
-    count = sum(
-        strikes(KINDS[kind], power, seed) for seed in range(int(os.environ.get("SCRIPTS", 4)))
-    )
+    count = sum(strikes(KINDS[kind], power, seed) for seed in range(int(os.environ.get("SCRIPTS", 4))))
     print(f"\n{kind}: {count:,} errors, one per change and kind")

@@ -27,11 +27,18 @@ def in_a_namespace(command):
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 @pytest.mark.parametrize(
     ("kind", "durability", "storage"),
-    few([
-        ("tmpfs", "process", "memmap"), ("tmpfs", "power", "mixed"), ("tmpfs", "process", "zarr"),
-        ("ext4", "power", "memmap"), ("ext4", "process", "mixed"), ("ext4", "power", "zarr"),
-    ], 2),
-)  # fmt: skip
+    few(
+        [
+            ("tmpfs", "process", "memmap"),
+            ("tmpfs", "power", "mixed"),
+            ("tmpfs", "process", "zarr"),
+            ("ext4", "power", "memmap"),
+            ("ext4", "process", "mixed"),
+            ("ext4", "power", "zarr"),
+        ],
+        2,
+    ),
+)
 def test_a_disk_fills_and_has_room_again(tmp_path, kind, durability, storage):
     mount, image = tmp_path / "mount", tmp_path / "image"
     mount.mkdir()

@@ -1,7 +1,8 @@
 """Rows stored alone: whatever a kill or a power cut leaves, every call that returned is there, whole and in its place.
 
-Scripts of calls run on a recording disk. After each change of the disk a kill, and several power cuts, are tried: what is left
-is opened by the real code, which is killed and cut in its turn. Row number n has n in all its columns and lies at position n.
+Scripts of calls run on a recording disk. After each change of the disk a kill, and several power cuts, are tried: what
+is left is opened by the real code, which is killed and cut in its turn. Row number n has n in all its columns and lies
+at position n.
 """
 
 import contextlib
@@ -43,7 +44,8 @@ def rows_of(first, count):
 
 @dataclass(frozen=True)
 class Expect:
-    """What a crash may show. `low`: rows that must have been stored; `calls`: numbers of rows at which a call ended, or may have;
+    """What a crash may show. `low`: rows that must have been stored; `calls`: numbers of rows at which a call ended, or
+    may have;
     `synced`: rows that no power cut takes; `gone`: those that an earlier one took."""
 
     low: int = 0
@@ -76,9 +78,16 @@ class Calls:
     def __init__(self, capacity, path, disk, durability):
         kind = Through(TransitionReplayBuffer, disk)
         self.buf = kind(
-            capacity, (2,), device=None, obs_dtype=np.int64, path=path, durability=durability, sync_every_s=0, seed=3,
+            capacity,
+            (2,),
+            device=None,
+            obs_dtype=np.int64,
+            path=path,
+            durability=durability,
+            sync_every_s=0,
+            seed=3,
             sampler=lambda step, buffer, size, history_len: np.arange(size),
-        )  # fmt: skip
+        )
         self.ring = self.buf._ring
         self.engine, self.buffer, self.close = self.ring.engine, self.buf, self.buf.close
         self.lanes = 0
@@ -142,9 +151,15 @@ class Session:
             path, level = os.path.join(self.root, "buf"), "power" if self.power else "process"
             return Calls(self.capacity, path, disk or self.disk, level)
         return StepRing(
-            self.capacity, path=os.path.join(self.root, "buf"), group=self.group, schema=SCHEMA,
-            durability="power" if self.power else "process", sync_every_s=0, disk=disk or self.disk, seed=3,
-        )  # fmt: skip
+            self.capacity,
+            path=os.path.join(self.root, "buf"),
+            group=self.group,
+            schema=SCHEMA,
+            durability="power" if self.power else "process",
+            sync_every_s=0,
+            disk=disk or self.disk,
+            seed=3,
+        )
 
     @property
     def now(self):
@@ -221,7 +236,9 @@ class Session:
     def fault(self, rng):
         if rng.random() >= 0.25:
             return None
-        error = rng.choice([KeyboardInterrupt(), OSError(errno.ENOSPC, "planted"), Cut(), OSError(errno.EIO, "planted")])  # fmt: skip
+        error = rng.choice(
+            [KeyboardInterrupt(), OSError(errno.ENOSPC, "planted"), Cut(), OSError(errno.EIO, "planted")]
+        )
         return rng.randint(1, 6), error
 
     def step(self, rng):
@@ -291,9 +308,7 @@ class Campaign:
         if not cut and not session.of_transitions and "manifest.json" in tree.get("buf", {}):
             with (
                 contextlib.suppress(RingmapError),
-                contextlib.closing(
-                    StepRing.open(os.path.join(root, "buf"), "r", disk=session.disk)
-                ) as reader,
+                contextlib.closing(StepRing.open(os.path.join(root, "buf"), "r", disk=session.disk)) as reader,
             ):
                 session.judge(reader, expect, cut, reader=True)
         session.open()
@@ -320,9 +335,7 @@ def run(monkeypatch):
         yield run
 
 
-A_SCRIPT_A_LEVEL = pytest.mark.parametrize(
-    ("seed", "power"), [(0, False), (1, True)], ids=["process", "power"]
-)
+A_SCRIPT_A_LEVEL = pytest.mark.parametrize(("seed", "power"), [(0, False), (1, True)], ids=["process", "power"])
 
 
 @A_SCRIPT_A_LEVEL
@@ -347,7 +360,8 @@ def test_of_many_scripts_of_transitions(run, power):
 
 
 def test_a_full_disk_stores_nothing_of_a_call():
-    """Whichever change of an append fails, nothing of it counts; and none fails for want of room once a group was begun."""
+    """Whichever change of an append fails, nothing of it counts; and none fails for want of room once a group was
+    begun."""
     with ram_folder() as folder:
         disk = FaultyDisk()
         session = Session(str(folder), {}, 1, False, Expect(), False)
@@ -424,9 +438,7 @@ def test_readers_see_rows_with_their_commit():
             ring.append(rows_of(1, 1))
             assert (len(ring), reader.buffer.refresh(), len(reader)) == (2, False, 0)
             ring.engine.owned.commit_behind()
-            assert not reader.buffer.refresh(), (
-                "a call would have committed it, and none is late yet"
-            )
+            assert not reader.buffer.refresh(), "a call would have committed it, and none is late yet"
             ring.engine.owned.pending.begun_at -= 1
             ring.engine.owned.commit_behind()
             assert (reader.buffer.refresh(), look(reader, 11)) == (True, [0, 1])
@@ -468,7 +480,7 @@ PLANTED = {
     "not synced": (True, [(GroupFile, "sync", lambda self, disk: None)]),
     "file removed first": (False, [(Store, "_commit_group", commit_nothing_first)]),
     "left where it is": (False, [(Store, "_finish_groups", lambda self: None)]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", few(PLANTED))

@@ -1,4 +1,5 @@
-"""Episodes that end together are stored together: killed, cut or refused at any change, each counts whole or not at all, in order.
+"""Episodes that end together are stored together: killed, cut or refused at any change, each counts whole or not at
+all, in order.
 
 Random scripts of such calls are part of test_power, by `JoinedSession`.
 """
@@ -75,7 +76,8 @@ def changes(tmp_path, level):
 
 
 def killed_everywhere(tmp_path, level):
-    """Kill the call before each of its changes; return how many episodes were there each time, for a reader and a writer alike."""
+    """Kill the call before each of its changes; return how many episodes were there each time, for a reader and a
+    writer alike."""
     found = []
     for at in range(1, changes(tmp_path, level) + 1):
         disk, buf = filled(tmp_path / f"kill{at}", level)
@@ -117,7 +119,7 @@ def test_a_write_that_fails_loses_nothing(tmp_path, level, error):
             buf.close()
             with Through(ReplayBuffer, disk).open(f"{disk.root}/buf") as reader:
                 shown = step_of(look(reader))
-            with Through(ReplayBuffer, disk)(MAX_STEPS, path=f"{disk.root}/buf", spare_rows=SPARE) as again:  # fmt: skip
+            with Through(ReplayBuffer, disk)(MAX_STEPS, path=f"{disk.root}/buf", spare_rows=SPARE) as again:
                 found = step_of(look(again))
             assert found in (stored, stored + 1, len(SEVERAL))
             assert shown in (found, found - 1), "a record that is not shown yet"
@@ -169,7 +171,8 @@ def test_the_rest_is_stored_alone_after_an_error(tmp_path):
 
 
 def after_unwritable_states(path):
-    """Store them together while state.bin can't be written, and end as a kill does; return how many were, and what a reader shows."""
+    """Store them together while state.bin can't be written, and end as a kill does; return how many were, and what a
+    reader shows."""
     disk = FullDisk("write", where="state.bin")
     buf = Through(ReplayBuffer, disk)(MAX_STEPS, path=path, spare_rows=SPARE, sync_every_s=0)
     for one in BEFORE:
@@ -187,7 +190,8 @@ def test_a_state_that_cannot_be_written_lags_by_one_record(tmp_path):
 
 
 def interrupted(at):
-    """Interrupt the call at the `at`-th line of the store where that is possible; return whether it has as many, and judge what is left."""
+    """Interrupt the call at the `at`-th line of the store where that is possible; return whether it has as many, and
+    judge what is left."""
     buf = ReplayBuffer(MAX_STEPS, spare_rows=SPARE, seed=0)
     for one in BEFORE:
         buf.write_episode(episode(*one))
@@ -195,7 +199,7 @@ def interrupted(at):
 
     def enter(frame, event, _):
         code, seen = frame.f_code, (None, None)
-        if "ringmap/storage" not in code.co_filename and not code.co_filename.endswith("buffers/replay.py"):  # fmt: skip
+        if "ringmap/storage" not in code.co_filename and not code.co_filename.endswith("buffers/replay.py"):
             return None
         if code.co_name == "__del__":  # Python goes on after what it raises
             return None
@@ -274,9 +278,7 @@ def test_episodes_that_are_changed_on_their_way_are_stored_alone():
         def write_episode(self, ep_data, **options):
             super().write_episode({"x": ep_data["x"] * 2}, **options)
 
-    filtered = ReplayBuffer(
-        MAX_STEPS, spare_rows=SPARE, key_filter=lambda episode: {"x": episode["x"] * 2}
-    )
+    filtered = ReplayBuffer(MAX_STEPS, spare_rows=SPARE, key_filter=lambda episode: {"x": episode["x"] * 2})
     for buf in (filtered, Doubled(MAX_STEPS, spare_rows=SPARE)):
         buf.write_episodes([{"x": np.full(2, number)} for number in range(4)])
         assert [list(episode["x"]) for episode in buf.episodes()] == [[2 * n] * 2 for n in range(4)]
@@ -301,7 +303,8 @@ def test_those_before_data_that_are_refused_are_stored():
 
 
 def synced_before_its_slot(tmp_path):
-    """Store several where the slot of the newest durable record comes next; return whether the table is synced before that."""
+    """Store several where the slot of the newest durable record comes next; return whether the table is synced before
+    that."""
     os.mkdir(tmp_path / "slots")
     disk = RecordingDisk(str(tmp_path / "slots"))
     path = f"{disk.root}/buf"
@@ -331,7 +334,7 @@ def test_the_newest_durable_record_is_replaced_after_a_sync(tmp_path):
 
 def test_control_a_slot_that_is_used_again_without_a_sync(tmp_path, monkeypatch):
     real = CommitFiles.protect
-    monkeypatch.setattr(CommitFiles, "protect", lambda self, need, seq, now: real(self, need, 0, now))  # fmt: skip
+    monkeypatch.setattr(CommitFiles, "protect", lambda self, need, seq, now: real(self, need, 0, now))
     assert not synced_before_its_slot(tmp_path)
 
 
@@ -341,7 +344,9 @@ def shown_at_the_end(patch):
 
     def wrong(self, files, *args):
         states = []
-        patch.setattr(CommitFiles, "_publish", lambda files, state: states.append(state) or setattr(files, "state", state))  # fmt: skip
+        patch.setattr(
+            CommitFiles, "_publish", lambda files, state: states.append(state) or setattr(files, "state", state)
+        )
         try:
             real(self, files, *args)
         finally:
@@ -379,7 +384,11 @@ def test_control_memory_before_the_record(monkeypatch):
 
     def early(self, files, *args, real=Store._commit_joined):
         monkeypatch.setattr(Store, "_remember", lambda self, record: None)
-        monkeypatch.setattr(CommitFiles, "append", lambda files, record, durable: (remember(self, record), append(files, record, durable)))  # fmt: skip
+        monkeypatch.setattr(
+            CommitFiles,
+            "append",
+            lambda files, record, durable: (remember(self, record), append(files, record, durable)),
+        )
         try:
             real(self, files, *args)
         finally:

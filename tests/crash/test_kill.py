@@ -88,17 +88,13 @@ def test_kills_and_interrupts_of_compressed_columns(memory):
     kinds = [["changes", 29], ["lines", 3989], ["interrupts", 3989], ["calls", 14983]]
     passes(memory, kinds=kinds, scenarios=ZARR, levels=["process"], storages=["zarr"])
     kinds = [["changes", 23], ["lines", 2999]]
-    passes(
-        memory, kinds=kinds, scenarios=["commit that evicts"], levels=["power"], storages=["mixed"]
-    )
+    passes(memory, kinds=kinds, scenarios=["commit that evicts"], levels=["power"], storages=["mixed"])
 
 
 @pytest.mark.slow
 def test_compressed_columns_killed_again_and_in_ram(memory):
     kinds = [["changes", 23], ["again", 2999], ["in_ram", 997]]
-    passes(
-        memory, kinds=kinds, scenarios=["commit that evicts"], levels=["process"], storages=["zarr"]
-    )
+    passes(memory, kinds=kinds, scenarios=["commit that evicts"], levels=["process"], storages=["zarr"])
     passes(memory, kinds=[["randomly", 2]], scripts=[4], storages=["mixed"])
 
 
@@ -173,9 +169,7 @@ def test_kills_before_system_calls(memory):
 
 
 def try_strace():
-    tried = subprocess.run(
-        [STRACE, "-e", "inject=sync:signal=KILL", "true"], capture_output=True, text=True
-    )
+    tried = subprocess.run([STRACE, "-e", "inject=sync:signal=KILL", "true"], capture_output=True, text=True)
     if tried.returncode:
         pytest.skip(f"strace can't trace here: {tried.stderr.strip()}")
 
@@ -218,8 +212,7 @@ def test_each_planted_bug_has_its_control():
 @pytest.mark.parametrize(
     ("planted", "storage"),
     few(
-        [(p, "zarr" if p in OF_CHUNKS else "memmap") for p in CAUGHT]
-        + [(p, "zarr") for p in CAUGHT_COMPRESSED],
+        [(p, "zarr" if p in OF_CHUNKS else "memmap") for p in CAUGHT] + [(p, "zarr") for p in CAUGHT_COMPRESSED],
         8,
     ),
 )
@@ -265,9 +258,7 @@ def campaign(memory, what, at_once=2, **job):
     items = job.pop(name)
     shares = [items[n::at_once] for n in range(at_once)]
     job.setdefault("storages", STORED)
-    job["kinds"] = [
-        [kind, every * (1 if kind == "changes" else EVERY)] for kind, every in job["kinds"]
-    ]
+    job["kinds"] = [[kind, every * (1 if kind == "changes" else EVERY)] for kind, every in job["kinds"]]
 
     def share(number):
         folder = memory[0] / str(number)
@@ -328,9 +319,7 @@ class TestCampaign:
         campaign(memory, f"{family}, power", kinds=[["changes", 3]], levels=["power"], **others)
         if STRACE is not None:
             try_strace()
-            campaign(
-                memory, f"{family}, power", kinds=[["system_calls", 3]], levels=["power"], **others
-            )
+            campaign(memory, f"{family}, power", kinds=[["system_calls", 3]], levels=["power"], **others)
 
     @pytest.mark.skipif(STRACE is None, reason="needs strace")
     def test_every_system_call(self, memory):

@@ -28,9 +28,7 @@ CALLS = 7
 
 
 def make(path, **options):
-    return TransitionReplayBuffer(
-        60, (2,), device=None, path=path, sync_every_s=0, seed=0, sampler=in_order, **options
-    )
+    return TransitionReplayBuffer(60, (2,), device=None, path=path, sync_every_s=0, seed=0, sampler=in_order, **options)
 
 
 def in_order(step, buffer, batch_size, history_len):
@@ -38,7 +36,8 @@ def in_order(step, buffer, batch_size, history_len):
 
 
 def add(buf, number, lanes=2):
-    """Store call `number`: each row carries its number, and leads to the next one, but for call 3, which ends an episode."""
+    """Store call `number`: each row carries its number, and leads to the next one, but for call 3, which ends an
+    episode."""
     n = np.arange(number * lanes, (number + 1) * lanes)
     done = np.full(lanes, number == 3)
     obs = np.stack([n, n + 0.5 * (number == 4)], 1).astype(np.float32)
@@ -171,7 +170,8 @@ def opened(path, caplog):
 
 
 def damages(raw):
-    """Yield bytes with one flipped, or cut short, and how many calls must be there at least, and whether it must be reported."""
+    """Yield bytes with one flipped, or cut short, and how many calls must be there at least, and whether it must be
+    reported."""
     frames = frames_of(raw)
     for at in range(frames[-1]):
         frame = next(i for i, begin in enumerate(frames[1:]) if at < begin)
@@ -370,7 +370,7 @@ buf.close()
 def test_a_signal_handler_that_reads_in_the_middle_of_an_add(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", HANDLER, tmp_path / "buf", "read"], cwd=ROOT, capture_output=True, text=True
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "600"
     assert ringmap.check(tmp_path / "buf") == []
@@ -379,7 +379,7 @@ def test_a_signal_handler_that_reads_in_the_middle_of_an_add(tmp_path):
 def test_a_signal_handler_that_adds_in_the_middle_of_an_add_is_refused(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", HANDLER, tmp_path / "buf", "add"], cwd=ROOT, capture_output=True, text=True
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     added, refused = map(int, done.stdout.split())
     assert added >= 600

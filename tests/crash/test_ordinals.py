@@ -38,7 +38,8 @@ class Ring:
             self.given.append(int(self.buf.engine.owned.origins()[1][-1]))
 
     def reboot(self, keep=1):
-        """Start the machine again; without a power cut everything is kept (1), after one nothing that no sync covers (0)."""
+        """Start the machine again; without a power cut everything is kept (1), after one nothing that no sync covers
+        (0)."""
         tree = self.disk.model.crash(Always(keep))
         tree["buf"].pop("lock", None)
         self.boot += 1
@@ -126,9 +127,7 @@ def test_a_copy_of_a_closed_ring_is_not_closed(ring):
     ring.buf.close()
     ring.open()
     ring.buf.snapshot(f"{ring.disk.root}/copy")
-    manifest = Manifest.decode(
-        Disk().read_file(f"{ring.disk.root}/copy/manifest.json", 1 << 20), ""
-    )
+    manifest = Manifest.decode(Disk().read_file(f"{ring.disk.root}/copy/manifest.json", 1 << 20), "")
     assert manifest.closed is None
     ring.buf.close()
 

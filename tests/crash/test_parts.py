@@ -1,7 +1,8 @@
-"""Episodes committed in parts: whatever a kill or a power cut leaves, every part that was committed is there, once, in its place.
+"""Episodes committed in parts: whatever a kill or a power cut leaves, every part that was committed is there, once, in
+its place.
 
-Scripts of calls run on a recording disk. After each change of the disk a kill, and power cuts, are tried: what is left is opened
-by the real code, which is killed and cut in its turn. A row carries its episode and its step.
+Scripts of calls run on a recording disk. After each change of the disk a kill, and power cuts, are tried: what is left
+is opened by the real code, which is killed and cut in its turn. A row carries its episode and its step.
 """
 
 import errno
@@ -50,8 +51,8 @@ class Expect:
     """What a crash may show.
 
     `commits`: `(position, number, first step, stop)` of each part or episode; `low` to
-    `high`: how many of them count; `synced`: those that no power cut takes; `streams`: (number, first step, least, most steps) of what
-    is being recorded and not committed.
+    `high`: how many of them count; `synced`: those that no power cut takes; `streams`: (number, first step, least, most
+    steps) of what is being recorded and not committed.
     """
 
     commits: tuple = ()
@@ -121,10 +122,15 @@ class Session:
 
     def make(self):
         return Through(ReplayBuffer, self.disk)(
-            MAX_STEPS, path=self.path, durability="power" if self.power else "process", sync_every_s=0, seed=3,
-            spare_rows=SPARE, interrupted="keep" if self.keep else "drop",
+            MAX_STEPS,
+            path=self.path,
+            durability="power" if self.power else "process",
+            sync_every_s=0,
+            seed=3,
+            spare_rows=SPARE,
+            interrupted="keep" if self.keep else "drop",
             schema=COLUMNS,
-        )  # fmt: skip
+        )
 
     @property
     def now(self):
@@ -142,9 +148,7 @@ class Session:
     def open(self):
         self.buf = self.make()
         assert not self.buf.engine.source.live.whole.is_open.any(), "an episode is open"
-        self.judge(
-            self.look(number for number, *_ in self.now.streams), self.now, self.cut, opened=True
-        )
+        self.judge(self.look(number for number, *_ in self.now.streams), self.now, self.cut, opened=True)
         assert self.buf.check() == []
         self.cut = False
         self.buf.flush()
@@ -200,11 +204,7 @@ class Session:
                 if part is None:
                     fits &= weak or least == 0
                 else:
-                    fits &= (
-                        part[1] == first
-                        and (weak or least <= part[2] - first)
-                        and part[2] - first <= steps
-                    )
+                    fits &= part[1] == first and (weak or least <= part[2] - first) and part[2] - first <= steps
             if not fits or taken:
                 why.append(f"{count}: kept {kept}, expected {left}")
                 continue
@@ -224,9 +224,7 @@ class Session:
             if old is not None and old[1] == first:
                 least = min(least, old[2])
             changed[number] = number, first, least, most
-        self.during(
-            replace(before, commits=commits, high=high, streams=frozenset(changed.values()))
-        )
+        self.during(replace(before, commits=commits, high=high, streams=frozenset(changed.values())))
         if fault is not None:
             self.disk.fail(*fault)
         failed = False
@@ -458,8 +456,8 @@ STEPS = 7
 
 
 def killed_at(path, line):
-    """Record two episodes side by side in a child that is killed at the N-th line it executes of the package; return the calls
-    that returned, and whether it was killed.
+    """Record two episodes side by side in a child that is killed at the N-th line it executes of the package; return
+    the calls that returned, and whether it was killed.
     """
     ear, mouth = os.pipe()
     pid = os.fork()
@@ -537,14 +535,19 @@ def test_a_kill_at_every_line(keep):
 
 
 def dropped_and_again(folder, power, every, samples=1):
-    """Drop what was left of an episode and record it again; cut the power after every change, and look for steps of both."""
+    """Drop what was left of an episode and record it again; cut the power after every change, and look for steps of
+    both."""
     path = os.path.join(folder, "script")
     os.mkdir(path)
     disk = RecordingDisk(path, 1, {})
     buf = Through(ReplayBuffer, disk)(
-        MAX_STEPS, path=os.path.join(path, "buf"), durability="power" if power else "process", sync_every_s=0,
-        spare_rows=SPARE, schema=COLUMNS,
-    )  # fmt: skip
+        MAX_STEPS,
+        path=os.path.join(path, "buf"),
+        durability="power" if power else "process",
+        sync_every_s=0,
+        spare_rows=SPARE,
+        schema=COLUMNS,
+    )
     episode = buf.begin_episode(commit_every=EVERY)
     for step in range(STEPS):
         episode.append(row(1, step))
@@ -631,9 +634,7 @@ def leave_them_open(monkeypatch):
 
 def forget_the_chain(monkeypatch):
     """Keep the steps of a part as an episode of its own."""
-    monkeypatch.setattr(
-        open_module, "_last_part", lambda store, part: table_module.PartOf(is_last=True)
-    )
+    monkeypatch.setattr(open_module, "_last_part", lambda store, part: table_module.PartOf(is_last=True))
 
 
 def keep_what_was_committed(monkeypatch):
@@ -669,9 +670,7 @@ def forget_the_steps_before(monkeypatch):
 GO_ON = OpenEpisode._go_on
 
 
-@pytest.mark.parametrize(
-    "plant", [leave_them_open, forget_the_chain, keep_what_was_committed, forget_the_steps_before]
-)
+@pytest.mark.parametrize("plant", [leave_them_open, forget_the_chain, keep_what_was_committed, forget_the_steps_before])
 def test_the_campaign_sees_a_missing_guard(run, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises((AssertionError, RingmapError, LookupError)):
@@ -680,7 +679,8 @@ def test_the_campaign_sees_a_missing_guard(run, monkeypatch, plant):
 
 
 def test_steps_of_a_part_that_was_dropped_may_be_stored_again():
-    """A power cut damages a committed part, its steps are kept from their stream: the part is in the table twice, once as dropped."""
+    """A power cut damages a committed part, its steps are kept from their stream: the part is in the table twice, once
+    as dropped."""
 
     def table(flags):
         parts = [
@@ -699,9 +699,7 @@ def test_steps_of_a_part_that_was_dropped_may_be_stored_again():
                 previous=0,
                 behind=1,
             ),
-            Record(
-                3, 6, 0, 1, length=3, part=PART, chain=0, step=3, number=1, previous=0, behind=1
-            ),
+            Record(3, 6, 0, 1, length=3, part=PART, chain=0, step=3, number=1, previous=0, behind=1),
         ]
         made = np.zeros(len(parts), RECORD)
         for row, part in zip(made, parts, strict=True):

@@ -103,9 +103,13 @@ def test_a_cut_shows_a_committed_state(run, seed, storage, power):
 
 
 SESSIONS = {
-    "transitions": TransitionSession, "stacks": StackSession, "priorities": PrioritySession, "labels": LabelSession,
-    "joined": JoinedSession, "named": NamedSession,
-}  # fmt: skip
+    "transitions": TransitionSession,
+    "stacks": StackSession,
+    "priorities": PrioritySession,
+    "labels": LabelSession,
+    "joined": JoinedSession,
+    "named": NamedSession,
+}
 
 
 OTHERS = [
@@ -139,39 +143,47 @@ W = ("write", 2)
 FOUND = {
     # A retirement whose sync failed was not written again: the table ended before the mark.
     "failed sync of a retirement": (
-        [True], Case(True, (("write", 2), ("write", 6, ("sync", 4)), ("write", 2), ("write", 1)), warm=5),
+        [True],
+        Case(True, (("write", 2), ("write", 6, ("sync", 4)), ("write", 2), ("write", 1)), warm=5),
     ),
     # A recovery whose own sync failed left the trust in the page cache standing.
     "failed sync in a recovery": (
-        [False], Case(False, (("write", 1), ("reopen", "kill", False, ("sync", 1)), ("write", 3), ("flush",)), warm=5),
+        [False],
+        Case(False, (("write", 1), ("reopen", "kill", False, ("sync", 1)), ("write", 3), ("flush",)), warm=5),
     ),
     # The newest blobs were lost, and with them the sampling state that an older one had.
     "small state behind the live records": (
-        [False], Case(False, (("sample",), ("flush",), ("sample",), W, ("sync",), ("clear",), W, ("clear",)), warm=0),
+        [False],
+        Case(False, (("sample",), ("flush",), ("sample",), W, ("sync",), ("clear",), W, ("clear",)), warm=0),
     ),
     # An abandoned stream came back with its folder's old name, and was kept.
     "abandoned stream": ([True], Case(True, (("append",), ("append",), ("abandon",), W), keep=True)),
     # The same after an opening that did not see its folder, whose removal no sync had made durable.
     "abandoned stream, opened again": (
-        [False, True], Case(True, (("append",), ("abandon", ("EIO", 3)), ("reopen", "kill"), W), keep=True),
+        [False, True],
+        Case(True, (("append",), ("abandon", ("EIO", 3)), ("reopen", "kill"), W), keep=True),
     ),
     # A retired segment could not be deleted: a commit that stood raised, or a bare OSError did.
     "segment not deleted": (
-        [False, True], Case(False, (W, W, ("sync", ("EIO", 8)), ("write", 3, ("EIO", 9)), W), segment=1, warm=12),
+        [False, True],
+        Case(False, (W, W, ("sync", ("EIO", 8)), ("write", 3, ("EIO", 9)), W), segment=1, warm=12),
     ),
     # A commit that readers were not shown had its predecessors' segments deleted.
     "unpublished commit": (
-        [True], Case(True, (("clear", ("EIO", 7)), W, W, ("clear", ("EIO", 5)), W), segment=1, warm=12),
+        [True],
+        Case(True, (("clear", ("EIO", 7)), W, W, ("clear", ("EIO", 5)), W), segment=1, warm=12),
     ),
     # A background sync met a file that a commit had closed meanwhile.
     "segment closed under a sync": (
-        [False], Case(False, tuple(("sync_write", 3, at) for at in (1, 2, 3, 1, 2)), segment=1, warm=12),
+        [False],
+        Case(False, tuple(("sync_write", 3, at) for at in (1, 2, 3, 1, 2)), segment=1, warm=12),
     ),
     # A flush that was interrupted forgot which chunks it had not synced yet; the next one vouched for them.
     "interrupted sync of chunks": (
-        [False], Case(False, (W, ("write", 3), ("flush", ("interrupt", 2)), ("flush",), W), storage="zarr"),
+        [False],
+        Case(False, (W, ("write", 3), ("flush", ("interrupt", 2)), ("flush",), W), storage="zarr"),
     ),
-}  # fmt: skip
+}
 
 
 EVERY = pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.campaign)])
@@ -200,12 +212,18 @@ FOUND_ELSEWHERE = {
     "a spoiled call behind the newest": (TransitionSession, [False], (("write", 3), W, ("write", 3)), {}),
     # The state of sampling was carried by the commit after the one that it counted as stored with.
     "sampling of a group that is settled": (
-        TransitionSession, [True], (("write", 3), ("sample",), ("write", 3), ("write", 2)), {},
+        TransitionSession,
+        [True],
+        (("write", 3), ("sample",), ("write", 3), ("write", 2)),
+        {},
     ),
     "a spoiled episode behind the newest": (PrioritySession, [False], (U, W, ("sample",), W), {}),
     # A fold overwrote the log that the disk still needed; a fall-back left the log of its generation out.
     "log overwritten before its leaves were synced": (
-        PrioritySession, [False, True], (U, ("flush",), *[U] * 8, W, U, U), {},
+        PrioritySession,
+        [False, True],
+        (U, ("flush",), *[U] * 8, W, U, U),
+        {},
     ),
     # What a close had stored was never synced.
     "priorities closed": (PrioritySession, [False, True], (U, ("reopen", "close"), U, U), {}),
@@ -213,9 +231,12 @@ FOUND_ELSEWHERE = {
     "first rows of a ring lost": (LabelSession, [False], (W, W, R), {"warm": 0}),
     # A failed sync of the log of labels kept the buffer from being closed.
     "close after a failed sync of labels": (
-        LabelSession, [True], (W, ("relabel", 0.0, ("sync", 2)), W, R), {},
+        LabelSession,
+        [True],
+        (W, ("relabel", 0.0, ("sync", 2)), W, R),
+        {},
     ),
-}  # fmt: skip
+}
 
 
 @EVERY
@@ -230,14 +251,37 @@ def test_what_the_campaign_found_in_other_buffers(run, name, every):
 # -- controls: each guard taken out is caught ---------------------------------------------------------
 
 SCRIPT = (
-    W, ("sample",), ("sync",), ("write", 3), ("write", 1), ("flush",), W, ("clear",), ("write", 3), ("write", 8),
-    ("sync_write", 2, 2), ("write", 3), W, ("reopen", "kill"), ("write", 3), W,
-)  # fmt: skip
+    W,
+    ("sample",),
+    ("sync",),
+    ("write", 3),
+    ("write", 1),
+    ("flush",),
+    W,
+    ("clear",),
+    ("write", 3),
+    ("write", 8),
+    ("sync_write", 2, 2),
+    ("write", 3),
+    W,
+    ("reopen", "kill"),
+    ("write", 3),
+    W,
+)
 SLOTS = (("write", 1), ("flush",), *[("write", 1), ("clear",)] * 7)
 LONG = (W, W, ("flush",), ("write", 8), W)
 STREAMS = (
-    ("append",), ("append",), W, ("finish",), W, ("append",), ("sync",), ("finish",), ("write", 8), W,
-)  # fmt: skip
+    ("append",),
+    ("append",),
+    W,
+    ("finish",),
+    W,
+    ("append",),
+    ("sync",),
+    ("finish",),
+    ("write", 8),
+    W,
+)
 
 
 FAILING = (W, ("flush", ("sync", 1)), ("write", 1))
@@ -345,62 +389,98 @@ PLANTED = {
     "columns are not synced before their rename": (False, SCRIPT, {"cheats": synced("/columns.tmp/")}),
     "the folder is not synced after a rename": (True, SCRIPT, {"cheats": folder_synced}),
     "no table sync before retired rows are overwritten": (
-        False, SCRIPT, {"patch": (CommitFiles, "protect", lambda self, need, seq, now: PROTECT(self, 0, seq, now))},
+        False,
+        SCRIPT,
+        {"patch": (CommitFiles, "protect", lambda self, need, seq, now: PROTECT(self, 0, seq, now))},
     ),
     "no table sync before a slot is used again": (
-        False, SLOTS, {"patch": (CommitFiles, "protect", lambda self, need, seq, now: PROTECT(self, need, 0, now))},
+        False,
+        SLOTS,
+        {"patch": (CommitFiles, "protect", lambda self, need, seq, now: PROTECT(self, need, 0, now))},
     ),
     "a long episode retires nothing first, power": (
-        True, LONG, {"patch": (Store, "_retire", lambda self, files, need: None)},
+        True,
+        LONG,
+        {"patch": (Store, "_retire", lambda self, files, need: None)},
     ),
     "a long episode retires nothing first, process": (
-        False, LONG, {"patch": (Store, "_retire", lambda self, files, need: None)},
+        False,
+        LONG,
+        {"patch": (Store, "_retire", lambda self, files, need: None)},
     ),
     "the mark is taken after the sync": (
-        False, SCRIPT, {"patch": (Store, "sync_in_background", mark_after_the_sync)},
+        False,
+        SCRIPT,
+        {"patch": (Store, "sync_in_background", mark_after_the_sync)},
     ),
     "state.bin is trusted after a reboot": (False, SCRIPT, {"boots": False}),
     "newer records are not zeroed": (
-        False, (W, W), {"patch": (EpisodeTable, "zero", lambda self, slot: None), "share": 0.5},
+        False,
+        (W, W),
+        {"patch": (EpisodeTable, "zero", lambda self, slot: None), "share": 0.5},
     ),
     "segments go before the retirement is durable": (
-        False, SCRIPT, {"patch": (CommitFiles, "append", delete_early(CommitFiles.append)), "segment": 1},
+        False,
+        SCRIPT,
+        {"patch": (CommitFiles, "append", delete_early(CommitFiles.append)), "segment": 1},
     ),
     "a record without rows is synced before the rows of commits that were not": (
-        True, (("write", 3), ("unsynced", 3), ("write", 8)), {"patch": (Store, "_commit_mark", without_rows(Store._commit_mark))},
+        True,
+        (("write", 3), ("unsynced", 3), ("write", 8)),
+        {"patch": (Store, "_commit_mark", without_rows(Store._commit_mark))},
     ),
     "a failed sync is tried again": (
-        False, FAILING, {"patch": (RecordingHandle, "sync", retry(RecordingHandle.sync))},
+        False,
+        FAILING,
+        {"patch": (RecordingHandle, "sync", retry(RecordingHandle.sync))},
     ),
     "after a failed sync the page cache is trusted": (
-        False, FAILING, {"patch": (CommitFiles, "poisoned", trusting(CommitFiles.poisoned))},
+        False,
+        FAILING,
+        {"patch": (CommitFiles, "poisoned", trusting(CommitFiles.poisoned))},
     ),
     "after a failed sync nothing is written again": (
-        False, FAILING, {"patch": (RecoveredState, "unvouched", lambda self: self.records[:0])},
+        False,
+        FAILING,
+        {"patch": (RecoveredState, "unvouched", lambda self: self.records[:0])},
     ),
     "episodes behind the mark are not verified": (
-        False, SCRIPT, {"patch": (store, "bad_episodes", lambda *_: {}), "too": (reader, "bad_episodes", lambda *_: {})},
+        False,
+        SCRIPT,
+        {"patch": (store, "bad_episodes", lambda *_: {}), "too": (reader, "bad_episodes", lambda *_: {})},
     ),
     "the blob is not synced with the table": (
-        False, (("sample",), W, ("sync",), W, W, ("write", 3), W, ("write", 3), W), {"patch": (CommitFiles, "_sync_blobs", lambda self: None), "segment": 1},
+        False,
+        (("sample",), W, ("sync",), W, W, ("write", 3), W, ("write", 3), W),
+        {"patch": (CommitFiles, "_sync_blobs", lambda self: None), "segment": 1},
     ),
     "a chunk of vouched rows is replaced unsynced, process": (
-        False, CHUNKS, {"patch": (Disk, "put", unsynced(Disk.put)), "storage": "zarr"},
+        False,
+        CHUNKS,
+        {"patch": (Disk, "put", unsynced(Disk.put)), "storage": "zarr"},
     ),
     "a chunk of vouched rows is replaced unsynced, power": (
-        True, CHUNKS, {"patch": (Disk, "put", unsynced(Disk.put)), "storage": "mixed"},
+        True,
+        CHUNKS,
+        {"patch": (Disk, "put", unsynced(Disk.put)), "storage": "mixed"},
     ),
     "the name of a chunk is not synced": (True, CHUNKS, {"cheats": chunks_folder_synced, "storage": "zarr"}),
     "the chunks that a killed writer left are not synced": (
-        False, (W, W, ("reopen", "kill"), W), {"patch": (ZarrColumn, "touched", lambda self, slot, count: None), "storage": "zarr"},
+        False,
+        (W, W, ("reopen", "kill"), W),
+        {"patch": (ZarrColumn, "touched", lambda self, slot, count: None), "storage": "zarr"},
     ),
     "a sync lets go of chunks that are replaced meanwhile": (
-        False, tuple(("sync_write", 1, at) for at in (1, 2, 1, 2, 1)), {"patch": (ZarrColumn, "sync", forgetful), "storage": "zarr"},
+        False,
+        tuple(("sync_write", 1, at) for at in (1, 2, 1, 2, 1)),
+        {"patch": (ZarrColumn, "sync", forgetful), "storage": "zarr"},
     ),
     "a finished stream is not remembered": (
-        False, STREAMS, {"patch": (CommitFiles, "carry_finished", lambda self, stream: None), "keep": True},
+        False,
+        STREAMS,
+        {"patch": (CommitFiles, "carry_finished", lambda self, stream: None), "keep": True},
     ),
-}  # fmt: skip
+}
 
 
 RARE = [
@@ -527,29 +607,59 @@ PLANTED_ELSEWHERE = {
     "successors are written after the commit": (TransitionSession, True, CALLS, late_successors, None),
     "successors are not synced before the commit": (TransitionSession, True, CALLS, None, synced("successors")),
     "the name of successors is not synced": (
-        TransitionSession, True, CALLS, set_to(Successors, "_named", NAMED), None,
+        TransitionSession,
+        True,
+        CALLS,
+        set_to(Successors, "_named", NAMED),
+        None,
     ),
     "successors count for their head alone": (TransitionSession, False, CALLS, successors_by_head_alone, None),
     "an update goes to a slot, not to an id": (PrioritySession, False, UPDATES, priorities_by_slot, None),
     "leaves are not synced before their log is overwritten": (
-        PrioritySession, False, UPDATES, unsynced_fold, None,
+        PrioritySession,
+        False,
+        UPDATES,
+        unsynced_fold,
+        None,
     ),
-    "a flush does not sync priorities": (PrioritySession, True, UPDATES, set_to(PriorityFile, "sync", lambda self: None), None),
+    "a flush does not sync priorities": (
+        PrioritySession,
+        True,
+        UPDATES,
+        set_to(PriorityFile, "sync", lambda self: None),
+        None,
+    ),
     "priorities of rows that a cut took stay": (
-        PrioritySession, False, (U, W, U, W, U), set_to(PriorityFile, "recover", lambda *_: []), None,
+        PrioritySession,
+        False,
+        (U, W, U, W, U),
+        set_to(PriorityFile, "recover", lambda *_: []),
+        None,
     ),
     "each row is relabelled for itself": (LabelSession, True, RELABELS, labels_row_by_row, None),
     "labels are not synced before their record": (LabelSession, True, RELABELS, None, synced("/labels/")),
     "the capacity rides with the first rows": (
-        LabelSession, False, (W, W), set_to(ReplayBuffer, "flush", lambda self, notes=None: None), None,
+        LabelSession,
+        False,
+        (W, W),
+        set_to(ReplayBuffer, "flush", lambda self, notes=None: None),
+        None,
     ),
     "rows of several overwrite live ones": (
-        JoinedSession, False, JOINED, while_joined(CommitFiles, "protect", lambda _: lambda *_: None), None,
+        JoinedSession,
+        False,
+        JOINED,
+        while_joined(CommitFiles, "protect", lambda _: lambda *_: None),
+        None,
     ),
     "rows of several are not synced before their records": (
-        JoinedSession, True, JOINED, while_joined(CommitFiles, "sync_written", lambda _: lambda *_: None), None,
+        JoinedSession,
+        True,
+        JOINED,
+        while_joined(CommitFiles, "sync_written", lambda _: lambda *_: None),
+        None,
     ),
-}  # fmt: skip
+}
 
 
 FIRST_SEED = {
@@ -708,7 +818,8 @@ def test_campaign_of_other_buffers(run, name, power, capsys):
 @pytest.mark.campaign
 @LEVELS
 def test_campaign(run, power, capsys):
-    """Try 100,000 disks, each different, from scripts that no other run had, or as many as there is time for. Half an hour."""
+    """Try 100,000 disks, each different, from scripts that no other run had, or as many as there is time for. Half an
+    hour."""
     want, lasts_s = int(os.environ.get("STATES", "100000")), float(os.environ.get("LASTS_S", "inf"))
     first = int(os.environ.get("SEED", time.time_ns() // 1_000_000_000))
     states = again = sessions = 0

@@ -1,4 +1,5 @@
-"""The small state outlives the commit that stored it: laps, kills and power cuts, and what a commit costs without it."""
+"""The small state outlives the commit that stored it: laps, kills and power cuts, and what a commit costs without
+it."""
 
 import errno
 import itertools
@@ -33,7 +34,8 @@ def write(buf, laps):
 
 
 def lapped(disk, tmp_path, ends, again=False):
-    """Sample, note, write two laps, and end; return the sampling state and the notes as they were, what is there then, and the directory."""
+    """Sample, note, write two laps, and end; return the sampling state and the notes as they were, what is there then,
+    and the directory."""
     path = f"{disk.root}/buf"
     make = Through(ReplayBuffer, disk)
     buf = make(MAX_STEPS, path=path, seed=5, durability="power" if ends == "cut" else "process")
@@ -99,7 +101,8 @@ def test_a_commit_that_changes_nothing_of_it_does_not_store_it(tmp_path):
 
 
 def after_a_failed_sync(disk, tmp_path, at):
-    """Let sync `at` of a flush fail, open again, and cut the power; return state and notes before and after, None if there is no such sync.
+    """Let sync `at` of a flush fail, open again, and cut the power; return state and notes before and after, None if
+    there is no such sync.
 
     No sync covers the episode that stored them, and it is evicted.
     """

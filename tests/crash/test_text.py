@@ -57,9 +57,7 @@ def test_rows_before_lost_words_stay(tmp_path, kind):
         os.truncate(words, cut)
         found = ringmap.check(tmp_path / "cut")
         whole = sum(end <= cut for end in ends)
-        assert [f"the words of step {whole}, in words.bin" in one.what for one in found] == [
-            True
-        ] * (whole < 6)
+        assert [f"the words of step {whole}, in words.bin" in one.what for one in found] == [True] * (whole < 6)
         with closing(ReplayBuffer.open(tmp_path / "cut", "r+", interrupted="keep")) as again:
             check(again, whole)
             assert again.num_steps_stored == whole

@@ -1,4 +1,5 @@
-"""Episodes that are stored by one call at durability "power": one sync makes all of them durable before the call returns."""
+"""Episodes that are stored by one call at durability "power": one sync makes all of them durable before the call
+returns."""
 
 import os
 
@@ -30,9 +31,7 @@ def disk(tmp_path, monkeypatch):
 
 @pytest.fixture
 def buf(disk):
-    with Through(ReplayBuffer, disk)(
-        1000, path=f"{disk.root}/buf", durability="power", history_len=1
-    ) as made:
+    with Through(ReplayBuffer, disk)(1000, path=f"{disk.root}/buf", durability="power", history_len=1) as made:
         made.write_episode(episode(0))
         yield made
 
@@ -111,7 +110,8 @@ class Writes(Disk):
 
 
 def writes_of_a_step(path):
-    """Return how often one step writes rows, and how often blobs, where all of `MANY` environments end their episodes."""
+    """Return how often one step writes rows, and how often blobs, where all of `MANY` environments end their
+    episodes."""
     disk = Writes()
     envs = gymnasium.make_vec("CartPole-v1", MANY, vectorization_mode="sync", max_episode_steps=4)
     with Through(ReplayBuffer, disk)(1000, path=path, sync_every_s=0) as buf:
@@ -138,11 +138,10 @@ def test_control_episodes_that_are_stored_alone(tmp_path, monkeypatch):
 
 
 def shown_and_left(disk, tmp_path, before_recovery=lambda: None):
-    """Interrupt an `add` between its write and its sync; return how many rows are shown then, and how many after a power cut."""
+    """Interrupt an `add` between its write and its sync; return how many rows are shown then, and how many after a
+    power cut."""
     make = {"capacity": 20, "obs_shape": (2,), "device": None}
-    buf = Through(TransitionReplayBuffer, disk)(
-        **make, path=f"{disk.root}/rows", durability="power", sync_every_s=0
-    )
+    buf = Through(TransitionReplayBuffer, disk)(**make, path=f"{disk.root}/rows", durability="power", sync_every_s=0)
     buf.add(np.zeros(2), 0, 0.0, np.ones(2), False)
     disk.fail(1, KeyboardInterrupt(), only="sync")
     with pytest.raises(KeyboardInterrupt):

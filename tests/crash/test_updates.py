@@ -1,8 +1,9 @@
 """Values that change, in a whole buffer: what a kill or a power cut may leave of them.
 
-Scripts of episodes, updates, syncs, closes, kills and errors run on a recording disk. After each change of the disk a kill, and
-several power cuts, are tried: what is left is opened by the real code, which is killed and cut in its turn. A value tells its
-episode, its step and its update, in all its bytes.
+Scripts of episodes, updates, syncs, closes, kills and errors run on a recording disk. After each change of the disk a
+kill, and
+several power cuts, are tried: what is left is opened by the real code, which is killed and cut in its turn. A value
+tells its episode, its step and its update, in all its bytes.
 """
 
 import errno
@@ -30,7 +31,8 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Values:
-    """Numbers of updates by row, `(episode, step)`: `last`, that have returned; `synced`, that no cut takes; `most`, that were begun."""
+    """Numbers of updates by row, `(episode, step)`: `last`, that have returned; `synced`, that no cut takes; `most`,
+    that were begun."""
 
     last: dict = field(default_factory=dict)
     synced: dict = field(default_factory=dict)
@@ -43,7 +45,8 @@ def latent_of(rows, update):
 
 
 def look(buf):
-    """Return the number of each row's newest update, having compared every byte; -1 where it was stored without a value."""
+    """Return the number of each row's newest update, having compared every byte; -1 where it was stored without a
+    value."""
     found, position = {}, 0
     whole = [buf.load_episode(i) for i in range(buf.num_episodes)]
     names = ("at", "latent", "label") if whole else ()
@@ -75,9 +78,15 @@ class Updates(Session):
 
     def make(self, disk=None):
         return ReplayBuffer(
-            self.max_steps, path=os.path.join(self.root, "buf"), schema=SCHEMA, spare_rows=4, seed=3, sync_every_s=0,
-            durability="power" if self.power else "process", disk=disk or self.disk,
-        )  # fmt: skip
+            self.max_steps,
+            path=os.path.join(self.root, "buf"),
+            schema=SCHEMA,
+            spare_rows=4,
+            seed=3,
+            sync_every_s=0,
+            durability="power" if self.power else "process",
+            disk=disk or self.disk,
+        )
 
     def open(self):
         expect = self.now
@@ -131,11 +140,13 @@ class Updates(Session):
         self.after(Values(seen, done, self.now.most))
 
     def fault(self, rng):
-        error = rng.choice([KeyboardInterrupt(), OSError(errno.ENOSPC, "planted"), Cut(), OSError(errno.EIO, "planted")])  # fmt: skip
+        error = rng.choice(
+            [KeyboardInterrupt(), OSError(errno.ENOSPC, "planted"), Cut(), OSError(errno.EIO, "planted")]
+        )
         return (rng.randint(1, 5), error) if rng.random() < 0.25 else None
 
     def step(self, rng):
-        kinds, odds = ["write", "update", "flush", "sync", "clear", "close", "kill"], [4, 8, 1, 1.5, 0.3, 0.7, 0.7]  # fmt: skip
+        kinds, odds = ["write", "update", "flush", "sync", "clear", "close", "kill"], [4, 8, 1, 1.5, 0.3, 0.7, 0.7]
         kind, ring = rng.choices(kinds, odds)[0], self.ring
         if kind == "write":
             self.episodes += 1
@@ -144,9 +155,7 @@ class Updates(Session):
             if rng.random() < 0.5:
                 given |= {"latent": latent_of(rows, 0), "label": np.zeros(len(rows))}
             number = 0 if "latent" in given else -1
-            self.call(
-                lambda: ring.write_episode(given), dict.fromkeys(rows, number), self.fault(rng)
-            )
+            self.call(lambda: ring.write_episode(given), dict.fromkeys(rows, number), self.fault(rng))
         elif kind == "update" and ring.num_episodes:
             self.updates += 1
             rows = sorted(look(ring))
@@ -154,9 +163,9 @@ class Updates(Session):
             first = rng.randrange(len(rows) - count + 1)
             some = rows[first : first + count] if rng.random() < 0.5 else rng.sample(rows, count)
             live = ring.engine.source.live
-            by_episode = {ring.load_episode(i)["at"][0, 0]: int(s) for i, s in enumerate(live.starts)}  # fmt: skip
+            by_episode = {ring.load_episode(i)["at"][0, 0]: int(s) for i, s in enumerate(live.starts)}
             ids = [by_episode[episode] + step for episode, step in some]
-            values = {"latent": latent_of(some, self.updates), "label": np.full(count, self.updates)}  # fmt: skip
+            values = {"latent": latent_of(some, self.updates), "label": np.full(count, self.updates)}
             begun = dict.fromkeys(some, self.updates)
             self.call(lambda: ring.update(ids, values), begun, self.fault(rng), synced=self.power)
         elif kind == "flush":
@@ -180,9 +189,7 @@ def run(monkeypatch):
 
         def run(power, seed, calls=9, **options):
             same_ids(monkeypatch, seed)
-            campaign = Campaign(
-                os.path.join(folder, f"{seed}-{power}"), seed, session=Updates, **options
-            )
+            campaign = Campaign(os.path.join(folder, f"{seed}-{power}"), seed, session=Updates, **options)
             os.mkdir(campaign.base)
             campaign.run(power, calls)
             return campaign
@@ -289,7 +296,8 @@ def is_sync_of_values(change, path):
 
 @pytest.mark.parametrize("ends", ["closed", "failed"])
 def test_a_cut_tears_one_header_at_most(tmp_path, ends):
-    """A flush notes in a header what it made durable, a close that all is, a failed sync that it failed: no sync covers these."""
+    """A flush notes in a header what it made durable, a close that all is, a failed sync that it failed: no sync covers
+    these."""
     materialise({}, str(tmp_path / "first"))
     session = Updates(str(tmp_path / "first"), {}, 1, False, Values(), False)
     session.ring = session.make()

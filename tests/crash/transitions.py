@@ -34,16 +34,12 @@ def draw_step_of(kinds):
 def led_to(number, lanes):
     """Return what the lanes of a call led to."""
     lane = np.arange(lanes)
-    return np.stack([np.full(lanes, number), lane, lane * 0 + 1, number * 31 + lane], 1).astype(
-        np.int32
-    )
+    return np.stack([np.full(lanes, number), lane, lane * 0 + 1, number * 31 + lane], 1).astype(np.int32)
 
 
 def began_afresh(number, lanes):
     lane = np.arange(lanes)
-    return np.stack([np.full(lanes, number), lane, lane * 0, number * 17 + lane], 1).astype(
-        np.int32
-    )
+    return np.stack([np.full(lanes, number), lane, lane * 0, number * 17 + lane], 1).astype(np.int32)
 
 
 def call_of(number, lanes, before):
@@ -68,12 +64,17 @@ def in_order(step, buffer, size, history_len):
 
 
 def prove(batch, is_named=False):
-    """Check what was drawn byte by byte, and return which (call, lane) it is; `is_named`: an environment may be another row of a call."""
+    """Check what was drawn byte by byte, and return which (call, lane) it is; `is_named`: an environment may be another
+    row of a call."""
     found = []
     for obs, action, reward, after, done in zip(
-        batch["observations"], batch["actions"], batch["rewards"], batch["next_observations"],
-        batch["dones"], strict=True,
-    ):  # fmt: skip
+        batch["observations"],
+        batch["actions"],
+        batch["rewards"],
+        batch["next_observations"],
+        batch["dones"],
+        strict=True,
+    ):
         number, lane = divmod(int(reward), 64)
         assert action == number + lane, f"action {action} of lane {lane} of call {number}"
         assert done == ((number + lane) % 5 == 0)
@@ -134,10 +135,16 @@ class TransitionSession(Session):
     def make(self):
         kind = Through(TransitionReplayBuffer, self.disk)
         return kind(
-            self.case.spare, (4,), device=None, obs_dtype=np.int32, seed=7,
-            path=os.path.join(self.root, "buf"), storage=STORAGES[self.case.storage],
-            durability="power" if self.power else "process", sync_every_s=0,
-        )  # fmt: skip
+            self.case.spare,
+            (4,),
+            device=None,
+            obs_dtype=np.int32,
+            seed=7,
+            path=os.path.join(self.root, "buf"),
+            storage=STORAGES[self.case.storage],
+            durability="power" if self.power else "process",
+            sync_every_s=0,
+        )
 
     @classmethod
     def make_reader(cls, root, disk):
@@ -252,24 +259,27 @@ class StackSession(TransitionSession):
     def make(self):
         kind = Through(TransitionReplayBuffer, self.disk)
         return kind(
-            self.case.spare, (STACK, 4), device=None, obs_dtype=np.int32, seed=7, frame_stack=STACK,
-            path=os.path.join(self.root, "buf"), storage=STORAGES[self.case.storage],
-            durability="power" if self.power else "process", sync_every_s=0,
-        )  # fmt: skip
+            self.case.spare,
+            (STACK, 4),
+            device=None,
+            obs_dtype=np.int32,
+            seed=7,
+            frame_stack=STACK,
+            path=os.path.join(self.root, "buf"),
+            storage=STORAGES[self.case.storage],
+            durability="power" if self.power else "process",
+            sync_every_s=0,
+        )
 
     def put(self, number, length):
         stored, tried = self.look(), [None]
         if stored and stored[-1][1] == length:
             sent = [SENT[stored[-1][0], lane] for lane in range(length)]
-            tried += [
-                np.array([n for _, n in lanes], np.int32) for lanes in zip(*sent, strict=False)
-            ]
+            tried += [np.array([n for _, n in lanes], np.int32) for lanes in zip(*sent, strict=False)]
         for before in reversed(tried):
             call = stacks_of(number, length, before)
             for lane in range(length):
-                SENT.setdefault((number, lane), []).append(
-                    (call[0][lane].tolist(), call[3][lane].tolist())
-                )
+                SENT.setdefault((number, lane), []).append((call[0][lane].tolist(), call[3][lane].tolist()))
             try:
                 self.buf.add(*call)
             except InputError:  # it is not what is stored, or some of that is lost

@@ -49,7 +49,8 @@ def episode_of(number, length, twins=False):
 
 @dataclass
 class Span:
-    """Bytes `[start, stop)` of a file that hold something; `seq`: what the bits in `mask` hold is this record's alone."""
+    """Bytes `[start, stop)` of a file that hold something; `seq`: what the bits in `mask` hold is this record's
+    alone."""
 
     start: int
     stop: int
@@ -163,9 +164,7 @@ def look(folder, truth):
         spans["episodes.npy"] += [
             Span(slot, slot + FLAGS, owner),
             Span(slot + FLAGS, slot + FLAGS + 1),
-            Span(
-                slot + FLAGS, slot + FLAGS + 1, owner, mask=0x07
-            ),  # the others say "dropped", five times over
+            Span(slot + FLAGS, slot + FLAGS + 1, owner, mask=0x07),  # the others say "dropped", five times over
             Span(slot + FLAGS + 1, slot + RECORD_NBYTES, owner),
         ]
         segment = spans.setdefault(f"data/{record['blob_segment']:012d}.bin", [])

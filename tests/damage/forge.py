@@ -40,9 +40,30 @@ MORE_NBYTES = 1 << 30
 MOST_NBYTES = 128 << 20
 
 RECORD = struct.Struct("<QqqQQQIIIIQqqqqIIBBBBIQ")
-RECORD_FIELDS = ("seq", "start", "tail", "first", "rows_sum", "blob_sum", "length", "blob_segment", "blob_offset", "blob_size",
-                 "ordinal", "time", "chain", "step", "previous", "number", "lane", "kind", "flags", "part", "reserved",
-                 "behind")  # fmt: skip
+RECORD_FIELDS = (
+    "seq",
+    "start",
+    "tail",
+    "first",
+    "rows_sum",
+    "blob_sum",
+    "length",
+    "blob_segment",
+    "blob_offset",
+    "blob_size",
+    "ordinal",
+    "time",
+    "chain",
+    "step",
+    "previous",
+    "number",
+    "lane",
+    "kind",
+    "flags",
+    "part",
+    "reserved",
+    "behind",
+)
 FLAGS = 113
 STATE = struct.Struct("<8sQQQqqQQ16s")
 STATE_FIELDS = ("magic", "generation", "seq", "first", "tail", "head", "mark", "era", "boot")
@@ -103,16 +124,36 @@ class Plan:
     newest: bool = False
 
     def __str__(self):
-        return (
-            f"{self.kind}: {self.where}: {self.field} = {self.value}"
-            + ", after a reboot" * self.rebooted
-        )
+        return f"{self.kind}: {self.where}: {self.field} = {self.value}" + ", after a reboot" * self.rebooted
 
 
 def number_near(rng, old, slots):
     """Return a number that somebody might put in the place of one."""
-    known = [0, 1, 2, 3, 4, 5, old - 1, old + 1, old - 2, old + 2, 2 * old, old + slots, old - slots, 1 << 16, 1 << 31,
-             1 << 33, 1 << 40, 1 << 48, (1 << 62) - 9, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]  # fmt: skip
+    known = [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        old - 1,
+        old + 1,
+        old - 2,
+        old + 2,
+        2 * old,
+        old + slots,
+        old - slots,
+        1 << 16,
+        1 << 31,
+        1 << 33,
+        1 << 40,
+        1 << 48,
+        (1 << 62) - 9,
+        1 << 62,
+        (1 << 63) - 1,
+        1 << 63,
+        (1 << 64) - 1,
+    ]
     return int(rng.choice(np.array([n % (1 << 64) for n in known if n != old], np.uint64)))
 
 
@@ -219,9 +260,7 @@ class Forger:
                 fields[at] = self.pick([bytes(16), b"another boot id.", self.rng.bytes(16)])
             else:
                 value = number_near(self.rng, fields[at], self.slots)
-                fields[at] = (
-                    value - (1 << 64) if name in ("tail", "head") and value >> 63 else value
-                )
+                fields[at] = value - (1 << 64) if name in ("tail", "head") and value >> 63 else value
             told.append(fields[at])
             self.write_state(slot, fields)
         return f"{name} in slots {which}", repr(told)
@@ -241,11 +280,7 @@ class Forger:
         if isinstance(body, dict) and self.rng.random() < 0.1:
             del body[key]
             return path, "gone"
-        near = (
-            [number_near(self.rng, old, self.slots), old + 1, old - 1, float(old)]
-            if type(old) is int
-            else []
-        )
+        near = [number_near(self.rng, old, self.slots), old + 1, old - 1, float(old)] if type(old) is int else []
         deep = json.loads("[" * 60 + "]" * 60)
         known = [
             None,
@@ -287,14 +322,13 @@ class Forger:
         blob = data[fields["blob_offset"] : fields["blob_offset"] + fields["blob_size"]]
         name, value, new = self.forged(blob, data)
         segment.write_bytes(data + new)
-        fields.update(
-            blob_offset=len(data), blob_size=len(new), blob_sum=xxhash.xxh3_64_intdigest(new)
-        )
+        fields.update(blob_offset=len(data), blob_size=len(new), blob_sum=xxhash.xxh3_64_intdigest(new))
         self.write_record(seq % self.slots, fields)
         return name, value
 
     def forged(self, blob, segment):
-        """Return what of a blob is forged, how, and the new one, which goes behind the segment. It has the small state itself."""
+        """Return what of a blob is forged, how, and the new one, which goes behind the segment. It has the small state
+        itself."""
         head, (sums, carried, data, words) = BLOB_HEAD.unpack_from(blob), parts_of(blob, segment)
         what = self.pick(["head", "cut", "sums", "words", "carried", "carried", "data", "data"])
         if what == "head":
@@ -310,13 +344,32 @@ class Forger:
             value = f"{len(sums) // 8} sums"
         elif what == "words":
             few = struct.pack("<II", 1, 1) + b"a"
-            words = self.pick([b"", words[:-1], words + b"x", few, struct.pack("<I", 1 << 31) + words, b"\xff" * len(words)])  # fmt: skip
+            words = self.pick(
+                [b"", words[:-1], words + b"x", few, struct.pack("<I", 1 << 31) + words, b"\xff" * len(words)]
+            )
             value = repr(words[:30])
         elif what == "carried":
-            known = [b"", b"[", b"[]", b"null", b"1", b"{}", b'"x"', b"[" * 100_000, b"\xff\xfe", b'{"a": NaN}',
-                     b'{"finished": 3}', b'{"finished": [1, null]}', b'{"finished": {}}', b'{"notes": [1]}', b'{"notes": null}',
-                     b'{"sampling": 1}', b'{"sampling": {}}', b'{"sampling": null}',
-                     b'{"sampling": {"step": 1, "rng": {"bit_generator": "os.system"}}}']  # fmt: skip
+            known = [
+                b"",
+                b"[",
+                b"[]",
+                b"null",
+                b"1",
+                b"{}",
+                b'"x"',
+                b"[" * 100_000,
+                b"\xff\xfe",
+                b'{"a": NaN}',
+                b'{"finished": 3}',
+                b'{"finished": [1, null]}',
+                b'{"finished": {}}',
+                b'{"notes": [1]}',
+                b'{"notes": null}',
+                b'{"sampling": 1}',
+                b'{"sampling": {}}',
+                b'{"sampling": null}',
+                b'{"sampling": {"step": 1, "rng": {"bit_generator": "os.system"}}}',
+            ]
             carried = self.pick(known)
             value = repr(carried[:70])
             if self.rng.random() < 0.5:
@@ -328,8 +381,17 @@ class Forger:
                         f"{'/'.join(map(str, path))} = {value}",
                     )
         elif not data or self.rng.random() < 0.3:
-            data = self.pick([b"\0", b"\xff" * 9, struct.pack("<I", 2) + b"[]", struct.pack("<I", 2) + b"{}", data[:-1],
-                              data + b"x", struct.pack("<I", 90_000) + b"[" * 90_000])  # fmt: skip
+            data = self.pick(
+                [
+                    b"\0",
+                    b"\xff" * 9,
+                    struct.pack("<I", 2) + b"[]",
+                    struct.pack("<I", 2) + b"{}",
+                    data[:-1],
+                    data + b"x",
+                    struct.pack("<I", 90_000) + b"[" * 90_000,
+                ]
+            )
             value = repr(data[:30])
         else:
             size = int.from_bytes(data[:4], "little")
@@ -384,8 +446,12 @@ class Bench:
         """Forge something in a copy of a buffer; return what, and where it is."""
         rng = np.random.default_rng((*str(seed).encode(), number))
         kind = str(rng.choice(list(self.truths)))
-        where = str(rng.choice(["record", "blob", "state", "manifest", "added", "swapped", "stream"],
-                               p=[0.3, 0.25, 0.18, 0.2, 0.02, 0.03, 0.02]))  # fmt: skip
+        where = str(
+            rng.choice(
+                ["record", "blob", "state", "manifest", "added", "swapped", "stream"],
+                p=[0.3, 0.25, 0.18, 0.2, 0.02, 0.03, 0.02],
+            )
+        )
         folder = self.folder / "case"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.folder / kind, folder)
@@ -415,9 +481,7 @@ class Bench:
         if forged is None:
             where, forged = "manifest", forger.forge_manifest()
         name = f"{where} {seq}" if seq else where
-        return Plan(
-            kind, name, *forged, rebooted, seq, seq is not None and seq == numbers[-1]
-        ), folder
+        return Plan(kind, name, *forged, rebooted, seq, seq is not None and seq == numbers[-1]), folder
 
 
 # -- judging ---------------------------------------------------------------------------------------
@@ -464,9 +528,7 @@ def attempt(what):
         outcome = Outcome(error=error)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        outcome = Outcome(
-            wrong=f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
-        )
+        outcome = Outcome(wrong=f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     if peak() - base > MOST_NBYTES:
@@ -542,9 +604,7 @@ class Judge:
         if outcome.wrong:
             self.wrong.append(f"{name}: {outcome.wrong}")
         self.seen[name] = (
-            f"{type(outcome.error).__name__}: {outcome.error}"
-            if outcome.error
-            else outcome.wrong or "works"
+            f"{type(outcome.error).__name__}: {outcome.error}" if outcome.error else outcome.wrong or "works"
         )
         return outcome
 
@@ -589,8 +649,11 @@ class Judge:
                     self.wrong.append(f"sound, but {name} serves {fault}")
         self.repair(findings)
         return {
-            "case": str(self.plan), "findings": [str(f) for f in findings], "seen": self.seen, "wrong": self.wrong,
-        }  # fmt: skip
+            "case": str(self.plan),
+            "findings": [str(f) for f in findings],
+            "seen": self.seen,
+            "wrong": self.wrong,
+        }
 
     def repair(self, findings):
         folder = self.copy()
@@ -621,9 +684,7 @@ class Judge:
             if self.plan.newest and self.plan.field.startswith("tail"):  # its word is what is live
                 expected = set()
             if not expected <= kept:
-                self.wrong.append(
-                    f"lost whole episodes: {sorted(expected - kept)} of {len(expected)}"
-                )
+                self.wrong.append(f"lost whole episodes: {sorted(expected - kept)} of {len(expected)}")
         again = self.attempt("repaired, open r+", lambda: write(folder, self.plan))
         if again.refused:
             self.wrong.append(f"repaired, but open r+: {again.error}")

@@ -25,8 +25,19 @@ from ringmap.storage.inspect.repair import repair_folder
 from tests.damage.buffers import KINDS, booted, make, served
 from tests.disks import undisturbed
 
-HOWS = {"flip": 6, "bytes": 3, "zeros in it": 2, "cut": 3, "grown": 2, "missing": 2, "random": 1,
-        "all zeros": 1, "swapped": 4, "foreign": 2, "stale": 2}  # fmt: skip
+HOWS = {
+    "flip": 6,
+    "bytes": 3,
+    "zeros in it": 2,
+    "cut": 3,
+    "grown": 2,
+    "missing": 2,
+    "random": 1,
+    "all zeros": 1,
+    "swapped": 4,
+    "foreign": 2,
+    "stale": 2,
+}
 CLIPS = 32
 
 
@@ -70,9 +81,7 @@ class Bench:
         pristine = bytes_in(self.folder / kind)
         names = sorted(pristine)
         num_chunks = sum(is_chunk(name) for name in names)
-        weights = np.array(
-            [4 if n == "episodes.npy" else 8 / num_chunks if is_chunk(n) else 1 for n in names]
-        )
+        weights = np.array([4 if n == "episodes.npy" else 8 / num_chunks if is_chunk(n) else 1 for n in names])
         name = str(rng.choice(names, p=weights / weights.sum()))
         how = str(rng.choice(list(HOWS), p=np.array(list(HOWS.values())) / sum(HOWS.values())))
         second = str(rng.choice([n for n in names if n != name]))
@@ -126,9 +135,7 @@ def is_chunk(name):
 
 
 def bytes_in(folder):
-    return {
-        str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()
-    }
+    return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
 
 
 class Killed(BaseException):
@@ -253,9 +260,15 @@ class Case:
                 self.wrong.append(f"{what.__name__} raised {type(error).__name__}: {error}")
         findings = self.findings
         return {
-            "case": str(self.plan), "how": self.how, "kind": self.plan.kind, "rebooted": self.rebooted, "hurt": sorted(self.hurt),
-            "findings": [str(f) for f in findings], "seen": self.seen, "wrong": self.wrong,
-        }  # fmt: skip
+            "case": str(self.plan),
+            "how": self.how,
+            "kind": self.plan.kind,
+            "rebooted": self.rebooted,
+            "hurt": sorted(self.hurt),
+            "findings": [str(f) for f in findings],
+            "seen": self.seen,
+            "wrong": self.wrong,
+        }
 
     def _check(self):
         findings = self.findings = ringmap.check(self.folder)
@@ -263,9 +276,7 @@ class Case:
         expected = {
             name.partition(".zarr/")[0] + ".zarr" if ".zarr/" in name else name
             for name in self.hurt
-            if not (
-                is_chunk(name) and "episodes.npy" in self.hurt
-            )  # then nothing tells what was in it
+            if not (is_chunk(name) and "episodes.npy" in self.hurt)  # then nothing tells what was in it
         }
         if self.how != "flip":
             expected = {name for name in expected if not name.startswith("open/")}
@@ -278,9 +289,7 @@ class Case:
             self.wrong.append(f"unreported: {sorted(expected - named)}")
         # More bytes after the last frame: a frame that was cut, or one that is damaged.
         told = [f for f in findings if not (self.how == "grown" and f.file.startswith("open/"))]
-        if (
-            self.name == "episodes.npy"
-        ):  # an evicted record may have named a segment that lies there yet
+        if self.name == "episodes.npy":  # an evicted record may have named a segment that lies there yet
             told = [f for f in told if f.what != ORPHAN]
         if not self.hurt and told:
             self.wrong.append(f"false alarm: {findings[0]}")
@@ -305,9 +314,7 @@ class Case:
             buf = ReplayBuffer.open(folder, mode)
         except RingmapError as error:
             self.seen[mode] = "refused"
-            if not (
-                isinstance(error, DamageError) and any(name in str(error) for name in self._names())
-            ):
+            if not (isinstance(error, DamageError) and any(name in str(error) for name in self._names())):
                 self.seen[mode] = f"refused: {type(error).__name__}: {error}"
             return
         try:
@@ -341,9 +348,7 @@ class Case:
             self.wrong.append(f"planned {planned}, did {done}")
         if not self.findings and done:
             self.wrong.append(f"repaired what was sound: {done}")
-        left = [
-            finding for finding in ringmap.check(self.folder) if not finding.file.endswith(".aside")
-        ]
+        left = [finding for finding in ringmap.check(self.folder) if not finding.file.endswith(".aside")]
         if left:
             self.wrong.append(f"left after repair: {left[0]}")
         buf = ReplayBuffer.open(self.folder, "r+")
@@ -354,9 +359,7 @@ class Case:
         if numbers:
             clips = buf.sample(CLIPS, history_len=1)
             for i in range(CLIPS):
-                fault = self.truth.clip_fault(
-                    {name: values[i, 0] for name, values in clips.items()}
-                )
+                fault = self.truth.clip_fault({name: values[i, 0] for name, values in clips.items()})
                 if fault is not None:
                     self.wrong.append(f"served wrong (clip, repaired): {fault}")
         # Rows in another chunk are lost, as nothing in it says which it is; what has left or entered a
@@ -372,9 +375,7 @@ class Case:
         if not self.unknown:
             self._compare_drops(done, touched)
         buf.close()
-        self.seen["repair"] = (
-            f"kept {len(numbers)} of {len(self.truth.episodes)}" if done else "nothing to do"
-        )
+        self.seen["repair"] = f"kept {len(numbers)} of {len(self.truth.episodes)}" if done else "nothing to do"
 
     def _kill_repairs(self):
         """Kill a repair, and the one that goes on after it, each before a change; what is left is refused or true."""

@@ -23,9 +23,7 @@ LEFT, RIGHT = "columns/004-left.zarr", "columns/005-right.zarr"
 
 def chunk_of(v, name, which=-1):
     """Return the file of a chunk that holds live rows, of one episode alone."""
-    own = [
-        f for f, c in v.truth.chunks.items() if f.startswith(name) and len({*c.live.values()}) == 1
-    ]
+    own = [f for f, c in v.truth.chunks.items() if f.startswith(name) and len({*c.live.values()}) == 1]
     return sorted(own)[which]
 
 
@@ -187,11 +185,7 @@ def test_what_is_damaged_is_named_never_served_and_repaired(place, vandal):
         serves_nothing_wrong(v, mode)
     expected = [] if lost == "all" else [seq for seq in v.truth.episodes if seq not in lost]
     aside = {"a folder of another buffer", "a folder that is a file", "a folder that is a link"}
-    left = (
-        [PIXELS + ".aside"]
-        if vandal in aside
-        else [f.file for f in findings if "not part" in f.what]
-    )
+    left = [PIXELS + ".aside"] if vandal in aside else [f.file for f in findings if "not part" in f.what]
     assert mended(v, left) == expected
 
 

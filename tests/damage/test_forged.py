@@ -33,9 +33,7 @@ from tests import ROOT
 from tests.damage import forge
 from tests.damage.forge import Bench, Forger, Plan, judge, packed, parts_of
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="limits and peaks of memory are Linux's"
-)
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and peaks of memory are Linux's")
 
 BATCH = 100
 
@@ -48,13 +46,9 @@ def run(place, seed, start, stop):
     done = subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True)
     shutil.rmtree(folder)
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    wrong = [
-        f"seed {seed} case {r['number']} ({r['case']}): {w}" for r in results for w in r["wrong"]
-    ]
+    wrong = [f"seed {seed} case {r['number']} ({r['case']}): {w}" for r in results for w in r["wrong"]]
     if done.returncode:
-        wrong.append(
-            f"crashed at case {start + len(results)}: {done.returncode}: {done.stderr[-2000:]}"
-        )
+        wrong.append(f"crashed at case {start + len(results)}: {done.returncode}: {done.stderr[-2000:]}")
     return len(results), sum(bool(r["findings"]) for r in results), wrong
 
 
@@ -77,9 +71,7 @@ def test_campaign(place, seed):
             break
         more = run(place, seed, start, start + BATCH)
         cases, found, wrong = cases + more[0], found + more[1], wrong + more[2]
-    print(
-        f"\nseed {seed}: forged {cases:,}, found {found:,}, wrong {len(wrong):,}", *wrong, sep="\n"
-    )
+    print(f"\nseed {seed}: forged {cases:,}, found {found:,}, wrong {len(wrong):,}", *wrong, sep="\n")
     assert wrong == []
 
 
@@ -104,9 +96,7 @@ def forger(bench):
 
 
 def judged(bench, seq=None, newest=False):
-    return judge(
-        bench, Plan("wrapped", "by name", "", "", False, seq, newest), bench.folder / "case"
-    )
+    return judge(bench, Plan("wrapped", "by name", "", "", False, seq, newest), bench.folder / "case")
 
 
 def give_blob(forger, seq, change):
@@ -122,20 +112,12 @@ def give_blob(forger, seq, change):
 
 NO_NAME = b'[[7, "json", null, 0]]'
 BAD_BLOBS = {
-    "parts that do not add up": lambda packed, sums, carried, data: (
-        packed(sums, carried, data) + b"?"
-    ),
+    "parts that do not add up": lambda packed, sums, carried, data: packed(sums, carried, data) + b"?",
     "nothing in it": lambda packed, sums, carried, data: b"",
     "a cut head": lambda packed, sums, carried, data: b"1234567",
-    "data that do not decode": lambda packed, sums, carried, data: packed(
-        sums, carried, b"\xff" * 9
-    ),
-    "words that make no sense": lambda packed, sums, carried, data: packed(
-        sums, carried, data, words=b"\1"
-    ),
-    "codes beyond the words": lambda packed, sums, carried, data: packed(
-        sums, carried, data, words=b""
-    ),
+    "data that do not decode": lambda packed, sums, carried, data: packed(sums, carried, b"\xff" * 9),
+    "words that make no sense": lambda packed, sums, carried, data: packed(sums, carried, data, words=b"\1"),
+    "codes beyond the words": lambda packed, sums, carried, data: packed(sums, carried, data, words=b""),
     "a name that is none": lambda packed, sums, carried, data: packed(
         sums, carried, len(NO_NAME).to_bytes(4, "little") + NO_NAME
     ),
@@ -154,7 +136,11 @@ def test_a_bad_blob_is_found_and_costs_its_episode_alone(bench, forger, what):
 @pytest.mark.parametrize("of", ["no columns", "one more", "others"])
 def test_sums_that_readers_do_not_need_cost_nothing(bench, forger, of):
     """The rows are whole by the record. Repair dropped the episode."""
-    wrong = {"no columns": lambda sums: b"", "one more": lambda sums: sums + bytes(8), "others": lambda sums: sums[::-1]}  # fmt: skip
+    wrong = {
+        "no columns": lambda sums: b"",
+        "one more": lambda sums: sums + bytes(8),
+        "others": lambda sums: sums[::-1],
+    }
     give_blob(
         forger,
         forger.numbers()[2],
@@ -203,9 +189,12 @@ def test_a_state_far_ahead_is_found_and_asks_for_no_memory(bench, forger, seq):
 
 
 def test_counts_and_small_state_of_the_manifest_far_ahead_are_found(bench, forger):
-    for change in ({"table": {**forger.body["table"], "seq": 1 << 40}},
-                   {"carried": {**forger.body["carried"], "seq": 1 << 40}},
-                   {"carried": {"seq": 14, "state": {"finished": 3}}}, {"table_slots": 1}):  # fmt: skip
+    for change in (
+        {"table": {**forger.body["table"], "seq": 1 << 40}},
+        {"carried": {**forger.body["carried"], "seq": 1 << 40}},
+        {"carried": {"seq": 14, "state": {"finished": 3}}},
+        {"table_slots": 1},
+    ):
         forger.body = {
             **json.loads((bench.folder / "wrapped/manifest.json").read_bytes()),
             **change,
@@ -294,9 +283,7 @@ def test_a_record_of_unknown_kind_is_from_the_future(bench, forger, at):
     fields = forger.record(number)
     fields["kind"] = 9
     forger.write_record(number, fields)
-    before = {
-        p: p.read_bytes() for p in forger.folder.rglob("*") if p.is_file() and p.name != "lock"
-    }
+    before = {p: p.read_bytes() for p in forger.folder.rglob("*") if p.is_file() and p.name != "lock"}
     told = rf"record {number} is of kind 9, this ringmap reads kinds 1 \(episode\)"
     for mode in ("r", "r+"):
         with pytest.raises(NewerVersionError, match=told):

@@ -29,9 +29,7 @@ def run(place, seed, start, stop):
     folder = place / f"{seed}-{start}"
     folder.mkdir()
     words = [sys.executable, "-W", "error", "-m", "tests.damage.fuzz", folder, seed, start, stop]
-    done = subprocess.run(
-        list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=3000
-    )
+    done = subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=3000)
     results = [json.loads(line) for line in done.stdout.splitlines()]
     return results, done.returncode, done.stderr[-2000:]
 

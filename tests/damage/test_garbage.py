@@ -65,9 +65,7 @@ def test_forged_columns_of_a_stream(place, forged, keep, caplog):
     ReplayBuffer(10, path=place / "a").close()
     folder = place / "a/open" / ("0" * 32)
     os.makedirs(folder)
-    (folder / "steps.bin").write_bytes(
-        frame(0, FORGED[forged]) + frame(1, bytes(8)) + frame(2, bytes(8))
-    )
+    (folder / "steps.bin").write_bytes(frame(0, FORGED[forged]) + frame(1, bytes(8)) + frame(2, bytes(8)))
     tracemalloc.start()
     (finding,) = ringmap.check(place / "a")
     assert "does not make sense" in finding.what
@@ -107,9 +105,7 @@ def test_forged_sizes_of_a_stream(place):
     assert read(wide) == (0, "the frame of step 0 has 9 bytes, expected 8")
 
 
-def test_control_without_the_check_a_forged_stream_is_not_refused_clearly(
-    place, monkeypatch, caplog
-):
+def test_control_without_the_check_a_forged_stream_is_not_refused_clearly(place, monkeypatch, caplog):
     def trusting(name, shape, dtype):
         return ColumnSpec(name, tuple(shape), np.dtype(dtype))
 
@@ -141,9 +137,32 @@ def test_finish_refuses_a_stream_that_was_damaged_meanwhile(place):
 
 
 HUGE = [-1, 2**31, 2**55, 10**30, 1.5, "7", None, []]
-KEYS = ["max_steps", "spare", "rows", "table_slots", "uuid", "columns", "settings", "table", "carried", "schema_from",
-     "columns.0.shape", "columns.0.dtype", "columns.0.nbytes", "columns.0.file", "columns.0.name", "columns.0.backend",
-     "columns.0.shape.0", "table.seq", "table.first", "table.tail", "table.head", "carried.seq", "carried.state", "version"]  # fmt: skip
+KEYS = [
+    "max_steps",
+    "spare",
+    "rows",
+    "table_slots",
+    "uuid",
+    "columns",
+    "settings",
+    "table",
+    "carried",
+    "schema_from",
+    "columns.0.shape",
+    "columns.0.dtype",
+    "columns.0.nbytes",
+    "columns.0.file",
+    "columns.0.name",
+    "columns.0.backend",
+    "columns.0.shape.0",
+    "table.seq",
+    "table.first",
+    "table.tail",
+    "table.head",
+    "carried.seq",
+    "carried.state",
+    "version",
+]
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.campaign)])
@@ -192,9 +211,7 @@ def test_a_manifest_that_contradicts_every_column_is_made_again(place):
     assert ReplayBuffer.open(place / "a").num_episodes == len(truth.episodes)
 
 
-@pytest.mark.parametrize(
-    "data", [b"[" * 4096, b"\xff" * 600, b"7", b"", b'{"pid": [1]}', bytes(10_000)]
-)
+@pytest.mark.parametrize("data", [b"[" * 4096, b"\xff" * 600, b"7", b"", b'{"pid": [1]}', bytes(10_000)])
 def test_garbage_in_the_lock_file(place, data):
     ReplayBuffer(10, path=place / "a").close()
     (place / "a/lock").write_bytes(data)

@@ -33,9 +33,7 @@ def test_a_torn_state_is_an_error_and_no_empty_buffer(place, slot):
 def test_an_old_copy_of_the_state_is_refused(place):
     v = Vandal(place / "a")
     VANDALS["state is old"][0](v)
-    with pytest.raises(
-        CorruptError, match=r"state\.bin: shows record 10, but record 12 is stored: an old copy"
-    ):
+    with pytest.raises(CorruptError, match=r"state\.bin: shows record 10, but record 12 is stored: an old copy"):
         ReplayBuffer.open(v.folder)
     with ReplayBuffer.open(v.folder, "r+") as buf:  # which finds what is stored
         assert len(list(served(buf))) == len(v.truth.episodes)

@@ -73,15 +73,34 @@ def mended(v, left=()):
 
 # What each vandal costs: records of the episodes that are lost; "all"; or nothing.
 COSTS = {
-    "a record": [10], "two records": [10, 11], "the newest record": [14], "all records": "all", "table missing": "all",
-    "table cut": [8, 9, 10, 11, 12, 13, 14], "a row": [10], "the last byte of the ring": [10], "a blob": [9],
-    "segment missing": [9], "segment cut": [9], "data missing": "all", "column missing": "all", "no column at all": "all",
-    "a link to a column": "all", "a link to a segment": [9], "a pipe for a segment": [9], "a gap in positions": [10], "too many steps": [14],
-}  # fmt: skip
+    "a record": [10],
+    "two records": [10, 11],
+    "the newest record": [14],
+    "all records": "all",
+    "table missing": "all",
+    "table cut": [8, 9, 10, 11, 12, 13, 14],
+    "a row": [10],
+    "the last byte of the ring": [10],
+    "a blob": [9],
+    "segment missing": [9],
+    "segment cut": [9],
+    "data missing": "all",
+    "column missing": "all",
+    "no column at all": "all",
+    "a link to a column": "all",
+    "a link to a segment": [9],
+    "a pipe for a segment": [9],
+    "a gap in positions": [10],
+    "too many steps": [14],
+}
 MARKED = [
-    "a tail that goes back", "a tail beyond the head", "an earlier time", "an ordinal given before", "a wrong count of ordinals",
+    "a tail that goes back",
+    "a tail beyond the head",
+    "an earlier time",
+    "an ordinal given before",
+    "a wrong count of ordinals",
     "a chain of no part",
-]  # fmt: skip
+]
 NOT_OURS = {"a file", "a folder", "a file in columns", "a file in data", "a file in open", "a pipe"}
 
 
@@ -101,9 +120,7 @@ def test_vandal_is_mended(place, vandal):
     if vandal == "table cut":
         cost = [seq for seq in v.truth.episodes if 4096 + 128 * seq + 128 > 5000]
     if vandal == "column cut":
-        cost = [
-            s for s in v.truth.episodes if row_of(v, "pixels", s) + 16 * v.records[s].length > 4200
-        ]
+        cost = [s for s in v.truth.episodes if row_of(v, "pixels", s) + 16 * v.records[s].length > 4200]
     if vandal in MARKED:
         cost = mended(v)
         cost = [s for s in v.truth.episodes if s not in cost]
@@ -251,9 +268,7 @@ def test_everything_at_once(place):
     v.flip("episodes.npy", 4096 + 128 * 10)
     v.flip("data/000000000009.bin", 3)
     os.remove(v.folder / "data/000000000008.bin")
-    with pytest.raises(
-        CorruptError
-    ):  # without the label, and the manifest, nothing tells what column 1 was
+    with pytest.raises(CorruptError):  # without the label, and the manifest, nothing tells what column 1 was
         ringmap.repair(v.folder)
     (v.folder / "manifest.json").write_bytes(v.manifest.encode())
     assert mended(v) == [11, 13, 14]
@@ -341,9 +356,7 @@ def test_a_dropped_episode_stays_so_when_its_flag_is_damaged(place):
     v.flip(PIXELS, row_of(v, "pixels", 10))
     expected = mended(v)
     v.flip("episodes.npy", 4096 + 128 * 10 + 113, 64)
-    assert {f.what for f in ringmap.check(v.folder) if f.file == "episodes.npy"} == {
-        "record 10 has a damaged flag"
-    }
+    assert {f.what for f in ringmap.check(v.folder) if f.file == "episodes.npy"} == {"record 10 has a damaged flag"}
     assert mended(v) == expected
 
 
@@ -397,14 +410,13 @@ def gaps(v):
 
 
 DAMAGES = {"torn and swapped": torn_and_swapped, "nothing left": nothing_left, "gaps": gaps}
-EVERY = pytest.mark.parametrize(
-    "every", [19, pytest.param(1, marks=pytest.mark.campaign)], ids=["every 19th", "every"]
-)
+EVERY = pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.campaign)], ids=["every 19th", "every"])
 """Of the changes that a repair makes, those at which it is stopped."""
 
 
 def killed_repairs(place, damage, torn, every):
-    """Yield `(at, v, expected)` for each `every`-th change of a repair: killed there, and the episodes that it must keep."""
+    """Yield `(at, v, expected)` for each `every`-th change of a repair: killed there, and the episodes that it must
+    keep."""
     v = Vandal(place / "whole")
     DAMAGES[damage](v)
     v.folder = shutil.copytree(place / "whole", place / "straight")
@@ -430,9 +442,7 @@ def test_killed_at_every_change(place, damage, torn, every):
         assert faults_after_kill(opened, v.truth) == []
         shutil.rmtree(opened)
         ringmap.repair(v.folder, dry_run=False)
-        assert {finding.file for finding in ringmap.check(v.folder)} <= set(
-            left_after(place / "straight")
-        )
+        assert {finding.file for finding in ringmap.check(v.folder)} <= set(left_after(place / "straight"))
         assert kept(v.folder, v.truth) == expected, at
 
 
@@ -493,11 +503,7 @@ def interrupted(v):
 
     class Dying(Disk):
         def before(self, change, path, *details):
-            if (
-                change in ("write", "extend")
-                and os.path.exists(v.paths.swap)
-                and ".salvage" not in path
-            ):
+            if change in ("write", "extend") and os.path.exists(v.paths.swap) and ".salvage" not in path:
                 raise Killed
 
     with pytest.raises(Killed):
@@ -508,9 +514,7 @@ def test_an_unfinished_repair_is_named_and_refused(place):
     v = Vandal(place / "a")
     interrupted(v)
     for mode in ("r", "r+"):
-        with pytest.raises(
-            CorruptError, match="a repair was interrupted.* run ringmap.repair again"
-        ):
+        with pytest.raises(CorruptError, match="a repair was interrupted.* run ringmap.repair again"):
             ReplayBuffer.open(v.folder, mode)
     with pytest.raises(CorruptError, match="run ringmap.repair again"):
         ReplayBuffer(60, path=v.folder)
@@ -553,9 +557,7 @@ def test_a_journal_that_a_stranger_made_leads_nowhere(place, name):
     body = {"version": 1, "moves": moves, "steps": steps}
     (v.folder / ".salvage").mkdir()
     for file in ("journal", "rest"):
-        (v.folder / ".salvage" / file).write_text(
-            json.dumps({**body, "checksum": json_checksum(body)})
-        )
+        (v.folder / ".salvage" / file).write_text(json.dumps({**body, "checksum": json_checksum(body)}))
     ringmap.repair(v.folder, dry_run=False)
     assert (place / "victim").read_text() == "mine"
     assert sorted(os.listdir(place)) == ["a", "victim"]
@@ -567,9 +569,7 @@ def test_a_journal_of_a_newer_version_is_refused(place):
     v = Vandal(place / "a")
     body = {"version": 2, "moves": [], "steps": []}
     (v.folder / ".salvage").mkdir()
-    (v.folder / ".salvage/journal").write_text(
-        json.dumps({**body, "checksum": json_checksum(body)})
-    )
+    (v.folder / ".salvage/journal").write_text(json.dumps({**body, "checksum": json_checksum(body)}))
     before = bytes_in(v.folder)
     with pytest.raises(NewerVersionError, match="upgrade ringmap"):
         ringmap.repair(v.folder, dry_run=False)
@@ -808,8 +808,7 @@ def test_a_page_that_can_not_be_read_costs_its_episode_alone(place):
     lost = [
         s
         for s in v.truth.episodes
-        if row_of(v, "pixels", s) in page
-        or row_of(v, "pixels", s) + 16 * v.records[s].length - 1 in page
+        if row_of(v, "pixels", s) in page or row_of(v, "pixels", s) + 16 * v.records[s].length - 1 in page
     ]
     assert 10 in lost
     assert kept(place / "b", v.truth) == [s for s in v.truth.episodes if s not in lost]

@@ -21,7 +21,8 @@ def write(buf):
 
 @pytest.fixture
 def left(tmp_path):
-    """A killed buffer whose newest blobs name the small state of an episode that was evicted, and whose manifest has none."""
+    """A killed buffer whose newest blobs name the small state of an episode that was evicted, and whose manifest has
+    none."""
     path = tmp_path / "left"
     buf = ReplayBuffer(MAX_STEPS, path=path, seed=5)
     buf.write_episode({"x": np.zeros(3)}, notes={"old": 1})

@@ -148,9 +148,7 @@ def test_the_order_of_axes_is_remembered():
     assert episode["pixels"].shape == (2, 3, 4, 5)
 
 
-@pytest.mark.parametrize(
-    "episode", [{}, {"pixels": np.zeros((2, 3, 4, 5))}, EpisodeDict({"x": [1]})]
-)
+@pytest.mark.parametrize("episode", [{}, {"pixels": np.zeros((2, 3, 4, 5))}, EpisodeDict({"x": [1]})])
 def test_nothing_to_undo(episode):
     assert stored_layout(episode) is episode
 
@@ -228,8 +226,10 @@ def test_episodes_can_be_written_again_whatever_the_layout(path, tmp_path, layou
         for i in range(2):
             writer.write_episode(dataset.load_episode(i))
         columns = dataset.load_episode(0)
-        writer.write_episode({n: v for n, v in make_episode(2, 4).items() if n in columns}
-            | {"task": ["x"] * 4, "stamp": np.zeros(4, "M8[s]"), "depth": np.zeros((4, 6, 5, 1), "f4")})  # fmt: skip
+        writer.write_episode(
+            {n: v for n, v in make_episode(2, 4).items() if n in columns}
+            | {"task": ["x"] * 4, "stamp": np.zeros(4, "M8[s]"), "depth": np.zeros((4, 6, 5, 1), "f4")}
+        )
     stored = load_dataset(again).get_col_data("pixels")
     assert stored.shape == (12, 12, 10, 3)
     assert np.array_equal(stored[:8], dataset.get_col_data("pixels"))
@@ -274,7 +274,11 @@ def test_merge_col(path):
     assert merged[0]["wide"].shape == (1, 12, 10, 6)  # six channels: no image
     dataset.merge_col(["pixels", "pixels"], "tall", dim=1)
     assert dataset[0]["tall"].shape == (2, 3, 24, 10)
-    for source, message in ((["nope"], "no column 'nope'"), ("zzz", "no column matches"), (["pixels", "where"], "do not join")):  # fmt: skip
+    for source, message in (
+        (["nope"], "no column 'nope'"),
+        ("zzz", "no column matches"),
+        (["pixels", "where"], "do not join"),
+    ):
         with pytest.raises(ValueError, match=message):
             dataset.merge_col(source, "x")
     with pytest.raises(ValueError, match="axis 0 is time"):

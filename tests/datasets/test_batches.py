@@ -45,9 +45,12 @@ def test_what_can_not_be_drawn(tmp_path):
 
 
 NO_NUMBERS = {
-    "mask": ([True, False, True, False, True, False], InputError), "array": (np.arange(6) == 2, InputError), "text": (["1"], InputError),
-    "fraction": ([1.5], InputError), "beyond": (np.array([2**64 - 1], np.uint64), ClipIndexError),
-}  # fmt: skip
+    "mask": ([True, False, True, False, True, False], InputError),
+    "array": (np.arange(6) == 2, InputError),
+    "text": (["1"], InputError),
+    "fraction": ([1.5], InputError),
+    "beyond": (np.array([2**64 - 1], np.uint64), ClipIndexError),
+}
 
 
 @pytest.mark.parametrize("given", NO_NUMBERS)
@@ -56,9 +59,13 @@ def test_what_is_no_number_means_none(tmp_path, kind, given):
     dataset, (wrong, error) = KINDS[kind](tmp_path), NO_NUMBERS[given]
     chunk = np.zeros(len(wrong), np.int64), np.ones(len(wrong), np.int64)
     for call in (
-        lambda: dataset[wrong], lambda: dataset.get_episode_data(wrong), lambda: dataset.get_row_data(wrong),
-        lambda: dataset.view().take(wrong), lambda: dataset.load_chunk(wrong, *chunk), lambda: dataset.load_chunk([0] * len(wrong), wrong, chunk[1]),
-    ):  # fmt: skip
+        lambda: dataset[wrong],
+        lambda: dataset.get_episode_data(wrong),
+        lambda: dataset.get_row_data(wrong),
+        lambda: dataset.view().take(wrong),
+        lambda: dataset.load_chunk(wrong, *chunk),
+        lambda: dataset.load_chunk([0] * len(wrong), wrong, chunk[1]),
+    ):
         with pytest.raises(error):
             call()
 

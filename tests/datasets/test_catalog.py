@@ -69,18 +69,12 @@ def test_a_path_comes_before_a_name(home, tmp_path):
 
 
 def test_missing(home, tmp_path):
-    with pytest.raises(
-        NotFoundError, match=r"^No dataset 'nope': the path nope does not exist in .*; check"
-    ):
+    with pytest.raises(NotFoundError, match=r"^No dataset 'nope': the path nope does not exist in .*; check"):
         load_dataset("nope")
     (home / "datasets").mkdir(parents=True)
-    with pytest.raises(
-        NotFoundError, match=r"not exist in .*; nor .* of that name in .*home/datasets; check"
-    ):
+    with pytest.raises(NotFoundError, match=r"not exist in .*; nor .* of that name in .*home/datasets; check"):
         load_dataset("nope")
-    with pytest.raises(
-        FileNotFoundError, match=r"the path .*absent.h5 does not exist; check its spelling$"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"the path .*absent.h5 does not exist; check its spelling$"):
         load_dataset(tmp_path / "absent.h5")
     with pytest.raises(FileNotFoundError):
         load_dataset("nope", format="hdf5")
@@ -106,9 +100,7 @@ def test_ambiguous(home):
 
 def test_reader_options(tmp_path):
     path = make(tmp_path / "a.h5")
-    dataset = load_dataset(
-        path, num_steps=2, frameskip=2, layout="HWC", transform=lambda s: s | {"seen": s["where"]}
-    )
+    dataset = load_dataset(path, num_steps=2, frameskip=2, layout="HWC", transform=lambda s: s | {"seen": s["where"]})
     assert dataset[0]["pixels"].shape == (2, 12, 10, 3)
     assert dataset[0]["action"].shape == (2, 4)
     assert "seen" in dataset[0]
@@ -136,9 +128,7 @@ def test_a_colon_in_a_path_is_no_prefix(home, tmp_path):
 def test_what_is_no_path_is_refused(tmp_path):
     path = make(tmp_path / "a.h5")
     for given in ([path, path], ReplayBuffer(10), load_dataset(path), None, b"a.h5"):
-        with pytest.raises(
-            TypeError, match="load_dataset: a dataset is opened by its path"
-        ) as caught:
+        with pytest.raises(TypeError, match="load_dataset: a dataset is opened by its path") as caught:
             load_dataset(given)
         assert isinstance(caught.value, InputError)
 
@@ -147,9 +137,7 @@ def test_a_ring_has_its_own_clips(tmp_path):
     """As `ReplayBuffer.open` has; and its episode data are not read before they are asked for."""
     with ReplayBuffer(100, 3, 2, path=tmp_path / "ring") as buf:
         for number in range(3):
-            buf.write_episode(
-                {"x": np.arange(9), "_episode_data": {"seed": number, f"n{number}": 0}}
-            )
+            buf.write_episode({"x": np.arange(9), "_episode_data": {"seed": number, f"n{number}": 0}})
     read = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ringmap.formats.ringmap, "joined_data", lambda *args: read.append(args) or {})

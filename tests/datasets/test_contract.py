@@ -1,4 +1,5 @@
-"""`DatasetTests` over all that is a dataset: the sources of other libraries' sets, rings in every way to open one, views, fleets, goals."""
+"""`DatasetTests` over all that is a dataset: the sources of other libraries' sets, rings in every way to open one,
+views, fleets, goals."""
 
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ class Renamed:
     def __init__(self, source, names):
         self.source, self.names, self.path = source, names, source.path
         specs = {spec.name: spec for spec in source.schema.columns}
-        self.schema = Schema(tuple(ColumnSpec(n, specs[o].shape, specs[o].dtype) for n, o in names.items()))  # fmt: skip
+        self.schema = Schema(tuple(ColumnSpec(n, specs[o].shape, specs[o].dtype) for n, o in names.items()))
         self.lengths, self.offsets, self.episode_columns = source.lengths, source.offsets, []
 
     def windows(self, columns, starts, length, stride=1):
@@ -64,12 +65,22 @@ class Theirs(OtherOptions, DatasetTests):
 
 class TestLeRobot(Theirs):
     name, needs, how = "lerobot", "av", {"videos": False}
-    names: ClassVar = {"pixels": "observation.images.pixels", "action": "action", "reward": "next.reward", "where": "observation.where"}  # fmt: skip
+    names: ClassVar = {
+        "pixels": "observation.images.pixels",
+        "action": "action",
+        "reward": "next.reward",
+        "where": "observation.where",
+    }
 
 
 class TestMinari(Theirs):
     name, needs, how = "minari", "minari", {}
-    names: ClassVar = {"pixels": "observation/pixels", "action": "action", "reward": "reward", "where": "observation/where"}  # fmt: skip
+    names: ClassVar = {
+        "pixels": "observation/pixels",
+        "action": "action",
+        "reward": "reward",
+        "where": "observation/where",
+    }
 
 
 class TestRobomimic(Theirs):
@@ -116,7 +127,7 @@ class TestReader(Rings):
         with ReplayBuffer(100, path=tmp_path / "ring") as buf:
             buf.write_episodes(episodes)
         buf.close()
-        return ReplayBuffer.open(tmp_path / "ring", history_len=num_steps, frameskip=frameskip, transform=transform)  # fmt: skip
+        return ReplayBuffer.open(tmp_path / "ring", history_len=num_steps, frameskip=frameskip, transform=transform)
 
 
 class TestView(Rings):
@@ -134,7 +145,7 @@ class TestFleet(Rings):
             with ReplayBuffer(100, path=tmp_path / f"fleet/{number}") as buf:
                 buf.write_episodes(part)
             buf.close()
-        return ShardedReplayBuffer(tmp_path / "fleet", history_len=num_steps, frameskip=frameskip, transform=transform)  # fmt: skip
+        return ShardedReplayBuffer(tmp_path / "fleet", history_len=num_steps, frameskip=frameskip, transform=transform)
 
 
 class TestGoal(Rings):

@@ -1,4 +1,5 @@
-"""Items that were evicted from a view, in datasets that join several reads to one item: all of an item is of one step."""
+"""Items that were evicted from a view, in datasets that join several reads to one item: all of an item is of one
+step."""
 
 import numpy as np
 import pytest
@@ -29,14 +30,8 @@ def more(buf, first, count):
 @pytest.fixture(params=["ring", "rings"])
 def view(request, tmp_path):
     """A view of some episodes, of which a third is evicted by `view.evict(3)`."""
-    bufs = [
-        written(tmp_path / f"{n}", 20 * n, 6) for n in range(1 if request.param == "ring" else 2)
-    ]
-    whole = (
-        bufs[0]
-        if request.param == "ring"
-        else ShardedReplayBuffer(sorted(tmp_path.iterdir()), seed=0)
-    )
+    bufs = [written(tmp_path / f"{n}", 20 * n, 6) for n in range(1 if request.param == "ring" else 2)]
+    whole = bufs[0] if request.param == "ring" else ShardedReplayBuffer(sorted(tmp_path.iterdir()), seed=0)
     made = whole.view()
     made.evict = lambda count: [more(buf, 20 * n + 6, count) for n, buf in enumerate(bufs)]
     yield made
@@ -84,11 +79,7 @@ def test_a_buffer_says_what_its_episodes_are(tmp_path):
     buf = written(tmp_path / "ring", 0, 20)
     for mine, of_view in zip(buf.origins(), buf.view().origins(), strict=True):
         np.testing.assert_array_equal(mine, of_view)
-    assert (
-        ConcatDataset([buf]).origins()[1].tolist()
-        == buf.origins()[1].tolist()
-        == list(range(14, 20))
-    )
+    assert ConcatDataset([buf]).origins()[1].tolist() == buf.origins()[1].tolist() == list(range(14, 20))
     buf.close()
 
 
@@ -103,9 +94,7 @@ def test_an_offline_half_draws_items_with_their_goals_not_rows(tmp_path, kind):
         "merge": lambda: MergeDataset([view, view.take(np.arange(10))], [["x", "goal_of"], ["y"]]),
     }[kind]()
     goal = {"goal": np.zeros(5)} if kind == "goals" else {}
-    mix = OfflineToOnlineReplayBuffer(
-        made, online_capacity=50, batch_size=64, offline_fraction=0.5, seed=0
-    )
+    mix = OfflineToOnlineReplayBuffer(made, online_capacity=50, batch_size=64, offline_fraction=0.5, seed=0)
     mix.extend({"x": np.full(5, -1), "y": np.full(5, -1), "goal_of": np.full(5, -1), **goal})
     for first in (0, 3):
         seen = set()

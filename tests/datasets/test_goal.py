@@ -147,9 +147,7 @@ def test_workers_draw_their_own(start):
 
     def passes(seed):
         goals = GoalDataset(steps((1000,)), UNIFORM, seed=seed)
-        loader = DataLoader(
-            goals, sampler=[0] * 40, batch_size=20, num_workers=2, multiprocessing_context=start
-        )
+        loader = DataLoader(goals, sampler=[0] * 40, batch_size=20, num_workers=2, multiprocessing_context=start)
         return [np.concatenate([b["goal_pixels"][:, 0, 1] for b in loader]) for _ in range(2)]
 
     first, second = passes(0)

@@ -135,9 +135,7 @@ def test_each_part_is_asked_once_per_batch(kind):
 def test_concat_columns_and_episode_data(tmp_path):
     data = [{"x": np.zeros(2), "_episode_data": {"seed": 1}}, {"x": np.zeros(1)}]
     one = load_dataset(write(tmp_path / "1.h5", data))
-    two = load_dataset(
-        write(tmp_path / "2.h5", [{"x": np.ones(1), "_episode_data": {"name": "n"}}])
-    )
+    two = load_dataset(write(tmp_path / "2.h5", [{"x": np.ones(1), "_episode_data": {"name": "n"}}]))
     both = ConcatDataset([one, two])
     assert both.episode_column_names == ["seed", "name"]
     assert both.get_episode_data() == {"seed": [1, None, None], "name": [None, None, "n"]}
@@ -243,7 +241,13 @@ class Plain(Dataset):
         return {name: values[start:end] for name, values in self.rows.items()}
 
 
-LAYOUTS = [("CHW", "live"), ("live", "CHW"), ("HWC", "CHW", "plain"), ("plain", "live", "CHW"), ("HWC", "live", "plain")]  # fmt: skip
+LAYOUTS = [
+    ("CHW", "live"),
+    ("live", "CHW"),
+    ("HWC", "CHW", "plain"),
+    ("plain", "live", "CHW"),
+    ("HWC", "live", "plain"),
+]
 
 
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=" ".join)
@@ -296,15 +300,11 @@ def test_a_transform_that_turns_is_left_alone(tmp_path):
     """A buffer whose own transform puts channels first agrees with a file as it is; one that only scales is turned."""
     file, live = square(tmp_path, ("CHW", "live"))
     rows = frames(1)
-    turned = ReplayBuffer(
-        9, history_len=2, transform=lambda d: {**d, "depth": first(d["depth"]) / 2}
-    )
+    turned = ReplayBuffer(9, history_len=2, transform=lambda d: {**d, "depth": first(d["depth"]) / 2})
     scaled = ReplayBuffer(9, history_len=2, transform=lambda d: {**d, "depth": d["depth"] / 2})
     for buffer in (turned, scaled):
         buffer.write_episode(rows)
-        assert np.array_equal(
-            ConcatDataset([file, buffer])[5]["depth"], first(rows["depth"])[1:3] / 2
-        )
+        assert np.array_equal(ConcatDataset([file, buffer])[5]["depth"], first(rows["depth"])[1:3] / 2)
 
 
 def test_a_mix_of_two_layouts_is_refused(tmp_path):
@@ -319,9 +319,7 @@ def test_a_mix_of_two_layouts_is_refused(tmp_path):
         if layout == "HWC":
             assert mix.sample()["pixels"].shape == (8, 2, 4, 4, 4)
             continue
-        with pytest.raises(
-            InputError, match=r"'pixels' comes with its channels first.*layout='HWC'"
-        ):
+        with pytest.raises(InputError, match=r"'pixels' comes with its channels first.*layout='HWC'"):
             mix.sample()
 
 

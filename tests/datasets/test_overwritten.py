@@ -24,9 +24,9 @@ from ringmap.formats.common.directory import DirectorySource
 from tests.formats.others import later_than
 
 NEEDS = {"video": "av", "lance": "lance", "parquet": "pyarrow", "lerobot": "av", "minari": "minari"}
-FORMATS = ["hdf5", "zarr", "folder", "video", "lance", "parquet", "ringmap", "lerobot", "minari", "robomimic"]  # fmt: skip
+FORMATS = ["hdf5", "zarr", "folder", "video", "lance", "parquet", "ringmap", "lerobot", "minari", "robomimic"]
 SUFFIX = {"hdf5": ".h5", "zarr": ".zarr", "lance": ".lance", "minari": "-v0", "robomimic": ".hdf5"}
-EXACT = {"folder": {"image_format": "png"}, "video": {"lossless": True}, "lerobot": {"videos": False}}  # fmt: skip
+EXACT = {"folder": {"image_format": "png"}, "video": {"lossless": True}, "lerobot": {"videos": False}}
 
 LENGTHS, OTHERS = (5, 2, 9), (7, 3, 2, 4)
 
@@ -46,9 +46,12 @@ def episodes(first, lengths):
         pixels = np.full((length, 16, 16, 3), number, np.uint8)
         pixels[:, :, 0] = np.arange(length)[:, None, None]
         yield {
-            "obs": where, "pixels": pixels, "action": where.astype(np.float32), "reward": where[:, 1] / 8,
+            "obs": where,
+            "pixels": pixels,
+            "action": where.astype(np.float32),
+            "reward": where[:, 1] / 8,
             "_episode_data": {"seed": number},
-        }  # fmt: skip
+        }
 
 
 def make(path, name, first, lengths, mode="error"):
@@ -99,9 +102,7 @@ def reads(dataset):
     every = range(len(dataset.lengths))
     return {
         **{f"item {i}": lambda i=i: dataset[i] for i in (0, 3, len(dataset) - 1)},
-        "items": lambda: dict(
-            enumerate(map(dict, dataset.__getitems__(list(range(len(dataset))))))
-        ),
+        "items": lambda: dict(enumerate(map(dict, dataset.__getitems__(list(range(len(dataset))))))),
         **{f"episode {e}": lambda e=e: dataset.load_episode(e) for e in every},
         **{f"column {c}": lambda c=c: {c: dataset.get_col_data(c)} for c in dataset.column_names},
         "rows": lambda: dataset.get_row_data([0, 6, 12]),
@@ -118,7 +119,7 @@ def flat(value):
 @pytest.mark.parametrize(
     ("overwrite", "lengths"),
     [(by_our_writer, LENGTHS), (by_our_writer, OTHERS), (anew, LENGTHS), (in_place, LENGTHS), (in_place, OTHERS)],
-)  # fmt: skip
+)
 def test_overwritten_while_open(tmp_path, name, overwrite, lengths):
     path = tmp_path / f"set{SUFFIX.get(name, '')}"
     make(path, name, 0, LENGTHS)
@@ -134,8 +135,11 @@ def test_overwritten_while_open(tmp_path, name, overwrite, lengths):
     later_than(tmp_path)
     overwrite(path, name, 50, lengths)
     for state, dataset in {
-        "fresh": fresh, "used": used, "closed": closed, "pickled": pickle.loads(pickled),
-    }.items():  # fmt: skip
+        "fresh": fresh,
+        "used": used,
+        "closed": closed,
+        "pickled": pickle.loads(pickled),
+    }.items():
         for what, read in reads(dataset).items():
             assert outcome(read, want[what], path) != "new", f"{state}: {what} is of the new files"
         dataset.close()
@@ -207,7 +211,7 @@ def test_persistent_workers(tmp_path, name):
     path = tmp_path / f"set{SUFFIX.get(name, '')}"
     make(path, name, 0, LENGTHS)
     dataset = load_dataset(path, format=name)
-    loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True, multiprocessing_context="fork")  # fmt: skip
+    loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
     want = [flat(batch) for batch in loader]
     assert sum(len(batch["obs"]) for batch in want) == sum(LENGTHS)
     later_than(tmp_path)

@@ -26,7 +26,7 @@ ALL = np.zeros((10_000, 16), np.uint8)
 
 def write(buf, numbers, length=5):
     for number in numbers:
-        buf.write_episode({"x": np.full(length, number), "_episode_data": {"number": number, "task": f"t{number % 3}"}})  # fmt: skip
+        buf.write_episode({"x": np.full(length, number), "_episode_data": {"number": number, "task": f"t{number % 3}"}})
     return buf
 
 
@@ -127,17 +127,13 @@ def test_no_episode_changes_sides_as_a_ring_grows_evicts_and_is_opened_again(tmp
 
 def test_a_fleet_splits_alike_in_any_process_and_order(tmp_path):
     for name in ("b", "a", "c"):
-        write(
-            ReplayBuffer(1000, path=tmp_path / name), range(100 * ord(name), 100 * ord(name) + 20)
-        ).close()
+        write(ReplayBuffer(1000, path=tmp_path / name), range(100 * ord(name), 100 * ord(name) + 20)).close()
     code = (
         "import sys; from ringmap.data import ShardedReplayBuffer as S\n"
         "print(*sorted(set(S(sys.argv[1:]).split(0.7)[1].get_episode_data()['number'])))"
     )
     paths = [str(tmp_path / name) for name in "cab"]
-    run = subprocess.run(
-        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True)
     with ShardedReplayBuffer(tmp_path) as fleet:
         train, validation = sides(fleet, 0.7)
     assert {int(word) for word in run.stdout.split()} == validation
@@ -214,14 +210,15 @@ def test_filters_joins_and_goals_keep_sides():
     other = write(ReplayBuffer(1000, seed=4), range(100, 130))
     known = [a | b for a, b in zip(sides(buf, 0.7), sides(other, 0.7), strict=True)]
     for made in (
-        ConcatDataset([buf, other]), ConcatDataset([other, buf]).view(where="task = 't1'"),
-        MergeDataset([other, other.view()]), GoalDataset(buf, goal_keys={}), buf.view(where="number > 9"),
-    ):  # fmt: skip
+        ConcatDataset([buf, other]),
+        ConcatDataset([other, buf]).view(where="task = 't1'"),
+        MergeDataset([other, other.view()]),
+        GoalDataset(buf, goal_keys={}),
+        buf.view(where="number > 9"),
+    ):
         check_sides(sides(made, 0.7), known, numbers(made))
     inner, held_out = buf.split(0.7)
-    check_sides(
-        [*sides(inner, 0.9), numbers(held_out)], [*sides(inner, 0.9), known[1]], numbers(buf)
-    )
+    check_sides([*sides(inner, 0.9), numbers(held_out)], [*sides(inner, 0.9), known[1]], numbers(buf))
 
 
 WAYS = {
@@ -230,7 +227,7 @@ WAYS = {
     "columns": lambda buf, side: MergeDataset([side, buf.view(at=side.moment)]),
     "episodes": lambda buf, side: ConcatDataset([side.take(np.arange(5)), side.take(np.arange(5, len(side.lengths)))]),
     "goals of joined": lambda buf, side: GoalDataset(ConcatDataset([side]), goal_keys={}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -256,9 +253,16 @@ def test_a_moment_whose_side_is_none_is_refused():
     buf = write(ReplayBuffer(1000, seed=3), range(40))
     moment = buf.split(0.8)[0].moment
     for wrong in (
-        None, [], {}, {"seed": 0, "pieces": []}, {"seed": 0, "pieces": [[1]]}, {"seed": 1.5, "pieces": [[0, 1]]},
-        {"seed": 0, "pieces": [[2, 1]]}, {"seed": 0, "pieces": [[0, 1 << 65]]}, {"seed": 1 << 64, "pieces": [[0, 1]]},
-    ):  # fmt: skip
+        None,
+        [],
+        {},
+        {"seed": 0, "pieces": []},
+        {"seed": 0, "pieces": [[1]]},
+        {"seed": 1.5, "pieces": [[0, 1]]},
+        {"seed": 0, "pieces": [[2, 1]]},
+        {"seed": 0, "pieces": [[0, 1 << 65]]},
+        {"seed": 1 << 64, "pieces": [[0, 1]]},
+    ):
         with pytest.raises(InputError):
             buf.view(at={**moment, "arcs": wrong})
 
@@ -298,8 +302,16 @@ def test_three_shares_make_three_sides():
 
 @pytest.mark.parametrize(
     ("train", "match"),
-    [(0, "between 0 and 1"), (1.0, "between 0 and 1"), ([0.5, 0.4], "add up to 0.9"), ([1.0], "two sides"), ("half", "number"), (None, "number"), (np.array(0.5), "number")],
-)  # fmt: skip
+    [
+        (0, "between 0 and 1"),
+        (1.0, "between 0 and 1"),
+        ([0.5, 0.4], "add up to 0.9"),
+        ([1.0], "two sides"),
+        ("half", "number"),
+        (None, "number"),
+        (np.array(0.5), "number"),
+    ],
+)
 def test_shares_that_are_none_are_refused(train, match):
     buf = write(ReplayBuffer(100, seed=0), range(10))
     with pytest.raises(InputError, match=match):
@@ -310,5 +322,5 @@ def test_shares_that_are_none_are_refused(train, match):
 
 def test_an_empty_side_says_how_many_episodes_it_takes():
     buf = write(ReplayBuffer(1000, seed=0), range(3))
-    with pytest.raises(InputError, match="0.02 has none of the 3 episodes; of 89 episodes in a row it has one"):  # fmt: skip
+    with pytest.raises(InputError, match="0.02 has none of the 3 episodes; of 89 episodes in a row it has one"):
         buf.split(0.98)

@@ -1,4 +1,5 @@
-"""`where=` selects episodes, of every dataset, view and buffer, and all else follows; `anchors=` selects steps alone."""
+"""`where=` selects episodes, of every dataset, view and buffer, and all else follows; `anchors=` selects steps
+alone."""
 
 import pickle
 
@@ -79,21 +80,15 @@ def loaded(path, **options):
 
 KINDS = {
     "file": lambda tmp: loaded(h5(tmp)),
-    "file, options": lambda tmp: loaded(
-        h5(tmp), keys_to_cache=["x"], keys_to_merge={"both": ["x", "reward"]}
-    ),
+    "file, options": lambda tmp: loaded(h5(tmp), keys_to_cache=["x"], keys_to_merge={"both": ["x", "reward"]}),
     "ring as a file": lambda tmp: loaded(ring(tmp)),
     "buffer": lambda tmp: buffer(),
     "reader": lambda tmp: ReplayBuffer.open(ring(tmp)),
     "view": lambda tmp: buffer().view(),
     "fleet": fleet,
     "fleet's view": lambda tmp: fleet(tmp).view(),
-    "concat": lambda tmp: ConcatDataset(
-        [buffer(None, range(2)), loaded(h5(tmp, "b.h5", range(2, 6)))]
-    ),
-    "merge": lambda tmp: MergeDataset(
-        [buffer(), loaded(h5(tmp))], [["reward"], ["x", "terminated"]]
-    ),
+    "concat": lambda tmp: ConcatDataset([buffer(None, range(2)), loaded(h5(tmp, "b.h5", range(2, 6)))]),
+    "merge": lambda tmp: MergeDataset([buffer(), loaded(h5(tmp))], [["reward"], ["x", "terminated"]]),
     "goals": lambda tmp: GoalDataset(buffer(), (1, 0, 0, 0), goal_keys={"x": "goal"}, seed=0),
     "a user's": lambda tmp: Mine(),
 }
@@ -118,8 +113,9 @@ def test_everything_follows_the_episodes_that_were_selected(tmp_path, kind, wher
     assert [x_of(item) for item in view.__getitems__([7, 0, -1])] == [[rows[i]] for i in (7, 0, -1)]
     assert [view.load_episode(n)["x"].tolist() for n in range(3)] == wanted
     assert [chunk["x"].tolist() for chunk in view.load_chunk([2, 0], [1, 0], [3, 2])] == [
-        wanted[2][1:3], wanted[0][:2],
-    ]  # fmt: skip
+        wanted[2][1:3],
+        wanted[0][:2],
+    ]
     assert view.load_steps(1, 1, 2, ["x"])["x"].tolist() == wanted[1][1:]
     assert view.get_episode_data()["seed"] == KEPT
     assert view.get_episode_data([2, 0])["seed"] == [5, 1]
@@ -148,9 +144,7 @@ def test_windows_and_steps_of_selected_episodes(tmp_path, kind):
         assert other.lengths.tolist() == LENGTHS  # anchors change the items alone
         assert len(other) < len(whole) and len(other.get_col_data("x")) == sum(LENGTHS)
         assert other.source_episodes.tolist() == list(range(6))
-    both = whole.view(window, anchors=slice(1, None)).view(
-        window, where=lambda data: data["seed"] == 1
-    )
+    both = whole.view(window, anchors=slice(1, None)).view(window, where=lambda data: data["seed"] == 1)
     assert [x_of(both[i]) for i in range(len(both))] == [[100, 101], [101, 102]]
 
 
@@ -159,9 +153,7 @@ def test_copies_and_mixes_follow(tmp_path):
     view = loaded(h5(tmp_path), where="task = b")
     seeds = {
         "convert": lambda out: convert(view, out, progress=False),
-        "convert(where=)": lambda out: convert(
-            h5(tmp_path, "c.h5"), out, where="task = b", progress=False
-        ),
+        "convert(where=)": lambda out: convert(h5(tmp_path, "c.h5"), out, where="task = b", progress=False),
         "merge": lambda out: merge([view, view.take([])], out, progress=False),
     }
     for name, copy in seeds.items():
@@ -217,9 +209,7 @@ def test_anchors_select_no_episodes(tmp_path, call, anchors):
 
 def test_what_is_no_condition_is_refused(tmp_path):
     for whole in (buffer(), loaded(h5(tmp_path))):
-        with pytest.raises(
-            ArgumentTypeError, match="a condition, such as 'return > 100', or a function"
-        ):
+        with pytest.raises(ArgumentTypeError, match="a condition, such as 'return > 100', or a function"):
             whole.view(where=[0, 1])
         with pytest.raises(InputError, match="expected True or False"):
             whole.view(where=lambda data: np.arange(2))
@@ -266,9 +256,7 @@ def test_a_condition_reads_what_is_stored(tmp_path):
         inner = getattr(kind, "dataset", kind)
         Marks(inner).set(inner.episode_spans()[0][3], flags="bad")
         assert kind.view(where="flags contains bad").source_episodes.tolist() == [3]
-        assert kind.view(where="task = b").view(
-            where="flags contains bad"
-        ).source_episodes.tolist() == [3]
+        assert kind.view(where="task = b").view(where="flags contains bad").source_episodes.tolist() == [3]
 
 
 def test_returns_without_rewards_are_refused(tmp_path):

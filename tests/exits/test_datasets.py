@@ -19,17 +19,19 @@ def buf(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     made = ReplayBuffer(1000, path=tmp_path / "ring")
     for length in (4, 2, 7):
-        made.write_episode({
-            "pixels": rng.integers(0, 256, (length, 40, 32, 3), np.uint8),
-            "mask": rng.integers(0, 256, (length, 16, 16, 1), np.uint8),
-            "obs/matrix": rng.normal(size=(length, 2, 3)).astype(np.float32),
-            "half": rng.normal(size=length).astype(np.float16),
-            "flag": rng.random(length) < 0.5,
-            "count": rng.integers(0, 9, (length, 2), np.uint16),
-            "task": np.array([f"naïve {i}" for i in range(length)], "U9"),
-            "when": np.arange(length).astype("M8[us]"),
-            "_episode_data": {"seed": length},
-        })  # fmt: skip
+        made.write_episode(
+            {
+                "pixels": rng.integers(0, 256, (length, 40, 32, 3), np.uint8),
+                "mask": rng.integers(0, 256, (length, 16, 16, 1), np.uint8),
+                "obs/matrix": rng.normal(size=(length, 2, 3)).astype(np.float32),
+                "half": rng.normal(size=length).astype(np.float16),
+                "flag": rng.random(length) < 0.5,
+                "count": rng.integers(0, 9, (length, 2), np.uint16),
+                "task": np.array([f"naïve {i}" for i in range(length)], "U9"),
+                "when": np.arange(length).astype("M8[us]"),
+                "_episode_data": {"seed": length},
+            }
+        )
     yield made
     made.close()
 
@@ -46,9 +48,7 @@ def check(rows, buf):
                 given = episode[name][step]
                 assert np.array_equal(np.asarray(row[name]).reshape(given.shape), given)
             for name in ("obs/matrix", "half", "flag", "count"):
-                assert np.array_equal(
-                    np.asarray(row[name], episode[name].dtype), episode[name][step]
-                )
+                assert np.array_equal(np.asarray(row[name], episode[name].dtype), episode[name][step])
             assert row["task"] == episode["task"][step]
             assert np.datetime64(row["when"]) == episode["when"][step]
             at += 1
@@ -61,9 +61,7 @@ def test_their_reader_opens_our_files(tmp_path, buf, streaming):
     files = str(path / "data-*.parquet")
     rows = datasets.load_dataset("parquet", data_files=files, split="train", streaming=streaming)
     assert isinstance(rows.features["pixels"], datasets.Image)
-    assert rows.features["obs/matrix"] == datasets.List(
-        datasets.List(datasets.Value("float32"), length=3), length=2
-    )
+    assert rows.features["obs/matrix"] == datasets.List(datasets.List(datasets.Value("float32"), length=3), length=2)
     check(rows, buf)
 
 

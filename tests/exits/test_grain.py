@@ -24,9 +24,9 @@ def filled(path):
 
 
 def loaded(source, workers):
-    sampler = grain.samplers.IndexSampler(len(source), grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=0)  # fmt: skip
+    sampler = grain.samplers.IndexSampler(len(source), grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=0)
     operations = [grain.transforms.Batch(8, drop_remainder=False)]
-    return list(grain.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=workers))  # fmt: skip
+    return list(grain.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=workers))
 
 
 EXPECTED = sorted(100 * n + i for n in (20, 31, 4) for i in range(n - 3))
@@ -48,7 +48,7 @@ def test_a_loader_hands_out_every_clip_once(tmp_path, kind):
         source = ringmap.grain.source(data)
     assert isinstance(source, grain.sources.RandomAccessDataSource)
     batches = loaded(source, 0)
-    found = [int(one) for batch in batches for one in batch[name].reshape(len(batch[name]), -1)[:, 0]]  # fmt: skip
+    found = [int(one) for batch in batches for one in batch[name].reshape(len(batch[name]), -1)[:, 0]]
     assert sorted(found) == expected
     buf.close()
 
@@ -68,7 +68,7 @@ def test_the_clips_are_those_of_the_moment(tmp_path):
     buf.write_episode({"step": np.arange(9), "x": np.zeros((9, 2))})
     assert len(source) == len(EXPECTED) == len(buf) - 6
     copy = pickle.loads(pickle.dumps(source))
-    assert [copy[i]["step"][0] for i in range(len(copy))] == [source[i]["step"][0] for i in range(len(source))]  # fmt: skip
+    assert [copy[i]["step"][0] for i in range(len(copy))] == [source[i]["step"][0] for i in range(len(source))]
     dataset = grain.MapDataset.source(source).shuffle(seed=0).batch(8)
     assert len(dataset[0]["step"]) == 8
     buf.close()

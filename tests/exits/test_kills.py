@@ -19,9 +19,8 @@ class LeRobot(FormatTests):
 
     def episodes_to_kill(self):
         return [
-            {**test_lerobot.episode(n, 5 + n), EPISODE_DATA_KEY: {"task": test_lerobot.WORDS[n % 3]}}
-            for n in range(3)
-        ]  # fmt: skip
+            {**test_lerobot.episode(n, 5 + n), EPISODE_DATA_KEY: {"task": test_lerobot.WORDS[n % 3]}} for n in range(3)
+        ]
 
     def check(self, path, episodes):
         test_lerobot.check_ours(path, range(len(episodes)))
@@ -32,9 +31,12 @@ class Robomimic(FormatTests):
 
     def episodes_to_kill(self):
         return [
-            {**test_robomimic.episode(n, 4 + n), EPISODE_DATA_KEY: {"mask": ["train", "small"] if n == 0 else "valid", "seed": n}}
+            {
+                **test_robomimic.episode(n, 4 + n),
+                EPISODE_DATA_KEY: {"mask": ["train", "small"] if n == 0 else "valid", "seed": n},
+            }
             for n in range(3)
-        ]  # fmt: skip
+        ]
 
     def check(self, path, episodes):
         test_robomimic.check(path, range(len(episodes)))

@@ -24,7 +24,7 @@ def episode(number, steps):
     rng = np.random.default_rng(number)
     rows = steps + 1
     ramp = np.linspace(0, 120, 64).astype(np.uint8)
-    film = np.stack([np.full((48, 64, 3), 12 * number + 6 * t, np.uint8) + ramp[:, None] for t in range(rows)])  # fmt: skip
+    film = np.stack([np.full((48, 64, 3), 12 * number + 6 * t, np.uint8) + ramp[:, None] for t in range(rows)])
     return {
         "pixels/top": film,
         "mask": rng.integers(0, 256, (rows, 9, 7, 3), np.uint8),
@@ -74,7 +74,7 @@ def theirs():
     policies = types.ModuleType("lerobot.policies")
     policies.__path__ = [os.path.join(p, "policies") for p in lerobot.__path__]
     sys.modules.setdefault("lerobot.policies", policies)
-    yield lambda path, **options: LeRobotDataset("us/set", root=path, video_backend="pyav", **options)  # fmt: skip
+    yield lambda path, **options: LeRobotDataset("us/set", root=path, video_backend="pyav", **options)
     for name in names:
         del sys.modules[name]
 
@@ -88,11 +88,7 @@ def check_theirs(found, numbers):
         for step in range(5 + n):
             item = found[at]
             assert item["task"] == WORDS[n % 3]
-            assert (
-                item["episode_index"] == place
-                and item["frame_index"] == step
-                and item["index"] == at
-            )
+            assert item["episode_index"] == place and item["frame_index"] == step and item["index"] == at
             assert item["timestamp"].item() == pytest.approx(step / 10)
             assert np.array_equal(item["observation.arm"], given["obs/arm"][step])
             assert np.array_equal(np.asarray(item["observation.grid"]), given["obs/grid"][step])
@@ -111,15 +107,13 @@ def check_theirs(found, numbers):
         assert np.allclose(stats[key], getattr(rows, key)(0))
     assert stats["count"] == len(rows)
     pixels = np.concatenate([episode(n, 5 + n)["mask"][:-1] for n in numbers]) / 255
-    assert np.allclose(found.meta.stats["observation.images.mask"]["mean"].squeeze(), pixels.mean((0, 1, 2)))  # fmt: skip
+    assert np.allclose(found.meta.stats["observation.images.mask"]["mean"].squeeze(), pixels.mean((0, 1, 2)))
 
 
 def test_a_set_of_ours_loads_there(tmp_path, monkeypatch, theirs):
     path = tmp_path / "set"
     with monkeypatch.context() as patch:
-        patch.setattr(
-            StagedWriter, "group_nbytes", 1
-        )  # each episode is a group, in files of its own
+        patch.setattr(StagedWriter, "group_nbytes", 1)  # each episode is a group, in files of its own
         write(path, range(5), fps=10)
     check_ours(path, range(5))
     check_theirs(theirs(path), range(5))
@@ -143,8 +137,10 @@ def test_act_trains_on_a_set_of_ours(tmp_path, theirs):
     buf, rng = ReplayBuffer(1_000), np.random.default_rng(0)
     for _ in range(4):
         at = rng.uniform(-1, 1, 2) + np.cumsum(rng.normal(size=(26, 2)) / 10, 0)
-        pixels = np.repeat(np.uint8(90 + 60 * np.tanh(at[:, :1, None, None])), 3, 3) + np.zeros((1, 32, 32, 1), np.uint8)  # fmt: skip
-        buf.write_episode({"pixels": pixels, "obs": at.astype(np.float32), "action": -at.astype(np.float32)})  # fmt: skip
+        pixels = np.repeat(np.uint8(90 + 60 * np.tanh(at[:, :1, None, None])), 3, 3) + np.zeros(
+            (1, 32, 32, 1), np.uint8
+        )
+        buf.write_episode({"pixels": pixels, "obs": at.astype(np.float32), "action": -at.astype(np.float32)})
     convert(buf, tmp_path / "set", dest_format="lerobot", fps=10, task="go back", progress=False)
 
     chunk = 4
@@ -152,11 +148,20 @@ def test_act_trains_on_a_set_of_ours(tmp_path, theirs):
     features = dataset_to_policy_features(dataset.features)
     outputs = {n: f for n, f in features.items() if f.type is FeatureType.ACTION}
     config = ACTConfig(
-        input_features={n: f for n, f in features.items() if n not in outputs}, output_features=outputs,
-        chunk_size=chunk, n_action_steps=chunk, pretrained_backbone_weights=None, dim_model=32, n_heads=2, dim_feedforward=64,
-        n_encoder_layers=1, n_vae_encoder_layers=1, latent_dim=8, device="cpu",
-    )  # fmt: skip
-    assert {f.type for f in config.input_features.values()} == {FeatureType.VISUAL, FeatureType.STATE}  # fmt: skip
+        input_features={n: f for n, f in features.items() if n not in outputs},
+        output_features=outputs,
+        chunk_size=chunk,
+        n_action_steps=chunk,
+        pretrained_backbone_weights=None,
+        dim_model=32,
+        n_heads=2,
+        dim_feedforward=64,
+        n_encoder_layers=1,
+        n_vae_encoder_layers=1,
+        latent_dim=8,
+        device="cpu",
+    )
+    assert {f.type for f in config.input_features.values()} == {FeatureType.VISUAL, FeatureType.STATE}
     torch.manual_seed(0)
     policy = ACTPolicy(config)
     before, _ = make_act_pre_post_processors(config, dataset.meta.stats)
@@ -185,7 +190,7 @@ def test_episodes_by_number(tmp_path, theirs):
     write(tmp_path / "set", range(4), fps=10)
     found = theirs(tmp_path / "set", episodes=[0, 3])
     ours = load_dataset(tmp_path / "set")
-    view = Subset(ours, [i for i, (episode, _) in enumerate(ours.clip_indices) if episode in (0, 3)])  # fmt: skip
+    view = Subset(ours, [i for i, (episode, _) in enumerate(ours.clip_indices) if episode in (0, 3)])
     assert len(found) == len(view) == 5 + 8
     for at in range(len(view)):
         for name in ("observation.arm", "episode_index", "frame_index"):
@@ -221,7 +226,7 @@ def test_killed_while_a_group_is_added(tmp_path, monkeypatch, at):
 
     path, calls, real = tmp_path / "set", iter(range(1, 100)), disk.replace_file
     monkeypatch.setattr(StagedWriter, "group_nbytes", 1)
-    monkeypatch.setattr(disk, "replace_file", lambda *a: os._exit(8) if next(calls) == at else real(*a))  # fmt: skip
+    monkeypatch.setattr(disk, "replace_file", lambda *a: os._exit(8) if next(calls) == at else real(*a))
     assert killed(path, [0, 1]) == 8
     monkeypatch.undo()
     check_ours(path, [0])
@@ -233,7 +238,7 @@ def test_by_name_and_back(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path / "home"))
     buf = ReplayBuffer(100, reward_at="next")
     buf.write_episodes([episode(0, 5), episode(1, 6)])
-    convert(buf, "lerobot:us/set", fps=10, task="go", progress=False, columns={"mask": "observation.images.seg"})  # fmt: skip
+    convert(buf, "lerobot:us/set", fps=10, task="go", progress=False, columns={"mask": "observation.images.seg"})
     found = load_dataset("lerobot:us/set", output="numpy")
     assert found.lengths.tolist() == [5, 6] and "observation.images.seg" in found.column_names
     convert("lerobot:us/set", "lerobot:us/again", fps=10, progress=False)

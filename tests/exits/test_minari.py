@@ -61,9 +61,7 @@ def same(got, given):
 def test_every_value_comes_back(tmp_path):
     given = [episode(n, 4 - n) for n in range(3)]  # the buffer locks the width of texts
     buf = ReplayBuffer(100, path=tmp_path / "ring", reward_at="next")
-    buf.write_episodes(
-        [{**e, "_episode_data": {"seed": n, "who": "me"}} for n, e in enumerate(given)]
-    )
+    buf.write_episodes([{**e, "_episode_data": {"seed": n, "who": "me"}} for n, e in enumerate(given)])
     convert(buf, "minari:here/parts-v0", dest_format="minari", progress=False)
     found = minari.load_dataset("here/parts-v0")
     assert list(minari.list_local_datasets()) == ["here/parts-v0"]
@@ -75,9 +73,7 @@ def test_every_value_comes_back(tmp_path):
     assert [m["who"] for m in found.storage.get_episode_metadata([0, 1, 2])] == ["me"] * 3
     mine = load_dataset("minari:here/parts-v0")
     assert mine.get_episode_data()["seed"] == [0, 1, 2]
-    assert (
-        mine.load_episode(1)["next_observation/task"].tolist() == given[1]["obs/task"][1:].tolist()
-    )
+    assert mine.load_episode(1)["next_observation/task"].tolist() == given[1]["obs/task"][1:].tolist()
     buf.close()
 
 
@@ -96,10 +92,18 @@ def test_a_dataset_of_theirs_is_copied_and_merged(tmp_path):
     episodes = []
     for seed in range(2):
         obs = [env.reset(seed=seed)[0], *(env.step(env.action_space.sample())[0] for _ in range(4))]
-        episodes.append(minari.data_collector.EpisodeBuffer(
-            id=seed, seed=seed, observations=np.array(obs), actions=np.arange(4) % 2, rewards=[1.0] * 4,
-            terminations=[False] * 4, truncations=[False] * 3 + [True], infos={"x": {"y": np.arange(5)}},
-        ))  # fmt: skip
+        episodes.append(
+            minari.data_collector.EpisodeBuffer(
+                id=seed,
+                seed=seed,
+                observations=np.array(obs),
+                actions=np.arange(4) % 2,
+                rewards=[1.0] * 4,
+                terminations=[False] * 4,
+                truncations=[False] * 3 + [True],
+                infos={"x": {"y": np.arange(5)}},
+            )
+        )
     theirs = minari.create_dataset_from_buffers(
         "theirs-v0",
         episodes,
@@ -110,10 +114,7 @@ def test_a_dataset_of_theirs_is_copied_and_merged(tmp_path):
     convert("minari:theirs-v0", "minari:ours-v0", progress=False, **how)
     merge(["minari:theirs-v0", "minari:ours-v0"], "minari:both-v0", progress=False, **how)
     ours, both = minari.load_dataset("ours-v0"), minari.load_dataset("both-v0")
-    assert (
-        ours.action_space == theirs.action_space
-        and ours.observation_space == theirs.observation_space
-    )
+    assert ours.action_space == theirs.action_space and ours.observation_space == theirs.observation_space
     assert both.total_episodes == 4
     for number in range(4):
         left, right = theirs[number % 2], both[number]
@@ -191,7 +192,9 @@ def test_rewards_of_the_same_row(home):
         "action": [0, 1, -1],
         "reward": [5.0, 6.0, 0.0],
     }
-    with get_format("minari").open_writer(home / "s-v0", observation=["pixels", "state"], reward_at="same", final_row=True) as writer:  # fmt: skip
+    with get_format("minari").open_writer(
+        home / "s-v0", observation=["pixels", "state"], reward_at="same", final_row=True
+    ) as writer:
         writer.write_episode(rows)
     found = minari.load_dataset("s-v0")[0]
     assert found.rewards.tolist() == [5.0, 6.0] and found.actions.tolist() == [0, 1]

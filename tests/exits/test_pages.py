@@ -39,7 +39,5 @@ def test_blocks_run(tmp_path, page):
     assert blocks
     (tmp_path / "page.py").write_text("\n".join(blocks))
     env = {**os.environ, **{name: str(tmp_path) for name in HOMES}}
-    done = subprocess.run(
-        [PYTHON, "page.py"], cwd=tmp_path, capture_output=True, text=True, env=env
-    )
+    done = subprocess.run([PYTHON, "page.py"], cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr

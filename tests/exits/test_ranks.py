@@ -77,10 +77,25 @@ def test_two_processes_share_a_pass(tmp_path, library):
     ranks = [0] if library == "lightning" else [0, 1]  # it starts the other one
     port, jobs = free_port(), []
     for rank in ranks:
-        env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}  # fmt: skip
+        env = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "ACCELERATE_USE_CPU": "true",
+            "OMP_NUM_THREADS": "1",
+        }
         if library != "lightning":
-            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}  # fmt: skip
-        jobs.append(subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))  # fmt: skip
+            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        jobs.append(
+            subprocess.Popen(
+                [sys.executable, "script.py"],
+                cwd=tmp_path,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
     for job in jobs:
         said, _ = job.communicate(timeout=200)
         assert job.returncode == 0, said[-2000:]

@@ -50,7 +50,7 @@ def check(path, numbers=(0, 1, 2)):
         assert np.array_equal(got["task"], given["task"][:-1])
         assert got["done"].tolist() == [0] * (3 + n) + [1]
     data = found.get_episode_data()
-    assert [m.tolist() for m in data["mask"]] == [["small", "train"] if n == 0 else ["valid"] for n in numbers]  # fmt: skip
+    assert [m.tolist() for m in data["mask"]] == [["small", "train"] if n == 0 else ["valid"] for n in numbers]
     assert data["seed"] == list(numbers)
     found.close()
 
@@ -82,7 +82,7 @@ def test_killed_and_copied(tmp_path):
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     check(path)  # from the log
-    convert(path, tmp_path / "copy.h5", dest_format="robomimic", env_args={"env_name": "Lift"}, progress=False)  # fmt: skip
+    convert(path, tmp_path / "copy.h5", dest_format="robomimic", env_args={"env_name": "Lift"}, progress=False)
     check(tmp_path / "copy.h5")
     with h5py.File(tmp_path / "copy.h5") as file:
         assert json.loads(file["data"].attrs["env_args"]) == {"env_name": "Lift"}
@@ -95,9 +95,7 @@ def test_killed_and_copied(tmp_path):
 
 def test_rows_without_a_last_observation(tmp_path):
     path = tmp_path / "a.hdf5"
-    with get_format("robomimic").open_writer(
-        path, observation=["state"], final_row=False
-    ) as writer:
+    with get_format("robomimic").open_writer(path, observation=["state"], final_row=False) as writer:
         writer.write_episode({"state": [[0.0], [1.0]], "action": [[0.0], [1.0]], "next": [5, 6]})
     got = load_dataset(path, format="robomimic", output="numpy").load_episode(0)
     assert got["obs/state"].tolist() == [[0.0], [1.0]] and "next_obs/state" not in got
@@ -136,10 +134,15 @@ def test_their_loader_reads_it(tmp_path):
         write(path)
         obs_utils.initialize_obs_utils_with_obs_specs({"obs": {"low_dim": ["eef"], "rgb": ["eye"]}})
         how = {
-            "obs_keys": ["eef", "eye"], "dataset_keys": ["actions", "rewards", "dones"], "load_next_obs": True,
-            "seq_length": 2, "pad_seq_length": True, "frame_stack": 1, "hdf5_cache_mode": None,
+            "obs_keys": ["eef", "eye"],
+            "dataset_keys": ["actions", "rewards", "dones"],
+            "load_next_obs": True,
+            "seq_length": 2,
+            "pad_seq_length": True,
+            "frame_stack": 1,
+            "hdf5_cache_mode": None,
             "hdf5_use_swmr": False,
-        }  # fmt: skip
+        }
         whole = SequenceDataset(str(path), **how)
         valid = SequenceDataset(str(path), filter_by_attribute="valid", **how)
     assert (len(whole), len(valid)) == (15, 11)

@@ -76,7 +76,7 @@ def assert_same(ours, others, exact=True):
             assert one is None
         else:
             assert (one.dtype, one.shape) == (other.dtype, other.shape), name
-            assert torch.equal(one, other) or (not exact and torch.allclose(one, other, atol=1e-5)), name  # fmt: skip
+            assert torch.equal(one, other) or (not exact and torch.allclose(one, other, atol=1e-5)), name
 
 
 @pytest.mark.parametrize("size", [6, 48, 1000])
@@ -86,9 +86,7 @@ def assert_same(ours, others, exact=True):
 def test_batches_are_those_of_their_own(tmp_path, space, lanes, size, timeouts):
     action = ACTIONS["box" if lanes == 4 else "discrete"]
     kinds = {True: (ringmap.sb3.DictReplayBuffer, theirs.DictReplayBuffer)}
-    ours, other = kinds.get(
-        isinstance(space, spaces.Dict), (ringmap.sb3.ReplayBuffer, theirs.ReplayBuffer)
-    )
+    ours, other = kinds.get(isinstance(space, spaces.Dict), (ringmap.sb3.ReplayBuffer, theirs.ReplayBuffer))
     given = {"n_envs": lanes, "device": "cpu", "handle_timeout_termination": timeouts}
     pair = [
         ours(size, space, action, path=tmp_path / "ring", **given),
@@ -106,9 +104,7 @@ def test_batches_are_those_of_their_own(tmp_path, space, lanes, size, timeouts):
 @pytest.mark.parametrize(("lanes", "size"), [(300, 1000), (300, 300), (300, 10), (700, 1400)])
 def test_vec_envs_of_any_size(tmp_path, lanes, size):
     pair = [
-        ringmap.sb3.ReplayBuffer(
-            size, BOX, ACTIONS["box"], "cpu", n_envs=lanes, path=tmp_path / "ring"
-        ),
+        ringmap.sb3.ReplayBuffer(size, BOX, ACTIONS["box"], "cpu", n_envs=lanes, path=tmp_path / "ring"),
         theirs.ReplayBuffer(size, BOX, ACTIONS["box"], "cpu", n_envs=lanes),
     ]
     rng = np.random.default_rng(0)
@@ -146,7 +142,7 @@ def test_dqn_learns_as_with_its_own(tmp_path, lanes):
         env = make_vec_env("CartPole-v1", n_envs=lanes, seed=0)
         return learned(DQN, env, 300, buffer_size=200, **options)
 
-    ours = run(replay_buffer_class=ringmap.sb3.ReplayBuffer, replay_buffer_kwargs={"path": tmp_path / "ring"})  # fmt: skip
+    ours = run(replay_buffer_class=ringmap.sb3.ReplayBuffer, replay_buffer_kwargs={"path": tmp_path / "ring"})
     own = run()
     assert all(torch.equal(ours[name], own[name]) for name in own)
 
@@ -156,7 +152,7 @@ def test_sac_learns_as_with_its_own_and_with_normalized_values(tmp_path):
         env = VecNormalize(make_vec_env("Pendulum-v1", n_envs=2, seed=0))
         return learned(SAC, env, 120, **options)
 
-    ours = run(replay_buffer_class=ringmap.sb3.ReplayBuffer, replay_buffer_kwargs={"path": tmp_path / "ring"})  # fmt: skip
+    ours = run(replay_buffer_class=ringmap.sb3.ReplayBuffer, replay_buffer_kwargs={"path": tmp_path / "ring"})
     own = run()
     assert all(torch.equal(ours[name], own[name]) for name in own)
 
@@ -168,7 +164,16 @@ def test_hindsight_learns_as_with_its_own(tmp_path, lanes, strategy):
         env = DummyVecEnv([lambda: BitFlippingEnv(n_bits=4, continuous=True) for _ in range(lanes)])
         env.seed(0)
         kwargs["goal_selection_strategy"] = strategy
-        model = SAC("MultiInputPolicy", env, seed=3, learning_starts=30, device="cpu", buffer_size=90, replay_buffer_class=kind, replay_buffer_kwargs=kwargs)  # fmt: skip
+        model = SAC(
+            "MultiInputPolicy",
+            env,
+            seed=3,
+            learning_starts=30,
+            device="cpu",
+            buffer_size=90,
+            replay_buffer_class=kind,
+            replay_buffer_kwargs=kwargs,
+        )
         model.learn(120)
         return model
 
@@ -236,7 +241,7 @@ model.save_replay_buffer("pointer.pkl")
 def test_what_was_added_survives_a_kill(tmp_path):
     before = 0
     for _ in range(2):
-        job = subprocess.Popen([PYTHON, "-c", JOB, "100000"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)  # fmt: skip
+        job = subprocess.Popen([PYTHON, "-c", JOB, "100000"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         assert job.stdout.readline().split() == ["begins", str(before)]
         for line in job.stdout:
             stored = int(line.split()[1])
@@ -244,20 +249,27 @@ def test_what_was_added_survives_a_kill(tmp_path):
                 break
         job.send_signal(signal.SIGKILL)
         job.communicate()
-        buffer = ringmap.TransitionReplayBuffer(5000, (4,), (1,), device=None, path=tmp_path / "ring")  # fmt: skip
+        buffer = ringmap.TransitionReplayBuffer(5000, (4,), (1,), device=None, path=tmp_path / "ring")
         assert buffer.check() == []
         # The callback runs before the step is stored; the kill comes a few steps later.
         assert len(buffer) >= stored
         before = len(buffer)
         buffer.close()
-    said = subprocess.run([PYTHON, "-c", JOB, "30"], cwd=tmp_path, capture_output=True, text=True, check=True)  # fmt: skip
+    said = subprocess.run([PYTHON, "-c", JOB, "30"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert said.stdout.startswith(f"begins {before}\n")
     assert (tmp_path / "pointer.pkl").stat().st_size < 5000
 
 
 def test_a_saved_buffer_is_a_pointer(tmp_path):
     env = make_vec_env("CartPole-v1", n_envs=2, seed=0)
-    model = DQN("MlpPolicy", env, seed=0, device="cpu", replay_buffer_class=ringmap.sb3.ReplayBuffer, replay_buffer_kwargs={"path": tmp_path / "ring"})  # fmt: skip
+    model = DQN(
+        "MlpPolicy",
+        env,
+        seed=0,
+        device="cpu",
+        replay_buffer_class=ringmap.sb3.ReplayBuffer,
+        replay_buffer_kwargs={"path": tmp_path / "ring"},
+    )
     model.learn(300)
     model.save_replay_buffer(tmp_path / "pointer")
     size, batch = model.replay_buffer.size(), drawn(model.replay_buffer, 0)
@@ -303,7 +315,7 @@ def test_a_buffer_in_ram_is_pickled_whole():
 
 def test_another_number_of_environments(tmp_path):
     for lanes, size in [(1, 40), (4, 20), (7, 14)]:
-        buffer = ringmap.sb3.ReplayBuffer(100, BOX, ACTIONS["box"], "cpu", n_envs=lanes, path=tmp_path / "ring")  # fmt: skip
+        buffer = ringmap.sb3.ReplayBuffer(100, BOX, ACTIONS["box"], "cpu", n_envs=lanes, path=tmp_path / "ring")
         play([buffer], BOX, ACTIONS["box"], lanes, 40, np.random.default_rng(lanes))
         assert buffer.size() == min(100 // lanes, 40 if lanes == 1 else 25)
         drawn(buffer, 0)
@@ -313,7 +325,15 @@ def test_another_number_of_environments(tmp_path):
 def her(path, lanes=2, **options):
     env = DummyVecEnv([lambda: BitFlippingEnv(n_bits=4, continuous=True) for _ in range(lanes)])
     options = {"replay_buffer_kwargs": {"path": path}, "learning_starts": 30} | options
-    return SAC("MultiInputPolicy", env, seed=3, device="cpu", buffer_size=90, replay_buffer_class=ringmap.sb3.HerReplayBuffer, **options)  # fmt: skip
+    return SAC(
+        "MultiInputPolicy",
+        env,
+        seed=3,
+        device="cpu",
+        buffer_size=90,
+        replay_buffer_class=ringmap.sb3.HerReplayBuffer,
+        **options,
+    )
 
 
 def test_hindsight_goes_on_with_the_episodes_on_disk(tmp_path):
@@ -361,7 +381,14 @@ def test_messages(tmp_path):
 def test_n_steps_of_the_algorithm_says_how(tmp_path):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        DQN("MlpPolicy", "CartPole-v1", n_steps=3, device="cpu", replay_buffer_class=ringmap.sb3.ReplayBuffer, replay_buffer_kwargs={"path": tmp_path / "ring", "n_steps": 3})  # fmt: skip
+        DQN(
+            "MlpPolicy",
+            "CartPole-v1",
+            n_steps=3,
+            device="cpu",
+            replay_buffer_class=ringmap.sb3.ReplayBuffer,
+            replay_buffer_kwargs={"path": tmp_path / "ring", "n_steps": 3},
+        )
     assert any("configure it explicitly" in str(one.message) for one in said)
 
 

@@ -1,4 +1,5 @@
-"""What lerobot uses of torchvision, which has no build for this torch: pictures as tensors, films by PyAV, a ResNet-18."""
+"""What lerobot uses of torchvision, which has no build for this torch: pictures as tensors, films by PyAV, a
+ResNet-18."""
 
 import importlib.machinery
 import sys
@@ -27,7 +28,7 @@ class VideoReader:
 
     def __iter__(self):
         for frame in self.container.decode(video=0):
-            yield {"pts": frame.time, "data": torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)}  # fmt: skip
+            yield {"pts": frame.time, "data": torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)}
 
 
 class FrozenBatchNorm2d(torch.nn.Module):
@@ -35,7 +36,7 @@ class FrozenBatchNorm2d(torch.nn.Module):
 
     def __init__(self, channels):
         super().__init__()
-        for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):  # fmt: skip
+        for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
             self.register_buffer(name, torch.full((channels,), value))
 
     def forward(self, x):
@@ -51,9 +52,11 @@ class Block(torch.nn.Module):
         conv = partial(torch.nn.Conv2d, bias=False)
         self.body = torch.nn.Sequential(
             conv(before, after, 3, stride, 1), norm(after), torch.nn.ReLU(), conv(after, after, 3, 1, 1), norm(after)
-        )  # fmt: skip
+        )
         alike = stride == 1 and before == after
-        self.shortcut = torch.nn.Identity() if alike else torch.nn.Sequential(conv(before, after, 1, stride), norm(after))  # fmt: skip
+        self.shortcut = (
+            torch.nn.Identity() if alike else torch.nn.Sequential(conv(before, after, 1, stride), norm(after))
+        )
 
     def forward(self, x):
         return torch.relu(self.body(x) + self.shortcut(x))
@@ -62,12 +65,12 @@ class Block(torch.nn.Module):
 def resnet18(replace_stride_with_dilation=None, weights=None, norm_layer=torch.nn.BatchNorm2d):
     """ResNet-18 without weights (He et al. 2015)."""
     assert weights is None and not any(replace_stride_with_dilation or ())
-    stem = [torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False), norm_layer(64), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 2, 1)]  # fmt: skip
+    stem = [torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False), norm_layer(64), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 2, 1)]
     parts = {"stem": torch.nn.Sequential(*stem)}
     before = 64
     for number, channels in enumerate((64, 128, 256, 512), 1):
         first = Block(before, channels, 1 if number == 1 else 2, norm_layer)
-        parts[f"layer{number}"] = torch.nn.Sequential(first, Block(channels, channels, 1, norm_layer))  # fmt: skip
+        parts[f"layer{number}"] = torch.nn.Sequential(first, Block(channels, channels, 1, norm_layer))
         before = channels
     made = torch.nn.Sequential(OrderedDict(parts))
     made.fc = torch.nn.Linear(512, 1000)
@@ -88,7 +91,8 @@ class IntermediateLayerGetter(torch.nn.Module):
 
 
 def install():
-    """Stand in, if the real one does not import; return the names of the modules, which other libraries must not find."""
+    """Stand in, if the real one does not import; return the names of the modules, which other libraries must not
+    find."""
     import datasets  # noqa: F401  looks whether torchvision is there
 
     try:
@@ -97,7 +101,21 @@ def install():
         pass
     else:
         return ()
-    made = {n: types.ModuleType(n) for n in ("torchvision", "torchvision.io", "torchvision.models", "torchvision.models._utils", "torchvision.ops", "torchvision.ops.misc", "torchvision.transforms", "torchvision.transforms.functional", "torchvision.transforms.v2", "torchvision.transforms.v2.functional")}  # fmt: skip
+    made = {
+        n: types.ModuleType(n)
+        for n in (
+            "torchvision",
+            "torchvision.io",
+            "torchvision.models",
+            "torchvision.models._utils",
+            "torchvision.ops",
+            "torchvision.ops.misc",
+            "torchvision.transforms",
+            "torchvision.transforms.functional",
+            "torchvision.transforms.v2",
+            "torchvision.transforms.v2.functional",
+        )
+    }
     for name, module in made.items():
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
     top = made["torchvision"]

@@ -1,4 +1,5 @@
-"""A ring in the lower layer of overlayfs, which a reader holds open when a writer opens it: prints what the reader says."""
+"""A ring in the lower layer of overlayfs, which a reader holds open when a writer opens it: prints what the reader
+says."""
 
 import os
 import subprocess

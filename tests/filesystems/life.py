@@ -69,9 +69,7 @@ def numbers_of(path):
         numbers = []
         for episode in buffer.episodes():
             number = int(episode["number"][0])
-            assert all(
-                np.array_equal(episode[name], values) for name, values in rows(number).items()
-            )
+            assert all(np.array_equal(episode[name], values) for name, values in rows(number).items())
             numbers.append(number)
     buffer.close()
     return numbers

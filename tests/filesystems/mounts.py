@@ -41,6 +41,4 @@ def run_on(kind, size, folder, module, *arguments):
 
 
 def _in_a_namespace(command):
-    return subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", command], cwd=ROOT, text=True, capture_output=True
-    )
+    return subprocess.run(["unshare", "--mount", "sh", "-ec", command], cwd=ROOT, text=True, capture_output=True)

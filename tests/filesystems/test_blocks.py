@@ -87,8 +87,11 @@ def run(kind, folder, *words):
         pytest.skip(why)
     done = subprocess.run(
         [sys.executable, "-m", "tests.filesystems.blocks.campaign", kind, *words],
-        cwd=ROOT, text=True, capture_output=True, env={**os.environ, "TMPDIR": str(folder)},
-    )  # fmt: skip
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
 

@@ -14,7 +14,8 @@ COMMIT, BATCH = 20, 64
 
 
 def collect(path, name, commits, pipe=None, is_killed=False, **options):
-    """Write so many commits; say what is inserted and drawn after each; be killed in the middle of the last one, if asked for."""
+    """Write so many commits; say what is inserted and drawn after each; be killed in the middle of the last one, if
+    asked for."""
     pace = Pace(path, **{**NUMBERS, **options})
     buf = ReplayBuffer(1000, path=f"{path}/{name}")
     for _ in range(commits):
@@ -38,7 +39,8 @@ def collect_on(path, name, pipe, **options):
 
 
 def learn_on(path, rank, pipe, **options):
-    """Draw until killed; say what is inserted and drawn after each draw. Others act meanwhile: what came in is read last."""
+    """Draw until killed; say what is inserted and drawn after each draw. Others act meanwhile: what came in is read
+    last."""
     pace = Pace(path, **{**NUMBERS, **options}, rank=rank)
     while True:
         pace.draw(BATCH)

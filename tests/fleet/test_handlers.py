@@ -1,4 +1,5 @@
-"""Weights and the pace under signal handlers, threads and forks of one process: refused or in turn, never stuck, never mixed."""
+"""Weights and the pace under signal handlers, threads and forks of one process: refused or in turn, never stuck, never
+mixed."""
 
 import os
 import signal
@@ -116,9 +117,7 @@ def test_a_child_publishes_while_a_thread_of_its_parent_does(tmp_path, handled):
                 inside.set()
                 goes_on.wait()
 
-    thread = threading.Thread(
-        target=Weights(tmp_path / "one", disk=Waits()).publish, args=(filled(1), 1)
-    )
+    thread = threading.Thread(target=Weights(tmp_path / "one", disk=Waits()).publish, args=(filled(1), 1))
     thread.start()
     inside.wait()
     child = os.fork()

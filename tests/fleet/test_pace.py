@@ -156,7 +156,7 @@ def test_control_without_waits_the_ratio_is_lost(tmp_path, ring):
 @pytest.mark.parametrize("kind", [Pace, NoReservation])
 def test_two_commits_do_not_find_the_same_room(tmp_path, ring, kind):
     """Room for one commit, and two that come at the same moment; the control lets both in."""
-    learner, one, two = Pace(tmp_path, **NUMBERS), kind(tmp_path, **NUMBERS), kind(tmp_path, **NUMBERS)  # fmt: skip
+    learner, one, two = Pace(tmp_path, **NUMBERS), kind(tmp_path, **NUMBERS), kind(tmp_path, **NUMBERS)
     for _ in range(29):
         write(ring, one)
     in_thread(lambda: learner.draw(60)).join()
@@ -313,14 +313,17 @@ def test_two_learners_add_up(tmp_path, pace, ring):
     for _ in range(30):
         write(ring, pace)
     with Pace(tmp_path, **NUMBERS, rank=1) as one, Pace(tmp_path, **NUMBERS, rank=2) as two:
-        threads = [threading.Thread(target=lambda p=p: [p.draw(BATCH) for _ in range(9)]) for p in (one, two)]  # fmt: skip
+        threads = [threading.Thread(target=lambda p=p: [p.draw(BATCH) for _ in range(9)]) for p in (one, two)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     assert pace.drawn == 18 * BATCH
     assert ahead(600, 19 * BATCH) >= -SLACK
-    with pytest.raises(LockedError, match="learner of rank 3 .*rank of its own"), Pace(tmp_path, **NUMBERS, rank=3) as three:  # fmt: skip
+    with (
+        pytest.raises(LockedError, match="learner of rank 3 .*rank of its own"),
+        Pace(tmp_path, **NUMBERS, rank=3) as three,
+    ):
         three.draw(1)
         Pace(tmp_path, **NUMBERS, rank=3).draw(1)
 
@@ -373,7 +376,8 @@ class Killed:
 
 
 def paced_for(folder, seconds, seed):
-    """Let two collectors and two learners, of which one is killed every second or so, go on; return what was violated, and counts."""
+    """Let two collectors and two learners, of which one is killed every second or so, go on; return what was violated,
+    and counts."""
     rng = random.Random(seed)
     sides = [Killed(collect_on, folder, name, max_ahead=0) for name in "ab"]
     sides += [Killed(learn_on, folder, rank) for rank in (0, 1)]
@@ -414,9 +418,7 @@ def paced_for(folder, seconds, seed):
 def test_campaign_of_the_slack(tmp_path):
     """Both bounds, with two collectors and two learners, killed and started again."""
     seconds = float(os.environ.get("LASTS_S", 600))
-    worst, (commits, draws, kills), (inserted, drawn) = paced_for(
-        tmp_path, seconds, int(os.environ.get("SEED", 1))
-    )
+    worst, (commits, draws, kills), (inserted, drawn) = paced_for(tmp_path, seconds, int(os.environ.get("SEED", 1)))
     print(
         f"\n{seconds:g} s: {commits:,} commits, {draws:,} draws, {kills} kills; ahead {worst[0]:g} to {worst[1]:g} of "
         f"+-{SLACK:g}; {drawn / (inserted - 400):.3f} drawn for each that came in, asked for 4"
@@ -461,7 +463,10 @@ def test_without_a_learner_collectors_go_on_and_say_so(tmp_path, ring, caplog):
         for _ in range(100):
             write(ring, pace)
     assert pace.inserted == 2000
-    assert len(caplog.records) == 1 and "no learner is alive (none has come yet); this collector goes on, without limit" in caplog.text  # fmt: skip
+    assert (
+        len(caplog.records) == 1
+        and "no learner is alive (none has come yet); this collector goes on, without limit" in caplog.text
+    )
 
 
 def test_max_ahead(tmp_path):
@@ -487,7 +492,11 @@ def test_without_a_collector_a_learner_raises(tmp_path):
         heard(seen)
         collector.join()
     pace = Pace(tmp_path, **NUMBERS, timeout_s=0.05)
-    with pytest.raises(NoClipsError, match=rf"Pace.draw: waited 0.05 s, and no collector is alive; 200 steps came in and 0 were drawn here; the last was seen: process {collector.pid} .*ring; start"):  # fmt: skip
+    with pytest.raises(
+        NoClipsError,
+        match=rf"Pace.draw: waited 0.05 s, and no collector is alive; 200 steps came in and 0 were drawn here; the "
+        rf"last was seen: process {collector.pid} .*ring; start",
+    ):
         pace.draw(1)
     pace.close()
     with pytest.raises(NoClipsError, match="no ring is below"):
@@ -649,13 +658,17 @@ def test_too_little_slack_is_refused_with_the_numbers(tmp_path, pace, ring):
     other = Pace(tmp_path, **NUMBERS)
     for _ in range(20):
         write(ring, other)
-    with pytest.raises(InputError, match=r"Pace.draw: slack=0.5 of min_steps=400 lets a side be 800 steps drawn ahead, and a batch of 801 steps .*raise slack to 0.501"):  # fmt: skip
+    with pytest.raises(
+        InputError,
+        match=r"Pace.draw: slack=0.5 of min_steps=400 lets a side be 800 steps drawn ahead, and a batch of 801 steps "
+        r".*raise slack to 0.501",
+    ):
         pace.draw(801)
 
 
 def test_other_numbers_and_damage(tmp_path, pace, ring):
     write(ring, pace)
-    with pytest.raises(InputError, match="of a fleet with other numbers.*'min_steps': 400.*'min_steps': 500"):  # fmt: skip
+    with pytest.raises(InputError, match="of a fleet with other numbers.*'min_steps': 400.*'min_steps': 500"):
         write(ring, Pace(tmp_path, **{**NUMBERS, "min_steps": 500}))
     with pytest.raises(InputError, match="is a ring itself; give the directory above"):
         Pace(tmp_path / "ring", **NUMBERS)
@@ -724,7 +737,10 @@ def test_a_listing_that_fails_counts_nothing_down(tmp_path, pace, ring, monkeypa
         raise OSError(errno.EMFILE, "Too many open files")
 
     for call in (lambda: pace.draw(8), lambda: write(ring, pace)):
-        with monkeypatch.context() as patch, pytest.raises(EnvironmentFault, match=r"Pace\.(draw|insert): Too many open files .*ulimit"):  # fmt: skip
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(EnvironmentFault, match=r"Pace\.(draw|insert): Too many open files .*ulimit"),
+        ):
             patch.setattr(os, "listdir", fails)
             call()
         call()

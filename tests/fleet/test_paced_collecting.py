@@ -46,7 +46,7 @@ def test_world(tmp_path, pace, commit_every):
     buf = ReplayBuffer(1000, path=tmp_path / "ring")
     world = World("RingmapTest/Proof-v0", 3, add_pixels=False)
     policy = ringmap.policy.RandomPolicy(seed=0)
-    world.collect(writer=buf, episodes=12, policy=policy, seed=0, pace=pace, commit_every=commit_every, progress=False)  # fmt: skip
+    world.collect(writer=buf, episodes=12, policy=policy, seed=0, pace=pace, commit_every=commit_every, progress=False)
     pace.check(int(buf.lengths.sum()))
     with pytest.raises(InputError, match="World.collect: pace= is for a ReplayBuffer"):
         world.collect(tmp_path / "x.h5", episodes=1, pace=pace)
@@ -59,9 +59,7 @@ def test_world(tmp_path, pace, commit_every):
 
 
 def transitions(tmp_path):
-    return TransitionReplayBuffer(
-        1000, (3,), (2,), None, np.int64, np.float32, path=tmp_path / "ring"
-    )
+    return TransitionReplayBuffer(1000, (3,), (2,), None, np.int64, np.float32, path=tmp_path / "ring")
 
 
 WAYS = {"whole": {}, "stream": {"stream": True}, "parts": {"commit_every": 3}}
@@ -114,9 +112,9 @@ def test_a_collector_flushes_before_it_waits(tmp_path, pace):
 
 
 def test_wrapper_says_what_is_wrong(tmp_path, pace):
-    with pytest.raises(InputError, match="ReplayBufferCollectionWrapper: pace= counts the rings in"):  # fmt: skip
+    with pytest.raises(InputError, match="ReplayBufferCollectionWrapper: pace= counts the rings in"):
         ReplayBufferCollectionWrapper(Proof(), ReplayBuffer(100), pace=pace)
-    with pytest.raises(InputError, match="ReplayBufferCollectionWrapper: pace= must be a ringmap.Pace, got str"):  # fmt: skip
+    with pytest.raises(InputError, match="ReplayBufferCollectionWrapper: pace= must be a ringmap.Pace, got str"):
         ReplayBufferCollectionWrapper(Proof(), ReplayBuffer(100), pace="pace")
     deeper = ReplayBuffer(100, path=tmp_path / "deeper" / "ring")
     with pytest.raises(InputError, match="at .*deeper"):

@@ -44,13 +44,16 @@ def play(tmp_path, num_envs, weights_of=Weights, writer=None, **options):
     world = World("RingmapTest/Proof-v0", num_envs, add_pixels=False)
     target = {"writer": writer} if writer is not None else {}
     try:
-        world.collect(policy=policy, weights=weights_of(tmp_path / "policy"), progress=False, seed=0, **target, **options)  # fmt: skip
+        world.collect(
+            policy=policy, weights=weights_of(tmp_path / "policy"), progress=False, seed=0, **target, **options
+        )
     finally:
         world.close()
 
 
 def check(episodes, steps, single):
-    """Compare what the episodes say with what their actions say; return whether any began before anything was published."""
+    """Compare what the episodes say with what their actions say; return whether any began before anything was
+    published."""
     assert len(episodes) == len(steps) and len(set(steps)) > 3
     for episode, step in zip(episodes, steps, strict=True):
         actions = np.asarray(episode["action"])[:-1, 0].tolist()
@@ -72,14 +75,13 @@ def test_world(tmp_path, num_envs, commit_every):
 
 def test_world_with_a_policy_that_holds_the_model(tmp_path):
     learned, acting = (
-        torch.nn.Sequential(torch.nn.Unflatten(0, (-1, 1)), torch.nn.Linear(1, 2)).double()
-        for _ in range(2)
+        torch.nn.Sequential(torch.nn.Unflatten(0, (-1, 1)), torch.nn.Linear(1, 2)).double() for _ in range(2)
     )
     Weights(tmp_path / "policy").publish(learned, 7)
     buf = ReplayBuffer(1000)
     world = World("RingmapTest/Proof-v0", 1, add_pixels=False)
     policy = FeedForwardPolicy(acting, keys="drawn")
-    world.collect(writer=buf, policy=policy, weights=Weights(tmp_path / "policy"), episodes=2, progress=False, seed=0)  # fmt: skip
+    world.collect(writer=buf, policy=policy, weights=Weights(tmp_path / "policy"), episodes=2, progress=False, seed=0)
     world.close()
     assert torch.equal(acting[1].weight, learned[1].weight)
     assert list(buf.get_episode_data()["policy_step"]) == [7, 7]
@@ -105,10 +107,10 @@ def test_world_loads_into_the_model_of_the_weights(tmp_path):
     assert "policy_step" not in buf.get_episode_data(3)
     with pytest.raises(InputError, match="FunctionPolicy.*Weights.path, model"):
         world.collect(writer=buf, episodes=1, weights=Weights(tmp_path), progress=False)
-    with pytest.raises(InputError, match="World.collect: weights= must be a ringmap.Weights, got str"):  # fmt: skip
+    with pytest.raises(InputError, match="World.collect: weights= must be a ringmap.Weights, got str"):
         world.collect(writer=buf, episodes=1, weights=str(tmp_path), progress=False)
     with pytest.raises(InputError, match="another model: 'weight' is nothing there"):
-        world.collect(writer=buf, episodes=1, weights=Weights(tmp_path, torch.nn.Linear(2, 2)), progress=False)  # fmt: skip
+        world.collect(writer=buf, episodes=1, weights=Weights(tmp_path, torch.nn.Linear(2, 2)), progress=False)
     assert buf.num_episodes == 4
     world.close()
 
@@ -159,7 +161,7 @@ def test_wrapper_with_a_builder_and_a_swap(tmp_path):
     publish(tmp_path, 3)
     env = ReplayBufferCollectionWrapper(
         Proof(), buffers[0], weights=weights, transition_builder=lambda **step: {"action": step["action"]}
-    )  # fmt: skip
+    )
     env.reset(seed=1)
     env.step(weights.model.act())
     publish(tmp_path, 4)
@@ -176,7 +178,9 @@ def test_wrapper_with_a_builder_and_a_swap(tmp_path):
 def test_wrapper_says_what_is_wrong(tmp_path):
     buf = ReplayBuffer(1000)
     for given in (Weights(tmp_path), "policy"):
-        with pytest.raises(InputError, match="ReplayBufferCollectionWrapper: weights= must be a ringmap.Weights with the model"):  # fmt: skip
+        with pytest.raises(
+            InputError, match="ReplayBufferCollectionWrapper: weights= must be a ringmap.Weights with the model"
+        ):
             ReplayBufferCollectionWrapper(Proof(), buf, weights=given)
     publish(tmp_path, 3)
     env = ReplayBufferCollectionWrapper(Proof(), buf, weights=Weights(tmp_path, Constant()))
@@ -186,7 +190,9 @@ def test_wrapper_says_what_is_wrong(tmp_path):
     path = tmp_path / "policy-000000000002.safetensors"
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    with pytest.raises(CorruptError, match="publish again\nReplayBufferCollectionWrapper: the policy of envs .0. is what it was"):  # fmt: skip
+    with pytest.raises(
+        CorruptError, match="publish again\nReplayBufferCollectionWrapper: the policy of envs .0. is what it was"
+    ):
         env.reset()
     assert buf.num_episodes == 1, "the episode before is stored"
     env.step(np.full(2, 3, np.float32))

@@ -22,9 +22,7 @@ def scenario(seed, kind=Seeds):
         holder = rng.randrange(collectors)
         event = rng.random()
         if event < 0.1:
-            unsaid = set(
-                playing[holder][: rng.randint(0, 1)]
-            )  # committed, and killed before it could say so
+            unsaid = set(playing[holder][: rng.randint(0, 1)])  # committed, and killed before it could say so
             rings[holder] |= unsaid
             assert seeds.died(holder, rings[holder]) == len(unsaid)
             playing[holder] = []

@@ -68,9 +68,7 @@ def test_goes_on_with_others(tmp_path):
 
 def killed_at_random(tmp_path, kills, episodes, seed):
     room = 12 * episodes + 1000  # of each ring: nothing is evicted
-    counts, drawn, torn = campaign(
-        tmp_path / "fleet", random.Random(seed), kills, episodes, max_steps=room
-    )
+    counts, drawn, torn = campaign(tmp_path / "fleet", random.Random(seed), kills, episodes, max_steps=room)
     found = stored(tmp_path / "fleet")
     assert sorted(found) == list(range(SEED, SEED + episodes))
     assert committed(tmp_path / "fleet") == episodes
@@ -89,9 +87,7 @@ def test_kill_campaign(tmp_path):
     kills = int(os.environ.get("KILLS", 200))
     seed = int(os.environ.get("SEED", 1))
     counts, drawn = killed_at_random(tmp_path, kills, kills * 25, seed)
-    print(
-        f"\n{kills * 25:,} seeds, each once; killed {counts}; the learners drew {drawn:,} clips, none torn"
-    )
+    print(f"\n{kills * 25:,} seeds, each once; killed {counts}; the learners drew {drawn:,} clips, none torn")
 
 
 def len_of(ring):
@@ -151,9 +147,7 @@ def test_a_deaf_collector_is_waited_for(tmp_path):
     supervisor.join()
     try:
         assert is_alive(collector)
-        with pytest.raises(
-            LockedError, match=f"collector-0: is being written by process {collector}"
-        ):
+        with pytest.raises(LockedError, match=f"collector-0: is being written by process {collector}"):
             call(path, 4, 2, wait_s=0)
         assert is_alive(collector)
     finally:
@@ -166,9 +160,7 @@ def test_ctrl_c_ends_all(tmp_path):
     """Also one that catches the signal and goes on, and the processes of its environments."""
     path = tmp_path / "fleet"
     supervisor, collector = hanging(path, workers=1)
-    group = [
-        int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _group(p) == collector
-    ]
+    group = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _group(p) == collector]
     assert len(group) > 1, "the collector, and the process of its environment"
     os.kill(supervisor.pid, signal.SIGINT)
     supervisor.join(60)
@@ -278,7 +270,7 @@ def test_bad_calls(tmp_path):
         ("expected 'module:name', got 'worlds'", {"make_world": "worlds"}),
         ("No module named 'no_such_module'", {"make_world": "no_such_module:make"}),
         ("has no attribute 'make'", {"make_world": "tests.fleet.worlds:make"}),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(InputError, match=match):
             call(path, **{"episodes": 3, "collectors": 1, **options})
     assert not path.exists()
@@ -288,15 +280,16 @@ def test_rings_that_do_not_fit(tmp_path):
     call(tmp_path, 3, 1)
     with pytest.raises(ExistsError, match="hold 3 episodes of a collection with seed 100"):
         call(tmp_path, 3, 1, resume=False)
-    with pytest.raises(
-        InputError, match="another collection with seed 100.*episodes: 3 there, 4 now"
-    ):
+    with pytest.raises(InputError, match="another collection with seed 100.*episodes: 3 there, 4 now"):
         call(tmp_path, 4, 1)
     os.symlink(tmp_path / "collector-0", tmp_path / "link")
     with pytest.raises(InputError, match="collector-0 and .*link are the same ring"):
         call(tmp_path, 3, 1)
     os.remove(tmp_path / "link")
-    with ringmap.ReplayBuffer.open(tmp_path / "collector-0", mode="r+"), pytest.raises(LockedError, match="collector-0"):  # fmt: skip
+    with (
+        ringmap.ReplayBuffer.open(tmp_path / "collector-0", mode="r+"),
+        pytest.raises(LockedError, match="collector-0"),
+    ):
         call(tmp_path, 3, 1, wait_s=0)
     call(tmp_path, 3, 1, seed=200)  # another collection, into the same ring
     assert sorted(stored(tmp_path)) == [100, 101, 102, 200, 201, 202]
@@ -305,9 +298,7 @@ def test_rings_that_do_not_fit(tmp_path):
 def test_one_call_at_a_time(tmp_path):
     path = tmp_path / "fleet"
     supervisor, _ = hanging(path)
-    with pytest.raises(
-        LockedError, match=f"process {supervisor.pid} .* is collecting here already"
-    ):
+    with pytest.raises(LockedError, match=f"process {supervisor.pid} .* is collecting here already"):
         call(path, 4, 2)
     supervisor.kill()
     supervisor.join()
@@ -349,7 +340,7 @@ def test_weights_pace_and_threads(tmp_path):
     assert not played.weight.is_shared(), "a collector could write the caller's model"
     assert "threads 3" in (tmp_path / "fleet/collect/collector-0.log").read_text()
     weights.publish(torch.nn.Linear(3, 4).double(), 8)
-    with pytest.raises(InputError, match="weights are of another model: 'weight' is float64") as caught:  # fmt: skip
+    with pytest.raises(InputError, match="weights are of another model: 'weight' is float64") as caught:
         call(tmp_path / "other", 4, 2, **{**given, "pace": None})
     assert "in collector" in "".join(caught.value.__notes__)
 
@@ -372,9 +363,7 @@ def test_a_wide_terminal_shows_each_collector(tmp_path, monkeypatch, columns):
     shown = io.StringIO()
 
     def bar_of(what, count, progress, done=0):
-        return tqdm(
-            total=count, initial=done, desc="fleet", mininterval=0, file=shown, ncols=columns
-        )
+        return tqdm(total=count, initial=done, desc="fleet", mininterval=0, file=shown, ncols=columns)
 
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr("ringmap.collection.collect.bar_of", bar_of)

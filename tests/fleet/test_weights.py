@@ -1,4 +1,5 @@
-"""Weights reach a collector whole or not at all: tied tensors, kills, errors of the disk, readers beside a publisher."""
+"""Weights reach a collector whole or not at all: tied tensors, kills, errors of the disk, readers beside a
+publisher."""
 
 import errno
 import json
@@ -37,7 +38,7 @@ from tests.tiers import few
 def same(left, right):
     left, right = left.state_dict(), right.state_dict()
     assert left.keys() == right.keys()
-    return all(torch.equal(left[name], right[name]) and left[name].dtype == right[name].dtype for name in left)  # fmt: skip
+    return all(torch.equal(left[name], right[name]) and left[name].dtype == right[name].dtype for name in left)
 
 
 def files(path):
@@ -118,7 +119,8 @@ def test_nothing_new_costs_one_stat(tmp_path):
 
 
 def reused(folder, holds):
-    """Publish again and again; tell whether `latest.json` ever was a file of the same inode number as the one that was read."""
+    """Publish again and again; tell whether `latest.json` ever was a file of the same inode number as the one that was
+    read."""
     publisher, reader, model = Weights(folder), Weights(folder), net(8)
     for step in range(4):  # by now the numbers of removed files come round
         publisher.publish(filled(step), step)
@@ -274,9 +276,13 @@ def test_a_set_is_on_the_disk_before_it_is_named(tmp_path):
     order = [(c, n) for c, n in disk.changes if c in ("sync", "rename", "sync_folder")]
     set_, latest = "policy-000000000001.safetensors.tmp", "latest.json.tmp"
     assert order == [
-        ("sync", set_), ("rename", set_), ("sync_folder", tmp_path.name),
-        ("sync", latest), ("rename", latest), ("sync_folder", tmp_path.name),
-    ]  # fmt: skip
+        ("sync", set_),
+        ("rename", set_),
+        ("sync_folder", tmp_path.name),
+        ("sync", latest),
+        ("rename", latest),
+        ("sync_folder", tmp_path.name),
+    ]
 
 
 def started(path):
@@ -355,9 +361,7 @@ def test_one_publishes_at_a_time(tmp_path):
     Weights(tmp_path).publish(filled(1), 1)
     lock = WriterLock(Disk(), str(tmp_path / "lock"), str(tmp_path))
     lock.acquire()
-    with pytest.raises(
-        LockedError, match=rf"Weights.publish: .*process {os.getpid()} .*one learner"
-    ):
+    with pytest.raises(LockedError, match=rf"Weights.publish: .*process {os.getpid()} .*one learner"):
         Weights(tmp_path).publish(filled(2), 2)
     lock.release()
     Weights(tmp_path).publish(filled(2), 2)
@@ -379,7 +383,14 @@ def published(tmp_path):
 def test_a_damaged_set_is_never_loaded(published, monkeypatch):
     path = published / files(published)[0]
     data = path.read_bytes()
-    cases = [b"", data[:7], data[:-1], data + b"\0", bytes(len(data)), *(flipped(data, at) for at in range(0, len(data), 7))]  # fmt: skip
+    cases = [
+        b"",
+        data[:7],
+        data[:-1],
+        data + b"\0",
+        bytes(len(data)),
+        *(flipped(data, at) for at in range(0, len(data), 7)),
+    ]
     for case in cases:
         path.write_bytes(case)
         model = filled(8)
@@ -406,7 +417,7 @@ def test_a_damaged_set_is_never_loaded(published, monkeypatch):
 def test_a_damaged_latest_is_never_followed(published):
     path = published / "latest.json"
     data = path.read_bytes()
-    for case in [b"", b"null", b"[1]", b"{}", data[:-1], *(flipped(data, at) for at in range(len(data)))]:  # fmt: skip
+    for case in [b"", b"null", b"[1]", b"{}", data[:-1], *(flipped(data, at) for at in range(len(data)))]:
         path.write_bytes(case)
         with pytest.raises((CorruptError, NewerVersionError), match=re.escape(str(path))):
             Weights(published).load_into(net(8))
@@ -439,7 +450,7 @@ OTHERS = {
     "more": (lambda: changed(last=torch.nn.Linear(8, 3)), r"'last.weight' is nothing there, and float32 \(3, 8\)"),
     "fewer": (lambda: net(8)[:1], r"'1.bias' is float32 \(8,\) there, and nothing in this one"),
     "renamed": (lambda: torch.nn.ModuleDict({"a": net(8)}), r"'a.0.weight' is nothing there"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -458,7 +469,7 @@ def test_tied_is_another_model_than_not_tied(tmp_path):
     for published, loaded, message in [
         (True, False, r"'head.weight' is nothing there, and float32 \(5, 3\) in this one"),
         (False, True, r"'head.weight' is float32 \(5, 3\) of its own there, and .* tied to 'embed.weight' in this one"),
-    ]:  # fmt: skip
+    ]:
         Weights(tmp_path).publish(Tied(published), 1)
         with pytest.raises(InputError, match=message):
             Weights(tmp_path).load_into(Tied(loaded))
@@ -498,13 +509,15 @@ def test_a_model_that_can_not_be_stored(tmp_path, name):
 
 @pytest.mark.parametrize("step", [-1, 1.5, "3", None])
 def test_a_step_is_a_number(tmp_path, step):
-    with pytest.raises(InputError, match=f"Weights.publish: step must be a number, 0 or more, got {step!r}"):  # fmt: skip
+    with pytest.raises(InputError, match=f"Weights.publish: step must be a number, 0 or more, got {step!r}"):
         Weights(tmp_path / "policy").publish(net(), step)
     assert os.listdir(tmp_path) == []
 
 
 def test_no_model_and_no_folder(tmp_path):
-    with pytest.raises(InputError, match="Weights.load_into: expected a torch.nn.Module, got NoneType; .*Weights.path, model"):  # fmt: skip
+    with pytest.raises(
+        InputError, match="Weights.load_into: expected a torch.nn.Module, got NoneType; .*Weights.path, model"
+    ):
         Weights(tmp_path).load_into()
     with pytest.raises(InputError, match="Weights: expected a torch.nn.Module, got int"):
         Weights(tmp_path, 3)

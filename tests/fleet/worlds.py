@@ -17,8 +17,8 @@ class Walk(gymnasium.Env):
 
     Args:
         pause_s: that each step takes, without work.
-        fault: what happens in the first step of the seed `at` (None: of any): "dies", "raises", "prints and dies", "hangs", or
-            "waits" in its third step.
+        fault: what happens in the first step of the seed `at` (None: of any): "dies", "raises", "prints and dies",
+            "hangs", or "waits" in its third step.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
@@ -37,11 +37,7 @@ class Walk(gymnasium.Env):
         return np.array([self.seed, self.at_step, self.np_random.normal()])
 
     def step(self, action):
-        if (
-            self.fault
-            and self.at in (None, self.seed)
-            and (self.fault != "waits" or self.at_step == 2)
-        ):
+        if self.fault and self.at in (None, self.seed) and (self.fault != "waits" or self.at_step == 2):
             self.go_wrong()
         if self.pause_s:
             time.sleep(self.pause_s)

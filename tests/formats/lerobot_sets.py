@@ -3,9 +3,9 @@
     python -m venv made && made/bin/pip install "lerobot[dataset]==0.6.1"          # of Python 3.12
     PYTHONPATH=. made/bin/python -m tests.formats.lerobot_sets > tests/formats/lerobot-0.6.1.txt
 
-Made once, with lerobot 0.4.0, 0.4.4, 0.5.1 and 0.6.1 (unpacked from their wheels), datasets 4.8.5, PyArrow 26, PyAV 15.1, NumPy 2.2 and
-Python 3.12. To that of 0.6.1 the annotation pipeline's columns are added in its way: `pa.array` of its rows, and
-`write_table_one_row_group_per_episode`.
+Made once, with lerobot 0.4.0, 0.4.4, 0.5.1 and 0.6.1 (unpacked from their wheels), datasets 4.8.5, PyArrow 26, PyAV
+15.1, NumPy 2.2 and Python 3.12. To that of 0.6.1 the annotation pipeline's columns are added in its way: `pa.array` of
+its rows, and `write_table_one_row_group_per_episode`.
 """
 
 import sys
@@ -32,7 +32,7 @@ FEATURES = {
     "next.reward": {"dtype": "float32", "shape": (1,), "names": None},
     "next.done": {"dtype": "bool", "shape": (1,), "names": None},
     "word": {"dtype": "string", "shape": (1,), "names": None},
-}  # fmt: skip
+}
 
 
 def steps(number):
@@ -44,11 +44,16 @@ def steps(number):
     return {
         "observation.state": np.stack([t + 0.5, -t], 1).astype(np.float32),
         "observation.images.top": np.broadcast_to(shade[:, None, None, None], (count, 64, 96, 3)),
-        "observation.images.left": noise, "observation.images.right": 255 - noise, "observation.images.wrist": noise // 2,
-        "grid": np.arange(count * 6).reshape(count, 2, 3) / 7, "count": t + (1 << 53) + 1,
-        "action": np.stack([t, t * 2], 1).astype(np.float32), "next.reward": t.astype(np.float32), "next.done": t == count - 1,
+        "observation.images.left": noise,
+        "observation.images.right": 255 - noise,
+        "observation.images.wrist": noise // 2,
+        "grid": np.arange(count * 6).reshape(count, 2, 3) / 7,
+        "count": t + (1 << 53) + 1,
+        "action": np.stack([t, t * 2], 1).astype(np.float32),
+        "next.reward": t.astype(np.float32),
+        "next.done": t == count - 1,
         "word": np.array([f"é{number}{'x' * i}" for i in range(count)]),
-    }  # fmt: skip
+    }
 
 
 def add_annotations(root):
@@ -91,9 +96,7 @@ def main():
     release = importlib.metadata.version("lerobot")
     with tempfile.TemporaryDirectory() as home:
         root = Path(home, "set")
-        made = LeRobotDataset.create(
-            "me/set", fps=FPS, features=FEATURES, root=root, use_videos=True
-        )
+        made = LeRobotDataset.create("me/set", fps=FPS, features=FEATURES, root=root, use_videos=True)
         for number, count in enumerate(LENGTHS):
             episode = steps(number)
             for t in range(count):

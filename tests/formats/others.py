@@ -18,7 +18,7 @@ class OtherOptions:
 
 def later_than(folder):
     """Return when a file that is written now has a later time than all that are there."""
-    newest = max(os.stat(os.path.join(at, n)).st_ctime_ns for at, _, names in os.walk(folder) for n in names)  # fmt: skip
+    newest = max(os.stat(os.path.join(at, n)).st_ctime_ns for at, _, names in os.walk(folder) for n in names)
     probe = folder / ".probe"
     while True:
         probe.write_text("")

@@ -48,7 +48,9 @@ def episode(number):
     return {
         "observation": {
             "image": rng.integers(0, 256, (steps, 8, 6, 3), np.uint8),
-            "wrist": (now[:, None, None, None] * 9 + np.arange(12 * 3).reshape(12, 1, 3) * np.ones((1, 10, 1))).astype(np.uint8),
+            "wrist": (now[:, None, None, None] * 9 + np.arange(12 * 3).reshape(12, 1, 3) * np.ones((1, 10, 1))).astype(
+                np.uint8
+            ),
             "grey": rng.integers(0, 256, (steps, 4, 5, 1), np.uint8),
             "depth": rng.normal(size=(steps, 4, 5, 1)).astype(np.float32),
             "depth_mm": rng.integers(0, 1 << 16, (steps, 4, 5, 1), np.uint16),
@@ -70,7 +72,7 @@ def episode(number):
         "is_first": now == 0,
         "is_last": now == steps - 1,
         "is_terminal": (now == steps - 1) & (number == 0),
-    }  # fmt: skip
+    }
 
 
 def data(number):
@@ -90,7 +92,7 @@ def flat(tree, prefix=""):
     """Return the leaves of a nested dict by path."""
     found = {}
     for name, value in tree.items():
-        inner = flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {prefix + name: value}  # fmt: skip
+        inner = flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {prefix + name: value}
         found |= inner
     return found
 

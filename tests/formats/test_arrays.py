@@ -15,9 +15,12 @@ def arrays(count=12, ends=ENDS):
     rows = np.arange(count)
     at = np.isin(rows, list(ends))
     return {
-        "observations": rows[:, None].astype("f4"), "actions": rows[:, None] * 2, "rewards": rows * 1.0,
-        "terminals": rows == 3, "timeouts": at & (rows != 3),
-    }  # fmt: skip
+        "observations": rows[:, None].astype("f4"),
+        "actions": rows[:, None] * 2,
+        "rewards": rows * 1.0,
+        "terminals": rows == 3,
+        "timeouts": at & (rows != 3),
+    }
 
 
 def write_hdf5(path, **columns):
@@ -32,9 +35,7 @@ def never_crosses(dataset, ends=ENDS):
     for number in range(len(dataset.lengths)):
         episode = dataset.load_episode(number)
         seen = episode["observation"][:, 0].tolist()
-        following = (
-            episode["next_observation"][:, 0].tolist() if "next_observation" in episode else []
-        )
+        following = episode["next_observation"][:, 0].tolist() if "next_observation" in episode else []
         last = min(end for end in ends if end >= seen[0])
         if seen != list(range(int(seen[0]), int(seen[-1]) + 1)) or max(seen + following) > last:
             return False
@@ -47,9 +48,7 @@ def test_a_d4rl_file_without_timeouts_asks_where_episodes_end(tmp_path):
     given.pop("timeouts")
     path = write_hdf5(tmp_path / "hopper-v0.hdf5", **given)
     for call in (lambda: load_dataset(path), lambda: from_arrays(given)):
-        with pytest.raises(
-            InputError, match="not known where its episodes end.*pass max_episode_steps="
-        ):
+        with pytest.raises(InputError, match="not known where its episodes end.*pass max_episode_steps="):
             call()
     for ends, limit in (
         ({3, 7, 11}, 4),
@@ -73,9 +72,7 @@ def test_a_d4rl_file_by_its_path(tmp_path):
         **given,
         **{"infos/qpos": np.arange(24.0).reshape(12, 2), "metadata/algorithm": "SAC"},
     )
-    with pytest.warns(
-        UserWarning, match=r"left out: 'infos/qpos', 'metadata/algorithm'; keys_to_load="
-    ):
+    with pytest.warns(UserWarning, match=r"left out: 'infos/qpos', 'metadata/algorithm'; keys_to_load="):
         dataset = load_dataset(path)
     assert detect_format(path).name == "d4rl" and dataset.reward_at == "same"
     assert dataset.lengths.tolist() == [4, 3, 2] and never_crosses(dataset)
@@ -87,9 +84,7 @@ def test_a_d4rl_file_by_its_path(tmp_path):
         convert(path, tmp_path / "copy.h5", progress=False)
     copy = load_dataset(tmp_path / "copy.h5", output="numpy")
     assert copy.reward_at == "same" and copy.lengths.tolist() == [4, 3, 2]
-    assert np.array_equal(
-        copy.get_col_data("next_observation"), dataset.get_col_data("next_observation")
-    )
+    assert np.array_equal(copy.get_col_data("next_observation"), dataset.get_col_data("next_observation"))
 
 
 def test_arrays_with_ends(tmp_path):
@@ -104,14 +99,9 @@ def test_arrays_with_ends(tmp_path):
         "truncated",
         "skill",
     ]
-    assert (
-        dataset.lengths.tolist() == [4, 4, 1, 3]
-        and never_crosses(dataset)
-        and dataset.reward_at == "same"
-    )
+    assert dataset.lengths.tolist() == [4, 4, 1, 3] and never_crosses(dataset) and dataset.reward_at == "same"
     assert all(
-        np.array_equal(dataset.get_col_data(o), given[n])
-        for o, n in zip(dataset.column_names, given, strict=True)
+        np.array_equal(dataset.get_col_data(o), given[n]) for o, n in zip(dataset.column_names, given, strict=True)
     )
     assert len(dataset) == 3 + 3 + 2 and dataset[3]["observation"][:, 0].tolist() == [4, 5]
     np.savez(tmp_path / "all.npz", **given)
@@ -123,13 +113,9 @@ def test_arrays_with_ends(tmp_path):
         load_dataset(tmp_path / "all.npz")
     buf = ReplayBuffer(100)
     buf.extend_from(dataset)
-    assert buf.lengths.tolist() == [4, 4, 1, 3] and buf.load_episode(1)["skill"].tolist() == list(
-        "bcab"
-    )
+    assert buf.lengths.tolist() == [4, 4, 1, 3] and buf.load_episode(1)["skill"].tolist() == list("bcab")
     ends = np.isin(np.arange(12), list(ENDS))
-    assert (
-        from_arrays({"obs": np.arange(12), "dones": ends * 1.0}).get_col_data("done").dtype == float
-    )
+    assert from_arrays({"obs": np.arange(12), "dones": ends * 1.0}).get_col_data("done").dtype == float
     for bad, message in (
         ({"obs": np.arange(3)}, "no array says where episodes end"),
         (
@@ -148,9 +134,14 @@ def test_npz_files_with_an_episode_each(tmp_path):
     for number, steps in enumerate((3, 1, 5, 2, 2, 2, 2, 2, 2, 2, 4)):
         rows = np.arange(steps + 1) + 100 * number
         np.savez_compressed(
-            tmp_path / f"episode_{number}.npz", observations=rows[:, None], actions=rows[:-1] * 0.5, rewards=rows[:-1],
-            word=np.array([chr(97 + number) * steps] * steps), success=number % 2 == 0, goal=np.arange(2.0) + number,
-        )  # fmt: skip
+            tmp_path / f"episode_{number}.npz",
+            observations=rows[:, None],
+            actions=rows[:-1] * 0.5,
+            rewards=rows[:-1],
+            word=np.array([chr(97 + number) * steps] * steps),
+            success=number % 2 == 0,
+            goal=np.arange(2.0) + number,
+        )
     dataset = load_dataset(tmp_path, num_steps=2, output="numpy")
     assert detect_format(tmp_path).name == "npz" and dataset.reward_at == "same"
     assert dataset.lengths.tolist() == [3, 1, 5, 2, 2, 2, 2, 2, 2, 2, 4]
@@ -173,9 +164,7 @@ def test_npz_files_with_an_episode_each(tmp_path):
         rewards=np.zeros(3),
         info=[{}],
     )
-    with pytest.raises(
-        UnsupportedError, match="column 'observation' is of float64.*another shape or dtype"
-    ):
+    with pytest.raises(UnsupportedError, match="column 'observation' is of float64.*another shape or dtype"):
         load_dataset(tmp_path)
     with pytest.raises(UnsupportedError, match="column 'info' is of Python objects"):
         load_dataset(tmp_path, keys_to_load=["info"])

@@ -67,15 +67,15 @@ def begun(tmp_path, name, keep):
 
 
 @pytest.mark.parametrize("whole", EXTENT)
-@pytest.mark.parametrize(
-    ("name", "exchange"), few([*((n, True) for n in WRITERS), ("lance", False)], 3), ids=str
-)
+@pytest.mark.parametrize(("name", "exchange"), few([*((n, True) for n in WRITERS), ("lance", False)], 3), ids=str)
 def test_overwrite_killed_at_every_change(tmp_path, name, exchange, whole):
     """Whenever a replacement is cut short, the old dataset or the new one is there, whole."""
     old = with_data(make_episodes((3, 2)))
     new = with_data([make_episode(7, 2)], 70)
     keep = write(place(tmp_path, name, "kept"), name, old)
-    expected_old, expected_new = ([[e["where"].tolist() for e in es], [e["_episode_data"]["n"] for e in es]] for es in (old, new))  # fmt: skip
+    expected_old, expected_new = (
+        [[e["where"].tolist() for e in es], [e["_episode_data"]["n"] for e in es]] for es in (old, new)
+    )
     seen = []
 
     def begin():
@@ -172,7 +172,7 @@ def test_goals_in_workers(tmp_path, name, start):
     dataset = load_dataset(path, num_steps=2, keys_to_load=["where"])
     _ = dataset[0]
     goals = GoalDataset(dataset, (0, 0, 1, 0), goal_keys={"where": "goal"}, seed=0)
-    loader = DataLoader(goals, sampler=[0] * 32, batch_size=16, num_workers=2, multiprocessing_context=start)  # fmt: skip
+    loader = DataLoader(goals, sampler=[0] * 32, batch_size=16, num_workers=2, multiprocessing_context=start)
     first, second = (batch["goal"][:, 0, 1].tolist() for batch in loader)
     assert min(first + second) > 1
     assert first != second
@@ -195,9 +195,17 @@ def rollouts():
         for _ in range(4 + seed):
             action = int(env.action_space.sample())
             frame = env.render()[50:147:1, 200:261]
-            steps.append({"pixels": frame, "obs/state": state, "action": action,
-                          "count": 2**53 + len(steps), "ünï": f"été {len(steps)}",
-                          "extreme": 5e-324 if steps else np.nan, "flag": bool(action)})  # fmt: skip
+            steps.append(
+                {
+                    "pixels": frame,
+                    "obs/state": state,
+                    "action": action,
+                    "count": 2**53 + len(steps),
+                    "ünï": f"été {len(steps)}",
+                    "extreme": 5e-324 if steps else np.nan,
+                    "flag": bool(action),
+                }
+            )
             state, *_ = env.step(action)
         episodes.append({k: [s[k] for s in steps] for k in steps[0]} | {"_episode_data": DATA})
     env.close()
@@ -298,9 +306,7 @@ def test_merge_refuses_by_name(tmp_path, name, change, message):
 def test_merge(tmp_path):
     short = write(tmp_path / "1.h5", "hdf5", [{"x": ["a", "b"], "y": [1, 2]}])
     empty = write(tmp_path / "2.h5", "hdf5", [])
-    wide = write(
-        tmp_path / "3.h5", "hdf5", [{"y": [3], "x": ["longer"], "_episode_data": {"n": 1}}]
-    )
+    wide = write(tmp_path / "3.h5", "hdf5", [{"y": [3], "x": ["longer"], "_episode_data": {"n": 1}}])
     dest = tmp_path / "all.lance"
     merge([short, empty, wide, load_dataset(short)], dest, progress=False)
     merged = load_dataset(dest)
@@ -344,7 +350,7 @@ def test_a_first_episode_that_does_not_fit_creates_nothing(tmp_path, how):
             "merge": lambda **how: merge([buf, buf], dest, dest_format="robomimic", progress=False, **how),
             "dump": lambda **how: buf.dump(dest, format="robomimic", mode="error", **how),
             "fleet": lambda **how: fleet.dump(dest, format="robomimic", mode="error", **how),
-        }[how]  # fmt: skip
+        }[how]
         with pytest.raises(InputError, match="action"):
             call(observation=["state"])
         assert not dest.parent.exists()
@@ -388,7 +394,11 @@ def test_a_folder_of_datasets(tmp_path):
 def test_three_thousand_episodes(tmp_path):
     episodes = ({"x": np.full((1 + i % 3, 2), i)} for i in range(3_000))
     for name in FOLDERS:
-        path = write(place(tmp_path, name, name), name, episodes if name == "x" else ({"x": np.full((1 + i % 3, 2), i)} for i in range(3_000)))  # fmt: skip
+        path = write(
+            place(tmp_path, name, name),
+            name,
+            episodes if name == "x" else ({"x": np.full((1 + i % 3, 2), i)} for i in range(3_000)),
+        )
         dataset = load_dataset(path)
         assert len(dataset.lengths) == 3_000
         assert dataset.load_episode(2_999)["x"].tolist() == [[2_999] * 2] * 3
@@ -470,9 +480,7 @@ def test_threads_wait_for_each_other(tmp_path):
     path, count = tmp_path / "made.zarr", 12
     with get_format("zarr").open_writer(path) as writer:
         threads = [
-            threading.Thread(
-                target=lambda: writer.write_episodes(with_data([make_episode(0, 3)] * count))
-            )
+            threading.Thread(target=lambda: writer.write_episodes(with_data([make_episode(0, 3)] * count)))
             for _ in range(4)
         ]
         for thread in threads:
@@ -484,9 +492,7 @@ def test_threads_wait_for_each_other(tmp_path):
 
 def test_a_column_that_the_format_has_no_place_for_creates_nothing(tmp_path):
     with ReplayBuffer(10) as buf:
-        buf.write_episode(
-            {"obs": np.zeros((3, 2)), "action": np.zeros((3, 1)), "when": np.zeros(3, "<M8[s]")}
-        )
+        buf.write_episode({"obs": np.zeros((3, 2)), "action": np.zeros((3, 1)), "when": np.zeros(3, "<M8[s]")})
         with pytest.raises(InputError, match=r"'when' \(datetime64.*drop=\['when'\]"):
             convert(buf, tmp_path / "a.hdf5", dest_format="robomimic", progress=False)
     assert os.listdir(tmp_path) == []

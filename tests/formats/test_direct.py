@@ -22,7 +22,7 @@ def test_equal(tmp_path, kind, step):
     with h5py.File(tmp_path / "a.h5", "r") as file:
         direct = Direct.of(file["x"], rows.dtype)
         assert direct is not None
-        for starts, length, stride in (([0, 17, 3, 3], 4, 1), ([5], 16, 3), ([0], 21, 1), ([], 4, 1), ([2], 0, 1)):  # fmt: skip
+        for starts, length, stride in (([0, 17, 3, 3], 4, 1), ([5], 16, 3), ([0], 21, 1), ([], 4, 1), ([2], 0, 1)):
             got = direct.windows(np.array(starts, np.int64), length, stride)
             assert got.dtype == rows.dtype
             assert got.shape == (len(starts), len(range(0, length, stride)), *rows.shape[1:])

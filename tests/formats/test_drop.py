@@ -1,4 +1,5 @@
-"""What a target can't hold is refused in one list, before a byte is written; `drop=` leaves out by name, and nothing else is."""
+"""What a target can't hold is refused in one list, before a byte is written; `drop=` leaves out by name, and nothing
+else is."""
 
 import os
 
@@ -42,19 +43,24 @@ def sheet():
 
 def episode(**more):
     rows = {
-        "obs": np.arange(2.0 * STEPS).reshape(STEPS, 2), "action": np.zeros((STEPS, 2)), "reward": np.arange(1.0 * STEPS),
-        "when": np.zeros(STEPS, "M8[s]"), "wave": np.zeros(STEPS, "c8"),
-    }  # fmt: skip
+        "obs": np.arange(2.0 * STEPS).reshape(STEPS, 2),
+        "action": np.zeros((STEPS, 2)),
+        "reward": np.arange(1.0 * STEPS),
+        "when": np.zeros(STEPS, "M8[s]"),
+        "wave": np.zeros(STEPS, "c8"),
+    }
     return rows | more
 
 
 DATA = {"seed": 7, "policy_step": 3, "goal": 2**70, "map": np.zeros(20_000), "room": "left"}
 TARGETS = {
-    "lerobot": ["when", "wave", "goal", "map", "room"], "minari": ["when", "goal", "map"],
-    "robomimic": ["when", "goal", "map"], "sheet": ["when", "wave", "goal", "map", "room"],
+    "lerobot": ["when", "wave", "goal", "map", "room"],
+    "minari": ["when", "goal", "map"],
+    "robomimic": ["when", "goal", "map"],
+    "sheet": ["when", "wave", "goal", "map", "room"],
     "hdf5": [],
-}  # fmt: skip
-NAMES = {"lerobot": "set", "minari": "set-v0", "robomimic": "set.hdf5", "sheet": "set.sheet", "hdf5": "set.h5"}  # fmt: skip
+}
+NAMES = {"lerobot": "set", "minari": "set-v0", "robomimic": "set.hdf5", "sheet": "set.sheet", "hdf5": "set.h5"}
 
 
 def ring(folder):
@@ -76,9 +82,12 @@ def by_fleet(source, dest, format, drop):
 
 VERBS = {
     "convert": lambda source, dest, format, drop: convert(source, dest, dest_format=format, progress=False, drop=drop),
-    "merge": lambda source, dest, format, drop: merge([source, source], dest, dest_format=format, progress=False, drop=drop),
-    "dump": by_dump, "fleet": by_fleet,
-}  # fmt: skip
+    "merge": lambda source, dest, format, drop: merge(
+        [source, source], dest, dest_format=format, progress=False, drop=drop
+    ),
+    "dump": by_dump,
+    "fleet": by_fleet,
+}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -107,10 +116,13 @@ def test_all_that_does_not_fit_is_said_at_once(tmp_path, verb, target):
 @pytest.mark.parametrize(
     ("drop", "message"),
     [
-        (["rewrad"], r"drop=\['rewrad'\].*'reward'.*'goal'"), (["obs", "action", "reward", "when", "wave"], "leaves no column"),
-        ([3], "takes names"), (7, "takes a list"), ({"obs": 1}, "takes a list"),
+        (["rewrad"], r"drop=\['rewrad'\].*'reward'.*'goal'"),
+        (["obs", "action", "reward", "when", "wave"], "leaves no column"),
+        ([3], "takes names"),
+        (7, "takes a list"),
+        ({"obs": 1}, "takes a list"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_can_not_be_dropped(tmp_path, verb, drop, message):
     source = ring(tmp_path / "rings" / "one")
@@ -147,9 +159,7 @@ def test_values_of_later_episodes_are_looked_at_first(tmp_path):
             )
         with pytest.raises(InputError, match=r"'said'.*NUL.*drop=\['when', 'said'\]"):
             buf.dump(path.with_suffix(".hdf5"), "robomimic", progress=False)
-        with pytest.raises(
-            InputError, match=r"0\.01 at step 0, .*drop=\['when', 'wave', 'timestamp'\]"
-        ):
+        with pytest.raises(InputError, match=r"0\.01 at step 0, .*drop=\['when', 'wave', 'timestamp'\]"):
             buf.dump(path, "lerobot", progress=False, fps=10)
     assert os.listdir(path.parent) == []
 
@@ -174,15 +184,11 @@ def test_what_holds_all_is_not_read_ahead(tmp_path, monkeypatch):
 @pytest.mark.parametrize("flag", [[0, 0, 0, 2], [0.0, np.nan, 0.0, 1.0]])
 def test_a_flag_that_is_none_is_refused(tmp_path, target, flag):
     pytest.importorskip({"lerobot": "pyarrow"}.get(target, "h5py"))
-    rows = {
-        name: values for name, values in episode().items() if name in ("obs", "action", "reward")
-    }
+    rows = {name: values for name, values in episode().items() if name in ("obs", "action", "reward")}
     with ReplayBuffer(50, reward_at="next") as buf:
         buf.write_episode({**rows, "terminated": np.array([0, 0, 0, 1], np.asarray(flag).dtype)})
         buf.write_episode({**rows, "terminated": np.array(flag)})
-        with pytest.raises(
-            InputError, match=r"'terminated'.*0 or 1, and step [13] has.*drop=\['terminated'\]"
-        ):
+        with pytest.raises(InputError, match=r"'terminated'.*0 or 1, and step [13] has.*drop=\['terminated'\]"):
             buf.dump(tmp_path / NAMES[target], target, progress=False)
         assert os.listdir(tmp_path) == []
         buf.dump(tmp_path / NAMES[target], target, progress=False, drop="terminated")
@@ -200,9 +206,7 @@ def test_a_format_that_only_reads_is_named(tmp_path):
 def lerobot(path, options=(), **more):
     pytest.importorskip("pyarrow")
     rows = {"obs": np.zeros((STEPS, 2)), "action": np.zeros((STEPS, 2))}
-    with get_format("lerobot").open_writer(
-        path, fps=10, reward_at="same", **dict(options)
-    ) as writer:
+    with get_format("lerobot").open_writer(path, fps=10, reward_at="same", **dict(options)) as writer:
         writer.write_episode({**rows, **more})
     return load_dataset(path, output="numpy").load_episode(0)
 
@@ -213,12 +217,16 @@ CLOCK = np.arange(STEPS) / 10
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
-        ("timestamp", CLOCK + 2e-4, "0.0002 at step 0"), ("timestamp", CLOCK * 3, "0.3.* at step 1, and .* 1 / fps = 0.1"),
-        ("timestamp", [0, np.nan, 0.2, 0.3], "nan at step 1"), ("timestamp", np.zeros((STEPS, 2)), "a number there"),
-        ("index", [5, 3, 8, 1], "no such count"), ("frame_index", [0.0, 1, 2, 3], "no such count"), ("episode_index", [0, 0, 1, 1], "no such count"),
+        ("timestamp", CLOCK + 2e-4, "0.0002 at step 0"),
+        ("timestamp", CLOCK * 3, "0.3.* at step 1, and .* 1 / fps = 0.1"),
+        ("timestamp", [0, np.nan, 0.2, 0.3], "nan at step 1"),
+        ("timestamp", np.zeros((STEPS, 2)), "a number there"),
+        ("index", [5, 3, 8, 1], "no such count"),
+        ("frame_index", [0.0, 1, 2, 3], "no such count"),
+        ("episode_index", [0, 0, 1, 1], "no such count"),
         ("task", [1, 2, 3, 4], "one text a step"),
     ],
-)  # fmt: skip
+)
 def test_a_column_that_lerobot_fills_in_itself(tmp_path, name, rows, message):
     rows = np.asarray(rows)
     with pytest.raises(InputError, match=rf"'{name}'.*{message}.*columns=.*drop=\['{name}'\]"):
@@ -230,8 +238,12 @@ def test_a_column_that_lerobot_fills_in_itself(tmp_path, name, rows, message):
 
 def test_counters_are_counted_anew_and_that_is_said(tmp_path, caplog):
     got = lerobot(
-        tmp_path / "set", timestamp=CLOCK + 5e-5, frame_index=np.arange(STEPS), index=np.arange(STEPS) + 90, episode_index=np.full(STEPS, 6),
-    )  # fmt: skip
+        tmp_path / "set",
+        timestamp=CLOCK + 5e-5,
+        frame_index=np.arange(STEPS),
+        index=np.arange(STEPS) + 90,
+        episode_index=np.full(STEPS, 6),
+    )
     assert [r.getMessage().partition(": LeRobot")[2] for r in caplog.records] == [
         " counts anew: ['timestamp', 'frame_index', 'index', 'episode_index']"
     ]
@@ -242,15 +254,15 @@ def test_counters_are_counted_anew_and_that_is_said(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("data", "refused"),
     [
-        ({"task": 3}, "'task'.*is text"), ({"tasks": np.array(["a", "b"])}, "'tasks'.*one task"), ({"task": "a", "tasks": "b"}, "'task.*'.*one task"),
+        ({"task": 3}, "'task'.*is text"),
+        ({"tasks": np.array(["a", "b"])}, "'tasks'.*one task"),
+        ({"task": "a", "tasks": "b"}, "'task.*'.*one task"),
         ({"task": "a", "tasks": np.array(["a"])}, None),
     ],
-)  # fmt: skip
+)
 def test_an_episode_of_lerobot_has_one_task(tmp_path, data, refused):
     if refused is None:
-        assert (
-            lerobot(tmp_path / "set", **{EPISODE_DATA_KEY: data})["task"].tolist() == ["a"] * STEPS
-        )
+        assert lerobot(tmp_path / "set", **{EPISODE_DATA_KEY: data})["task"].tolist() == ["a"] * STEPS
         return
     with pytest.raises(InputError, match=refused):
         lerobot(tmp_path / "set", **{EPISODE_DATA_KEY: data})

@@ -47,11 +47,7 @@ class Arrays(Dataset):
         if not 0 <= start <= end <= self.lengths[ep]:
             raise ClipIndexError(f"episode {ep} has no steps {start} to {end}")
         steps = {name: rows[start:end].copy() for name, rows in self.episodes[ep].items()}
-        images = [
-            n
-            for n, v in steps.items()
-            if v.dtype == np.uint8 and v.ndim == 4 and v.shape[-1] in (1, 3)
-        ]
+        images = [n for n, v in steps.items() if v.dtype == np.uint8 and v.ndim == 4 and v.shape[-1] in (1, 3)]
         images = images if self.layout == "CHW" else []
         steps |= {name: steps[name].transpose(0, 3, 1, 2) for name in images}
         made = EpisodeDict(steps, frozenset(images))
@@ -277,9 +273,7 @@ def test_clips_and_pictures_of_a_log(tmp_path):
         for i in range(len(want)):
             assert all(np.array_equal(one[i][n], want[i][n]) for n in want[i])
         assert np.array_equal(one.get_col_data("pixels"), want.get_col_data("pixels"))
-        assert np.array_equal(
-            one.get_row_data([14, 0, 5])["where"], want.get_row_data([14, 0, 5])["where"]
-        )
+        assert np.array_equal(one.get_row_data([14, 0, 5])["where"], want.get_row_data([14, 0, 5])["where"])
     again = tmp_path / "copy.zarr"
     convert(path, again, progress=False)
     assert load_dataset(again).lengths.tolist() == [5, 4, 6]

@@ -33,12 +33,26 @@ def test_minari(tmp_path, monkeypatch):
             steps.append(state)
             rewards.append(reward)
             ends.append(terminated or truncated)
-        episodes.append(EpisodeBuffer(id=seed, seed=seed, observations=np.array(steps), actions=np.array(actions),
-                        rewards=rewards, terminations=ends, truncations=[False] * len(ends), infos={}))  # fmt: skip
+        episodes.append(
+            EpisodeBuffer(
+                id=seed,
+                seed=seed,
+                observations=np.array(steps),
+                actions=np.array(actions),
+                rewards=rewards,
+                terminations=ends,
+                truncations=[False] * len(ends),
+                infos={},
+            )
+        )
     minari.create_dataset_from_buffers(
-        "cartpole/test-v0", episodes, env=env, algorithm_name="random",
-        observation_space=env.observation_space, action_space=env.action_space,
-    )  # fmt: skip
+        "cartpole/test-v0",
+        episodes,
+        env=env,
+        algorithm_name="random",
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+    )
     env.close()
     dataset = load_dataset(tmp_path / "cartpole" / "test-v0", num_steps=2)
     assert dataset.lengths.tolist() == [len(e.rewards) for e in episodes]
@@ -55,9 +69,7 @@ def test_minari(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "cartpole/test-v0/data/main_data.hdf5", "r+") as file:
         file["episode_1/infos/extra"] = np.zeros(len(episodes[1].rewards) + 1)
     dataset = load_dataset(tmp_path / "cartpole" / "test-v0")
-    with pytest.warns(
-        UserWarning, match=r"left out: episode 1 has \['info/extra', 'next_info/extra'\]"
-    ):
+    with pytest.warns(UserWarning, match=r"left out: episode 1 has \['info/extra', 'next_info/extra'\]"):
         dataset.load_episode(1)
 
 
@@ -69,19 +81,23 @@ def test_minari_texts(tmp_path, monkeypatch):
     from gymnasium import spaces
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
-    seen = spaces.Dict(
-        {"mission": spaces.Text(40, charset="abcdeé "), "at": spaces.Box(0, 9, (2,))}
-    )
+    seen = spaces.Dict({"mission": spaces.Text(40, charset="abcdeé "), "at": spaces.Box(0, 9, (2,))})
     missions = [["a", "bé", "", "abc"], ["abcde abcde é" * 3, "b", "c"]]
     episodes = [
-        EpisodeBuffer(id=number, observations={"mission": texts, "at": np.full((len(texts), 2), number, np.float32)},
-                      actions=["a b"] * (len(texts) - 1), rewards=[0.0] * (len(texts) - 1), infos={},
-                      terminations=[False] * (len(texts) - 1), truncations=[False] * (len(texts) - 1))
+        EpisodeBuffer(
+            id=number,
+            observations={"mission": texts, "at": np.full((len(texts), 2), number, np.float32)},
+            actions=["a b"] * (len(texts) - 1),
+            rewards=[0.0] * (len(texts) - 1),
+            infos={},
+            terminations=[False] * (len(texts) - 1),
+            truncations=[False] * (len(texts) - 1),
+        )
         for number, texts in enumerate(missions)
-    ]  # fmt: skip
+    ]
     minari.create_dataset_from_buffers(
         "words/test-v0", episodes, algorithm_name="random", observation_space=seen, action_space=spaces.Text(5)
-    )  # fmt: skip
+    )
     dataset = load_dataset(tmp_path / "words" / "test-v0")
     for number, texts in enumerate(missions):
         got = dataset.load_episode(number)
@@ -94,9 +110,7 @@ def test_minari_texts(tmp_path, monkeypatch):
         assert buf.load_episode(number)["next_observation/mission"].tolist() == texts[1:]
     monkeypatch.setattr(guard, "LARGEST_ROW", 100)
     monkeypatch.setattr(guard, "_COUNTED", 1 / 1000)
-    with pytest.raises(
-        CorruptError, match="texts of up to 42 bytes"
-    ):  # as many as one heap may stand for
+    with pytest.raises(CorruptError, match="texts of up to 42 bytes"):  # as many as one heap may stand for
         load_dataset(tmp_path / "words" / "test-v0").load_episode(1)
 
 
@@ -112,7 +126,9 @@ def test_lerobot(tmp_path):
     for folder in ("meta/episodes/chunk-000", "data/chunk-000", "videos/top/chunk-000"):
         (root / folder).mkdir(parents=True)
     info = {
-        "codebase_version": "v3.0", "fps": fps, "total_episodes": 3,
+        "codebase_version": "v3.0",
+        "fps": fps,
+        "total_episodes": 3,
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
         "features": {
@@ -121,21 +137,26 @@ def test_lerobot(tmp_path):
             "action": {"dtype": "float32", "shape": [2]},
             "task_index": {"dtype": "int64", "shape": [1]},
         },
-    }  # fmt: skip
+    }
     (root / "meta/info.json").write_text(json.dumps(info))
-    pq.write_table(
-        pa.table({"task_index": [0, 1], "task": ["push", "pülls"]}), root / "meta/tasks.parquet"
-    )
+    pq.write_table(pa.table({"task_index": [0, 1], "task": ["push", "pülls"]}), root / "meta/tasks.parquet")
     # Episodes 0 and 1 share a file of each kind, episode 2 has its own.
     homes, rows = [0, 0, 1], []
     for number, (home, episode) in enumerate(zip(homes, episodes, strict=True)):
-        begin = sum(
-            len(e["where"]) for e, h in zip(episodes[:number], homes, strict=False) if h == home
+        begin = sum(len(e["where"]) for e, h in zip(episodes[:number], homes, strict=False) if h == home)
+        rows.append(
+            {
+                "episode_index": number,
+                "length": len(episode["where"]),
+                "tasks": ["push"],
+                "data/chunk_index": 0,
+                "data/file_index": home,
+                "videos/top/chunk_index": 0,
+                "videos/top/file_index": home,
+                "videos/top/from_timestamp": begin / fps,
+                "stats/action/mean": [0.0, 0.0],
+            }
         )
-        rows.append({"episode_index": number, "length": len(episode["where"]), "tasks": ["push"],
-                     "data/chunk_index": 0, "data/file_index": home, "videos/top/chunk_index": 0,
-                     "videos/top/file_index": home, "videos/top/from_timestamp": begin / fps,
-                     "stats/action/mean": [0.0, 0.0]})  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows), root / "meta/episodes/chunk-000/file-000.parquet")
 
     def png(frame):
@@ -146,13 +167,15 @@ def test_lerobot(tmp_path):
     for home in (0, 1):
         mine = [(n, e) for n, e in enumerate(episodes) if homes[n] == home]
         frames = np.concatenate([e["pixels"] for _, e in mine])
-        encode_video(str(root / f"videos/top/chunk-000/file-{home:03d}.mp4"), frames, Encoding(fps=fps, lossless=True))  # fmt: skip
-        table = pa.table({
-            "action": pa.array([a.tolist() for _, e in mine for a in e["action"]], pa.list_(pa.float32())),
-            "wrist": [png(255 - f) for f in frames],
-            "task_index": [t % 2 for _, e in mine for t in range(len(e["where"]))],
-            "episode_index": [n for n, e in mine for _ in e["where"]],
-        })  # fmt: skip
+        encode_video(str(root / f"videos/top/chunk-000/file-{home:03d}.mp4"), frames, Encoding(fps=fps, lossless=True))
+        table = pa.table(
+            {
+                "action": pa.array([a.tolist() for _, e in mine for a in e["action"]], pa.list_(pa.float32())),
+                "wrist": [png(255 - f) for f in frames],
+                "task_index": [t % 2 for _, e in mine for t in range(len(e["where"]))],
+                "episode_index": [n for n, e in mine for _ in e["where"]],
+            }
+        )
         pq.write_table(table, root / f"data/chunk-000/file-{home:03d}.parquet")
 
     dataset = load_dataset(root, num_steps=2, layout="HWC")
@@ -163,9 +186,7 @@ def test_lerobot(tmp_path):
         assert np.array_equal(got["action"], stored["action"])
         assert np.array_equal(got["wrist"], 255 - stored["pixels"])
         assert np.array_equal(got["top"][:, :12, :10], stored["pixels"])
-        assert got["task"].tolist() == [
-            ["push", "pülls"][t % 2] for t in range(len(stored["where"]))
-        ]
+        assert got["task"].tolist() == [["push", "pülls"][t % 2] for t in range(len(stored["where"]))]
     assert np.array_equal(dataset[6]["top"], episodes[2]["pixels"][:2])
     assert dataset.get_episode_data(1)["tasks"][0].tolist() == ["push"]
     (root / "meta/info.json").write_text(json.dumps({**info, "codebase_version": "v2.1"}))
@@ -189,9 +210,7 @@ def test_a_folder_of_stable_worldmodel(tmp_path):
     assert detect_format(root).name == "folder"
     got = dataset.load_episode(1)
     assert np.array_equal(got["where"], episodes[1]["where"])
-    error = np.abs(
-        got["pixels"].numpy().astype(float) - episodes[1]["pixels"].transpose(0, 3, 1, 2)
-    )
+    error = np.abs(got["pixels"].numpy().astype(float) - episodes[1]["pixels"].transpose(0, 3, 1, 2))
     assert error.mean() < 3
     assert set(dataset[0]) == {"action", "reward", "where", "pixels"}
 
@@ -204,7 +223,7 @@ def test_a_lance_dataset_of_stable_worldmodel(tmp_path):
     from ringmap.data import get_format
 
     episodes = make_episodes((3, 2))
-    made = {"episode_idx": pa.array([0, 0, 0, 1, 1], pa.int32()), "step_idx": pa.array([0, 1, 2, 0, 1], pa.int32())}  # fmt: skip
+    made = {"episode_idx": pa.array([0, 0, 0, 1, 1], pa.int32()), "step_idx": pa.array([0, 1, 2, 0, 1], pa.int32())}
     blobs = []
     for frame in np.concatenate([e["pixels"] for e in episodes]):
         buffer = io.BytesIO()
@@ -235,9 +254,7 @@ def test_an_hdf5_file_of_stable_worldmodel(tmp_path):
     with h5py.File(tmp_path / "theirs.h5", "w") as file:
         for name in episodes[0]:
             rows = np.concatenate([e[name] for e in episodes])
-            file.create_dataset(
-                name, data=rows, maxshape=(None, *rows.shape[1:]), chunks=(1, *rows.shape[1:])
-            )
+            file.create_dataset(name, data=rows, maxshape=(None, *rows.shape[1:]), chunks=(1, *rows.shape[1:]))
         file["ep_len"], file["ep_offset"] = np.array([3, 2], np.int32), np.array([0, 3])
     dataset = load_dataset(tmp_path / "theirs.h5", layout="HWC")
     assert all(np.array_equal(dataset.load_episode(1)[n], episodes[1][n]) for n in episodes[1])
@@ -260,9 +277,12 @@ def test_a_zarr_group_of_diffusion_policy(tmp_path):
 def make_groups(kind, path, more=()):
     """Write a file of another program's with arrays below groups, and arrays that are no columns."""
     arrays = {
-        "action": np.arange(5.0), "obs/camera": np.arange(5 * 12, dtype=np.uint8).reshape(5, 2, 2, 3),
-        "obs/arm/angle": np.arange(10, dtype=np.float32).reshape(5, 2), "obs/scale": np.arange(2.0), **dict(more),
-    }  # fmt: skip
+        "action": np.arange(5.0),
+        "obs/camera": np.arange(5 * 12, dtype=np.uint8).reshape(5, 2, 2, 3),
+        "obs/arm/angle": np.arange(10, dtype=np.float32).reshape(5, 2),
+        "obs/scale": np.arange(2.0),
+        **dict(more),
+    }
     if kind == "hdf5":
         with h5py.File(path, "w") as file:
             for name, values in arrays.items():
@@ -328,9 +348,7 @@ def test_a_table_or_file_that_is_not_read_is_named(tmp_path, kind):
         match=r"column 'pose' is .*; read the others with keys_to_load=\['action'\]",
     ):
         load_dataset(path)
-    assert np.array_equal(
-        load_dataset(path, keys_to_load=["action"]).get_col_data("action"), action
-    )
+    assert np.array_equal(load_dataset(path, keys_to_load=["action"]).get_col_data("action"), action)
     if kind == "folder":
         (path / "obs").mkdir()
         np.savez(path / "obs/camera.npz", action)
@@ -387,13 +405,16 @@ def test_missing_values_of_a_table_are_refused_by_name(tmp_path, kind):
     pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     picture = io.BytesIO()
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(picture, "PNG")
-    lance_of(tmp_path / "theirs.lance", x={
-        "number": pa.array([1, None, 3]),
-        "text": pa.array(["a", None, "c"]),
-        "vector": pa.array([[1, 2], None, [5, 6]], pa.list_(pa.int32(), 2)),
-        "inside": pa.array([[1, 2], [3, None], [5, 6]], pa.list_(pa.int32(), 2)),
-        "image": pa.array([picture.getvalue(), None, picture.getvalue()]),
-    }[kind])  # fmt: skip
+    lance_of(
+        tmp_path / "theirs.lance",
+        x={
+            "number": pa.array([1, None, 3]),
+            "text": pa.array(["a", None, "c"]),
+            "vector": pa.array([[1, 2], None, [5, 6]], pa.list_(pa.int32(), 2)),
+            "inside": pa.array([[1, 2], [3, None], [5, 6]], pa.list_(pa.int32(), 2)),
+            "image": pa.array([picture.getvalue(), None, picture.getvalue()]),
+        }[kind],
+    )
     path = str(tmp_path / "theirs.lance")
     with pytest.raises(UnsupportedError, match=f"{path}: column 'x' has . missing values.*keys_to"):
         load_dataset(path).load_episode(0)
@@ -408,7 +429,7 @@ def test_text_and_bytes_of_a_foreign_zarr_are_read_and_appended(tmp_path, versio
     path = tmp_path / "theirs.zarr"
     group = zarr.open_group(path, mode="w", zarr_format=version)
     texts, codes = np.array(["a", "bb", "7"]), np.array([b"1", b"22", b"x"])
-    for name, values in (("data/text", texts), ("data/code", codes), ("meta/episode_ends", np.array([2, 3]))):  # fmt: skip
+    for name, values in (("data/text", texts), ("data/code", codes), ("meta/episode_ends", np.array([2, 3]))):
         group.create_array(name, data=values)
     read = load_dataset(path).load_episode(0)
     assert read["text"].tolist() == ["a", "bb"] and read["code"].tolist() == [b"1", b"22"]
@@ -418,9 +439,7 @@ def test_text_and_bytes_of_a_foreign_zarr_are_read_and_appended(tmp_path, versio
     assert read["text"].tolist() == ["a", "bb"] and read["code"].tolist() == [b"22", b"x"]
 
 
-NO_PICTURE = (
-    r"column 'x' is of (bytes that are no picture|.*missing values).*keys_to_load=\['action'\]"
-)
+NO_PICTURE = r"column 'x' is of (bytes that are no picture|.*missing values).*keys_to_load=\['action'\]"
 
 
 @pytest.mark.parametrize("bytes_", [b"no picture", b"\x89PNG\r\n\x1a\n", b"", None])

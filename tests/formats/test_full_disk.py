@@ -94,7 +94,8 @@ def test_a_retry_never_stores_twice(tmp_path, monkeypatch, name):
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("name", few(name for name in WRITERS if name != "hdf5"))
 def test_a_limit_while_the_log_goes_over(tmp_path, name, every):
-    """What a limit cuts short, of the format's own files, counts for nothing: all is read, and the next block finishes it."""
+    """What a limit cuts short, of the format's own files, counts for nothing: all is read, and the next block finishes
+    it."""
     episodes = [make_episode(i, 7) | {"x": np.full((7, 101), i, np.uint8)} for i in range(6)]
     expected, refused = [e["where"].tolist() for e in episodes], 0
     path = write_all(place(tmp_path, name, "whole"), name, episodes)

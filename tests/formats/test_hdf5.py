@@ -163,12 +163,8 @@ def kill_campaign(tmp_path, options, enough=10_000, every=1):
     return cases, violations
 
 
-@pytest.mark.parametrize(
-    "every", [9, pytest.param(1, marks=pytest.mark.campaign)], ids=["every 9th", "every"]
-)
-@pytest.mark.parametrize(
-    "options", [{}, {"compression": "gzip", "chunk_nbytes": 8192}], ids=["plain", "gzip"]
-)
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.campaign)], ids=["every 9th", "every"])
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip", "chunk_nbytes": 8192}], ids=["plain", "gzip"])
 def test_killed_before_every_change(tmp_path, options, every):
     cases, violations = kill_campaign(tmp_path, options, every=every)
     assert violations == []
@@ -538,17 +534,11 @@ def foreign(tmp_path):
             "pixels": np.zeros((12, 8, 8, 3), np.uint8),
             "action": rows * 1.0,
         }.items():
-            file.create_dataset(name, data=data, maxshape=(None, *data.shape[1:]), chunks=(1, *data.shape[1:]))  # fmt: skip
+            file.create_dataset(name, data=data, maxshape=(None, *data.shape[1:]), chunks=(1, *data.shape[1:]))
         text = np.array([f"t{i}" for i in rows], object)
-        file.create_dataset(
-            "50%", data=text, maxshape=(None,), dtype=h5py.string_dtype(), chunks=(1,)
-        )
-        file.create_dataset(
-            "ep_len", data=np.array([5, 7], np.int32), maxshape=(None,), chunks=(1,)
-        )
-        file.create_dataset(
-            "ep_offset", data=np.array([0, 5], np.int64), maxshape=(None,), chunks=(1,)
-        )
+        file.create_dataset("50%", data=text, maxshape=(None,), dtype=h5py.string_dtype(), chunks=(1,))
+        file.create_dataset("ep_len", data=np.array([5, 7], np.int32), maxshape=(None,), chunks=(1,))
+        file.create_dataset("ep_offset", data=np.array([0, 5], np.int64), maxshape=(None,), chunks=(1,))
     return path
 
 
@@ -766,9 +756,7 @@ def test_detected_by_its_first_bytes(tmp_path):
     assert not hdf5.detect("not/there/yet")
 
 
-@pytest.mark.parametrize(
-    "options", [{"chunk_nbytes": 0}, {"compression": "nonsense"}, {"mode": "w"}], ids=str
-)
+@pytest.mark.parametrize("options", [{"chunk_nbytes": 0}, {"compression": "nonsense"}, {"mode": "w"}], ids=str)
 def test_bad_options(tmp_path, options):
     with pytest.raises(ValueError, match=r"chunk_nbytes|nonsense|write mode"):
         write(tmp_path / "a.h5", make_episodes(), **options)

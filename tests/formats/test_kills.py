@@ -17,13 +17,22 @@ from tests.formats import (
     test_parquet,
     test_video,
     test_zarr,
-)  # fmt: skip
+)
 
 SUITES = [
-    test_hdf5.TestHDF5, test_hdf5.TestCompressed, test_zarr.TestZarr, test_zarr.TestSmallChunks, test_folder.TestFolder,
-    test_folder.TestFolderPNG, test_video.TestVideo, test_video.TestLossless, test_lance.TestLance, test_parquet.TestParquet,
-    test_exported.TestBox, test_exported.TestShelf,
-]  # fmt: skip
+    test_hdf5.TestHDF5,
+    test_hdf5.TestCompressed,
+    test_zarr.TestZarr,
+    test_zarr.TestSmallChunks,
+    test_folder.TestFolder,
+    test_folder.TestFolderPNG,
+    test_video.TestVideo,
+    test_video.TestLossless,
+    test_lance.TestLance,
+    test_parquet.TestParquet,
+    test_exported.TestBox,
+    test_exported.TestShelf,
+]
 
 
 @pytest.mark.campaign
@@ -65,9 +74,7 @@ LOGGED = ["zarr", "folder", "video", "lance", "parquet", "lerobot", "minari", "r
 def test_a_copy_of_what_a_shell_sees_has_every_episode(tmp_path, name):
     """`cp DIR/* NEW/` beside a writer, or after its kill, copies no hidden file: what was acknowledged comes along."""
     made = tmp_path / "made"
-    path = made / {"minari": "set-v0", "robomimic": "set.hdf5", "lance": "set.lance"}.get(
-        name, "set"
-    )
+    path = made / {"minari": "set-v0", "robomimic": "set.hdf5", "lance": "set.lance"}.get(name, "set")
     x = np.arange(4.0)
     with get_format(name).open_writer(path) as writer:
         writer.write_episode({"obs": x[:, None], "action": x[:, None], "reward": x})
@@ -77,9 +84,7 @@ def test_a_copy_of_what_a_shell_sees_has_every_episode(tmp_path, name):
                 seen = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
                 subprocess.run(["cp", "-r", *seen, copy], check=True)
     places = [tmp_path / "all" / path.name]
-    if (
-        made != path and path.is_dir() and name not in ("zarr", "parquet")
-    ):  # whose own hidden files say what they are
+    if made != path and path.is_dir() and name not in ("zarr", "parquet"):  # whose own hidden files say what they are
         places.append(tmp_path / "inside" / path.name)
     for place in places:
         assert len(load_dataset(place, format=name, output="numpy").lengths) == 1, place

@@ -62,17 +62,20 @@ def make(root, features, columns, lengths=(5,), *, groups=True, **info):
     for folder in ("meta/episodes/chunk-000", "data/chunk-000"):
         (root / folder).mkdir(parents=True)
     described = {
-        "codebase_version": "v3.0", "fps": 10, "features": features, "video_path": None,
-        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet", **info,
-    }  # fmt: skip
+        "codebase_version": "v3.0",
+        "fps": 10,
+        "features": features,
+        "video_path": None,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        **info,
+    }
     (root / "meta/info.json").write_text(json.dumps(described))
     table = pa.table({**columns, "episode_index": np.repeat(np.arange(len(lengths)), lengths)})
     with pq.ParquetWriter(root / "data/chunk-000/file-000.parquet", table.schema) as writer:
         for number, count in enumerate(lengths) if groups else [(0, len(table))]:
             writer.write_table(table.slice(sum(lengths[:number]), count), row_group_size=len(table))
     rows = [
-        {"episode_index": n, "length": c, "data/chunk_index": 0, "data/file_index": 0}
-        for n, c in enumerate(lengths)
+        {"episode_index": n, "length": c, "data/chunk_index": 0, "data/file_index": 0} for n, c in enumerate(lengths)
     ]
     pq.write_table(pa.Table.from_pylist(rows), root / "meta/episodes/chunk-000/file-000.parquet")
     return root
@@ -81,11 +84,19 @@ def make(root, features, columns, lengths=(5,), *, groups=True, **info):
 @pytest.mark.parametrize(
     ("shape", "names"),
     [
-        ([3, 8, 10], ["c", "h", "w"]), ([3, 8, 10], ["channel", "height", "width"]), ([3, 8, 10], None), ([8, 10, 3], None),
-        ([8, 10, 3], ["height", "width", "rgb"]), ([3, 10, 8], ["c", "w", "h"]), ([3, 8, 10], ["height", "width", "channels"]),
-        ([8, 10, 4], None), ([4, 8, 10], ["c", "h", "w"]), ([8, 10, 1], None), ([8, 10], None),
+        ([3, 8, 10], ["c", "h", "w"]),
+        ([3, 8, 10], ["channel", "height", "width"]),
+        ([3, 8, 10], None),
+        ([8, 10, 3], None),
+        ([8, 10, 3], ["height", "width", "rgb"]),
+        ([3, 10, 8], ["c", "w", "h"]),
+        ([3, 8, 10], ["height", "width", "channels"]),
+        ([8, 10, 4], None),
+        ([4, 8, 10], ["c", "h", "w"]),
+        ([8, 10, 1], None),
+        ([8, 10], None),
     ],
-)  # fmt: skip
+)
 def test_shapes_of_pictures(tmp_path, shape, names):
     """By the names of the axes, in any order; else by their sizes: LeRobot checks neither."""
     channels = 1 if len(shape) == 2 else next(n for n in shape if n in (1, 3, 4))
@@ -99,15 +110,24 @@ def test_shapes_of_pictures(tmp_path, shape, names):
 def test_what_is_not_supported_is_named(tmp_path):
     """CorruptError is for bytes that are wrong: the rest of a sound set is read."""
     features = {
-        "x": {"dtype": "float32", "shape": [2]}, "long": {"dtype": "float32", "shape": [1]}, "gap": {"dtype": "float32", "shape": [1]},
-        "word": {"dtype": "string", "shape": [1]}, "ragged": {"dtype": "int64", "shape": [2]}, "half": {"dtype": "bfloat16", "shape": [1]},
+        "x": {"dtype": "float32", "shape": [2]},
+        "long": {"dtype": "float32", "shape": [1]},
+        "gap": {"dtype": "float32", "shape": [1]},
+        "word": {"dtype": "string", "shape": [1]},
+        "ragged": {"dtype": "int64", "shape": [2]},
+        "half": {"dtype": "bfloat16", "shape": [1]},
         "cloud": {"dtype": "image", "shape": [2, 3, 8, 10], "names": None},
-    }  # fmt: skip
+    }
     columns = {
-        "x": pa.array([[1.0, 2.0]] * 5, pa.list_(pa.float32())), "long": pa.array([0.1] * 5, pa.float64()),
-        "gap": pa.array([1, None, 2, 3, 4], pa.float32()), "word": ["a", None, "b", "c", "d"], "ragged": [[1, 2], [3], [4, 5, 6], [7, 8], [9, 0]],
-        "half": np.zeros(5, np.float16), "cloud": [b""] * 5, "more": np.arange(5),
-    }  # fmt: skip
+        "x": pa.array([[1.0, 2.0]] * 5, pa.list_(pa.float32())),
+        "long": pa.array([0.1] * 5, pa.float64()),
+        "gap": pa.array([1, None, 2, 3, 4], pa.float32()),
+        "word": ["a", None, "b", "c", "d"],
+        "ragged": [[1, 2], [3], [4, 5, 6], [7, 8], [9, 0]],
+        "half": np.zeros(5, np.float16),
+        "cloud": [b""] * 5,
+        "more": np.arange(5),
+    }
     root = make(tmp_path / "set", features, columns)
     with (
         pytest.warns(UserWarning, match="does not describe"),
@@ -137,9 +157,7 @@ def test_rows_stored_with_lance_are_refused_by_name(tmp_path, said):
     root = tmp_path / "set"
     (root / "meta").mkdir(parents=True)
     (root / "frames.lance").mkdir()
-    info = {"codebase_version": "v3.0", "fps": 10, "features": {}} | (
-        {"storage_format": "lance"} if said else {}
-    )
+    info = {"codebase_version": "v3.0", "fps": 10, "features": {}} | ({"storage_format": "lance"} if said else {})
     (root / "meta/info.json").write_text(json.dumps(info))
     with pytest.raises(UnsupportedError, match=r"stored with Lance \(frames.lance\)"):
         load_dataset(root)
@@ -147,16 +165,15 @@ def test_rows_stored_with_lance_are_refused_by_name(tmp_path, said):
 
 @pytest.mark.parametrize("groups", [True, False])
 def test_memory_is_that_of_an_episode(tmp_path, groups):
-    """Arrays take at most three times their bytes, NumPy's and Arrow's together: also if a row group has many episodes."""
+    """Arrays take at most three times their bytes, NumPy's and Arrow's together: also if a row group has many
+    episodes."""
     shape, lengths = (48, 64), (300, 200, 300)
     values = np.random.default_rng(0).normal(size=(sum(lengths), *shape)).astype(np.float32)
     lists = pa.array(values.ravel())
     for size in reversed(shape):
         lists = pa.ListArray.from_arrays(np.arange(0, len(lists) + 1, size, dtype=np.int32), lists)
     features = {"x": {"dtype": "float32", "shape": list(shape)}}
-    dataset = load_dataset(
-        make(tmp_path / "set", features, {"x": lists}, lengths, groups=groups), output="numpy"
-    )
+    dataset = load_dataset(make(tmp_path / "set", features, {"x": lists}, lengths, groups=groups), output="numpy")
     dataset.load_episode(1)  # imports
 
     POOLS.append(pa.proxy_memory_pool(pa.default_memory_pool()))
@@ -177,9 +194,7 @@ POOLS = []
 
 
 def test_rows_of_another_number_are_damage(tmp_path):
-    root = make(
-        tmp_path / "set", {"x": {"dtype": "int64", "shape": [1]}}, {"x": np.arange(5)}, (3, 2)
-    )
+    root = make(tmp_path / "set", {"x": {"dtype": "int64", "shape": [1]}}, {"x": np.arange(5)}, (3, 2))
     path = root / "data/chunk-000/file-000.parquet"
     pq.write_table(pq.read_table(path).slice(0, 4), path)
     dataset = load_dataset(root, output="numpy")

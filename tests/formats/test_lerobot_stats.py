@@ -19,7 +19,7 @@ def by_numpy(rows, image):
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [((7, 5, 4, 3), "u1"), ((1, 2, 2, 1), "u1"), ((9,), "f4"), ((6, 2, 3), "i8"), ((5,), "?"), ((40, 9, 9), "u2")],
-)  # fmt: skip
+)
 def test_equal_to_numpy(monkeypatch, shape, dtype):
     monkeypatch.setattr(writer, "_PIECE_NBYTES", 2000)
     image = dtype == "u1"
@@ -35,9 +35,7 @@ def test_equal_to_numpy(monkeypatch, shape, dtype):
 @pytest.mark.parametrize("image", [True, False])
 def test_memory(image):
     """A frame or some megabytes at a time, however many there are."""
-    rows = np.zeros(
-        (40, 240, 320, 3) if image else (80, 240, 320), np.uint8 if image else np.uint16
-    )
+    rows = np.zeros((40, 240, 320, 3) if image else (80, 240, 320), np.uint8 if image else np.uint16)
     tracemalloc.start()
     writer._stats(rows, image)
     peak = tracemalloc.get_traced_memory()[1]

@@ -15,7 +15,7 @@ FORMATS = set(list_formats())
 
 def episode(number, length=4):
     x = np.full(length, float(number))
-    return {"x": x, "action": x, "reward": x, "_episode_data": {"seed": number, "goal": f"g{number}"}}  # fmt: skip
+    return {"x": x, "action": x, "reward": x, "_episode_data": {"seed": number, "goal": f"g{number}"}}
 
 
 def written(path, name, count=5, lengths=None, **options):
@@ -108,7 +108,7 @@ def test_lerobot_without_an_episode_of_its_table(tmp_path):
     rows = pq.read_table(table)
     pq.write_table(rows.filter(pc.field("episode_index") != 1), table)
     found = load_dataset(path, output="numpy")
-    got = [(found.load_episode(n)["x"][0], found.source.episode_data(n)["tasks"].tolist()) for n in range(3)]  # fmt: skip
+    got = [(found.load_episode(n)["x"][0], found.source.episode_data(n)["tasks"].tolist()) for n in range(3)]
     assert got == [(0, ["g0"]), (2, ["g2"]), (3, ["g3"])]
 
 
@@ -184,7 +184,8 @@ CUTS = {"hdf5": cut_hdf5, "folder": cut_folder, "zarr": cut_zarr}
 @pytest.mark.parametrize("lengths", [[4] * 5, [4, 3, 5, 2, 6]], ids=["equal", "other"])
 @pytest.mark.parametrize("name", [name for name in CUTS if name in FORMATS])
 def test_an_episode_that_was_removed_by_hand(tmp_path, name, lengths, compact):
-    """Rows are read, and of the data it is said that they are of other episodes; nothing is appended to such a dataset."""
+    """Rows are read, and of the data it is said that they are of other episodes; nothing is appended to such a
+    dataset."""
     whole = written(tmp_path / f"whole.{'h5' if name == 'hdf5' else name}", name, 5, lengths)
     for keep in ([0, 2, 3, 4], [1, 2, 3, 4], [2, 1, 0, 3, 4]):
         path = tmp_path / f"{keep[0]}{keep[1]}{whole.suffix}"
@@ -196,7 +197,7 @@ def test_an_episode_that_was_removed_by_hand(tmp_path, name, lengths, compact):
             continue  # and so are the tables
         found = load_dataset(path, format=name, output="numpy")
         assert [int(found.load_episode(n)["x"][0]) for n in range(len(keep))] == keep
-        with pytest.raises(CorruptError, match="the data of its episodes were written for other episodes"):  # fmt: skip
+        with pytest.raises(CorruptError, match="the data of its episodes were written for other episodes"):
             found.get_episode_data([0])
         found.close()
         with pytest.raises(CorruptError, match="written for other episodes"):

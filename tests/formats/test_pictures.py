@@ -29,7 +29,7 @@ def png(values, kind, bits, palette=b""):
     """Return a PNG of (H, W, n) samples: kind 0 grey, 2 RGB, 3 palette, 4 grey and alpha, 6 RGBA."""
 
     def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))  # fmt: skip
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
     height, width, _ = values.shape
     rows = b""
@@ -43,7 +43,9 @@ def png(values, kind, bits, palette=b""):
         rows += b"\0" + data
     head = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
     plte = chunk(b"PLTE", palette) if palette else b""
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + plte + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")  # fmt: skip
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + plte + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    )
 
 
 def tiff(values, order="<", photometric=1, sample=None, frames=1, more=()):
@@ -55,8 +57,19 @@ def tiff(values, order="<", photometric=1, sample=None, frames=1, more=()):
     bits = 8 * values.dtype.itemsize
     for frame in range(frames):
         at = len(made)
-        tags = [(256, 4, width), (257, 4, height), (258, 3, bits), (259, 3, 1), (262, 3, photometric), (273, 4, 8),
-                (277, 3, channels), (278, 4, height), (279, 4, len(data)), *more, (339, 3, sample)]  # fmt: skip
+        tags = [
+            (256, 4, width),
+            (257, 4, height),
+            (258, 3, bits),
+            (259, 3, 1),
+            (262, 3, photometric),
+            (273, 4, 8),
+            (277, 3, channels),
+            (278, 4, height),
+            (279, 4, len(data)),
+            *more,
+            (339, 3, sample),
+        ]
         after = at + 2 + 12 * len(tags) + 4
         body = struct.pack(order + "H", len(tags))
         for tag, kind, value in tags:
@@ -64,7 +77,7 @@ def tiff(values, order="<", photometric=1, sample=None, frames=1, more=()):
             if count > 2:  # three shorts do not fit into an entry
                 body += struct.pack(order + "HHII", tag, 3, count, after + (6 if tag == 339 else 0))
             elif kind == 3:
-                body += struct.pack(order + "HHIHH", tag, 3, count, value, value if count == 2 else 0)  # fmt: skip
+                body += struct.pack(order + "HHIHH", tag, 3, count, value, value if count == 2 else 0)
             else:
                 body += struct.pack(order + "HHII", tag, kind, count, value)
         extra = struct.pack(order + "6H", *[bits] * 3, *[sample] * 3) if channels == 3 else b""
@@ -104,7 +117,7 @@ READ = {
     "TIFF, float, as LeRobot writes it": (pillow(FLOAT[..., 0], "TIFF"), FLOAT),
     "TIFF, 16 bits, as LeRobot writes it": (pillow(WIDE[..., 0], "TIFF"), WIDE[..., :1]),
     "TIFF, RGB": (tiff(NARROW[..., :3], photometric=2), NARROW[..., :3]),
-}  # fmt: skip
+}
 
 REFUSED = {
     "TIFF, RGB of 48 bits": (tiff(WIDE[..., :3], photometric=2), "RGB;16"),
@@ -156,16 +169,24 @@ def lerobot(root, feature, rows=None, film=None, length=2):
         (root / folder).mkdir(parents=True)
     place = "chunk-{chunk_index:03d}/file-{file_index:03d}"
     info = {
-        "codebase_version": "v3.0", "fps": 10, "data_path": f"data/{place}.parquet",
+        "codebase_version": "v3.0",
+        "fps": 10,
+        "data_path": f"data/{place}.parquet",
         "video_path": f"videos/{{video_key}}/{place}.mp4",
-        "features": {"x": {"names": ["height", "width", "channels"], **feature}, "index": {"dtype": "int64", "shape": [1]}},
-    }  # fmt: skip
+        "features": {
+            "x": {"names": ["height", "width", "channels"], **feature},
+            "index": {"dtype": "int64", "shape": [1]},
+        },
+    }
     (root / "meta/info.json").write_text(json.dumps(info))
     home = {"data/chunk_index": 0, "data/file_index": 0}
     if film is not None:
         (root / "videos/x/chunk-000/file-000.mp4").write_bytes(film)
-        home |= {"videos/x/chunk_index": 0, "videos/x/file_index": 0, "videos/x/from_timestamp": 0.0}  # fmt: skip
-    pq.write_table(pa.Table.from_pylist([{"episode_index": 0, "length": length, **home}]), root / "meta/episodes/chunk-000/file-000.parquet")  # fmt: skip
+        home |= {"videos/x/chunk_index": 0, "videos/x/file_index": 0, "videos/x/from_timestamp": 0.0}
+    pq.write_table(
+        pa.Table.from_pylist([{"episode_index": 0, "length": length, **home}]),
+        root / "meta/episodes/chunk-000/file-000.parquet",
+    )
     table = {"index": list(range(length)), "episode_index": [0] * length}
     if rows is not None:
         table["x"] = [{"bytes": data, "path": None} for data in rows]
@@ -204,9 +225,7 @@ def test_what_would_be_changed_is_refused(tmp_path, where):
     for kind, (data, named) in REFUSED.items():
         print(kind)
         path = WHERE[where](tmp_path / kind, data, NARROW[..., :1])
-        with pytest.raises(
-            UnsupportedError, match=f"column 'x' is of pictures.*{named}.*keys_to_load="
-        ):
+        with pytest.raises(UnsupportedError, match=f"column 'x' is of pictures.*{named}.*keys_to_load="):
             load_dataset(path)
         rest = load_dataset(path, output="numpy", keys_to_load=["index"]).load_episode(0)
         assert rest["index"].tolist() == [0, 1]
@@ -219,7 +238,7 @@ def test_pictures_of_other_kinds_than_the_first_are_refused(tmp_path):
     for number, later in enumerate((sixteen, alpha)):
         path = in_folder(tmp_path / str(number), eight, None)
         (path / "x/ep_0_step_1.png").write_bytes(later)
-        with pytest.raises(CorruptError, match=r"ep_0_step_1\.png: a picture of uint.*, expected uint8 \(6, 5, 3\)"):  # fmt: skip
+        with pytest.raises(CorruptError, match=r"ep_0_step_1\.png: a picture of uint.*, expected uint8 \(6, 5, 3\)"):
             stored(path)
     path = in_folder(tmp_path / "grey", eight, None)
     (path / "x/ep_0_step_1.png").write_bytes(grey)
@@ -239,9 +258,7 @@ def test_pictures_of_others_are_appended_to_exactly_or_not_at_all(tmp_path):
             path = WHERE[where](tmp_path / f"{where}, {kind}", data, values)
             with get_format(where).open_writer(path) as writer:
                 if "48" in kind:
-                    with pytest.raises(
-                        InputError, match=r"uint16 \(6, 5, 3\) can't be written as png"
-                    ):
+                    with pytest.raises(InputError, match=r"uint16 \(6, 5, 3\) can't be written as png"):
                         writer.write_episode({"x": values[None], **more})
                 else:
                     writer.write_episode({"x": values[None], **more})
@@ -259,7 +276,7 @@ def test_pictures_of_others_are_appended_to_exactly_or_not_at_all(tmp_path):
 def test_damage_is_no_picture(tmp_path):
     """A picture that is cut, and one whose tiles would take more memory than any picture."""
     pytest.importorskip("av", reason="PyAV is not installed")
-    damaged = {kind: READ[kind][0] for kind in ("PNG, RGB of 48 bits", "PNG, grey of 16 bits", "TIFF, float")}  # fmt: skip
+    damaged = {kind: READ[kind][0] for kind in ("PNG, RGB of 48 bits", "PNG, grey of 16 bits", "TIFF, float")}
     damaged = {kind: data[: len(data) // 2] for kind, data in damaged.items()}
     damaged["tiles"] = tiff(NARROW[..., :1], more=[(322, 4, 60_000), (323, 4, 60_000)])
     for kind, data in damaged.items():
@@ -329,7 +346,7 @@ def in_videos(root, data, values):
 
 
 def in_robot_videos(root, data, values):
-    return lerobot(root, {"dtype": "video", "shape": list(values.shape[1:])}, film=data, length=len(values))  # fmt: skip
+    return lerobot(root, {"dtype": "video", "shape": list(values.shape[1:])}, film=data, length=len(values))
 
 
 @pytest.mark.parametrize("where", [in_videos, in_robot_videos])
@@ -349,9 +366,7 @@ def test_yuv_of_more_than_8_bits_comes_as_16_bits_of_rgb(tmp_path):
     av = pytest.importorskip("av")
     white = np.full((2, 18, 20, 3), 65535, np.uint16)
     white[:, 9:] = 0
-    frames = [
-        av.VideoFrame.from_ndarray(f, "rgb48le").reformat(format="yuv444p10le") for f in white
-    ]
+    frames = [av.VideoFrame.from_ndarray(f, "rgb48le").reformat(format="yuv444p10le") for f in white]
     got = stored(in_videos(tmp_path, film("yuv444p10le", white, frames=frames), white))
     assert got.dtype == np.uint16
     assert np.abs(got.astype(int) - white).max() < 300
@@ -394,9 +409,12 @@ def millimetres(codes, least=0.01, most=10.0, shift=3.5, use_log=True):
         ({"info": {"is_depth_map": True}}, {}),
         ({"video_info": {"video.is_depth_map": True}}, {}),
         ({"info": {"is_depth_map": True, **LOG}}, {"least": 0.2, "most": 6.0, "shift": 1.5}),
-        ({"info": {"video.is_depth_map": True, **LOG, "video.use_log": False}}, {"least": 0.2, "most": 6.0, "use_log": False}),
+        (
+            {"info": {"video.is_depth_map": True, **LOG, "video.use_log": False}},
+            {"least": 0.2, "most": 6.0, "use_log": False},
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("pixels", ["gray12le", "gray16le"])
 def test_codes_of_depth_are_millimetres(tmp_path, told, parameters, pixels):
     data = film(pixels, CODES)
@@ -407,25 +425,24 @@ def test_codes_of_depth_are_millimetres(tmp_path, told, parameters, pixels):
         same(got, CODES)
         return
     assert got.dtype == np.uint16
-    assert (
-        np.abs(got - millimetres(CODES, **parameters)).max() < 0.51
-    )  # rounded, in single precision
+    assert np.abs(got - millimetres(CODES, **parameters)).max() < 0.51  # rounded, in single precision
 
 
 def test_depth_that_is_no_code(tmp_path):
-    """Pictures of depth are depth; a code beyond twelve bits, an option that is none, and parameters without sense are refused."""
+    """Pictures of depth are depth; a code beyond twelve bits, an option that is none, and parameters without sense are
+    refused."""
     depth = {"shape": [18, 20, 1], "info": {"is_depth_map": True, **LOG}}
     raw = {"dtype": "image", **depth, "shape": [6, 5, 1]}
     data, values = READ["TIFF, float, as LeRobot writes it"]
     same(stored(lerobot(tmp_path / "raw", raw, rows=[data] * 2)), np.stack([values, values]))
-    wide = lerobot(tmp_path / "wide", {"dtype": "video", **depth}, film=film("gray16le", CODES + 9), length=11)  # fmt: skip
+    wide = lerobot(tmp_path / "wide", {"dtype": "video", **depth}, film=film("gray16le", CODES + 9), length=11)
     with pytest.raises(CorruptError, match=r"code of depth of 4104.*depth=\"codes\""):
         stored(wide)
     same(stored(wide, depth="codes"), CODES + 9)
     with pytest.raises(InputError, match="depth must be one of"):
         load_dataset(wide, depth="metres")
     depth["info"] |= {"video.shift": -3}
-    wrong = lerobot(tmp_path / "wrong", {"dtype": "video", **depth}, film=film("gray12le", CODES), length=11)  # fmt: skip
+    wrong = lerobot(tmp_path / "wrong", {"dtype": "video", **depth}, film=film("gray12le", CODES), length=11)
     with pytest.raises(CorruptError, match=r"expected 0 < depth_min \+ shift"):
         load_dataset(wrong)
 
@@ -434,7 +451,8 @@ def test_depth_that_is_no_code(tmp_path):
 
 
 def test_16_bits_are_written_as_pictures_where_the_codec_holds_them(tmp_path):
-    """PNG holds grey of 16 bits, and a lossless video colours too; in all else, and in lossy codecs, such a column is numbers. All is exact."""
+    """PNG holds grey of 16 bits, and a lossless video colours too; in all else, and in lossy codecs, such a column is
+    numbers. All is exact."""
     av = pytest.importorskip("av", reason="PyAV is not installed")
     grey, wide = WIDE[None, ..., :1].repeat(3, 0), FRAMES[..., :3]
     made = {
@@ -449,11 +467,9 @@ def test_16_bits_are_written_as_pictures_where_the_codec_holds_them(tmp_path):
         with get_format(kind).open_writer(path, **options) as writer:
             writer.write_episode(rows)
             logged = load_dataset(path, output="numpy").load_episode(0)  # from the log
-        with get_format(kind).open_writer(
-            path
-        ) as writer:  # an option does not change what is there
+        with get_format(kind).open_writer(path) as writer:  # an option does not change what is there
             writer.write_episode(rows)
-        how = {name: how for name, _, how, *_ in json.loads((path / "ep_len.json").read_text())["columns"]}  # fmt: skip
+        how = {name: how for name, _, how, *_ in json.loads((path / "ep_len.json").read_text())["columns"]}
         assert how == {**dict.fromkeys(rows, "npz"), **pictures}
         for got in (logged, *map(load_dataset(path, output="numpy").load_episode, (0, 1))):
             assert got.channels_first == set(rows)
@@ -471,9 +487,13 @@ def test_16_bits_are_written_as_pictures_where_the_codec_holds_them(tmp_path):
 
 def test_only_pictures_are_turned(tmp_path):
     """uint8 and uint16 of 1, 3 or 4 channels; floats, int16, and other numbers of channels stay."""
-    rows = {f"{kind}-{n}": np.zeros((2, 5, 6, n), kind) for kind in ("uint8", "uint16", "int16", "float32") for n in range(1, 6)}  # fmt: skip
+    rows = {
+        f"{kind}-{n}": np.zeros((2, 5, 6, n), kind)
+        for kind in ("uint8", "uint16", "int16", "float32")
+        for n in range(1, 6)
+    }
     with get_format("hdf5").open_writer(tmp_path / "x.h5") as writer:
         writer.write_episode(rows)
     episode = load_dataset(tmp_path / "x.h5", output="numpy").load_episode(0)
     turned = {name for name, values in episode.items() if tuple(values.shape) != rows[name].shape}
-    assert turned == {f"{kind}-{n}" for kind in ("uint8", "uint16") for n in (1, 3, 4)} == set(episode.channels_first)  # fmt: skip
+    assert turned == {f"{kind}-{n}" for kind in ("uint8", "uint16") for n in (1, 3, 4)} == set(episode.channels_first)

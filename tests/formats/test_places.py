@@ -38,9 +38,7 @@ def write(path):
     ],
 )
 def test_a_link_to_nothing_says_so(dangling, read):
-    with pytest.raises(
-        NotFoundError, match=r"link: is a link to .*unmounted/ring, which is not there; mount"
-    ):
+    with pytest.raises(NotFoundError, match=r"link: is a link to .*unmounted/ring, which is not there; mount"):
         read(dangling)
     assert not os.path.exists(dangling.parent / "unmounted")
 
@@ -58,9 +56,7 @@ def test_a_zip_file_is_refused_by_name(tmp_path, name):
         lambda path: write(path).dump(path),
         lambda path: write(path).dump(path, format="zarr"),
     ):
-        with pytest.raises(
-            UnsupportedError, match="not read or written in zip files; unpack it"
-        ) as found:
+        with pytest.raises(UnsupportedError, match="not read or written in zip files; unpack it") as found:
             use(path)
         assert f"name the folder, {stem}" in str(found.value)
     assert sorted(os.listdir(tmp_path)) == [name]

@@ -1,4 +1,5 @@
-"""The rate of a source, steps per second, is that of each copy, or the call refuses: no export plays at another speed."""
+"""The rate of a source, steps per second, is that of each copy, or the call refuses: no export plays at another
+speed."""
 
 import json
 import os
@@ -9,7 +10,7 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.clips.facts import Facts
-from ringmap.data import (  # fmt: skip
+from ringmap.data import (
     ConcatDataset,
     MergeDataset,
     Window,
@@ -52,7 +53,7 @@ def episode(number=0, pictures=False):
     }
     if pictures:
         steps["camera"] = np.full((5, 16, 16, 3), number, np.uint8)
-    return steps  # fmt: skip
+    return steps
 
 
 def ring(path=None, fps=None, count=2, pictures=False):
@@ -80,11 +81,11 @@ WAYS = {
         buf, path, dest_format=name, where="length > 0", progress=False, **o
     ),
     "merge": lambda buf, path, name, **o: merge([buf, buf.path], path, dest_format=name, progress=False, **o),
-}  # fmt: skip
+}
 
 
 CASES = [("dump", name) for name in FORMATS]
-CASES += [(way, name) for way in WAYS if way != "dump" for name in ("hdf5", "lerobot") if name in FORMATS]  # fmt: skip
+CASES += [(way, name) for way in WAYS if way != "dump" for name in ("hdf5", "lerobot") if name in FORMATS]
 
 
 @pytest.mark.parametrize(("way", "name"), CASES)
@@ -115,12 +116,14 @@ def test_every_kind_of_number_is_one_rate_everywhere(tmp_path, given, kept):
         assert again.fps == kept
         again.dump(tmp_path / "a.h5", progress=False)
     assert rate_at(tmp_path / "ring") == rate_at(tmp_path / "a.h5") == kept
-    assert json.loads((tmp_path / "ring/manifest.json").read_text())["fps"] == "{}/{}".format(*Fraction(kept).as_integer_ratio())  # fmt: skip
+    assert json.loads((tmp_path / "ring/manifest.json").read_text())["fps"] == "{}/{}".format(
+        *Fraction(kept).as_integer_ratio()
+    )
     assert load_dataset(tmp_path / "a.h5", fps=given).fps == kept
     convert(tmp_path / "a.h5", tmp_path / "b.h5", fps=given, progress=False)
     assert rate_at(tmp_path / "b.h5") == kept
     second = float(1 / Fraction(kept))
-    view = load_dataset(tmp_path / "a.h5", window={"obs": Window(seconds=[0.0, second])}, output="numpy")  # fmt: skip
+    view = load_dataset(tmp_path / "a.h5", window={"obs": Window(seconds=[0.0, second])}, output="numpy")
     assert view[0]["obs"].ravel().tolist() == [0.0, 1.0]
     buf = ReplayBuffer(100)
     buf.fps = given
@@ -138,9 +141,7 @@ def test_every_rate_has_its_film_frame_by_frame(tmp_path, name, given, kept):
     options = {"lossless": True} if name == "video" else {"final_row": False, "reward_at": "same"}
     with writer.open_writer(tmp_path / "set", fps=given, **options) as writer:
         frames = np.arange(40, dtype=np.uint8)[:, None, None, None] * np.ones((16, 16, 3), np.uint8)
-        writer.write_episode(
-            {"camera": 6 * frames, "action": np.arange(40.0), "reward": np.zeros(40)}
-        )
+        writer.write_episode({"camera": 6 * frames, "action": np.arange(40.0), "reward": np.zeros(40)})
     found = load_dataset(tmp_path / "set", output="numpy", layout="HWC")
     assert found.fps == kept
     camera = next(n for n in found.column_names if "camera" in n)
@@ -163,7 +164,7 @@ def test_what_is_no_rate_is_refused(tmp_path, bad):
         lambda: ring().dump(out, fps=bad),
         lambda: setattr(ReplayBuffer(100), "fps", bad),
     ]
-    calls += [lambda n=n: get_format(n).open_writer(out, fps=bad) for n in ("video", "lerobot") if n in FORMATS]  # fmt: skip
+    calls += [lambda n=n: get_format(n).open_writer(out, fps=bad) for n in ("video", "lerobot") if n in FORMATS]
     for call in calls:
         with pytest.raises(InputError, match="fps must be a positive number of steps per second"):
             call()
@@ -180,9 +181,7 @@ def test_two_rates_are_refused_unless_one_is_named(tmp_path):
         ConcatDataset([ten, ntsc])
     with pytest.raises(InputError, match=said):
         MergeDataset([ten, ntsc], [["obs"], ["reward"]])
-    with pytest.raises(
-        InputError, match="2997/100 steps per second, and .* 10/1|argument has 2997"
-    ):
+    with pytest.raises(InputError, match="2997/100 steps per second, and .* 10/1|argument has 2997"):
         ReplayBuffer(100, path=tmp_path / "one", fps=29.97)
     with pytest.raises(InputError, match=said):
         ten.extend_from(ntsc)

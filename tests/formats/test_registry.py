@@ -21,9 +21,7 @@ def table(monkeypatch):
 
 
 def make(name, detects=lambda path: False):
-    return type(
-        "Made", (Format,), {"name": name, "detect": classmethod(lambda cls, path: detects(path))}
-    )
+    return type("Made", (Format,), {"name": name, "detect": classmethod(lambda cls, path: detects(path))})
 
 
 def test_built_in_formats_are_known_before_they_are_loaded():
@@ -78,13 +76,9 @@ def test_a_missing_package_names_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(extras.PACKAGES, "parquet", ("no_such_package",))
     monkeypatch.setattr(registry, "FORMATS", FormatTable(registry.BUILT_IN))
     for error in (ValueError, MissingExtraError, ImportError):
-        with pytest.raises(
-            error, match=r'format .parquet. needs no_such_package.*pip install "ringmap\[parquet\]"'
-        ):
+        with pytest.raises(error, match=r'format .parquet. needs no_such_package.*pip install "ringmap\[parquet\]"'):
             data.get_format("parquet")
-    with pytest.raises(
-        ValueError, match=r"'parquet' comes with pip install \"ringmap\[parquet\]\""
-    ):
+    with pytest.raises(ValueError, match=r"'parquet' comes with pip install \"ringmap\[parquet\]\""):
         data.get_format("nope")
     assert "parquet" not in data.list_formats()
     (tmp_path / MARKER).touch()
@@ -133,8 +127,7 @@ def test_entry_points(tmp_path, monkeypatch, caplog):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[ringmap.formats]\nbroken = third_party_2:Broken\nplain = third_party:Plain\n"
-        "hdf5 = third_party:Plain\n"
+        "[ringmap.formats]\nbroken = third_party_2:Broken\nplain = third_party:Plain\nhdf5 = third_party:Plain\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(registry, "FORMATS", FormatTable(registry.BUILT_IN))
@@ -200,10 +193,14 @@ def test_the_face():
 def test_resolve(tmp_path):
     """As asked, by suffix, by content, or the default; what contradicts is named."""
     for path, given, default, expected in (
-        ("a.h5", None, None, "hdf5"), ("a.HDF5", None, "lance", "hdf5"), ("a.zarr/", None, None, "zarr"),
-        ("a", None, "zarr", "zarr"), ("a", "folder", "zarr", "folder"), ("a.b", "hdf5", None, "hdf5"),
+        ("a.h5", None, None, "hdf5"),
+        ("a.HDF5", None, "lance", "hdf5"),
+        ("a.zarr/", None, None, "zarr"),
+        ("a", None, "zarr", "zarr"),
+        ("a", "folder", "zarr", "folder"),
+        ("a.b", "hdf5", None, "hdf5"),
         ("a.folder", None, "zarr", "folder"),
-    ):  # fmt: skip
+    ):
         assert resolve_format(tmp_path / path, given, default=default).name == expected
     there = tmp_path / "there"
     with get_format("folder").open_writer(there):
@@ -216,6 +213,6 @@ def test_resolve(tmp_path):
         (tmp_path / "a.h5", "zarr", "suffix of .*a.h5 names format 'hdf5', but the format is to be 'zarr'"),
         (tmp_path / "a", None, "mine: the suffix of .* names no format .* say which: format=NAME, one of"),
         (tmp_path / "a.ringmap", None, "read-only"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=message):
             resolve_format(path, given, where="mine")

@@ -1,4 +1,5 @@
-"""Where rewards stand is known on every way from one dataset to another, or refused: no export gives an action another's reward."""
+"""Where rewards stand is known on every way from one dataset to another, or refused: no export gives an action
+another's reward."""
 
 import numpy as np
 import pytest
@@ -44,16 +45,12 @@ def steps_of(dataset):
     """Return the same of a dataset, as its `reward_at` says."""
     found, late = [], dataset.reward_at == "next"
     names = {n.replace("next.", ""): n for n in dataset.column_names}
-    observation = next(
-        n for n in ("obs", "obs/flat", "observation", "observation.state") if n in names
-    )
+    observation = next(n for n in ("obs", "obs/flat", "observation", "observation.state") if n in names)
     for number in range(len(dataset.lengths)):
         rows = {n: np.asarray(v) for n, v in dataset.load_episode(number).items()}
         columns = [rows[names[n]].reshape(-1) for n in (observation, "action", "reward")]
         count = len(columns[0]) - late
-        found += zip(
-            *(c[late * (n == 2) :][:count].tolist() for n, c in enumerate(columns)), strict=True
-        )
+        found += zip(*(c[late * (n == 2) :][:count].tolist() for n, c in enumerate(columns)), strict=True)
     return found
 
 
@@ -76,9 +73,7 @@ def opened(path, name):
 WAYS = {
     "dump": lambda buf, path, name: buf.dump(path, name, progress=False),
     "convert": lambda buf, path, name: convert(buf.path, path, dest_format=name, progress=False),
-    "convert, some": lambda buf, path, name: convert(
-        buf, path, dest_format=name, where="length > 0", progress=False
-    ),
+    "convert, some": lambda buf, path, name: convert(buf, path, dest_format=name, where="length > 0", progress=False),
     "merge": lambda buf, path, name: merge([buf], path, dest_format=name, progress=False),
 }
 
@@ -198,17 +193,12 @@ def test_sums_and_ends_of_a_copy_are_those_of_the_ring(tmp_path, name, reward_at
     with ring(tmp_path / "ring", reward_at) as buf:
         buf.dump(place(tmp_path, name), name, progress=False)
         whole = buf.view({"sum": NStep(2, gamma=0.5)})
-        wanted = [
-            {n: whole[i][n] for n in ("sum", "sum_discount", "sum_steps")}
-            for i in range(len(whole))
-        ]
+        wanted = [{n: whole[i][n] for n in ("sum", "sum_discount", "sum_steps")} for i in range(len(whole))]
     copy = opened(place(tmp_path, name), name)
     rows = int(copy.lengths[0])
     reward = "reward" if "reward" in copy.column_names else "next.reward"
     items = list(copy.view({"sum": NStep(2, gamma=0.5, of=reward)}))
-    steps = [
-        wanted[ROWS * n + t] for n in range(2) for t in range(rows)
-    ]  # without those of a last row
+    steps = [wanted[ROWS * n + t] for n in range(2) for t in range(rows)]  # without those of a last row
     assert [{n: item[n] for n in steps[0]} for item in items] == steps
     assert items[ROWS - 1 - (reward_at == "next")]["sum_discount"] == 0
     for across in (False, True):

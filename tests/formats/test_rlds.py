@@ -78,7 +78,9 @@ def differences(found):
 def test_every_value_is_the_one_that_was_given(path, caplog):
     with caplog.at_level(logging.WARNING, "ringmap"):
         found = opened(path)
-    assert [r.getMessage() for r in caplog.records] == [f"{path}: feature 'steps/any' is left out: a Sequence of any length is not read"]  # fmt: skip
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{path}: feature 'steps/any' is left out: a Sequence of any length is not read"
+    ]
     assert detect_format(path).name == "rlds" and found.reward_at == "same"
     assert len(found.lengths) == len(STEPS) and differences(found) == []
     assert found.load_episode(0)["bits"][0] == LARGE
@@ -174,9 +176,7 @@ def test_opening_reads_no_picture(frames, monkeypatch):
     for record in {record for record, _, _ in read}:
         whole = records.TFRecord.read(record)
         for name, (begin, end) in features_of(whole, len(whole)).items():
-            inside = [
-                1 for r, start, stop in read if r == record and start >= begin and stop <= end
-            ]
+            inside = [1 for r, start, stop in read if r == record and start >= begin and stop <= end]
             seen[name.rpartition("/")[2]] = seen.get(name.rpartition("/")[2], 0) + len(inside)
     assert (seen["image"], seen["wrist"], seen["text"]) == (0, 1, len(STEPS))
 
@@ -238,7 +238,7 @@ def test_a_cut_file_is_found(path, cut):
 def test_a_file_that_is_missing_or_of_another_set_is_found(path):
     file = first(path)
     others = sorted(path.glob("robot-train*"))
-    counts = [int(n) for n in json.loads((path / "dataset_info.json").read_text())["splits"][0]["shardLengths"]]  # fmt: skip
+    counts = [int(n) for n in json.loads((path / "dataset_info.json").read_text())["splits"][0]["shardLengths"]]
     assert sorted(counts) == [1, 2]
     one, two = (others[counts.index(n)] for n in (1, 2))
     kept = two.read_bytes()
@@ -275,7 +275,7 @@ def test_what_is_no_such_data_set(frames):
     with pytest.raises(UnknownFormatError, match="'riegeli', expected one of"):
         opened(frames)
     edit(frames, "dataset_info.json", lambda body: body.update(fileFormat="tfrecord"))
-    edit(frames, "dataset_info.json", lambda body: body["splits"][0].update(filepathTemplate="{SPLIT}"))  # fmt: skip
+    edit(frames, "dataset_info.json", lambda body: body["splits"][0].update(filepathTemplate="{SPLIT}"))
     with pytest.raises(UnknownFormatError, match="'{SPLIT}', expected"):
         opened(frames)
     edit(frames, "features.json", lambda body: body["featuresDict"]["features"].pop("steps"))
@@ -285,7 +285,7 @@ def test_what_is_no_such_data_set(frames):
 
 
 def of_steps(body):
-    return body["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"]["features"]  # fmt: skip
+    return body["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"]["features"]
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def of_steps(body):
         ("codes", {"dtype": "uint8", "shape": {"dimensions": ["-7"]}, "encoding": "none"}, "has shape"),
         ("reward", {"dtype": "float32", "shape": {"dimensions": ["1" + "0" * 12]}, "encoding": "none"}, "takes"),
     ],
-)  # fmt: skip
+)
 def test_values_that_are_not_as_described(frames, name, told, message):
     edit(frames, "features.json", lambda body: of_steps(body)[name].update(tensor=told))
     with pytest.raises(CorruptError, match=message):
@@ -317,9 +317,13 @@ def test_values_that_are_not_as_described(frames, name, told, message):
         ("depth_mm", {"dtype": "float32", "shape": {"dimensions": ["4", "5", "1"]}}, r"uint16 \(4, 5, 1\), expected"),
         ("depth", {"dtype": "uint8", "shape": {"dimensions": ["9999", "9999", "1"]}}, "pixels"),
     ],
-)  # fmt: skip
+)
 def test_pictures_that_are_not_as_described(frames, name, told, message):
-    edit(frames, "features.json", lambda body: of_steps(body)["observation"]["featuresDict"]["features"][name].update(image=told))  # fmt: skip
+    edit(
+        frames,
+        "features.json",
+        lambda body: of_steps(body)["observation"]["featuresDict"]["features"][name].update(image=told),
+    )
     with pytest.raises(CorruptError, match=message):
         opened(frames).load_episode(0)
 
@@ -356,7 +360,7 @@ def varint(value):
 
 
 def example(**features):
-    return sized(1, b"".join(sized(1, sized(1, n.encode()) + sized(2, f)) for n, f in features.items()))  # fmt: skip
+    return sized(1, b"".join(sized(1, sized(1, n.encode()) + sized(2, f)) for n, f in features.items()))
 
 
 def test_packed_or_each_alone():
@@ -372,7 +376,7 @@ def test_packed_or_each_alone():
         nothing=b"",
         bytes=sized(1, sized(1, b"a") + sized(1, b"")),
         later=b"\x48\x01" + sized(3, sized(1, b"\x05") + b"\x11" + bytes(8)),  # fields of a later version
-    )  # fmt: skip
+    )
     places = features_of(made, len(made))
     found = {name: values_of(made, place) for name, place in places.items()}
     assert found["packed"].tolist() == found["alone"].tolist() == numbers

@@ -1,4 +1,5 @@
-"""Files of robomimic: found by their path, whatever the suffix, and told from our own HDF5 files; names of observations."""
+"""Files of robomimic: found by their path, whatever the suffix, and told from our own HDF5 files; names of
+observations."""
 
 import os
 
@@ -97,9 +98,7 @@ def test_a_look_keeps_nobody_out(tmp_path):
 def test_a_column_stands_in_the_place_of_nothing_of_robomimic(tmp_path, name):
     buf = ReplayBuffer(100, reward_at="next")
     steps = np.arange(5.0)
-    buf.write_episode(
-        {"observation": steps, "action": steps[:, None], "reward": steps, name: steps}
-    )
+    buf.write_episode({"observation": steps, "action": steps[:, None], "reward": steps, name: steps})
     with pytest.raises(InputError, match=f"column '{name}': it would stand where robomimic has"):
         buf.dump(tmp_path / "set.h5", format="robomimic")
     assert not (tmp_path / "set.h5").exists()
@@ -109,13 +108,14 @@ def test_episode_data_are_no_count_of_steps(tmp_path):
     buf = ReplayBuffer(100, reward_at="next")
     steps = np.arange(5.0)
     data = {"num_samples": 3}
-    buf.write_episode({"obs": steps, "action": steps[:, None], "reward": steps, "_episode_data": data})  # fmt: skip
+    buf.write_episode({"obs": steps, "action": steps[:, None], "reward": steps, "_episode_data": data})
     with pytest.raises(InputError, match="'num_samples'.*robomimic has the number of steps there"):
         buf.dump(tmp_path / "set.h5", format="robomimic")
 
 
 def test_what_has_another_length_is_data_of_the_demo(tmp_path):
-    """As `initial_state` of Isaac Lab, of one row, and the source demos of MimicGen; also where a demo has as many samples."""
+    """As `initial_state` of Isaac Lab, of one row, and the source demos of MimicGen; also where a demo has as many
+    samples."""
     path = tmp_path / "lab.hdf5"
     with h5py.File(path, "w") as file:
         file.create_group("data").attrs["env_args"] = "{}"
@@ -170,9 +170,7 @@ def test_demos_that_differ_are_named(tmp_path):
             pytest.raises(UnsupportedError, match=message),
         ):
             load_dataset(path, **options)
-    with pytest.raises(
-        UnsupportedError, match="'obs/arm' is of complex128 in episode 1, and of float64"
-    ):
+    with pytest.raises(UnsupportedError, match="'obs/arm' is of complex128 in episode 1, and of float64"):
         found.load_episode(1)
     with pytest.raises(UnsupportedError, match="'obs/arm' is not in episode 2"):
         found.load_episode(2)

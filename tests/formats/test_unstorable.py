@@ -1,4 +1,5 @@
-"""What a format can't hold is refused before it is logged: no bad episode stops the export of the others, or a later append."""
+"""What a format can't hold is refused before it is logged: no bad episode stops the export of the others, or a later
+append."""
 
 import os
 from importlib import import_module
@@ -13,37 +14,85 @@ from ringmap.formats.base import Format
 NAMES = {"minari": "a-v0", "robomimic": "a.hdf5", "hdf5": "a.h5", "lance": "a.lance"}
 FORMATS = [name for name in list_formats() if get_format(name).can_write()]
 OPTIONS = {
-    "lerobot": {"reward_at": "same"}, "robomimic": {"reward_at": "same"}, "minari": {"reward_at": "next"},
-    "folder": {"image_format": "png"}, "video": {"lossless": True},
-}  # fmt: skip
+    "lerobot": {"reward_at": "same"},
+    "robomimic": {"reward_at": "same"},
+    "minari": {"reward_at": "next"},
+    "folder": {"image_format": "png"},
+    "video": {"lossless": True},
+}
 
 DATA = [
-    {"x": np.zeros(20_000)}, {"x": "a\0b"}, {"x": "ab\0"}, {"x": np.str_("ab")}, {"x": np.array("ab")}, {"x": b"ab\0"}, {"x": b""},
-    {"x": "\ud800"}, {"x": np.array(["a\0b", "c"])}, {"x": np.array(["\ud800"])}, {"x": np.zeros((0, 3))}, {"x": 1j}, {"x": None},
-    {"x": 2**64}, {"x": np.datetime64("2020")}, {"x": "a" * 70_000}, {"x": np.nan}, {"x": True}, {"x": np.float16(1.5)},
-    {"": 1}, {"a\0b": 1}, {"\ud800": 1}, {"a/b": 1}, {".": 1}, {"a" * 70_000: 1}, {"num_samples": 7}, {"id": 7}, {"total_steps": 9},
-    {"seed": "abc"}, {"seed": 3.5}, {"seed": True}, {"seed": 2**63}, {"seed": np.int64(3)}, {"seed": np.array([1])},
-    {"mask": np.array(["a/b"])}, {"mask": np.array(["\ud800"])}, {"mask": np.array([""])}, {"mask": np.array(["."])},
-    {"mask": np.array([3])}, {"mask": np.array(["b", "ö"])},
-]  # fmt: skip
+    {"x": np.zeros(20_000)},
+    {"x": "a\0b"},
+    {"x": "ab\0"},
+    {"x": np.str_("ab")},
+    {"x": np.array("ab")},
+    {"x": b"ab\0"},
+    {"x": b""},
+    {"x": "\ud800"},
+    {"x": np.array(["a\0b", "c"])},
+    {"x": np.array(["\ud800"])},
+    {"x": np.zeros((0, 3))},
+    {"x": 1j},
+    {"x": None},
+    {"x": 2**64},
+    {"x": np.datetime64("2020")},
+    {"x": "a" * 70_000},
+    {"x": np.nan},
+    {"x": True},
+    {"x": np.float16(1.5)},
+    {"": 1},
+    {"a\0b": 1},
+    {"\ud800": 1},
+    {"a/b": 1},
+    {".": 1},
+    {"a" * 70_000: 1},
+    {"num_samples": 7},
+    {"id": 7},
+    {"total_steps": 9},
+    {"seed": "abc"},
+    {"seed": 3.5},
+    {"seed": True},
+    {"seed": 2**63},
+    {"seed": np.int64(3)},
+    {"seed": np.array([1])},
+    {"mask": np.array(["a/b"])},
+    {"mask": np.array(["\ud800"])},
+    {"mask": np.array([""])},
+    {"mask": np.array(["."])},
+    {"mask": np.array([3])},
+    {"mask": np.array(["b", "ö"])},
+]
 COLUMNS = [
-    {"t": np.array(["a\0b", "ö", ""])}, {"t": np.array(["\ud800", "b", "c"])}, {"t": np.array(["ö", "b", "c"])},
-    {"a\0b": np.zeros(3)}, {"\ud800": np.zeros(3)}, {"/a": np.zeros(3)}, {"a/": np.zeros(3)}, {"a//b": np.zeros(3)},
-    {".": np.zeros(3)}, {"a/./b": np.zeros(3)}, {"x": np.zeros(3), "x/y": np.ones(3)}, {"actions": np.ones(3)},
-    {"rewards": np.ones(3)}, {"info/x": np.zeros(3), "x": np.ones(3)}, {"next_info/x": np.arange(3.0)}, {"obs/x": np.ones(3)},
-    {"t": np.array([b"a"] * 3)}, {"t": np.array([["a", "b"]] * 3)},
-]  # fmt: skip
+    {"t": np.array(["a\0b", "ö", ""])},
+    {"t": np.array(["\ud800", "b", "c"])},
+    {"t": np.array(["ö", "b", "c"])},
+    {"a\0b": np.zeros(3)},
+    {"\ud800": np.zeros(3)},
+    {"/a": np.zeros(3)},
+    {"a/": np.zeros(3)},
+    {"a//b": np.zeros(3)},
+    {".": np.zeros(3)},
+    {"a/./b": np.zeros(3)},
+    {"x": np.zeros(3), "x/y": np.ones(3)},
+    {"actions": np.ones(3)},
+    {"rewards": np.ones(3)},
+    {"info/x": np.zeros(3), "x": np.ones(3)},
+    {"next_info/x": np.arange(3.0)},
+    {"obs/x": np.ones(3)},
+    {"t": np.array([b"a"] * 3)},
+    {"t": np.array([["a", "b"]] * 3)},
+]
 
 
 WRITERS = [
-    pytest.param(n, marks=pytest.mark.slow if n in ("zarr", "folder", "video", "parquet") else ())
-    for n in FORMATS
+    pytest.param(n, marks=pytest.mark.slow if n in ("zarr", "folder", "video", "parquet") else ()) for n in FORMATS
 ]
 OTHERS = ("robomimic", "minari", "lerobot")
 
 
 def episode(data=None, columns=None):
-    rows = {"obs": np.arange(3.0)[:, None], "action": np.arange(3.0), "reward": np.zeros(3), **(columns or {})}  # fmt: skip
+    rows = {"obs": np.arange(3.0)[:, None], "action": np.arange(3.0), "reward": np.zeros(3), **(columns or {})}
     return {**rows, "_episode_data": data} if data else rows
 
 
@@ -67,7 +116,11 @@ def same(given, found):
     given, found = np.asarray(given), np.asarray(found)
     kinds = {given.dtype.kind, found.dtype.kind}
     is_float = given.dtype.kind in "fc"
-    return given.shape == found.shape and (len(kinds) == 1 or kinds == {"i", "u"}) and np.array_equal(given, found, equal_nan=is_float)  # fmt: skip
+    return (
+        given.shape == found.shape
+        and (len(kinds) == 1 or kinds == {"i", "u"})
+        and np.array_equal(given, found, equal_nan=is_float)
+    )
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -206,13 +206,14 @@ def surfaces(kind):
             "convert": functools.partial(convert, source_format=given),
         }
     found = {
-        "open r": open_buffer("r", kind), "open r+": open_buffer("r+", kind), "check": check,
-        "repair, dry": repair(True), "repair": repair(False),
-    }  # fmt: skip
+        "open r": open_buffer("r", kind),
+        "open r+": open_buffer("r+", kind),
+        "check": check,
+        "repair, dry": repair(True),
+        "repair": repair(False),
+    }
     return found | (
-        {}
-        if kind == "transitions"
-        else {"snapshot": snapshot, "as a dataset": functools.partial(load, output="numpy")}
+        {} if kind == "transitions" else {"snapshot": snapshot, "as a dataset": functools.partial(load, output="numpy")}
     )
 
 
@@ -278,9 +279,12 @@ def attempt(run, at, out, place):
 
     seconds, most, seen = time.perf_counter() - start, peak() - base, EYES.seen()
     return outcome | {
-        "seconds": seconds, "nbytes": most, "seen": seen,
-        "leaked": SECRET in data or SECRET.decode() in outcome["told"], "changed": state_of(out) != before,
-    }  # fmt: skip
+        "seconds": seconds,
+        "nbytes": most,
+        "seen": seen,
+        "leaked": SECRET in data or SECRET.decode() in outcome["told"],
+        "changed": state_of(out) != before,
+    }
 
 
 def main(kinds):
@@ -305,7 +309,9 @@ def main(kinds):
                 run(at, place)
                 shutil.rmtree(place)
                 at, out = prepare(place, sound, kind, lambda at, out: None)
-                print(json.dumps({"case": f"{kind}: sound", "surface": name} | attempt(run, at, out, place)), flush=True)  # fmt: skip
+                print(
+                    json.dumps({"case": f"{kind}: sound", "surface": name} | attempt(run, at, out, place)), flush=True
+                )
             with open("/proc/self/statm") as file:
                 taken = int(file.read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (taken + MORE_NBYTES, resource.RLIM_INFINITY))

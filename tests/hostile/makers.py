@@ -137,13 +137,9 @@ for _name in (
     case("buffer", f"{_name} is a link out of it", _name.rpartition("/")[2])(
         lambda at, out, name=_name: move_out(join(at, name), out)
     )
-    case("buffer", f"{_name} is a pipe", _name.rpartition("/")[2])(
-        lambda at, out, name=_name: pipe(join(at, name))
-    )
+    case("buffer", f"{_name} is a pipe", _name.rpartition("/")[2])(lambda at, out, name=_name: pipe(join(at, name)))
 for _name in ("columns", "data", "open"):
-    case("buffer", f"{_name}/ is a link out of it", _name)(
-        lambda at, out, name=_name: move_out(join(at, name), out)
-    )
+    case("buffer", f"{_name}/ is a link out of it", _name)(lambda at, out, name=_name: move_out(join(at, name), out))
 
 
 @case("buffer", "open/ is a link to a folder whose files would be removed", "open")
@@ -202,9 +198,7 @@ for _name in ("priorities.bin", "successors.0.bin"):
     case("transitions", f"{_name} is a link out of it", opens=True)(
         lambda at, out, name=_name: move_out(join(at, name), out)
     )
-    case("transitions", f"{_name} is a pipe", opens=True)(
-        lambda at, out, name=_name: pipe(join(at, name))
-    )
+    case("transitions", f"{_name} is a pipe", opens=True)(lambda at, out, name=_name: pipe(join(at, name)))
 
 
 # -- buffers: numbers and names that are forged ----------------------------------------------------
@@ -338,9 +332,12 @@ def forge_blob(at, carried, data):
         assert decode_blob(blob)
         file.write(blob)
     forge_record(
-        at, blob_segment=int(os.path.basename(name)[:-4]), blob_offset=at_byte, blob_size=len(blob),
+        at,
+        blob_segment=int(os.path.basename(name)[:-4]),
+        blob_offset=at_byte,
+        blob_size=len(blob),
         blob_sum=xxhash.xxh3_64_intdigest(blob),
-    )  # fmt: skip
+    )
 
 
 def data_of(heads, payload):
@@ -433,15 +430,10 @@ def _(at, out):
 @case("zstd", "a chunk of 5 KB becomes 160 MB", "c.0.0.0.0")
 def _(at, out):
     # A frame of 1300 blocks that each repeat a zero 128 KiB long (RFC 8878), 4 bytes a block.
-    blocks = b"".join(
-        ((1 << 17) << 3 | 1 << 1 | (i == 1299)).to_bytes(3, "little") + b"\0" for i in range(1300)
-    )
+    blocks = b"".join(((1 << 17) << 3 | 1 << 1 | (i == 1299)).to_bytes(3, "little") + b"\0" for i in range(1300))
     chunk(
         at,
-        b"\x28\xb5\x2f\xfd"
-        + bytes([3 << 6 | 0, 0x70])
-        + (1300 << 17).to_bytes(8, "little")
-        + blocks,
+        b"\x28\xb5\x2f\xfd" + bytes([3 << 6 | 0, 0x70]) + (1300 << 17).to_bytes(8, "little") + blocks,
     )
 
 
@@ -530,11 +522,7 @@ def log_record(files, schema, number=3, row=15, columns=None, length=2):
     }
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 16)
-    return (
-        _HEAD.pack(_MAGIC, len(text), len(body), xxhash.xxh3_64_intdigest(text + body))
-        + text
-        + body
-    )
+    return _HEAD.pack(_MAGIC, len(text), len(body), xxhash.xxh3_64_intdigest(text + body)) + text + body
 
 
 @case("folder", "its log has a column that would be written elsewhere", opens=True)
@@ -573,8 +561,7 @@ def _(at, out):
 def _(at, out):
     os.symlink(join(out, "secret"), join(at, "action.npz.new"))
     os.symlink(join(out, "secret"), join(at, "ep_len.npz.new"))
-    write(join(at, "ep_len.log"), log_record(
-        [["pixels", "png"], ["action", "npz"]], [["action", "<f4", [2]]]))  # fmt: skip
+    write(join(at, "ep_len.log"), log_record([["pixels", "png"], ["action", "npz"]], [["action", "<f4", [2]]]))
 
 
 @case("folder", "a folder of images is a link to one whose files would be removed", "pixels")
@@ -758,17 +745,10 @@ def png(width, height):
     """Return a PNG that says it is so large."""
 
     def part(kind, data):
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + part(b"IHDR", head)
-        + part(b"IDAT", zlib.compress(bytes(100)))
-        + part(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(bytes(100))) + part(b"IEND", b"")
 
 
 @case("folder", "an image has 2**32 pixels", "ep_0_step_0.png")
@@ -805,8 +785,12 @@ def _(at, out):
 @case("folder", "episode data is a pickle", "data of episode")
 def _(at, out):
     payload = data_of([["x", "array", ["|O", [1]], 9]], pickle.dumps(Payload(out)))
-    np.savez(join(at, "x.npz"), ends=np.array([len(payload)] * 3), bytes=np.frombuffer(payload, np.uint8),
-             names=np.frombuffer(b'["x"]', np.uint8))  # fmt: skip
+    np.savez(
+        join(at, "x.npz"),
+        ends=np.array([len(payload)] * 3),
+        bytes=np.frombuffer(payload, np.uint8),
+        names=np.frombuffer(b'["x"]', np.uint8),
+    )
     os.rename(join(at, "x.npz"), join(at, "ep_len.data"))
 
 
@@ -847,13 +831,15 @@ def secret_file(h5py, out):
     return join(out, "moved.h5")
 
 
-case("hdf5", "a column is a link into another file", "link to elsewhere")(hdf5(
-    lambda h5py, file, out: file.__setitem__("x", h5py.ExternalLink(secret_file(h5py, out), "x"))))  # fmt: skip
+case("hdf5", "a column is a link into another file", "link to elsewhere")(
+    hdf5(lambda h5py, file, out: file.__setitem__("x", h5py.ExternalLink(secret_file(h5py, out), "x")))
+)
 case("hdf5", "a column is a soft link", "link to elsewhere")(
     hdf5(lambda h5py, file, out: file.__setitem__("x", h5py.SoftLink("/action")))
 )
-case("hdf5", "a column keeps its rows in another file", "other files")(hdf5(
-    lambda h5py, file, out: file.create_dataset("x", (15,), "u1", external=[(join(out, "secret"), 0, 15)])))  # fmt: skip
+case("hdf5", "a column keeps its rows in another file", "other files")(
+    hdf5(lambda h5py, file, out: file.create_dataset("x", (15,), "u1", external=[(join(out, "secret"), 0, 15)]))
+)
 
 
 @case("hdf5", "a column is made of another file's rows", "other files")
@@ -886,9 +872,7 @@ def _(h5py, file, out):
 @case("hdf5", "a column has chunks of 4 GB", "chunks")
 @hdf5
 def _(h5py, file, out):
-    file.create_dataset(
-        "x", (1 << 31, 1), "u1", chunks=((1 << 32) - 1, 1), maxshape=(None, 1), compression="gzip"
-    )
+    file.create_dataset("x", (1 << 31, 1), "u1", chunks=((1 << 32) - 1, 1), maxshape=(None, 1), compression="gzip")
 
 
 @case("hdf5", "a column holds references", "HDF5 type")
@@ -939,9 +923,7 @@ def _(at, out):
     journal(join(at, "data.h5.journal"), 7, bytes(4096), b"from a stranger".ljust(4096), 8 * 4096)
 
 
-@case(
-    "hdf5", "it is a link to a file that its journal would write to", "not an HDF5 file", named=True
-)
+@case("hdf5", "it is a link to a file that its journal would write to", "not an HDF5 file", named=True)
 def _(at, out):
     os.unlink(at)
     os.symlink(join(out, "secret"), at)
@@ -1073,9 +1055,7 @@ def _(at, out):
     shutil.rmtree(at)
     shutil.rmtree(at.replace(".lance", "_episodes.lance"))
     os.mkdir(join(out, "base"))
-    base = lance.DatasetBasePath(
-        path="file://" + join(out, "base"), name="base", is_dataset_root=True
-    )
+    base = lance.DatasetBasePath(path="file://" + join(out, "base"), name="base", is_dataset_root=True)
     lance.write_dataset(table, at, mode="create", initial_bases=[base], target_bases=["base"])
 
 
@@ -1226,16 +1206,23 @@ def _(at, out):
 
 @case("lerobot", "a step of a column takes 2**40 bytes", "action")
 def _(at, out):
-    edit(
-        join(at, "meta/info.json"), lambda body: body["features"]["action"].update(shape=[1 << 38])
-    )
+    edit(join(at, "meta/info.json"), lambda body: body["features"]["action"].update(shape=[1 << 38]))
 
 
 @case("minari", "its environment is a command", "runs code of its choice")
 def _(at, out):
-    spec = {"id": "x-v0", "entry_point": "os:mkdir", "kwargs": {"path": join(out, "pwned")}, "reward_threshold": None,
-            "nondeterministic": False, "max_episode_steps": None, "disable_env_checker": True, "order_enforce": False,
-            "additional_wrappers": [], "vector_entry_point": None}  # fmt: skip
+    spec = {
+        "id": "x-v0",
+        "entry_point": "os:mkdir",
+        "kwargs": {"path": join(out, "pwned")},
+        "reward_threshold": None,
+        "nondeterministic": False,
+        "max_episode_steps": None,
+        "disable_env_checker": True,
+        "order_enforce": False,
+        "additional_wrappers": [],
+        "vector_entry_point": None,
+    }
 
     def change(body):
         del body["observation_space"]
@@ -1285,9 +1272,7 @@ def _(at, out):
 @case("minari", "a space has 2**40 values", "observation_space")
 def _(at, out):
     box = {"type": "Box", "dtype": "float32", "shape": [1 << 40], "low": -1.0, "high": 1.0}
-    edit(
-        join(at, "data/metadata.json"), lambda body: body.update(observation_space=json.dumps(box))
-    )
+    edit(join(at, "data/metadata.json"), lambda body: body.update(observation_space=json.dumps(box)))
 
 
 @contextlib.contextmanager
@@ -1309,9 +1294,7 @@ def _(at, out):
 def _(at, out):
     with demos(at) as data:
         del data["demo_1/actions"]
-        data["demo_1"].create_dataset(
-            "actions", (4, 2), "f4", external=[(join(out, "secret"), 0, 32)]
-        )
+        data["demo_1"].create_dataset("actions", (4, 2), "f4", external=[(join(out, "secret"), 0, 32)])
 
 
 @case("robomimic", "it has 2**50 steps in a few bytes", "demo_0")
@@ -1389,7 +1372,7 @@ def frame(record):
     from ringmap.formats.rlds.records import _masked
 
     head = struct.pack("<Q", len(record))
-    return b"".join((head, struct.pack("<I", _masked(head)), record, struct.pack("<I", _masked(record))))  # fmt: skip
+    return b"".join((head, struct.pack("<I", _masked(head)), record, struct.pack("<I", _masked(record))))
 
 
 def one_record(at, features, **values):
@@ -1475,7 +1458,9 @@ def _(at, out):
     packed = {"tensor": {"dtype": "uint8", "shape": {"dimensions": ["4"]}, "encoding": "zlib"}}
     pack = zlib.compressobj(9)
     bomb = b"".join(pack.compress(bytes(1 << 20)) for _ in range(1024)) + pack.flush()
-    one_record(at, {"is_first": FLAG, "packed": packed}, is_first=b"\x1a\x03\x0a\x01\x01", packed=sized(1, sized(1, bomb)))  # fmt: skip
+    one_record(
+        at, {"is_first": FLAG, "packed": packed}, is_first=b"\x1a\x03\x0a\x01\x01", packed=sized(1, sized(1, bomb))
+    )
 
 
 @case("rlds", "a picture is 60000 by 60000", "60000")
@@ -1483,7 +1468,12 @@ def _(at, out):
     from tests.formats.test_rlds import sized
 
     picture = {"image": {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", "3"]}}}
-    one_record(at, {"is_first": FLAG, "picture": picture}, is_first=b"\x1a\x03\x0a\x01\x01", picture=sized(1, sized(1, png(60000, 60000))))  # fmt: skip
+    one_record(
+        at,
+        {"is_first": FLAG, "picture": picture},
+        is_first=b"\x1a\x03\x0a\x01\x01",
+        picture=sized(1, sized(1, png(60000, 60000))),
+    )
 
 
 @case("rlds", "100,000 texts are as wide as one of 60,000 characters", "texts")
@@ -1492,7 +1482,9 @@ def _(at, out):
 
     count = 100_000
     texts = sized(1, b"x" * 60_000) + b"\x0a\x00" * (count - 1)
-    one_record(at, {"is_first": FLAG, "texts": {"text": {}}}, is_first=sized(3, sized(1, bytes(count))), texts=sized(1, texts))  # fmt: skip
+    one_record(
+        at, {"is_first": FLAG, "texts": {"text": {}}}, is_first=sized(3, sized(1, bytes(count))), texts=sized(1, texts)
+    )
 
 
 @case("rollout", "it is a pickle that runs a command", "no file of a RolloutBuffer")
@@ -1518,8 +1510,5 @@ def _(at, out):
 
     state = torch.load(at, weights_only=True)
     state["step"] = 1000
-    state["tensors"] = {
-        n: torch.zeros(1, *t.shape[1:]).expand(1000, *t.shape[1:])
-        for n, t in state["tensors"].items()
-    }
+    state["tensors"] = {n: torch.zeros(1, *t.shape[1:]).expand(1000, *t.shape[1:]) for n, t in state["tensors"].items()}
     torch.save(state, at)

@@ -50,9 +50,7 @@ def streaming(path):
     buf.flush()
     stream = buf.begin_episode()
     for t in range(3):
-        stream.append(
-            {"pixels": np.full((8, 8, 3), t, np.uint8), "action": np.full(2, t, np.float32)}
-        )
+        stream.append({"pixels": np.full((8, 8, 3), t, np.uint8), "action": np.full(2, t, np.float32)})
     stream._file.close()
     buf.engine.owned.abandon()
 
@@ -73,9 +71,7 @@ def transitions(path):
     from ringmap import TransitionReplayBuffer
     from ringmap.samplers import PrioritizedSampler
 
-    buf = TransitionReplayBuffer(
-        64, (4,), device=None, path=path, seed=0, sampler=PrioritizedSampler(), sync_every_s=0
-    )
+    buf = TransitionReplayBuffer(64, (4,), device=None, path=path, seed=0, sampler=PrioritizedSampler(), sync_every_s=0)
     for t in range(20):
         buf.add(np.full(4, t), 1, 0.5, np.full(4, t + 1), t % 7 == 6)
     buf.flush()
@@ -123,23 +119,24 @@ def lerobot(path):
     for folder in ("meta/episodes/chunk-000", "data/chunk-000"):
         os.makedirs(os.path.join(path, folder))
     info = {
-        "codebase_version": "v3.0", "fps": 10, "total_episodes": 3,
+        "codebase_version": "v3.0",
+        "fps": 10,
+        "total_episodes": 3,
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
         "features": {
             "pixels": {"dtype": "image", "shape": [8, 8, 3], "names": ["height", "width", "channels"]},
-            "action": {"dtype": "float32", "shape": [2]}, "task_index": {"dtype": "int64", "shape": [1]},
+            "action": {"dtype": "float32", "shape": [2]},
+            "task_index": {"dtype": "int64", "shape": [1]},
         },
-    }  # fmt: skip
+    }
     with open(os.path.join(path, "meta/info.json"), "w") as file:
         json.dump(info, file)
-    pq.write_table(
-        pa.table({"task_index": [0], "task": ["push"]}), os.path.join(path, "meta/tasks.parquet")
-    )
+    pq.write_table(pa.table({"task_index": [0], "task": ["push"]}), os.path.join(path, "meta/tasks.parquet"))
     rows = [
         {"episode_index": n, "length": length, "tasks": ["push"], "data/chunk_index": 0, "data/file_index": 0}
         for n, length in enumerate(STEPS)
-    ]  # fmt: skip
+    ]
     pq.write_table(
         pa.Table.from_pylist(rows),
         os.path.join(path, "meta/episodes/chunk-000/file-000.parquet"),
@@ -151,11 +148,14 @@ def lerobot(path):
         Image.fromarray(frame).save(buffer, "PNG")
         return {"bytes": buffer.getvalue(), "path": None}
 
-    table = pa.table({
-        "pixels": [png(frame) for e in made for frame in e["pixels"]],
-        "action": pa.array([a.tolist() for e in made for a in e["action"]], pa.list_(pa.float32())),
-        "task_index": [0] * sum(STEPS), "episode_index": [n for n, length in enumerate(STEPS) for _ in range(length)],
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "pixels": [png(frame) for e in made for frame in e["pixels"]],
+            "action": pa.array([a.tolist() for e in made for a in e["action"]], pa.list_(pa.float32())),
+            "task_index": [0] * sum(STEPS),
+            "episode_index": [n for n, length in enumerate(STEPS) for _ in range(length)],
+        }
+    )
     pq.write_table(table, os.path.join(path, "data/chunk-000/file-000.parquet"))
 
 
@@ -166,9 +166,14 @@ def minari(path):
     os.makedirs(os.path.join(path, "data"))
     box = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-1.0] * 2, "high": [1.0] * 2}
     described = {
-        "total_episodes": 2, "total_steps": 6, "data_format": "hdf5", "dataset_id": "hostile/test-v0",
-        "observation_space": json.dumps(box), "action_space": json.dumps(box), "minari_version": "0.5.3",
-    }  # fmt: skip
+        "total_episodes": 2,
+        "total_steps": 6,
+        "data_format": "hdf5",
+        "dataset_id": "hostile/test-v0",
+        "observation_space": json.dumps(box),
+        "action_space": json.dumps(box),
+        "minari_version": "0.5.3",
+    }
     with open(os.path.join(path, "data/metadata.json"), "w") as file:
         json.dump(described, file)
     with h5py.File(os.path.join(path, "data/main_data.hdf5"), "w") as file:
@@ -210,8 +215,13 @@ KINDS = {
     "gzip": packed([{"name": "gzip", "configuration": {"level": 1}}]),
     "zstd": packed([{"name": "zstd", "configuration": {"level": 1}}]),
     "blosc twice": packed(
-        [{"name": "blosc", "configuration": {
-            "cname": "lz4", "clevel": 1, "shuffle": "noshuffle", "blocksize": 0, "typesize": 1}}] * 2
+        [
+            {
+                "name": "blosc",
+                "configuration": {"cname": "lz4", "clevel": 1, "shuffle": "noshuffle", "blocksize": 0, "typesize": 1},
+            }
+        ]
+        * 2
     ),
     "lzma": packed([{"name": "numcodecs.lzma", "configuration": {"preset": 1}}]),
     "plain": packed([{"name": "crc32c"}]),
@@ -228,7 +238,7 @@ KINDS = {
     "parquet": exported("parquet"),
     "rlds": rlds,
     "rollout": rollout,
-}  # fmt: skip
+}
 
 SUFFIX = {"hdf5": ".h5", "robomimic": ".hdf5", "lance": ".lance", "rollout": ".pt"}
 

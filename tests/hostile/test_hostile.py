@@ -44,8 +44,11 @@ def run(kinds, home, **env):
     found = {}
     done = subprocess.run(
         [sys.executable, HERE / "child.py", *kinds],
-        capture_output=True, text=True, timeout=900, env={**os.environ, "TMPDIR": str(home), **env},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "TMPDIR": str(home), **env},
+    )
     for line in done.stdout.splitlines():
         result = json.loads(line)
         found.setdefault(result["case"], {})[result["surface"]] = result

@@ -47,6 +47,9 @@ def test_one_loop_reads_again():
         if "raise LappedError" in path.read_text()
     ]
     assert found == [
-        "buffers/steps.py", "buffers/transitions/buffer.py", "storage/inspect/snapshot.py", "storage/read/read_live.py",
+        "buffers/steps.py",
+        "buffers/transitions/buffer.py",
+        "storage/inspect/snapshot.py",
+        "storage/read/read_live.py",
         "storage/sidecars/mutable.py",
-    ]  # fmt: skip
+    ]

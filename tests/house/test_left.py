@@ -27,7 +27,19 @@ def test_control(tmp_path):
     (tmp_path / "conftest.py").write_text(shared.replace("PATIENCE_S = 30", "PATIENCE_S = 1"))
     (tmp_path / "test_planted.py").write_text(PLANTED)
     with pytest.raises(AssertionError) as told:
-        run(PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={tmp_path}", tmp_path, cwd=tmp_path)  # fmt: skip
+        run(
+            PYTHON,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            "/dev/null",
+            f"--rootdir={tmp_path}",
+            tmp_path,
+            cwd=tmp_path,
+        )
     assert "3 passed, 2 errors" in str(told.value)
     for name in ("fork", "fork_server"):
         assert f"ERROR test_planted.py::test_of_a_{name} - " in str(told.value)

@@ -23,9 +23,7 @@ from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
 from tests import ROOT
 
-ROW = re.compile(
-    r"^\| `(?P<message>.*?)` \| (?P<classes>`\w+Error`.*?|`EnvironmentFault`) \| ", re.M
-)
+ROW = re.compile(r"^\| `(?P<message>.*?)` \| (?P<classes>`\w+Error`.*?|`EnvironmentFault`) \| ", re.M)
 
 
 def rows(text):

@@ -16,12 +16,10 @@ import ringmap
 from ringmap import Column, Pace, Weights, Zarr, data, policy, samplers, world
 from ringmap.errors import InputError
 
-HOMES = ("ringmap", "ringmap.data", "ringmap.samplers", "ringmap.policy", "ringmap.world", "ringmap.recording")  # fmt: skip
+HOMES = ("ringmap", "ringmap.data", "ringmap.samplers", "ringmap.policy", "ringmap.world", "ringmap.recording")
 NUMBER = re.compile(r"\b(int|float|bool|Seed)\b")
 A_FUNCTION = re.compile(r"^Callable")
-NOT_OURS = re.compile(
-    r"^(Format|Writer|Sampler|BaseSampler|Computed|Dataset|BasePolicy)\.|\.(merge_col|show)$"
-)
+NOT_OURS = re.compile(r"^(Format|Writer|Sampler|BaseSampler|Computed|Dataset|BasePolicy)\.|\.(merge_col|show)$")
 """What a user subclasses; what nothing of ours can do; what starts a server."""
 
 
@@ -46,7 +44,7 @@ def public():
             for full, function in functions.items():
                 inner = getattr(function, "__func__", function)
                 home_of = inner.__module__ or ""
-                if not home_of.startswith("ringmap") or NOT_OURS.search(full) or inner in seen - {given}:  # fmt: skip
+                if not home_of.startswith("ringmap") or NOT_OURS.search(full) or inner in seen - {given}:
                     continue
                 seen.add(inner)
                 numbers = [
@@ -65,9 +63,13 @@ FOUND = public()
 # -- a call of each ------------------------------------------------------------------------------
 
 EPISODE = {
-    "obs": np.arange(20, dtype="f4"), "action": np.zeros((20, 1), "f4"), "reward": np.ones(20, "f4"),
-    "terminated": np.arange(20) == 19, "pixels": np.zeros((20, 8, 8, 3), "u1"), "proprio": np.zeros((20, 2), "f4"),
-}  # fmt: skip
+    "obs": np.arange(20, dtype="f4"),
+    "action": np.zeros((20, 1), "f4"),
+    "reward": np.ones(20, "f4"),
+    "terminated": np.arange(20) == 19,
+    "pixels": np.zeros((20, 8, 8, 3), "u1"),
+    "proprio": np.zeros((20, 2), "f4"),
+}
 CALLS = {}
 
 
@@ -102,7 +104,11 @@ def calls(make, name, **methods):
 
 def makes(name, function, **samples):
     """Note a call of a class or function."""
-    calls(lambda path: lambda **n: function(path=path, **n) if "_path" in samples else function(**n), name, call={k: v for k, v in samples.items() if k != "_path"})  # fmt: skip
+    calls(
+        lambda path: lambda **n: function(path=path, **n) if "_path" in samples else function(**n),
+        name,
+        call={k: v for k, v in samples.items() if k != "_path"},
+    )
 
 
 def new(name, cls, **samples):
@@ -110,23 +116,32 @@ def new(name, cls, **samples):
 
 
 calls(
-    lambda path: ring(), "ReplayBuffer",
+    lambda path: ring(),
+    "ReplayBuffer",
     batches={"batch_size": 4, "steps": 2, "prefetch": 1, "pin_memory": False, "drop_all_padded": False},
-    begin_episode={"commit_every": 5, "lane": 1}, check_commit_every={"_where": "here", "commit_every": 5},
-    clip_window={"history_len": 1}, cut_of={"history_len": 2, "drop_all_padded": False},
-    episode_data={"episode_idx": 0}, episode_number={"position": 0}, episodes={"nest": True},
-    get_episode_data={"idx": 1}, get_row_data={"row_idx": 3},
+    begin_episode={"commit_every": 5, "lane": 1},
+    check_commit_every={"_where": "here", "commit_every": 5},
+    clip_window={"history_len": 1},
+    cut_of={"history_len": 2, "drop_all_padded": False},
+    episode_data={"episode_idx": 0},
+    episode_number={"position": 0},
+    episodes={"nest": True},
+    get_episode_data={"idx": 1},
+    get_row_data={"row_idx": 3},
     load_chunk={"episodes_idx": [0, 1], "_start": [0, 1], "_end": [3, 4]},
-    load_episode={"episode_idx": 1, "nest": True}, load_steps={"episode_idx": 1, "start": 2, "end": 5},
+    load_episode={"episode_idx": 1, "nest": True},
+    load_steps={"episode_idx": 1, "start": 2, "end": 5},
     num_valid_ends={"history_len": 3},
     pass_sampler={"shuffle": True, "seed": 3, "rank": 0, "num_ranks": 2, "drop_last": True},
     sample={"batch_size": 3, "history_len": 2, "step": 7, "drop_all_padded": False, "nest": True},
-    split={"train": 0.5, "seed": 3, "drop_all_padded": False}, steps_as_stored={"episode": 1, "start": 2, "end": 5},
-    take={"episodes": [0, 1]}, view={"drop_all_padded": False, "live": True},
+    split={"train": 0.5, "seed": 3, "drop_all_padded": False},
+    steps_as_stored={"episode": 1, "start": 2, "end": 5},
+    take={"episodes": [0, 1]},
+    view={"drop_all_padded": False, "live": True},
     write_episode={"_ep_data": EPISODE, "sync": True},
     write_joined={"_rows": EPISODE, "lengths": [5, 15], "sync": True},
-)  # fmt: skip
-makes("ReplayBuffer.estimate", ringmap.ReplayBuffer.estimate, _schema={"x": ((), "f4")}, max_steps=50, spare_rows=5)  # fmt: skip
+)
+makes("ReplayBuffer.estimate", ringmap.ReplayBuffer.estimate, _schema={"x": ((), "f4")}, max_steps=50, spare_rows=5)
 
 
 def stored_ring(path, **given):
@@ -138,18 +153,43 @@ def stored_ring(path, **given):
     assert not any(isinstance(v, np.generic) for v in vars(again.options).values())
 
 
-new("ReplayBuffer", stored_ring, _path=1, max_steps=50, history_len=2, frameskip=2, seed=3, spare_rows=20, sync_every_s=5.0, threads=2, fps=12.5)  # fmt: skip
-calls(lambda path: lambda **n: ring().dump(path / "set.h5", **n), "ReplayBuffer.dump", call={"progress": True})  # fmt: skip
-new("Column", lambda **n: ringmap.ReplayBuffer(10, schema={"x": Column((), "f4", **n)}), mutable=True)  # fmt: skip
-new("Zarr", lambda path, **n: ringmap.ReplayBuffer(99, path=path / "z", storage=Zarr(**n), schema={"x": ((), "f4")}), _path=1, chunk_steps=8)  # fmt: skip
-calls(lambda path: ringmap.Marks(ring(path=path / "ring")), "Marks", get={"episode": 0}, remove={"episode": 0}, set={"episode": 0, "_flags": "bad"})  # fmt: skip
+new(
+    "ReplayBuffer",
+    stored_ring,
+    _path=1,
+    max_steps=50,
+    history_len=2,
+    frameskip=2,
+    seed=3,
+    spare_rows=20,
+    sync_every_s=5.0,
+    threads=2,
+    fps=12.5,
+)
+calls(lambda path: lambda **n: ring().dump(path / "set.h5", **n), "ReplayBuffer.dump", call={"progress": True})
+new("Column", lambda **n: ringmap.ReplayBuffer(10, schema={"x": Column((), "f4", **n)}), mutable=True)
+new(
+    "Zarr",
+    lambda path, **n: ringmap.ReplayBuffer(99, path=path / "z", storage=Zarr(**n), schema={"x": ((), "f4")}),
+    _path=1,
+    chunk_steps=8,
+)
+calls(
+    lambda path: ringmap.Marks(ring(path=path / "ring")),
+    "Marks",
+    get={"episode": 0},
+    remove={"episode": 0},
+    set={"episode": 0, "_flags": "bad"},
+)
 
 
 # transitions, and what mixes
 
 
 def transitions(path=None, **options):
-    buf = ringmap.TransitionReplayBuffer(path=path, **{"capacity": 100, "obs_shape": (2,), "device": None, "seed": 0, **options})  # fmt: skip
+    buf = ringmap.TransitionReplayBuffer(
+        path=path, **{"capacity": 100, "obs_shape": (2,), "device": None, "seed": 0, **options}
+    )
     for i in range(10):
         obs = np.full((1, 2, 2), i, "f4") if options.get("frame_stack") else np.full(2, i, "f4")
         if not options.get("frame_stack"):
@@ -163,16 +203,42 @@ def stored_transitions(path, **given):
 
 
 new(
-    "TransitionReplayBuffer", lambda path, **n: transitions(path=path / "t", **({"obs_shape": (2, 2)} if "frame_stack" in n else {}), **n).close(),
-    _path=1, capacity=50, n_step=2, gamma=0.5, frame_stack=2, seed=3, pin_memory=False, sync_every_s=5.0,
-)  # fmt: skip
+    "TransitionReplayBuffer",
+    lambda path, **n: transitions(
+        path=path / "t", **({"obs_shape": (2, 2)} if "frame_stack" in n else {}), **n
+    ).close(),
+    _path=1,
+    capacity=50,
+    n_step=2,
+    gamma=0.5,
+    frame_stack=2,
+    seed=3,
+    pin_memory=False,
+    sync_every_s=5.0,
+)
 calls(
-    lambda path: transitions(), "TransitionReplayBuffer",
-    batches={"batch_size": 3, "steps": 1, "prefetch": 1, "pin_memory": False}, clip_window={"history_len": 1},
-    num_valid_ends={"history_len": 1}, sample={"batch_size": 3, "step": 2},
-)  # fmt: skip
-calls(lambda path: lambda **n: transitions().dump(path / "set.h5", **n), "TransitionReplayBuffer.dump", call={"progress": True})  # fmt: skip
-calls(lambda path: lambda **n: (stored_transitions(path).close(), ringmap.TransitionReplayBuffer.open(path / "t", device=None, **n).sample(2)), "TransitionReplayBuffer.open", call={"n_step": 2, "gamma": 0.5, "pin_memory": False})  # fmt: skip
+    lambda path: transitions(),
+    "TransitionReplayBuffer",
+    batches={"batch_size": 3, "steps": 1, "prefetch": 1, "pin_memory": False},
+    clip_window={"history_len": 1},
+    num_valid_ends={"history_len": 1},
+    sample={"batch_size": 3, "step": 2},
+)
+calls(
+    lambda path: lambda **n: transitions().dump(path / "set.h5", **n),
+    "TransitionReplayBuffer.dump",
+    call={"progress": True},
+)
+calls(
+    lambda path: (
+        lambda **n: (
+            stored_transitions(path).close(),
+            ringmap.TransitionReplayBuffer.open(path / "t", device=None, **n).sample(2),
+        )
+    ),
+    "TransitionReplayBuffer.open",
+    call={"n_step": 2, "gamma": 0.5, "pin_memory": False},
+)
 
 
 def mixed(path=None, **given):
@@ -184,8 +250,23 @@ def mixed(path=None, **given):
     return buf
 
 
-new("OfflineToOnlineReplayBuffer", mixed, online_capacity=50, offline_fraction=0.25, batch_size=4, pin_memory=False, seed=3)  # fmt: skip
-calls(mixed, "OfflineToOnlineReplayBuffer", anneal={"step": 1, "total_steps": 10}, rows={"batch_size": 4}, sample={"batch_size": 4}, split={"batch_size": 4})  # fmt: skip
+new(
+    "OfflineToOnlineReplayBuffer",
+    mixed,
+    online_capacity=50,
+    offline_fraction=0.25,
+    batch_size=4,
+    pin_memory=False,
+    seed=3,
+)
+calls(
+    mixed,
+    "OfflineToOnlineReplayBuffer",
+    anneal={"step": 1, "total_steps": 10},
+    rows={"batch_size": 4},
+    sample={"batch_size": 4},
+    split={"batch_size": 4},
+)
 
 
 def student(path=None, **given):
@@ -196,13 +277,30 @@ def student(path=None, **given):
     return buf
 
 
-new("DistillationBuffer", lambda **n: student(**fitting("DistillationBuffer", n)), capacity=50, keep_rounds=2, beta=0.5, pin_memory=False, seed=3, sync_every_s=5.0)  # fmt: skip
+new(
+    "DistillationBuffer",
+    lambda **n: student(**fitting("DistillationBuffer", n)),
+    capacity=50,
+    keep_rounds=2,
+    beta=0.5,
+    pin_memory=False,
+    seed=3,
+    sync_every_s=5.0,
+)
 calls(
-    student, "DistillationBuffer",
-    add={"_student_observations": np.zeros((2, 3), "f4"), "_teacher_actions": np.zeros((2, 1), "f4"), "policy_version": 4},
-    batch={"batch_size": 2}, epochs={"batch_size": 2, "num_epochs": 1, "shuffle": True, "drop_last": True}, sample={"batch_size": 2},
-    sequences={"length": 2, "batch_size": 1, "num_epochs": 1, "shuffle": True, "drop_last": True}, start_round={"policy_version": 4},
-)  # fmt: skip
+    student,
+    "DistillationBuffer",
+    add={
+        "_student_observations": np.zeros((2, 3), "f4"),
+        "_teacher_actions": np.zeros((2, 1), "f4"),
+        "policy_version": 4,
+    },
+    batch={"batch_size": 2},
+    epochs={"batch_size": 2, "num_epochs": 1, "shuffle": True, "drop_last": True},
+    sample={"batch_size": 2},
+    sequences={"length": 2, "batch_size": 1, "num_epochs": 1, "shuffle": True, "drop_last": True},
+    start_round={"policy_version": 4},
+)
 new("LinearBeta", data.LinearBeta, rounds=3, start=0.75, end=0.25)
 new("ExponentialBeta", data.ExponentialBeta, decay=0.5)
 calls(lambda path: data.LinearBeta(3), "LinearBeta", __call__={"round": 1})
@@ -210,7 +308,9 @@ calls(lambda path: data.ExponentialBeta(0.5), "ExponentialBeta", __call__={"roun
 
 
 def rollout(path=None, full=True, **given):
-    buf = ringmap.RolloutBuffer(**{"num_envs": 2, "num_steps": 4, "obs_shape": (3,), "action_shape": (1,), "seed": 0, **given})  # fmt: skip
+    buf = ringmap.RolloutBuffer(
+        **{"num_envs": 2, "num_steps": 4, "obs_shape": (3,), "action_shape": (1,), "seed": 0, **given}
+    )
     for _ in range(4 if full else 0):
         buf.add(np.zeros((2, 3), "f4"), None, np.zeros((2, 1), "f4"), *[np.zeros(2, "f4")] * 4)
     return buf
@@ -222,13 +322,19 @@ def returned(path=None):
     return buf
 
 
-new("RolloutBuffer", lambda **n: rollout(full=False, **n), num_envs=2, num_steps=4, num_privileged_obs=1, seed=3)  # fmt: skip
-calls(rollout, "RolloutBuffer", compute_returns_and_advantages={"_last_values": np.zeros(2, "f4"), "gamma": 0.5, "gae_lambda": 0.5})  # fmt: skip
+new("RolloutBuffer", lambda **n: rollout(full=False, **n), num_envs=2, num_steps=4, num_privileged_obs=1, seed=3)
 calls(
-    returned, "RolloutBuffer", get_minibatch={"size": 2},
+    rollout,
+    "RolloutBuffer",
+    compute_returns_and_advantages={"_last_values": np.zeros(2, "f4"), "gamma": 0.5, "gae_lambda": 0.5},
+)
+calls(
+    returned,
+    "RolloutBuffer",
+    get_minibatch={"size": 2},
     minibatches={"num": 2, "epochs": 1, "shuffle": True, "normalize_advantages": True},
     sequence_minibatches={"length": 2, "num": 1, "epochs": 1, "shuffle": True, "normalize_advantages": True},
-)  # fmt: skip
+)
 
 
 # samplers and computed columns
@@ -258,11 +364,39 @@ for name, samples in {
     "EpochSampler": {"seed": 3},
     "MixtureSampler": {"samplers": 0.5, "rng": 3},
 }.items():
-    new(name, lambda name=name, **n: drawn(getattr(samplers, name)(**fitting(name, n))), **samples)  # fmt: skip
-    calls(lambda path, name=name: getattr(samplers, name)(*([[(samplers.UniformSampler(), 1)]] if name == "MixtureSampler" else [8.0] if name == "RecencySampler" else [])), name, __call__={"step": 2, "_buffer": ring(), "batch_size": 3, "history_len": 1})  # fmt: skip
-calls(lambda path: samplers.MixtureSampler([(samplers.UniformSampler(), 1)]), "MixtureSampler", follow={"_buffer": ring(), "history_len": 1})  # fmt: skip
-calls(lambda path: samplers.PrioritizedSampler(), "PrioritizedSampler", follow={"_buffer": ring(), "history_len": 1}, mass_of={"_window": ring().clip_window(1), "highest": 0.5}, weigher={"_ids": np.arange(2), "_odds": np.ones(2), "step": 3})  # fmt: skip
-new("Linear", lambda **n: samplers.Linear(**{"start": 0.0, "stop": 1.0, "steps": 8, **n})(3), start=0.5, stop=0.5, steps=8)  # fmt: skip
+    new(name, lambda name=name, **n: drawn(getattr(samplers, name)(**fitting(name, n))), **samples)
+    calls(
+        lambda path, name=name: getattr(samplers, name)(
+            *(
+                [[(samplers.UniformSampler(), 1)]]
+                if name == "MixtureSampler"
+                else [8.0]
+                if name == "RecencySampler"
+                else []
+            )
+        ),
+        name,
+        __call__={"step": 2, "_buffer": ring(), "batch_size": 3, "history_len": 1},
+    )
+calls(
+    lambda path: samplers.MixtureSampler([(samplers.UniformSampler(), 1)]),
+    "MixtureSampler",
+    follow={"_buffer": ring(), "history_len": 1},
+)
+calls(
+    lambda path: samplers.PrioritizedSampler(),
+    "PrioritizedSampler",
+    follow={"_buffer": ring(), "history_len": 1},
+    mass_of={"_window": ring().clip_window(1), "highest": 0.5},
+    weigher={"_ids": np.arange(2), "_odds": np.ones(2), "step": 3},
+)
+new(
+    "Linear",
+    lambda **n: samplers.Linear(**{"start": 0.0, "stop": 1.0, "steps": 8, **n})(3),
+    start=0.5,
+    stop=0.5,
+    steps=8,
+)
 calls(lambda path: samplers.Linear(0.0, 1.0, 8), "Linear", __call__={"step": 3})
 
 
@@ -272,11 +406,27 @@ def windowed(**window):
 
 new("NStep", lambda **n: windowed(n=data.NStep(**{"n": 2, **n})), n=2, gamma=0.5)
 new("ReturnToGo", lambda **n: windowed(g=data.ReturnToGo(**n)), gamma=0.5)
-new("Hindsight", lambda **n: windowed(h=data.Hindsight(goal="proprio", achieved="proprio", reward_fn=lambda a, g: np.zeros(len(a), "f4"), **n)), k=2.0)  # fmt: skip
+new(
+    "Hindsight",
+    lambda **n: windowed(
+        h=data.Hindsight(goal="proprio", achieved="proprio", reward_fn=lambda a, g: np.zeros(len(a), "f4"), **n)
+    ),
+    k=2.0,
+)
 new("Window", lambda **n: windowed(obs=data.Window([0, 1], **n)), blanks=True)
-new("Sequences", lambda **n: ring().sample(4, window=data.Sequences(**{"length": 4, **n})), length=4, burn_in=1, across=False)  # fmt: skip
-calls(lambda path: data.Sequences(4), "Sequences", window={"_schema": ring().schema, "_where": "here", "frameskip": 1})  # fmt: skip
-calls(lambda path: data.Window(seconds=[0.0, 0.5]), "Window", steps={"_where": "here", "_name": "obs", "frameskip": 1, "fps": 10.0})  # fmt: skip
+new(
+    "Sequences",
+    lambda **n: ring().sample(4, window=data.Sequences(**{"length": 4, **n})),
+    length=4,
+    burn_in=1,
+    across=False,
+)
+calls(lambda path: data.Sequences(4), "Sequences", window={"_schema": ring().schema, "_where": "here", "frameskip": 1})
+calls(
+    lambda path: data.Window(seconds=[0.0, 0.5]),
+    "Window",
+    steps={"_where": "here", "_name": "obs", "frameskip": 1, "fps": 10.0},
+)
 
 
 # datasets
@@ -287,11 +437,20 @@ def dataset(path=None):
 
 
 calls(
-    dataset, "ConcatDataset", batches={"batch_size": 2, "steps": 1}, episode_data={"episode_idx": 1},
-    get_episode_data={"idx": 1}, get_row_data={"row_idx": 3}, load_episode={"episode_idx": 1, "nest": True},
-    load_chunk={"episodes_idx": [0, 1], "_start": [0, 1], "_end": [3, 4]}, load_steps={"episode_idx": 1, "start": 2, "end": 5},
-    sample={"batch_size": 2, "nest": True}, split={"train": 0.5, "seed": 3}, take={"episodes": [0, 1]}, view={"drop_all_padded": False},
-)  # fmt: skip
+    dataset,
+    "ConcatDataset",
+    batches={"batch_size": 2, "steps": 1},
+    episode_data={"episode_idx": 1},
+    get_episode_data={"idx": 1},
+    get_row_data={"row_idx": 3},
+    load_episode={"episode_idx": 1, "nest": True},
+    load_chunk={"episodes_idx": [0, 1], "_start": [0, 1], "_end": [3, 4]},
+    load_steps={"episode_idx": 1, "start": 2, "end": 5},
+    sample={"batch_size": 2, "nest": True},
+    split={"train": 0.5, "seed": 3},
+    take={"episodes": [0, 1]},
+    view={"drop_all_padded": False},
+)
 
 
 def goals(path=None, **given):
@@ -302,10 +461,23 @@ def goals(path=None, **given):
 
 new("GoalDataset", goals, goal_probabilities=[0.25] * 4, gamma=0.5, current_goal_offset=1, seed=3)
 calls(
-    goals, "GoalDataset", get_episode_data={"idx": 1}, get_row_data={"row_idx": 3}, load_episode={"episode_idx": 1, "nest": True},
-    steps_as_stored={"episode": 1, "start": 2, "end": 5}, take={"episodes": [0]}, view={"drop_all_padded": False},
-)  # fmt: skip
-calls(lambda path: data.MergeDataset([ring(), ring()]), "MergeDataset", get_episode_data={"idx": 1}, get_row_data={"row_idx": 3}, take={"episodes": [0]}, load_episode={"episode_idx": 1, "nest": True})  # fmt: skip
+    goals,
+    "GoalDataset",
+    get_episode_data={"idx": 1},
+    get_row_data={"row_idx": 3},
+    load_episode={"episode_idx": 1, "nest": True},
+    steps_as_stored={"episode": 1, "start": 2, "end": 5},
+    take={"episodes": [0]},
+    view={"drop_all_padded": False},
+)
+calls(
+    lambda path: data.MergeDataset([ring(), ring()]),
+    "MergeDataset",
+    get_episode_data={"idx": 1},
+    get_row_data={"row_idx": 3},
+    take={"episodes": [0]},
+    load_episode={"episode_idx": 1, "nest": True},
+)
 
 
 def fleet(path):
@@ -315,15 +487,28 @@ def fleet(path):
 
 
 calls(
-    lambda path: data.ShardedReplayBuffer(fleet(path)), "ShardedReplayBuffer", episodes={"nest": True},
-    get_episode_data={"idx": 1}, load_episode={"episode_idx": 1, "nest": True}, split={"train": 0.5, "seed": 3, "drop_all_padded": False},
-    take={"episodes": [0]}, view={"drop_all_padded": False, "live": True},
-)  # fmt: skip
+    lambda path: data.ShardedReplayBuffer(fleet(path)),
+    "ShardedReplayBuffer",
+    episodes={"nest": True},
+    get_episode_data={"idx": 1},
+    load_episode={"episode_idx": 1, "nest": True},
+    split={"train": 0.5, "seed": 3, "drop_all_padded": False},
+    take={"episodes": [0]},
+    view={"drop_all_padded": False, "live": True},
+)
 new(
     "ShardedReplayBuffer",
     lambda path, **n: data.ShardedReplayBuffer(fleet_of(path, "n_step" in n or "gamma" in n), **n).sample(2),
-    _path=1, history_len=2, frameskip=2, wait_s=0.5, retire_after={"idle_s": 3600.0}, seed=3, threads=2, n_step=2, gamma=0.5,
-)  # fmt: skip
+    _path=1,
+    history_len=2,
+    frameskip=2,
+    wait_s=0.5,
+    retire_after={"idle_s": 3600.0},
+    seed=3,
+    threads=2,
+    n_step=2,
+    gamma=0.5,
+)
 
 
 def fleet_of(path, is_of_transitions):
@@ -338,16 +523,38 @@ def saved(path):
     return path / "set.h5"
 
 
-calls(lambda path: lambda **n: data.load_dataset(saved(path), **n)[0], "load_dataset", call={"drop_all_padded": False, "fps": 12.5})  # fmt: skip
-calls(lambda path: lambda **n: data.convert(ring(), path / "c.h5", **n), "convert", call={"progress": False})  # fmt: skip
-calls(lambda path: lambda **n: data.merge([ring()], path / "m.h5", **n), "merge", call={"progress": False})  # fmt: skip
-calls(lambda path: lambda **n: ringmap.repair(fleet(path) / "a", **n), "repair", call={"dry_run": True})  # fmt: skip
+calls(
+    lambda path: lambda **n: data.load_dataset(saved(path), **n)[0],
+    "load_dataset",
+    call={"drop_all_padded": False, "fps": 12.5},
+)
+calls(lambda path: lambda **n: data.convert(ring(), path / "c.h5", **n), "convert", call={"progress": False})
+calls(lambda path: lambda **n: data.merge([ring()], path / "m.h5", **n), "merge", call={"progress": False})
+calls(lambda path: lambda **n: ringmap.repair(fleet(path) / "a", **n), "repair", call={"dry_run": True})
 
 
-calls(lambda path: data.ShardedReplayBuffer(fleet(path)), "ShardedReplayBuffer", get_row_data={"row_idx": 3})  # fmt: skip
-calls(lambda path: lambda **n: samplers.EpisodeSampler().follow(ring(), **n), "EpisodeSampler.follow", call={"history_len": 1})  # fmt: skip
+calls(lambda path: data.ShardedReplayBuffer(fleet(path)), "ShardedReplayBuffer", get_row_data={"row_idx": 3})
+calls(
+    lambda path: lambda **n: samplers.EpisodeSampler().follow(ring(), **n),
+    "EpisodeSampler.follow",
+    call={"history_len": 1},
+)
 calls(lambda path: policy.ExpertPolicy(), "ExpertPolicy", set_seed={"seed": 3})
-calls(lambda path: lambda **n: data.from_arrays({"observations": EPISODE["obs"], "actions": EPISODE["action"], "rewards": EPISODE["reward"], "terminals": EPISODE["terminated"]}, **n), "from_arrays", call={"max_episode_steps": 5})  # fmt: skip
+calls(
+    lambda path: (
+        lambda **n: data.from_arrays(
+            {
+                "observations": EPISODE["obs"],
+                "actions": EPISODE["action"],
+                "rewards": EPISODE["reward"],
+                "terminals": EPISODE["terminated"],
+            },
+            **n,
+        )
+    ),
+    "from_arrays",
+    call={"max_episode_steps": 5},
+)
 
 
 # worlds
@@ -370,7 +577,7 @@ class Still(gymnasium.Env):
 
     def step(self, action):
         self.t += 1
-        return np.zeros(2, np.float32), 1.0, self.t == 3, False, {"goal": np.zeros((8, 8, 3), np.uint8)}  # fmt: skip
+        return np.zeros(2, np.float32), 1.0, self.t == 3, False, {"goal": np.zeros((8, 8, 3), np.uint8)}
 
     def render(self):
         return np.zeros((8, 8, 3), np.uint8)
@@ -396,15 +603,35 @@ def some_rooms(**given):
     made.close()
 
 
-new("World", some_rooms, num_envs=2, image_shape=(8, 8), max_episode_steps=5, goal_conditioned=True, image_resample=2, add_pixels=True, workers=1)  # fmt: skip
+new(
+    "World",
+    some_rooms,
+    num_envs=2,
+    image_shape=(8, 8),
+    max_episode_steps=5,
+    goal_conditioned=True,
+    image_resample=2,
+    add_pixels=True,
+    workers=1,
+)
 calls(
-    rooms, "World", reset={"seed": 3},
-    collect={"_writer": ringmap.ReplayBuffer(500, spare_rows=100), "episodes": 2, "seed": 3, "progress": False, "resume": False, "commit_every": 2},
+    rooms,
+    "World",
+    reset={"seed": 3},
+    collect={
+        "_writer": ringmap.ReplayBuffer(500, spare_rows=100),
+        "episodes": 2,
+        "seed": 3,
+        "progress": False,
+        "resume": False,
+        "commit_every": 2,
+    },
     evaluate={"episodes": 2, "seed": 3, "progress": False},
-)  # fmt: skip
+)
 CALLS["World.evaluate from a dataset"] = (
-    lambda path, given: evaluated(**given), {"episodes_idx": [0, 1], "start_steps": [1, 1], "goal_offset": 1, "eval_budget": 2},
-)  # fmt: skip
+    lambda path, given: evaluated(**given),
+    {"episodes_idx": [0, 1], "start_steps": [1, 1], "goal_offset": 1, "eval_budget": 2},
+)
 
 
 def evaluated(**given):
@@ -418,28 +645,64 @@ def evaluated(**given):
 for name, cls, samples in (
     ("RandomPolicy", policy.RandomPolicy, {"seed": 3}),
     ("ExpertPolicy", policy.ExpertPolicy, {"noise": 0.25, "seed": 3}),
-    ("FeedForwardPolicy", lambda **n: policy.FeedForwardPolicy(lambda x: x, keys="observation", **n), {"history": False}),
-):  # fmt: skip
-    new(name, lambda cls=cls, name=name, **n: rooms(given_policy=cls(**n)).collect(writer=ringmap.ReplayBuffer(99), episodes=1, progress=False) if name != "FeedForwardPolicy" else cls(**n), **samples)  # fmt: skip
+    (
+        "FeedForwardPolicy",
+        lambda **n: policy.FeedForwardPolicy(lambda x: x, keys="observation", **n),
+        {"history": False},
+    ),
+):
+    new(
+        name,
+        lambda cls=cls, name=name, **n: (
+            rooms(given_policy=cls(**n)).collect(writer=ringmap.ReplayBuffer(99), episodes=1, progress=False)
+            if name != "FeedForwardPolicy"
+            else cls(**n)
+        ),
+        **samples,
+    )
 calls(lambda path: policy.RandomPolicy(), "RandomPolicy", set_seed={"seed": 3})
-new("AddPixels", lambda **n: world.AddPixels(Still(), **{"shape": (8, 8), **n}).reset(), shape=(8, 8), resample=2)  # fmt: skip
-new("ResizeGoal", lambda **n: world.ResizeGoal(Still(), **{"shape": (4, 4), **n}).reset(), shape=(4, 4), resample=2)  # fmt: skip
+new("AddPixels", lambda **n: world.AddPixels(Still(), **{"shape": (8, 8), **n}).reset(), shape=(8, 8), resample=2)
+new("ResizeGoal", lambda **n: world.ResizeGoal(Still(), **{"shape": (4, 4), **n}).reset(), shape=(4, 4), resample=2)
 new("LiftToInfo", lambda **n: world.LiftToInfo(Still(), **n).reset(), draws=True)
-new("MegaWrapper", lambda **n: world.MegaWrapper(Still(), **{"image_shape": (8, 8), **n}).reset(), image_shape=(8, 8), image_resample=2, separate_goal=True, add_pixels=True)  # fmt: skip
+new(
+    "MegaWrapper",
+    lambda **n: world.MegaWrapper(Still(), **{"image_shape": (8, 8), **n}).reset(),
+    image_shape=(8, 8),
+    image_resample=2,
+    separate_goal=True,
+    add_pixels=True,
+)
 new("EnvPool", lambda **n: world.EnvPool([Still] * 2, **n).close(), workers=1, copy=True)
 calls(lambda path: world.EnvPool([Still] * 2), "EnvPool", reset={"seed": 3})
 
 
 def recorded(**given):
-    env = ringmap.ReplayBufferCollectionWrapper(Still(), ringmap.ReplayBuffer(100, spare_rows=50), dump_path="unused", **given)  # fmt: skip
+    env = ringmap.ReplayBufferCollectionWrapper(
+        Still(), ringmap.ReplayBuffer(100, spare_rows=50), dump_path="unused", **given
+    )
     return env
 
 
-new("ReplayBufferCollectionWrapper", recorded, validate_transition=True, dump_on_episode_end=False, dump_on_reset_boundary=False, stream=False, commit_every=2)  # fmt: skip
+new(
+    "ReplayBufferCollectionWrapper",
+    recorded,
+    validate_transition=True,
+    dump_on_episode_end=False,
+    dump_on_reset_boundary=False,
+    stream=False,
+    commit_every=2,
+)
 calls(
-    lambda path: recorded(), "ReplayBufferCollectionWrapper",
-    buffer_swap={"_replay_buffers": ringmap.ReplayBuffer(100), "require_same_space": True, "allow_mid_episode": True, "finalize_old_segments": False, "dump_old": False},
-)  # fmt: skip
+    lambda path: recorded(),
+    "ReplayBufferCollectionWrapper",
+    buffer_swap={
+        "_replay_buffers": ringmap.ReplayBuffer(100),
+        "require_same_space": True,
+        "allow_mid_episode": True,
+        "finalize_old_segments": False,
+        "dump_old": False,
+    },
+)
 
 
 # fleets
@@ -449,7 +712,17 @@ def paced(path=None, **given):
     return Pace(path, **{"samples_per_insert": 4.0, "min_steps": 1, "slack": 9.0, **given})
 
 
-new("Pace", lambda path, **n: paced(path, **n), _path=1, samples_per_insert=4.0, min_steps=1, slack=9.0, max_ahead=50, timeout_s=5.0, rank=0)  # fmt: skip
+new(
+    "Pace",
+    lambda path, **n: paced(path, **n),
+    _path=1,
+    samples_per_insert=4.0,
+    min_steps=1,
+    slack=9.0,
+    max_ahead=50,
+    timeout_s=5.0,
+    rank=0,
+)
 calls(
     lambda path: paced(fleet(path)),
     "Pace",
@@ -471,10 +744,17 @@ def published(path, **given):
 calls(lambda path: lambda **n: published(path, **n), "Weights.publish", call={"step": 3})
 SLOW = {
     "collect": {
-        "episodes": 1, "collectors": 1, "seed": 0, "resume": True, "max_steps": 500, "commit_every": 2, "threads": 1,
-        "progress": False, "wait_s": 5.0,
+        "episodes": 1,
+        "collectors": 1,
+        "seed": 0,
+        "resume": True,
+        "max_steps": 500,
+        "commit_every": 2,
+        "threads": 1,
+        "progress": False,
+        "wait_s": 5.0,
     },
-}  # fmt: skip
+}
 """It starts a process: `test_collect` calls it once, with all of them."""
 
 
@@ -535,8 +815,7 @@ def companions(full, number):
     return {
         name: sample
         for name, sample in CALLS[full][1].items()
-        if name != number
-        and (name in ("episodes", "train") or known[name].default is inspect.Parameter.empty)
+        if name != number and (name in ("episodes", "train") or known[name].default is inspect.Parameter.empty)
     }
 
 

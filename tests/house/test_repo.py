@@ -25,14 +25,17 @@ def test_files_are_small():
     assert [path for path in files() if path.stat().st_size > 1_000_000] == []
 
 
+def test_the_formatter_is_never_told_to_skip_code():
+    told = re.compile(r"# fmt: " + "(?:skip|off)")
+    assert [path for path in files() if path.suffix == ".py" and told.search(path.read_text("utf-8"))] == []
+
+
 def test_nothing_refers_to_what_a_clone_does_not_have():
     texts = {path: path.read_bytes().decode(errors="ignore") for path in files()}
     assert [(p, found[0]) for p, text in texts.items() if (found := ELSEWHERE.search(text))] == []
 
 
-@pytest.mark.parametrize(
-    "text", ["see /" + "home/me/x", "as ../share" + "d/x says", "spec" + "/x.md", "seed" + " 000"]
-)
+@pytest.mark.parametrize("text", ["see /" + "home/me/x", "as ../share" + "d/x says", "spec" + "/x.md", "seed" + " 000"])
 def test_control(text):
     assert ELSEWHERE.search(text)
 
@@ -89,9 +92,7 @@ def test_a_link_that_leads_nowhere_is_seen():
     assert not (ROOT / found[0]).exists()
 
 
-@pytest.mark.parametrize(
-    ("versions", "suite", "status"), [(0, 0, 0), (3, 0, 3), (0, 7, 7), (3, 7, 7)]
-)
+@pytest.mark.parametrize(("versions", "suite", "status"), [(0, 0, 0), (3, 0, 3), (0, 7, 7), (3, 7, 7)])
 def test_ci_runs_the_versions_and_the_command_of_the_readme(tmp_path, versions, suite, status):
     """Where any fails it fails, and what the command of the README prints comes last."""
     stub = tmp_path / "python3"
@@ -123,10 +124,6 @@ def test_ci_runs_the_versions_and_the_command_of_the_readme(tmp_path, versions, 
 
 def test_the_newest_releases_are_those_of_every_dependency():
     with open(ROOT / "pyproject.toml", "rb") as file:
-        stated = {
-            re.split("[<>=]", one)[0] for one in tomllib.load(file)["project"]["dependencies"]
-        }
-    pinned = {
-        line.split("==")[0] for line in (ROOT / "constraints-newest.txt").read_text().splitlines()
-    }
+        stated = {re.split("[<>=]", one)[0] for one in tomllib.load(file)["project"]["dependencies"]}
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints-newest.txt").read_text().splitlines()}
     assert stated <= pinned

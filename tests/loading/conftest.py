@@ -14,9 +14,7 @@ def episode(number, length):
     step = np.arange(length)
     return {
         "place": np.stack([np.full(length, number), step], axis=1),
-        "pixels": (
-            (number * 7 + step[:, None, None] * 3 + np.arange(12).reshape(3, 4)) % 251
-        ).astype(np.uint8),
+        "pixels": ((number * 7 + step[:, None, None] * 3 + np.arange(12).reshape(3, 4)) % 251).astype(np.uint8),
         "action": (number * 1000 + step).astype(np.float32),
         "done": step == length - 1,
     }

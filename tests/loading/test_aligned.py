@@ -131,9 +131,7 @@ def test_many_rings(tmp_path):
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("pending", [False, True])
 def test_transitions(n_step, pending, tmp_path):
-    buf = TransitionReplayBuffer(
-        100, (WIDE,), device=None, seed=0, n_step=n_step, path=tmp_path / "buf"
-    )
+    buf = TransitionReplayBuffer(100, (WIDE,), device=None, seed=0, n_step=n_step, path=tmp_path / "buf")
     for step in range(90):
         buf.add(np.full(WIDE, step), 0, 0.0, np.full(WIDE, step + 1), step % 30 == 29)
     if not pending:
@@ -145,9 +143,7 @@ def test_transitions(n_step, pending, tmp_path):
 
 
 def test_stacks():
-    buf = TransitionReplayBuffer(
-        100, (4, 21, 31), device=None, seed=0, frame_stack=4, obs_dtype=np.uint8
-    )
+    buf = TransitionReplayBuffer(100, (4, 21, 31), device=None, seed=0, frame_stack=4, obs_dtype=np.uint8)
     stack = np.zeros((4, 21, 31), np.uint8)
     for step in range(60):
         after = np.concatenate([stack[1:], np.full((1, 21, 31), step + 1, np.uint8)])

@@ -29,13 +29,22 @@ def test_it_is_a_list_of_clips():
 @pytest.mark.parametrize(
     "use",
     [
-        lambda batch: list(batch), lambda batch: batch.copy(), lambda batch: batch[:], lambda batch: [*batch],
-        lambda batch: batch.__add__([]), lambda batch: sorted(batch, key=lambda clip: clip["a"][0]),
-        lambda batch: list(reversed(batch))[::-1], lambda batch: pickle.loads(pickle.dumps(batch)),
-        copy.copy, copy.deepcopy, tuple, lambda batch: [batch.pop(0) for _ in range(4)],
-        lambda batch: list(filter(None, batch)), lambda batch: [batch[i] for i in range(len(batch))],
+        lambda batch: list(batch),
+        lambda batch: batch.copy(),
+        lambda batch: batch[:],
+        lambda batch: [*batch],
+        lambda batch: batch.__add__([]),
+        lambda batch: sorted(batch, key=lambda clip: clip["a"][0]),
+        lambda batch: list(reversed(batch))[::-1],
+        lambda batch: pickle.loads(pickle.dumps(batch)),
+        copy.copy,
+        copy.deepcopy,
+        tuple,
+        lambda batch: [batch.pop(0) for _ in range(4)],
+        lambda batch: list(filter(None, batch)),
+        lambda batch: [batch[i] for i in range(len(batch))],
     ],
-)  # fmt: skip
+)
 def test_every_use_sees_all_clips(use):
     assert [clip["a"][0] for clip in use(batch_of())] == [0, 2, 4, 6]
 
@@ -78,10 +87,7 @@ def test_inside_other_datasets(buffer):
     one = Subset(buffer, [4, 2, 9])
     assert len(prove(default_collate(one.__getitems__([0, 2])))) == 2
     two = ConcatDataset([buffer, buffer])
-    assert (
-        prove(default_collate([two[1], two[len(buffer) + 1]]))[0]
-        == prove(default_collate([buffer[1]]))[0]
-    )
+    assert prove(default_collate([two[1], two[len(buffer) + 1]]))[0] == prove(default_collate([buffer[1]]))[0]
 
 
 def test_text_comes_as_lists():

@@ -69,9 +69,15 @@ def test_the_weights_are_those_of_the_draw():
 
 @pytest.mark.parametrize(
     "sampler",
-    [None, UniformSampler(0), RecencySampler(window=50, rng=0), EpochSampler(0), lambda step, buf, size, h: np.arange(size)],
+    [
+        None,
+        UniformSampler(0),
+        RecencySampler(window=50, rng=0),
+        EpochSampler(0),
+        lambda step, buf, size, h: np.arange(size),
+    ],
     ids=["default", "uniform", "recency", "epochs", "a function"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_ids_are_there_without_priorities_and_weights_are_not(sampler, prefetch):
     buf = filled(sampler)
@@ -151,7 +157,7 @@ def test_transitions_bring_theirs():
     "made",
     [lambda b: pickle.loads(pickle.dumps(b)), copy.copy, copy.deepcopy, Batch.copy, lambda b: b.mapped(np.copy)],
     ids=["pickle", "copy", "deepcopy", "dict.copy", "mapped"],
-)  # fmt: skip
+)
 def test_copies_keep_what_is_beside_the_columns(made):
     batch = filled(PrioritizedSampler(rng=0)).sample(4)
     copied = made(batch)

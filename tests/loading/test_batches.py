@@ -88,11 +88,14 @@ def test_an_error_comes_where_its_batch_would():
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"batch_size": 0}, "batch_size"), ({"batch_size": 2, "steps": -1}, "steps"),
-        ({"batch_size": 2, "prefetch": -1}, "prefetch"), ({"batch_size": 2, "to": "jax"}, "to"),
-        ({"batch_size": 2, "device": "cpu"}, "torch"), ({"batch_size": 2, "pin_memory": True}, "torch"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 2, "steps": -1}, "steps"),
+        ({"batch_size": 2, "prefetch": -1}, "prefetch"),
+        ({"batch_size": 2, "to": "jax"}, "to"),
+        ({"batch_size": 2, "device": "cpu"}, "torch"),
+        ({"batch_size": 2, "pin_memory": True}, "torch"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments(buffer, options, word):
     with pytest.raises(InputError, match=word):
         buffer.batches(**options)
@@ -264,11 +267,13 @@ def test_a_batch_into_arrays_that_are_there(buffer):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda out: out | {"pixels": out["pixels"].astype(float)}, lambda out: out | {"pixels": out["pixels"][:4]},
-        lambda out: out | {"nothing": out["pixels"]}, lambda out: out | {"pixels": out["pixels"].tolist()},
+        lambda out: out | {"pixels": out["pixels"].astype(float)},
+        lambda out: out | {"pixels": out["pixels"][:4]},
+        lambda out: out | {"nothing": out["pixels"]},
+        lambda out: out | {"pixels": out["pixels"].tolist()},
         lambda out: out | {"action": np.asfortranarray(out["action"])},
     ],
-)  # fmt: skip
+)
 def test_arrays_that_do_not_fit_are_refused(buffer, change):
     out = buffer.sample(8)
     with pytest.raises(InputError, match="out"):
@@ -289,10 +294,7 @@ def test_threads_gather_what_one_does(monkeypatch, tmp_path, count, into):
         for size in (1, 2, 7, 64):
             out = buf.sample(size) if into else None
             batch = buf.sample(size, out=out)
-            assert (
-                len(prove({name: torch.from_numpy(values) for name, values in batch.items()}))
-                == size
-            )
+            assert len(prove({name: torch.from_numpy(values) for name, values in batch.items()})) == size
         buf.close()
 
 
@@ -302,11 +304,7 @@ def test_threads_must_be_some():
 
 
 def test_cores_are_those_that_may_be_used(tmp_path, monkeypatch):
-    given = (
-        len(system.os.sched_getaffinity(0))
-        if hasattr(system.os, "sched_getaffinity")
-        else system.os.cpu_count()
-    )
+    given = len(system.os.sched_getaffinity(0)) if hasattr(system.os, "sched_getaffinity") else system.os.cpu_count()
     monkeypatch.setattr(system.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert given >= 1
     here = tmp_path / "cgroup"

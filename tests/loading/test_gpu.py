@@ -1,7 +1,7 @@
 """Batches on a GPU: `pytest -m gpu` where there is one; elsewhere they are skipped.
 
-Each value says which step it is of. The GPU is kept busy, so that copies to it are still waiting while the loop goes on: host memory
-that is filled again too early shows.
+Each value says which step it is of. The GPU is kept busy, so that copies to it are still waiting while the loop goes
+on: host memory that is filled again too early shows.
 """
 
 import numpy as np
@@ -42,8 +42,7 @@ def wrong(batches):
     """Return how many of some pairs of pixels and steps on the GPU do not belong together."""
     torch.cuda.synchronize()
     return sum(
-        int((pixels.amax((-1, -2, -3)) != step % 251).sum())
-        + int((pixels.amin((-1, -2, -3)) != step % 251).sum())
+        int((pixels.amax((-1, -2, -3)) != step % 251).sum()) + int((pixels.amin((-1, -2, -3)) != step % 251).sum())
         for pixels, step in batches
     )
 
@@ -52,7 +51,7 @@ def wrong(batches):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_no_batch_is_filled_again_before_it_was_copied(buf, prefetch, pin_memory):
     kept = []
-    with buf.batches(64, steps=40, prefetch=prefetch, to="torch", device="cuda", pin_memory=pin_memory) as batches:  # fmt: skip
+    with buf.batches(64, steps=40, prefetch=prefetch, to="torch", device="cuda", pin_memory=pin_memory) as batches:
         for number, batch in enumerate(batches):
             if number % 10 == 0:
                 busy()

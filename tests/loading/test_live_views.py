@@ -52,8 +52,7 @@ class Writer:
     def __init__(self, folder, kind):
         self.next, self.kind = 0, kind
         self.rings = [
-            ReplayBuffer(230, path=folder / str(number), seed=0)
-            for number in range(3 if kind == "fleet" else 1)
+            ReplayBuffer(230, path=folder / str(number), seed=0) for number in range(3 if kind == "fleet" else 1)
         ]
         self.go_on(60)
         self.data = self.rings[0]
@@ -165,9 +164,7 @@ def test_persistent_workers_follow_a_live_view(tmp_path):
     """Over a frozen one they drew the first minute's episodes until these were evicted, and then anything."""
     writer = Writer(tmp_path, "plain")
     view = writer.data.view(window=Sequences(5, across=True), columns=["step"], live=True)
-    loader = DataLoader(
-        view, 16, sampler=view.pass_sampler(seed=1), num_workers=2, persistent_workers=True
-    )
+    loader = DataLoader(view, 16, sampler=view.pass_sampler(seed=1), num_workers=2, persistent_workers=True)
     for _ in range(3):
         found = [tuple(item.tolist()) for batch in loader for item in batch["step"]]
         assert sorted(found) == sorted(steps(view, range(len(view))))
@@ -183,9 +180,7 @@ def test_a_worker_redraws_from_what_a_live_view_selects_now(tmp_path, kind):
     """Its own copy is of the moment at which it began, of which nothing may be left."""
     writer = Writer(tmp_path, kind)
     view = writer.data.view(where="task = a", window={"step": Window([0, 1])}, live=True)
-    loader = DataLoader(
-        view, 8, sampler=view.pass_sampler(seed=1), num_workers=1, persistent_workers=True
-    )
+    loader = DataLoader(view, 8, sampler=view.pass_sampler(seed=1), num_workers=1, persistent_workers=True)
     assert sum(len(batch["step"]) for batch in loader) == len(view)
     writer.go_on(60)
     count = 0
@@ -203,9 +198,7 @@ def test_a_worker_redraws_from_what_a_live_view_selects_now(tmp_path, kind):
     writer.close()
 
 
-@pytest.mark.parametrize(
-    "join", [lambda view: view, lambda view: ConcatDataset([view])], ids=["view", "concat"]
-)
+@pytest.mark.parametrize("join", [lambda view: view, lambda view: ConcatDataset([view])], ids=["view", "concat"])
 @pytest.mark.parametrize("kind", ["plain", "fleet"])
 def test_ids_mean_the_same_in_a_worker_that_redrew(tmp_path, kind, join):
     """Half of the view is gone: what comes in place of one item is newer, the others stay what they were."""
@@ -277,9 +270,7 @@ def test_a_live_view_has_passes_with_functions_that_do_not_travel(tmp_path):
     writer = Writer(tmp_path, "plain")
     window = {"step": Window([0]), "half": lambda batch: batch["step"] / 2}
     view = writer.data.view(where=lambda data: data["task"] == "a", window=window, live=True)
-    loader = DataLoader(
-        view, 16, sampler=view.pass_sampler(), num_workers=1, multiprocessing_context="fork"
-    )
+    loader = DataLoader(view, 16, sampler=view.pass_sampler(), num_workers=1, multiprocessing_context="fork")
     for _ in range(2):
         batches = list(loader)
         assert sum(len(batch["half"]) for batch in batches) == len(view)
@@ -395,9 +386,7 @@ def test_wrong_moments_are_refused(tmp_path):
         buf.view(at=moment, live=True)
     wrong = [3, {}, {**moment, "starts": "b:%%"}, {**moment, "lengths": moment["starts"]}]
     wrong += [{name: value for name, value in moment.items() if name != gone} for gone in moment]
-    wrong += [
-        {**moment, name: "b:eJwDAAAAAAE="} for name in moment if name not in ("uuid", "is_part")
-    ]
+    wrong += [{**moment, name: "b:eJwDAAAAAAE="} for name in moment if name not in ("uuid", "is_part")]
     wrong += [{**moment, "starts": moment["starts"][:-8] + "AAAA"}, {**moment, "uuid": "x"}]
     for one in wrong:
         with pytest.raises(InputError):

@@ -35,7 +35,7 @@ ALONE = [
 FORKED = [  # each value with each value of every other column
     ("disk" if i in (2, 3, 7, 8) else "ram", "fork", 1 + i % 2, i // 2 % 2 == 1, i in (1, 3, 8), transform, collate)
     for i, (transform, collate) in enumerate(itertools.product(TRANSFORMS, COLLATES))
-]  # fmt: skip
+]
 STARTED = {  # what costs a start of processes, once: from a fork server with every buffer
     "ram": [("forkserver", 1, False, False, with_tensors, wrapped)],
     "disk": [
@@ -52,23 +52,25 @@ def test_the_cases_have_every_pair():
         assert len(pairs) == len({p[0] for p in pairs}) * len({p[1] for p in pairs})
 
 
-@pytest.mark.filterwarnings(
-    "ignore:'pin_memory' argument"
-)  # without a GPU it does nothing, and says so
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # without a GPU it does nothing, and says so
 @pytest.mark.parametrize(
     ("buffer", "method", "workers", "persistent", "pin", "transform", "collate"),
     CASES,
     indirect=["buffer"],
 )
-def test_each_clip_once_and_as_it_was_written(
-    buffer, method, workers, persistent, pin, transform, collate
-):
+def test_each_clip_once_and_as_it_was_written(buffer, method, workers, persistent, pin, transform, collate):
     buffer.transform = transform
     torch.manual_seed(0)
     loader = DataLoader(
-        buffer, batch_size=16, shuffle=True, num_workers=workers, multiprocessing_context=method,
-        persistent_workers=persistent, pin_memory=pin, collate_fn=collate,
-    )  # fmt: skip
+        buffer,
+        batch_size=16,
+        shuffle=True,
+        num_workers=workers,
+        multiprocessing_context=method,
+        persistent_workers=persistent,
+        pin_memory=pin,
+        collate_fn=collate,
+    )
     for _ in range(2):
         found = [clip for batch in loader for clip in prove(batch)]
         assert sorted(found) == everything(buffer)

@@ -32,9 +32,7 @@ def clips_of(loader):
 @WORKERS
 def test_a_pass_is_what_there_was_when_it_began(disk, workers):
     sampler = disk.pass_sampler(seed=3)
-    loader = DataLoader(
-        disk, 16, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
-    )
+    loader = DataLoader(disk, 16, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
     first, number = [], 20
     for batch in loader:
         first += prove(batch)
@@ -65,9 +63,7 @@ def test_in_a_worker_with_a_pickled_copy_of_a_buffer_in_ram():
     buf = ReplayBuffer(150, HISTORY, SKIP)
     fill(buf, 40)
     assert buf.num_episodes < 20
-    loader = DataLoader(
-        buf, 16, sampler=buf.pass_sampler(), num_workers=1, multiprocessing_context="forkserver"
-    )
+    loader = DataLoader(buf, 16, sampler=buf.pass_sampler(), num_workers=1, multiprocessing_context="forkserver")
     found = clips_of(loader)
     assert len(set(found)) == len(found) == len(buf)
 
@@ -91,9 +87,7 @@ def test_a_pass_that_is_resumed_is_the_uninterrupted_one(disk, workers, persiste
             resumed = again.pass_sampler()
             resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
             loader = DataLoader(again, sampler=resumed, **options)
-            size = len(
-                loader
-            )  # by which a progress bar, or a scheduler of the learning rate, counts
+            size = len(loader)  # by which a progress bar, or a scheduler of the learning rate, counts
             rest = [prove(batch) for batch in loader]
             assert size == len(rest)
             assert len(loader) == len(expected[1])
@@ -175,9 +169,7 @@ def test_workers_count_as_the_reader_that_owns_the_loader(disk, method):
 def test_a_writer_that_is_opened_again_changes_no_clip_of_a_pass(disk, workers):
     """Another writer numbers anew; the clips are where they were, and none is drawn in place of another."""
     reader = ReplayBuffer.open(disk.path, seed=0)
-    loader = DataLoader(
-        reader, 16, shuffle=True, num_workers=workers, persistent_workers=workers > 0
-    )
+    loader = DataLoader(reader, 16, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
     passing = iter(loader)
     found = prove(next(passing))
     path = disk.path
@@ -228,9 +220,7 @@ def test_persistent_workers_with_an_old_copy_say_so(method, workers_end_soon):
         first += prove(batch)
         fill(buf, 1, 50)  # in mid-pass: the copy is what it was
     assert set(first) <= {*everything(buf)}
-    with pytest.raises(
-        StaleCopyError, match=r"persistent_workers=False, or give the buffer a path="
-    ):
+    with pytest.raises(StaleCopyError, match=r"persistent_workers=False, or give the buffer a path="):
         list(loader)
     loader = DataLoader(buf, 16, num_workers=2, multiprocessing_context=method)
     assert len(clips_of(loader)) == len(clips_of(loader)) == len(buf)
@@ -330,9 +320,7 @@ def rank_of_two(path, rank, store, pipe):
     for epoch in range(3):
         sampler.set_epoch(epoch)
         seen = []
-        for batch in DataLoader(
-            view, 16, sampler=sampler, num_workers=1, multiprocessing_context="fork"
-        ):
+        for batch in DataLoader(view, 16, sampler=sampler, num_workers=1, multiprocessing_context="fork"):
             seen += [tuple(place) for place in batch["place"][:, 0].tolist()]
             dist.barrier()
         pipe.send(seen)
@@ -382,11 +370,7 @@ def test_two_ranks_over_a_view_while_a_writer_goes_on(disk, tmp_path):
 def test_a_distributed_sampler_of_one_process(buffer):
     view = buffer.view()
     halves = [
-        clips_of(
-            DataLoader(
-                view, 16, sampler=DistributedSampler(view, 2, rank, shuffle=False, drop_last=True)
-            )
-        )
+        clips_of(DataLoader(view, 16, sampler=DistributedSampler(view, 2, rank, shuffle=False, drop_last=True)))
         for rank in range(2)
     ]
     assert not {*halves[0]} & {*halves[1]}
@@ -531,9 +515,12 @@ def test_clips_are_listed_while_another_thread_draws():
 
     numbers = itertools.count(100)
     works = [
-        lambda: fill(buf, 1, next(numbers)), lambda: buf.sample(8), buf.check,
-        lambda: buf.clip_indices[len(buf.clip_indices) // 2], lambda: buf.clip_indices[:5],
-    ]  # fmt: skip
+        lambda: fill(buf, 1, next(numbers)),
+        lambda: buf.sample(8),
+        buf.check,
+        lambda: buf.clip_indices[len(buf.clip_indices) // 2],
+        lambda: buf.clip_indices[:5],
+    ]
     threads = [threading.Thread(target=run, args=(work,)) for work in works]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)

@@ -50,7 +50,8 @@ def family():
 
 
 def is_mapped(name, but):
-    """Tell whether a process other than these maps a file: one that is shared by name outlives the worker that made it."""
+    """Tell whether a process other than these maps a file: one that is shared by name outlives the worker that made
+    it."""
     for path in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             if int(path.parent.name) not in but and name in path.read_text():
@@ -59,7 +60,8 @@ def is_mapped(name, but):
 
 
 def in_use():
-    """Return what is left in /dev/shm of the names that PyTorch gives, and the bytes that this family of processes has there."""
+    """Return what is left in /dev/shm of the names that PyTorch gives, and the bytes that this family of processes has
+    there."""
     pids, sizes = family(), {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -131,9 +133,7 @@ def wide(tmp_path):
     """A buffer whose batches of 16 take 3 MB, in all 20 of them."""
     made = ReplayBuffer(4000, 4, path=tmp_path / "wide", seed=0, sync_every_s=0)
     for number in range(6):
-        made.write_episode(
-            {"pixels": np.full((60, 128, 128, 3), number, np.uint8), "step": np.arange(60)}
-        )
+        made.write_episode({"pixels": np.full((60, 128, 128, 3), number, np.uint8), "step": np.arange(60)})
     yield made
     made.close()
 
@@ -318,7 +318,7 @@ def as_bfloat16(batch):
 @pytest.mark.parametrize(
     "change",
     [with_gradient, as_bfloat16, copy.copy, copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))],
-)  # fmt: skip
+)
 def test_a_batch_that_a_collate_fn_changed_arrives_as_it_is(disk, change):
     loader = DataLoader(
         disk,
@@ -360,9 +360,7 @@ def test_a_copy_that_a_worker_makes_takes_no_slot_for_ever(disk):
 @pytest.mark.parametrize("persistent", few([True, False]))
 def test_after_the_normal_end(wide, method, persistent):
     with nothing_left():
-        loader = DataLoader(
-            wide, 16, num_workers=2, multiprocessing_context=method, persistent_workers=persistent
-        )
+        loader = DataLoader(wide, 16, num_workers=2, multiprocessing_context=method, persistent_workers=persistent)
         for _ in range(2):
             assert sum(len(batch["step"]) for batch in loader) == len(wide)
         end(loader)
@@ -483,14 +481,10 @@ def maps():
 
 
 @linux
-@pytest.mark.parametrize(
-    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.campaign)]
-)
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.campaign)])
 def test_a_block_comes_once(disk, monkeypatch, method, alone):
     came, batches, looked = counted(monkeypatch), 0, 0
-    loader = DataLoader(
-        disk, 4, shuffle=True, num_workers=2, persistent_workers=True, multiprocessing_context=method
-    )  # fmt: skip
+    loader = DataLoader(disk, 4, shuffle=True, num_workers=2, persistent_workers=True, multiprocessing_context=method)
     for _ in range(4):
         for batch in loader:
             looked += len(prove(batch))
@@ -650,8 +644,12 @@ os._exit(0)
 """
     with nothing_left(), open(wide.path.parent / "said", "w+") as said:
         process = subprocess.Popen(
-            [sys.executable, "-c", program], cwd=ROOT, stdout=said, stderr=said, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
         process.wait(60)
         # A worker that is killed may hold the lock of PyTorch's queue: the other one then waits for it as it ends.
         with contextlib.suppress(ProcessLookupError):

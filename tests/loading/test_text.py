@@ -17,9 +17,7 @@ KINDS = {
     "concat of rings": lambda buf, path: ConcatDataset([buf]),
     "concat": lambda buf, path: ConcatDataset([load_dataset(path, num_steps=3)]),
     "merge of rings": lambda buf, path: MergeDataset([buf, buf]),
-    "goals": lambda buf, path: GoalDataset(
-        load_dataset(path, num_steps=3), goal_keys={"x": "goal"}
-    ),
+    "goals": lambda buf, path: GoalDataset(load_dataset(path, num_steps=3), goal_keys={"x": "goal"}),
 }
 
 
@@ -29,9 +27,7 @@ def stored(tmp_path):
         for n in range(2):
             text = [f"{n}{t}" for t in range(5)]
             date = np.arange(5).astype("M8[s]")
-            buf.write_episode(
-                {"x": np.arange(5), "text": text, "bytes": np.array(text, "S"), "date": date}
-            )
+            buf.write_episode({"x": np.arange(5), "text": text, "bytes": np.array(text, "S"), "date": date})
         buf.dump(tmp_path / "a.h5", progress=False)
         yield buf, tmp_path / "a.h5"
 

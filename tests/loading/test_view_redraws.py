@@ -1,4 +1,5 @@
-"""An item of a view is what it was, while its episode lives; any other comes from what is left of that view, and says so."""
+"""An item of a view is what it was, while its episode lives; any other comes from what is left of that view, and says
+so."""
 
 import itertools
 
@@ -34,13 +35,11 @@ def is_wanted(data):
 
 
 class Rings:
-    """One ring, or three that are read as one; the numbers of their episodes, in the order in which they were written."""
+    """One ring, or three that are read as one; the numbers of their episodes, in the order in which they were
+    written."""
 
     def __init__(self, folder, count, in_parts):
-        self.writers = [
-            ReplayBuffer(CAPACITY, path=folder / f"ring-{n}", seed=n, sync_every_s=0)
-            for n in range(count)
-        ]
+        self.writers = [ReplayBuffer(CAPACITY, path=folder / f"ring-{n}", seed=n, sync_every_s=0) for n in range(count)]
         self.in_parts, self.numbers = in_parts, itertools.count()
         self.written = [[] for _ in self.writers]
         self.fill(40)
@@ -87,17 +86,22 @@ VIEWS = {
     "windows": lambda buffer: buffer.split(0.8, window={"where": Window(range(3))})[0],
     "padded": lambda buffer: buffer.split(0.8, window={"where": Window(range(3), pad="edge")})[0],
     "computed": lambda buffer: buffer.view({"where": Window(range(3)), "left": TimeToEnd()}, where=is_wanted),
-}  # fmt: skip
+}
 KINDS = {"one": (1, False), "parts": (1, True), "three": (3, False), "three in parts": (3, True)}
 """Rings, and whether episodes are recorded in parts."""
 ONE, PARTS, THREE, THREE_PARTS = KINDS
 CASES = few(
     [
-        (ONE, "split"), (ONE, "filtered"), (PARTS, "padded"), (THREE, "split"), (THREE, "computed"), (THREE_PARTS, "windows"),
+        (ONE, "split"),
+        (ONE, "filtered"),
+        (PARTS, "padded"),
+        (THREE, "split"),
+        (THREE, "computed"),
+        (THREE_PARTS, "windows"),
         *itertools.product(KINDS, VIEWS),
     ],
     6,
-)  # fmt: skip
+)
 
 
 def known_of(view):
@@ -134,8 +138,8 @@ def test_a_view_gives_what_it_had_or_another_of_its_own(made, kind):
     for number in np.flatnonzero(gone)[:5].tolist():
         assert np.asarray(view[number]["where"]).reshape(-1, 2)[0, 0] in chosen & made.live
     for number in np.flatnonzero(~gone)[:5].tolist():
-        assert np.asarray(view[number]["where"]).reshape(-1, 2)[0].tolist() == known[number].tolist()  # fmt: skip
-    for batch, asked in zip(DataLoader(view, 100), np.array_split(every, range(100, len(every), 100)), strict=True):  # fmt: skip
+        assert np.asarray(view[number]["where"]).reshape(-1, 2)[0].tolist() == known[number].tolist()
+    for batch, asked in zip(DataLoader(view, 100), np.array_split(every, range(100, len(every), 100)), strict=True):
         prove(batch, asked, known, made, chosen)
     for batch in (view.sample(200), next(view.batches(200))):
         numbers = np.asarray(batch["where"]).reshape(200, -1, 2)[:, 0, 0]

@@ -74,9 +74,12 @@ def ring(path=None, sampler=None, seed=0, first=0):
 def batches_of(data, seed, method="fork", persistent=False, passes=1):
     torch.manual_seed(seed)
     loader = DataLoader(
-        Stream(Drawn(data)), None, num_workers=2, multiprocessing_context=method,
+        Stream(Drawn(data)),
+        None,
+        num_workers=2,
+        multiprocessing_context=method,
         persistent_workers=persistent,
-    )  # fmt: skip
+    )
     found = [tuple(batch.tolist()) for _ in range(passes) for batch in loader]
     if persistent:
         loader._iterator._shutdown_workers()
@@ -120,9 +123,7 @@ def test_views_fleets_and_transitions(tmp_path):
     for number in range(3):
         ring(tmp_path / "fleet" / str(number), first=number * 10_000).close()
     fleet = ShardedReplayBuffer(tmp_path / "fleet", sampler=UniformSampler(0), seed=0)
-    steps = TransitionReplayBuffer(
-        1000, (1,), device=None, path=tmp_path / "steps", sampler=UniformSampler(0), seed=0
-    )
+    steps = TransitionReplayBuffer(1000, (1,), device=None, path=tmp_path / "steps", sampler=UniformSampler(0), seed=0)
     for t in range(900):
         steps.add(np.full(1, t), 0, 0.0, np.full(1, t + 1), False)
     steps.flush()

@@ -1,6 +1,7 @@
 """Which values each target holds, from what its library documents: written down before the code, with no call of ours.
 
-A value comes back exactly (dtype, shape, bytes, payloads of NaN), or the call refuses and says which column, what it met and what to do.
+A value comes back exactly (dtype, shape, bytes, payloads of NaN), or the call refuses and says which column, what it
+met and what to do.
 """
 
 import numpy as np
@@ -54,34 +55,58 @@ PICTURES = {"uint8 HWC", "grey"}
 """What a codec of pictures takes. The lossy ones are asked for by the name of the format, or by an option."""
 
 REFUSES = {
-    "ram": set(), "memmap": set(), "zarr storage": set(), "hdf5": set(), "zarr": set(), "lance": set(), "parquet": set(),
-    "folder png": set(), "folder": set(), "video lossless": set(), "video": set(),
+    "ram": set(),
+    "memmap": set(),
+    "zarr storage": set(),
+    "hdf5": set(),
+    "zarr": set(),
+    "lance": set(),
+    "parquet": set(),
+    "folder png": set(),
+    "folder": set(),
+    "video lossless": set(),
+    "video": set(),
     # features of `datasets`: numbers, flags, one text; arrays of 1 to 5 axes, none of them empty
-    "lerobot": {"texts", "empty", "complex", "bytes", *DATES}, "lerobot videos": {"texts", "empty", "complex", "bytes", *DATES},
+    "lerobot": {"texts", "empty", "complex", "bytes", *DATES},
+    "lerobot videos": {"texts", "empty", "complex", "bytes", *DATES},
     # infos are what HDF5 holds, flags and numbers complex or not, bytes, texts; HDF5 has no dates
-    "minari": {*DATES}, "robomimic": {*DATES},
-}  # fmt: skip
+    "minari": {*DATES},
+    "robomimic": {*DATES},
+}
 """target -> the values that it can't hold."""
 
 LOSSY = {"folder": PICTURES, "video": PICTURES, "lerobot videos": PICTURES}
 """target -> the values that its documented codec changes; dtype and shape stay."""
 
 DATA = {
-    "int": 7, "large int": 2**70, "float": -0.1, "flag": True, "text": "ünï", "text with NUL": "a\0b", "bytes": b"\0\xff",
-    "array": np.arange(6, dtype=np.float16).reshape(2, 3), "0-d array": np.array(5, np.int16), "scalar": np.float32(0.1),
-    "large array": np.zeros(20_000), "date": np.datetime64("2024-02-29", "ns"), "complex": np.complex64(1 + 2j),
-    "texts": np.array(["a", "ü"]), "NaN": _nans("f4", [0x7FC00001]),
-}  # fmt: skip
+    "int": 7,
+    "large int": 2**70,
+    "float": -0.1,
+    "flag": True,
+    "text": "ünï",
+    "text with NUL": "a\0b",
+    "bytes": b"\0\xff",
+    "array": np.arange(6, dtype=np.float16).reshape(2, 3),
+    "0-d array": np.array(5, np.int16),
+    "scalar": np.float32(0.1),
+    "large array": np.zeros(20_000),
+    "date": np.datetime64("2024-02-29", "ns"),
+    "complex": np.complex64(1 + 2j),
+    "texts": np.array(["a", "ü"]),
+    "NaN": _nans("f4", [0x7FC00001]),
+}
 """Data of an episode."""
 
 REFUSES_DATA = {
     **{name: set() for name in REFUSES},
-    "lerobot": set(DATA), "lerobot videos": set(DATA),
+    "lerobot": set(DATA),
+    "lerobot videos": set(DATA),
     # attributes of HDF5: no dates, at most 64 kB, no integer of more than 64 bits, text without NUL
     "minari": {"large int", "text with NUL", "bytes", "large array", "date"},
     "robomimic": {"large int", "text with NUL", "bytes", "large array", "date"},
-}  # fmt: skip
+}
 """target -> the data that it can't hold. bytes: an attribute is text, or an array."""
 
 REFUSED_WAYS = {"add": {"text", "texts", "bytes", "nested", *DATES}}
-"""way in -> the values that it does not take: further columns of transitions are of numbers and flags, and without parts."""
+"""way in -> the values that it does not take: further columns of transitions are of numbers and flags, and without
+parts."""

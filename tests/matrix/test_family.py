@@ -71,10 +71,12 @@ def told(ring, number, step):
 def rows(ring, number, length, has_text=False):
     where = np.stack([np.full(length, ring), np.full(length, number), np.arange(length)], 1)
     return {
-        "where": where, "action": where[:, 2:].astype("f4"), "reward": where[:, 2].astype("f8"),
+        "where": where,
+        "action": where[:, 2:].astype("f4"),
+        "reward": where[:, 2].astype("f8"),
         **({"told": np.array([told(*step) for step in where.tolist()])} if has_text else {}),
         "_episode_data": {"task": TASKS[number % 2], "number": number},
-    }  # fmt: skip
+    }
 
 
 class World:
@@ -92,7 +94,7 @@ class World:
         self.opened = []
 
     def make(self, name, **options):
-        return ReplayBuffer(MAX_STEPS, HISTORY, path=self.folder / name, spare_rows=17, seed=0, **options)  # fmt: skip
+        return ReplayBuffer(MAX_STEPS, HISTORY, path=self.folder / name, spare_rows=17, seed=0, **options)
 
     def write(self, *lengths):
         for length in lengths:
@@ -227,10 +229,19 @@ def fleet_half(world, **options):
 
 
 SOURCES = {
-    "buffer": (1, buffer), "reader": (1, reader), "view": (1, view), "filtered view": (1, filtered), "split": (1, half),
-    "file": (1, file), "filtered file": (1, filtered_file), "fleet of one": (1, fleet), "fleet of three": (3, fleet),
-    "view of a fleet": (3, fleet_view), "filtered view of a fleet": (3, fleet_filtered), "split of a fleet": (3, fleet_half),
-}  # fmt: skip
+    "buffer": (1, buffer),
+    "reader": (1, reader),
+    "view": (1, view),
+    "filtered view": (1, filtered),
+    "split": (1, half),
+    "file": (1, file),
+    "filtered file": (1, filtered_file),
+    "fleet of one": (1, fleet),
+    "fleet of three": (3, fleet),
+    "view of a fleet": (3, fleet_view),
+    "filtered view of a fleet": (3, fleet_filtered),
+    "split of a fleet": (3, fleet_half),
+}
 FLEETS = [name for name, (count, _) in SOURCES.items() if count > 1]
 FILES = ["file", "filtered file"]
 
@@ -250,9 +261,7 @@ def firsts(where):
 def proved(batch):
     """Return what `firsts` does, and assert that the text of each step is its own."""
     steps = np.asarray(batch["where"]).reshape(-1, 3).tolist()
-    assert "told" not in batch or np.asarray(batch["told"]).ravel().tolist() == [
-        told(*step) for step in steps
-    ]
+    assert "told" not in batch or np.asarray(batch["told"]).ravel().tolist() == [told(*step) for step in steps]
     return firsts(batch["where"])
 
 
@@ -312,16 +321,12 @@ def overtaken(source):
 
 def grain(source):
     made = ringmap.grain.source(source.made)
-    assert {
-        first for n in range(len(made)) for first in firsts(made[n]["where"][None])
-    } == source.clips
+    assert {first for n in range(len(made)) for first in firsts(made[n]["where"][None])} == source.clips
 
 
 def mixed(source):
     online = ReplayBuffer(MAX_STEPS, HISTORY)
-    online.write_episode(
-        {n: v for n, v in rows(9, 9, 9, source.world.has_text).items() if n[0] != "_"}
-    )
+    online.write_episode({n: v for n, v in rows(9, 9, 9, source.world.has_text).items() if n[0] != "_"})
     made = OfflineToOnlineReplayBuffer(source.made, online_storage=online, seed=0)
     where = np.asarray(made.sample(32)["where"])
     among(firsts(where[:16]), source.clips)
@@ -357,8 +362,8 @@ def goals(source):
 def all_rows(source):
     """`get_col_data`, `get_row_data`, `lengths`, `load_episode`, `get_episode_data`: what statistics are made of."""
     made = source.made
-    np.testing.assert_array_equal(sorted(map(tuple, made.get_col_data("where").tolist())), sorted(source.steps))  # fmt: skip
-    assert set(firsts(made.get_row_data(np.arange(len(source.steps)))["where"][:, None])) == source.steps  # fmt: skip
+    np.testing.assert_array_equal(sorted(map(tuple, made.get_col_data("where").tolist())), sorted(source.steps))
+    assert set(firsts(made.get_row_data(np.arange(len(source.steps)))["where"][:, None])) == source.steps
     check_episodes(source, made)
 
 
@@ -389,9 +394,18 @@ def extended(source):
 
 
 DRAWS = {
-    "sample": sampled, "batches": batched, "loader": loader, "workers": workers, "pass": pass_sampler,
-    "overtaken": overtaken, "grain": grain, "mix": mixed, "concat": concatenated, "merge": merged, "goals": goals,
-}  # fmt: skip
+    "sample": sampled,
+    "batches": batched,
+    "loader": loader,
+    "workers": workers,
+    "pass": pass_sampler,
+    "overtaken": overtaken,
+    "grain": grain,
+    "mix": mixed,
+    "concat": concatenated,
+    "merge": merged,
+    "goals": goals,
+}
 TAKES = {"rows": all_rows, "convert": converted, "merge files": merged_files, "extend": extended}
 EVICTED = {"nothing": (), "some": (3, 9, 6), "all": (*LENGTHS, *LENGTHS)}
 
@@ -431,11 +445,16 @@ def newest_first(step, buffer, batch_size, history_len):
 
 
 SAMPLERS = {
-    "uniform": lambda: UniformSampler(0), "recency": lambda: RecencySampler(window=12, rng=0), "epochs": lambda: EpochSampler(0),
-    "episodes": lambda: EpisodeSampler(0), "priorities": lambda: PrioritizedSampler(rng=0),
-    "ranks": lambda: PrioritizedSampler(kind="rank", rng=0), "callable": lambda: any_order, "in order": lambda: newest_first,
+    "uniform": lambda: UniformSampler(0),
+    "recency": lambda: RecencySampler(window=12, rng=0),
+    "epochs": lambda: EpochSampler(0),
+    "episodes": lambda: EpisodeSampler(0),
+    "priorities": lambda: PrioritizedSampler(rng=0),
+    "ranks": lambda: PrioritizedSampler(kind="rank", rng=0),
+    "callable": lambda: any_order,
+    "in order": lambda: newest_first,
     "mixture": lambda: MixtureSampler([(UniformSampler(0), 0.5), (RecencySampler(window=12, rng=0), 0.5)], rng=0),
-}  # fmt: skip
+}
 REFUSED = {
     **{(name, "ranks"): (InputError, "rank") for name in FLEETS},
     **{(name, "in order"): (InputError, "any_order") for name in FLEETS},
@@ -504,7 +523,7 @@ class Steps:
         self.writers = [
             TransitionReplayBuffer(CAPACITY, (3,), obs_dtype="f8", seed=0, sampler=sampler, path=folder / f"ring{ring}")
             for ring in range(count)
-        ]  # fmt: skip
+        ]
         self.opened = []
         self.add(*LENGTHS)
 
@@ -528,7 +547,7 @@ class Steps:
 def transitions_of(batch):
     """Return the steps of a batch, each with its own next observation."""
     steps = np.asarray(batch["observations"], np.int64)
-    np.testing.assert_array_equal(np.asarray(batch["next_observations"]) - steps, np.eye(3)[[2] * len(steps)])  # fmt: skip
+    np.testing.assert_array_equal(np.asarray(batch["next_observations"]) - steps, np.eye(3)[[2] * len(steps)])
     np.testing.assert_array_equal(np.asarray(batch["rewards"]).ravel(), steps[:, 2])
     return [tuple(step) for step in steps.tolist()]
 
@@ -553,14 +572,14 @@ def its_mix(steps, **options):
     with get_format("hdf5").open_writer(offline) as writer:
         where = np.stack([np.full(9, 9), np.full(9, 9), np.arange(9)], 1)
         writer.write_episode({"observations": where.astype("f8"), "rewards": where[:, 2]})
-    return OfflineToOnlineReplayBuffer(
-        str(offline), online_storage=steps.writers[0], batch_size=32, seed=0
-    )
+    return OfflineToOnlineReplayBuffer(str(offline), online_storage=steps.writers[0], batch_size=32, seed=0)
 
 
 BUFFERS = {
-    "transitions": (1, one_ring), "reader of transitions": (1, its_reader), "fleet of transitions": (3, its_fleet),
-}  # fmt: skip
+    "transitions": (1, one_ring),
+    "reader of transitions": (1, its_reader),
+    "fleet of transitions": (3, its_fleet),
+}
 
 
 def draw_transitions(made, stored):
@@ -583,8 +602,11 @@ def workers_on_transitions(made, stored):
 
 
 TRANSITIONS = {
-    "sample": draw_transitions, "batches": batches_of_transitions, "pass": pass_of_transitions, "workers": workers_on_transitions,
-}  # fmt: skip
+    "sample": draw_transitions,
+    "batches": batches_of_transitions,
+    "pass": pass_of_transitions,
+    "workers": workers_on_transitions,
+}
 
 
 @pytest.mark.parametrize("evicted", EVICTED)
@@ -647,9 +669,15 @@ class Drawing(IterableDataset):
 
 
 MEANINGLESS = {
-    "across in a view of some episodes": (lambda f: recorded_in_parts(f).view(Sequences(4, across=True)).take([0]), InputError, "across"),
+    "across in a view of some episodes": (
+        lambda f: recorded_in_parts(f).view(Sequences(4, across=True)).take([0]),
+        InputError,
+        "across",
+    ),
     "samplers by episode on transitions": (
-        lambda f: Steps(f, 1, sampler=EpisodeSampler(0)).writers[0].sample(8), InputError, "EpisodeSampler",
+        lambda f: Steps(f, 1, sampler=EpisodeSampler(0)).writers[0].sample(8),
+        InputError,
+        "EpisodeSampler",
     ),
     "windows on transitions": (lambda f: some_transitions(f).sample(8, window=Sequences(4)), TypeError, "window"),
     "priorities in a worker": (in_a_worker, RoleError, "batches"),
@@ -660,11 +688,11 @@ MEANINGLESS = {
     "a mix in a MergeDataset": (lambda f: MergeDataset([a_mix(f)]), InputError, "OfflineToOnlineReplayBuffer"),
     "a mix in a GoalDataset": (lambda f: GoalDataset(a_mix(f)), InputError, "OfflineToOnlineReplayBuffer"),
     "transitions in a GoalDataset": (lambda f: GoalDataset(some_transitions(f)), InputError, "TransitionReplayBuffer"),
-}  # fmt: skip
+}
 
 
 def a_file(folder):
-    return World(folder, 1).writers[0].dump(folder / "a.h5", progress=False) or load_dataset(folder / "a.h5")  # fmt: skip
+    return World(folder, 1).writers[0].dump(folder / "a.h5", progress=False) or load_dataset(folder / "a.h5")
 
 
 @pytest.mark.parametrize("what", MEANINGLESS)

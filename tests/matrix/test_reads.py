@@ -1,6 +1,7 @@
 """Every way to read, of what every mechanism stored, through every handle: against `ringmap.testing.plain`.
 
-The data are hard ones: the ring has wrapped, episodes cross the wrap, chunks and parts, and one has lost its first parts.
+The data are hard ones: the ring has wrapped, episodes cross the wrap, chunks and parts, and one has lost its first
+parts.
 """
 
 from dataclasses import replace
@@ -23,17 +24,28 @@ from ringmap.testing.reads import LOADS, READS, failures, loader
 from tests.tiers import few
 
 SCHEMA = {
-    "where": ((2,), "i8"), "reward": ((), "f8"), "action": ((2,), "f4"), "goal": ((2,), "i8"),
-    "latent": ((3,), "f4"), "terminated": ((), "?"), "task": ((), str),
-}  # fmt: skip
+    "where": ((2,), "i8"),
+    "reward": ((), "f8"),
+    "action": ((2,), "f4"),
+    "goal": ((2,), "i8"),
+    "latent": ((3,), "f4"),
+    "terminated": ((), "?"),
+    "task": ((), str),
+}
 CHANGING = {name: ringmap.Column(*SCHEMA[name], mutable=True) for name in ("reward", "latent")}
 STORAGE = {
-    "ram": {"path": None}, "memmap": {}, "zarr": {"storage": ringmap.Zarr(chunk_steps=4)}, "pread": {"reads": "pread"},
-}  # fmt: skip
+    "ram": {"path": None},
+    "memmap": {},
+    "zarr": {"storage": ringmap.Zarr(chunk_steps=4)},
+    "pread": {"reads": "pread"},
+}
 KINDS = {
-    "plain": (), "updated": ("update",), "parts": ("parts",), "pending": ("append",),
+    "plain": (),
+    "updated": ("update",),
+    "parts": ("parts",),
+    "pending": ("append",),
     "all": ("update", "parts", "append"),
-}  # fmt: skip
+}
 EVERY = {**READS, **LOADS}
 WORKERS = {"workers": partial(loader, workers=2)}
 
@@ -45,7 +57,7 @@ class Script:
         self.kinds, self.number, self.rng = kinds, 0, np.random.default_rng(7)
         self.ring = PlainRing(60, "next")
         schema = {**SCHEMA, **(CHANGING if "update" in kinds else {})}
-        self.buf = ReplayBuffer(60, 3, schema=schema, spare_rows=31, reward_at="next", seed=0, path=path, **options)  # fmt: skip
+        self.buf = ReplayBuffer(60, 3, schema=schema, spare_rows=31, reward_at="next", seed=0, path=path, **options)
 
     def rows(self, number, first, stop, ends=True, terminated=False):
         steps = np.arange(first, stop)
@@ -56,11 +68,14 @@ class Script:
         if ends:
             action[-1] = np.nan
         return {
-            "where": np.stack([np.full(len(steps), number), steps], 1), "reward": reward, "action": action,
-            "goal": np.stack([steps, -steps], 1), "latent": self.rng.random((len(steps), 3)).astype("f4"),
+            "where": np.stack([np.full(len(steps), number), steps], 1),
+            "reward": reward,
+            "action": action,
+            "goal": np.stack([steps, -steps], 1),
+            "latent": self.rng.random((len(steps), 3)).astype("f4"),
             "terminated": (steps == stop - 1) & terminated,
             "task": np.array([f"{number} {'and on ' * (number % 5)}{step // 2}" for step in steps]),
-        }  # fmt: skip
+        }
 
     def write(self, *lengths):
         for length in lengths:
@@ -104,7 +119,7 @@ class Script:
         """Change a third of all steps."""
         self.ring.commit()
         at = np.concatenate([episode.positions for episode in self.ring.episodes()])[::3]
-        values = {"latent": self.rng.random((len(at), 3)).astype("f4"), "reward": self.rng.random(len(at))}  # fmt: skip
+        values = {"latent": self.rng.random((len(at), 3)).astype("f4"), "reward": self.rng.random(len(at))}
         self.buf.update(at, values)
         for name, changed in values.items():
             self.ring.update(at, name, changed)
@@ -147,9 +162,7 @@ class Script:
 
 
 # Through `pread` alone what meets nothing else is slow: the columns' own suite has it.
-CELLS = [
-    (storage, kind) for storage in STORAGE for kind in KINDS if (storage, kind) != ("pread", "all")
-]
+CELLS = [(storage, kind) for storage in STORAGE for kind in KINDS if (storage, kind) != ("pread", "all")]
 CELLS.insert(0, ("pread", "all"))
 
 
@@ -192,9 +205,7 @@ def test_every_read_returns_what_was_stored(tmp_path, storage, kind):
         reader.close()
     assert script.buf.check() == []
     script.buf.close()
-    report = [
-        f"{where}: {read}: {what}" for where, reads in found.items() for read, what in reads.items()
-    ]
+    report = [f"{where}: {read}: {what}" for where, reads in found.items() for read, what in reads.items()]
     assert not report, "\n".join(report)
 
 
@@ -218,16 +229,26 @@ def test_rows_of_a_group_that_begins_during_a_read_are_found(tmp_path, storage, 
 @pytest.mark.parametrize(
     ("owner", "name", "flaw", "kind", "found"),
     [
-        (Rows, "_lay_changes", lambda *_: None, "updated", {"clips", "computed", "split", "stored", "windows", "sequences"}),
+        (
+            Rows,
+            "_lay_changes",
+            lambda *_: None,
+            "updated",
+            {"clips", "computed", "split", "stored", "windows", "sequences"},
+        ),
         (Rows, "show", lambda *_: None, "pending", {"clips", "windows", "return_to_go", "stored"}),
         (Ends, "blanks", lambda self, *ends: ends, "parts", {"windows"}),
         (JoinedRows, "key_of", lambda self, column: self._whole, "all", {"return_to_go"}),
-        (_Sums, "lack", lambda self, starts, _: self.stops.take(starts % len(self.stops)) <= starts, "pending", {"return_to_go"}),
+        (
+            _Sums,
+            "lack",
+            lambda self, starts, _: self.stops.take(starts % len(self.stops)) <= starts,
+            "pending",
+            {"return_to_go"},
+        ),
     ],
-)  # fmt: skip
-def test_control_a_mechanism_that_is_left_out_is_found(
-    tmp_path, monkeypatch, owner, name, flaw, kind, found
-):
+)
+def test_control_a_mechanism_that_is_left_out_is_found(tmp_path, monkeypatch, owner, name, flaw, kind, found):
     monkeypatch.setattr(owner, name, flaw)
     script = Script(tmp_path / "ring", KINDS[kind])
     script.early()

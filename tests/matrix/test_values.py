@@ -1,6 +1,8 @@
-"""Every value through every way in and every way out: exact, or refused by name; `holds` says which, and was written first.
+"""Every value through every way in and every way out: exact, or refused by name; `holds` says which, and was written
+first.
 
-A way out writes two episodes of all columns that the target holds, and is asked for all others at once. Bytes are compared.
+A way out writes two episodes of all columns that the target holds, and is asked for all others at once. Bytes are
+compared.
 """
 
 import gymnasium
@@ -36,12 +38,19 @@ THEIRS = ("lerobot", "lerobot videos", "minari", "robomimic")
 
 NAMES = {kind: "part/of/it" if kind == "nested" else kind.replace(" ", "_") for kind in VALUES}
 PLACES = {
-    "hdf5": ("set.h5", "hdf5", {}), "zarr": ("set.zarr", "zarr", {}), "lance": ("set.lance", "lance", {}),
-    "parquet": ("set.parquet", "parquet", {}), "folder png": ("png", "folder", {"image_format": "png"}), "folder": ("jpeg", "folder", {}),
-    "video lossless": ("exact", "video", {"lossless": True}), "video": ("films", "video", {}),
-    "lerobot": ("frames", "lerobot", {"videos": False}), "lerobot videos": ("lerobot", "lerobot", {}),
-    "minari": ("set-v0", "minari", {}), "robomimic": ("demos.hdf5", "robomimic", {}),
-}  # fmt: skip
+    "hdf5": ("set.h5", "hdf5", {}),
+    "zarr": ("set.zarr", "zarr", {}),
+    "lance": ("set.lance", "lance", {}),
+    "parquet": ("set.parquet", "parquet", {}),
+    "folder png": ("png", "folder", {"image_format": "png"}),
+    "folder": ("jpeg", "folder", {}),
+    "video lossless": ("exact", "video", {"lossless": True}),
+    "video": ("films", "video", {}),
+    "lerobot": ("frames", "lerobot", {"videos": False}),
+    "lerobot videos": ("lerobot", "lerobot", {}),
+    "minari": ("set-v0", "minari", {}),
+    "robomimic": ("demos.hdf5", "robomimic", {}),
+}
 
 
 def same(given, got, is_lossy=False):
@@ -63,7 +72,7 @@ def episodes_with(kinds, data):
     for number, part in enumerate(EPISODES):
         rows = {NAMES[kind]: VALUES[kind][part] for kind in kinds}
         count = len(next(iter(VALUES.values()))[part])
-        rows |= {"obs": np.zeros((count, 2)), "action": np.ones((count, 2)), "reward": np.arange(1.0 * count)}  # fmt: skip
+        rows |= {"obs": np.zeros((count, 2)), "action": np.ones((count, 2)), "reward": np.arange(1.0 * count)}
         made.append({**rows, EPISODE_DATA_KEY: data} if data and not number else rows)
     return made
 
@@ -220,7 +229,8 @@ def data_cells(verbs):
 
 
 def same_datum(given, got, is_attribute):
-    """Say whether a datum is what was given; an attribute does not know a number from an array of no axes, nor whose number it is."""
+    """Say whether a datum is what was given; an attribute does not know a number from an array of no axes, nor whose
+    number it is."""
     if isinstance(given, np.ndarray | np.generic) or is_attribute:
         return not same(given, got) and (is_attribute or type(got) is type(given))
     return type(got) is type(given) and got == given
@@ -289,7 +299,10 @@ def in_arrays(rows, buf):
 
 def in_python(rows, buf):
     """Python's own numbers, texts and lists, where these are of one dtype."""
-    plain = {n: v.tolist() if v.dtype.str in ("<f8", "<i8", "|b1", "<c16") or v.dtype.kind == "U" else v for n, v in rows.items()}  # fmt: skip
+    plain = {
+        n: v.tolist() if v.dtype.str in ("<f8", "<i8", "|b1", "<c16") or v.dtype.kind == "U" else v
+        for n, v in rows.items()
+    }
     buf.write_episode(plain)
 
 
@@ -373,15 +386,23 @@ def in_transitions(rows, buf):
         for t, step in enumerate(steps_of(rows)):
             other.add(np.zeros(2), 0, 0.0, np.zeros(2), t == STEPS - 1, extra=step)
         episode = other.episode_dataset().load_episode(0)
-        buf.write_episode(
-            {name: episode[name][:STEPS] for name in rows}
-        )  # then the last observation
+        buf.write_episode({name: episode[name][:STEPS] for name in rows})  # then the last observation
 
 
 WAYS = {
-    "bulk": in_bulk, "lists": in_lists, "arrays": in_arrays, "python": in_python, "tensors": in_tensors, "nested": in_nested, "steps": in_steps,
-    "parts": in_parts, "updates": in_updates, "extend_from": in_copies, "collect": in_collections, "add": in_transitions,
-}  # fmt: skip
+    "bulk": in_bulk,
+    "lists": in_lists,
+    "arrays": in_arrays,
+    "python": in_python,
+    "tensors": in_tensors,
+    "nested": in_nested,
+    "steps": in_steps,
+    "parts": in_parts,
+    "updates": in_updates,
+    "extend_from": in_copies,
+    "collect": in_collections,
+    "add": in_transitions,
+}
 STORAGE = {"ram": {}, "memmap": {}, "zarr": {"storage": ringmap.Zarr()}}
 
 
@@ -392,12 +413,8 @@ def stored(tmp_path_factory):
     def store(way, storage):
         if (way, storage) not in made:
             path = None if storage == "ram" else tmp_path_factory.mktemp("in") / "ring"
-            taken = {NAMES[kind]: rows for kind, rows in VALUES.items() if kind not in REFUSED_WAYS.get(way, ())}  # fmt: skip
-            schema = (
-                {n: (v.shape[1:], v.dtype) for n, v in taken.items()}
-                if way in ("steps", "parts")
-                else None
-            )
+            taken = {NAMES[kind]: rows for kind, rows in VALUES.items() if kind not in REFUSED_WAYS.get(way, ())}
+            schema = {n: (v.shape[1:], v.dtype) for n, v in taken.items()} if way in ("steps", "parts") else None
             buf = ReplayBuffer(100, path=path, schema=schema, **STORAGE[storage])
             WAYS[way](taken, buf)
             kept = [name for name in NAMES.values() if name in buf.column_names]
@@ -413,9 +430,7 @@ def stored(tmp_path_factory):
                     dataset = load_dataset(path, layout="HWC", output=output)
                     read.append(dataset.load_episode(0))
                     items = [ringmap.grain.source(dataset)[t] for t in range(STEPS)]
-                    read.append(
-                        {name: np.concatenate([item[name] for item in items]) for name in kept}
-                    )
+                    read.append({name: np.concatenate([item[name] for item in items]) for name in kept})
                     dataset.close()
             made[way, storage] = read
         return made[way, storage]
@@ -451,9 +466,7 @@ def test_a_ring_gives_back_what_it_was_given(stored, way, storage, kind):
         assert not same(rows, found)
 
 
-@pytest.mark.parametrize(
-    "way", sorted({*WAYS} - {"python", "arrays", "tensors", "add"})
-)  # which see no mask
+@pytest.mark.parametrize("way", sorted({*WAYS} - {"python", "arrays", "tensors", "add"}))  # which see no mask
 def test_what_is_masked_is_refused(way):
     rows = {"x": MASKED, "y": np.arange(STEPS)}
     with ReplayBuffer(100) as buf:

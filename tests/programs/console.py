@@ -3,8 +3,8 @@
     $ ringmap check runs/demo
     runs/demo: sound
 
-What differs from run to run (sizes on disk, rates, processes, times, uuids) is compared by its kind alone. Where that does
-not do, `...` in a line stands for any text, and as a line for any lines.
+What differs from run to run (sizes on disk, rates, processes, times, uuids) is compared by its kind alone. Where that
+does not do, `...` in a line stands for any text, and as a line for any lines.
 
 `python -m tests.programs.console docs/reference/cli.md` writes what is printed today into a page.
 """

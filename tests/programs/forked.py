@@ -29,10 +29,26 @@ from tests import ROOT
 from tests.programs.console import LISTENER
 
 PRELOADED = [
-    "PIL.Image", "gymnasium", "h5py", "matplotlib.figure", "numcodecs", "numpy", "pydantic", "rich.console",
-    "ringmap.buffers.replay", "ringmap.cli.app", "ringmap.cli.options", "ringmap.formats.catalog.load",
-    "ringmap.formats.hdf5", "torch", "torch._dynamo", "torch.utils.data", "typer", "typer._adapters", "zarr",
-]  # fmt: skip
+    "PIL.Image",
+    "gymnasium",
+    "h5py",
+    "matplotlib.figure",
+    "numcodecs",
+    "numpy",
+    "pydantic",
+    "rich.console",
+    "ringmap.buffers.replay",
+    "ringmap.cli.app",
+    "ringmap.cli.options",
+    "ringmap.formats.catalog.load",
+    "ringmap.formats.hdf5",
+    "torch",
+    "torch._dynamo",
+    "torch.utils.data",
+    "typer",
+    "typer._adapters",
+    "zarr",
+]
 
 
 class Forked:
@@ -41,8 +57,11 @@ class Forked:
     def __enter__(self):
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.programs.forked"],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         return self
 
     def __exit__(self, *_):
@@ -60,9 +79,12 @@ class Forked:
         """Run a program to its end and return what it printed; a failure shows the same."""
         script, told = Path(cwd, script), Path(cwd, ".told")
         job = {
-            "argv": [str(script), *words], "cwd": str(cwd), "env": dict(os.environ), "warn": list(warn),
+            "argv": [str(script), *words],
+            "cwd": str(cwd),
+            "env": dict(os.environ),
+            "warn": list(warn),
             "told": str(told),
-        }  # fmt: skip
+        }
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         ready, _, _ = select.select([self.process.stdout], [], [], 900)
@@ -153,7 +175,8 @@ def become(job):
 
 
 def end(job):
-    """Be the program of a job, and end as a process of `multiprocessing` does: what lives at the end is left to the system.
+    """Be the program of a job, and end as a process of `multiprocessing` does: what lives at the end is left to the
+    system.
 
     To take a hundred thousand objects apart is to copy the memory that they share with the first process.
     """

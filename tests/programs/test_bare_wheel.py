@@ -18,11 +18,9 @@ def test_the_bare_wheel_runs_the_first_example(tmp_path):
     home = tmp_path / "venv"
     venv.create(home, symlinks=True)
     python = str(home / "bin" / "python")
-    libraries = Path(
-        run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    )
+    libraries = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     before = nbytes(libraries)
-    run(PYTHON, "-m", "pip", "--python", python, "install", "-q", "--no-compile", "--no-deps", str(ROOT))  # fmt: skip
+    run(PYTHON, "-m", "pip", "--python", python, "install", "-q", "--no-compile", "--no-deps", str(ROOT))
     (wheel,) = (d for d in metadata.distributions(path=[str(libraries)]) if d.name == "ringmap")
     for name in sorted(required_by(wheel)):
         install_what_is_here(metadata.distribution(name), libraries)

@@ -27,9 +27,7 @@ def script(page: str) -> str:
             continue
         start = page.count("\n", 0, fence.start("body"))
         if language == "console":
-            lines[start] = (
-                f"import page_console; page_console.run({textwrap.dedent(fence['body'])!r})"
-            )
+            lines[start] = f"import page_console; page_console.run({textwrap.dedent(fence['body'])!r})"
             continue
         if "py" not in language:
             continue

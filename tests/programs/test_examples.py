@@ -13,9 +13,7 @@ from tests import ROOT
 from tests.house import PYTHON, run
 
 EXAMPLES = {ROOT / "examples/main_job.py", *(ROOT / "examples").glob("*.py")}
-EXAMPLES -= {
-    ROOT / "examples/sb3_curves.py"
-}  # tests/exits/test_sb3.py runs it, where Stable-Baselines3 is installed
+EXAMPLES -= {ROOT / "examples/sb3_curves.py"}  # tests/exits/test_sb3.py runs it, where Stable-Baselines3 is installed
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES), ids=lambda path: path.stem)
@@ -23,9 +21,7 @@ def test_example_runs(forked, example, tmp_path):
     forked.run(example, "--tiny", cwd=tmp_path)
 
 
-MACHINE = dict.fromkeys(("processor", "cores", "system", "file_system", "python", "numpy"), "x") | {
-    "load": 0.5
-}
+MACHINE = dict.fromkeys(("processor", "cores", "system", "file_system", "python", "numpy"), "x") | {"load": 0.5}
 
 BENCHMARKS = f"""
 import sys

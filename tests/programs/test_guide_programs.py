@@ -398,9 +398,19 @@ def online_rl(make, folder):
 
 
 PROGRAMS = [
-    quick_tour, manual_rollout, locked_schema, capacity, data_loader, own_sampler, counted_steps,
-    schedule, priorities, strides, persistence, online_rl,
-]  # fmt: skip
+    quick_tour,
+    manual_rollout,
+    locked_schema,
+    capacity,
+    data_loader,
+    own_sampler,
+    counted_steps,
+    schedule,
+    priorities,
+    strides,
+    persistence,
+    online_rl,
+]
 
 
 # -- the tests --------------------------------------------------------------------------------

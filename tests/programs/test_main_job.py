@@ -39,9 +39,7 @@ def store(job, tmp_path):
     made = []
 
     def make(episodes):
-        buf = ReplayBuffer(
-            job.MAX_STEPS, job.HISTORY_LEN, job.FRAMESKIP, path=tmp_path / f"{len(made)}/replay"
-        )
+        buf = ReplayBuffer(job.MAX_STEPS, job.HISTORY_LEN, job.FRAMESKIP, path=tmp_path / f"{len(made)}/replay")
         buf.write_episodes(episodes)
         made.append(buf)
         return buf
@@ -90,9 +88,7 @@ def test_a_seed_gives_the_same_steps_drawn_or_not(job, episodes):
     assert all(v.tobytes() == episodes[1][name].tobytes() for name, v in blind.items())
 
 
-@pytest.mark.parametrize(
-    "name", ["observation", "action", "reward", "truncated", "pixels", "step_idx"]
-)
+@pytest.mark.parametrize("name", ["observation", "action", "reward", "truncated", "pixels", "step_idx"])
 def test_a_changed_bit_is_seen(job, episodes, store, name):
     buf = store([*episodes[:2], spoilt(episodes[2], name, 3)])
     with pytest.raises(job.Off, match=f"column '{name}' of episode 2 differs"):

@@ -33,9 +33,7 @@ def rings(path):
 def writers(path):
     """Return ring -> process, of the rings that are being written."""
     locks = {ring: str(ring / "lock") for ring in rings(path)}
-    held = {
-        ring: holder_of(lock).get("pid") for ring, lock in locks.items() if System().is_locked(lock)
-    }
+    held = {ring: holder_of(lock).get("pid") for ring, lock in locks.items() if System().is_locked(lock)}
     return {ring: pid for ring, pid in held.items() if pid and is_alive(pid)}
 
 
@@ -44,9 +42,7 @@ class Beside:
 
     def __init__(self, work, *args, **options):
         self._error = None
-        self._thread = threading.Thread(
-            target=self._run, args=(work, *args), kwargs=options, daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(work, *args), kwargs=options, daemon=True)
 
     def _run(self, work, *args, **options):
         try:

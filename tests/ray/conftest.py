@@ -28,7 +28,8 @@ def until(what, *args, patience_s=PATIENCE_S):
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory):
-    """The address of a Redis server, where Ray's head keeps what it must know after a restart; None if there is none."""
+    """The address of a Redis server, where Ray's head keeps what it must know after a restart; None if there is
+    none."""
     server = shutil.which("redis-server")
     if server is None:
         yield None
@@ -37,7 +38,7 @@ def redis(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("redis")
-    command = [server, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]  # fmt: skip
+    command = [server, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
             until(is_answering, port)

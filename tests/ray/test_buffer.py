@@ -85,8 +85,16 @@ def test_batches_in_order_and_kept(buf, nodes):
 def test_a_message_brings_several_batches(buf, nodes, monkeypatch):
     """Half of what is under way comes at once, and the last message brings what is left."""
     asked, ask = [], rr.ReplayBuffer._ask
-    monkeypatch.setattr(rr.ReplayBuffer, "_ask", lambda self, size, request: asked.append(size) or ask(self, size, request))  # fmt: skip
-    for prefetch, steps, sizes in [(4, 7, [2, 2, 2, 1]), (5, 7, [2, 2, 2, 1]), (1, 3, [1] * 3), (0, 2, [1] * 2), (9, 2, [2])]:  # fmt: skip
+    monkeypatch.setattr(
+        rr.ReplayBuffer, "_ask", lambda self, size, request: asked.append(size) or ask(self, size, request)
+    )
+    for prefetch, steps, sizes in [
+        (4, 7, [2, 2, 2, 1]),
+        (5, 7, [2, 2, 2, 1]),
+        (1, 3, [1] * 3),
+        (0, 2, [1] * 2),
+        (9, 2, [2]),
+    ]:
         asked.clear()
         with buf.batches(32, steps=steps, prefetch=prefetch) as batches:
             found = list(batches)
@@ -102,13 +110,15 @@ def test_requests(buf, nodes):
     from ringmap.data import Window
 
     assert prove(buf.sample(32, 7), nodes.lengths, 7)
-    batch = buf.sample(
-        32, window={"step": Window(range(-2, 3), pad="edge")}, columns=["episode", "step"]
-    )
-    assert {name: values.shape for name, values in batch.items()} == {"episode": (32,), "step": (32, 5), "step_is_pad": (32, 5)}  # fmt: skip
+    batch = buf.sample(32, window={"step": Window(range(-2, 3), pad="edge")}, columns=["episode", "step"])
+    assert {name: values.shape for name, values in batch.items()} == {
+        "episode": (32,),
+        "step": (32, 5),
+        "step_is_pad": (32, 5),
+    }
     out = {"step": np.empty((32, 4), np.int32)}
     assert buf.sample(32, out=out)["step"] is out["step"]
-    with pytest.raises(InputError, match=r"out\['step'\] must be a C-contiguous int32 array of shape \(16, 4\)"):  # fmt: skip
+    with pytest.raises(InputError, match=r"out\['step'\] must be a C-contiguous int32 array of shape \(16, 4\)"):
         buf.sample(16, out=out)
     with pytest.raises(InputError, match="nothing"):
         buf.sample(16, columns=["nothing"])
@@ -188,7 +198,9 @@ def test_a_full_store(buf, nodes):
 
 
 def test_what_bad_input_gets(cluster, tmp_path, nodes):
-    with pytest.raises(NoClipsError, match="no ring below .* on the nodes a, b, head; the path is not there on a, b, head"):  # fmt: skip
+    with pytest.raises(
+        NoClipsError, match="no ring below .* on the nodes a, b, head; the path is not there on a, b, head"
+    ):
         rr.ReplayBuffer(tmp_path / "absent", wait_s=20)
     with pytest.raises(InputError, match="path must be a directory, got 3"):
         rr.ReplayBuffer(3)
@@ -199,7 +211,7 @@ def test_what_bad_input_gets(cluster, tmp_path, nodes):
 
 
 def test_readers_that_have_not_answered_are_named(nodes):
-    with pytest.raises(NoClipsError, match="the readers on the nodes a, b, head have not answered yet; wait longer"):  # fmt: skip
+    with pytest.raises(NoClipsError, match="the readers on the nodes a, b, head have not answered yet; wait longer"):
         rr.ReplayBuffer(nodes.folder, wait_s=0)
 
 

@@ -21,9 +21,7 @@ from tests.ray.collecting import SLOW, Beside, call, found, rings, writers
 from tests.ray.conftest import NBYTES, OPTIONS, until
 
 ray = pytest.importorskip("ray")
-NodeAffinitySchedulingStrategy = pytest.importorskip(
-    "ray.util.scheduling_strategies"
-).NodeAffinitySchedulingStrategy
+NodeAffinitySchedulingStrategy = pytest.importorskip("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
 
 
 @pytest.fixture
@@ -73,8 +71,8 @@ def test_collectors_are_killed(path, caplog):
 def test_the_driver_is_killed(cluster, path):
     """Its actors end with it; another driver counts all rings, and goes on with other collectors."""
     for kill_at in (8, 25):
-        command = [sys.executable, "-m", "tests.ray.collecting", cluster.address, str(path), "80", "3"]  # fmt: skip
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:  # fmt: skip
+        command = [sys.executable, "-m", "tests.ray.collecting", cluster.address, str(path), "80", "3"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
             until(lambda at=kill_at: all_committed(path) >= at)
             orphans = list(until(writers, path).values())
             driver.kill()
@@ -153,7 +151,7 @@ def test_a_node_is_away_at_the_beginning(path, caplog):
     assert len(list(path.glob("*/collect/nodes.json"))) > 1
     lost = committed(gone)
     os.rename(gone, path.with_name("away"))
-    with pytest.raises(EnvironmentFault, match=f"no node that is alive sees them: {gone} of node {gone.name}"):  # fmt: skip
+    with pytest.raises(EnvironmentFault, match=f"no node that is alive sees them: {gone} of node {gone.name}"):
         call(path, 30, 3, wait_s=0)
     os.rename(path.with_name("away"), gone)
     call(path, 30, 3, wait_s=0)

@@ -32,7 +32,7 @@ def test_without_uuids_a_copy_is_read(nodes, monkeypatch, caplog):
     def by_folder(seen, layout, before):
         roster = {}
         for key, (node, scan) in seen.items():
-            own = tuple(r.folder for r in scan.rings if r.folder.startswith(layout.folder(node) + "/"))  # fmt: skip
+            own = tuple(r.folder for r in scan.rings if r.folder.startswith(layout.folder(node) + "/"))
             if own:
                 roster[key] = own
         return roster, {}
@@ -46,13 +46,13 @@ def test_without_uuids_a_copy_is_read(nodes, monkeypatch, caplog):
 
 def test_without_the_redraw_a_node_that_goes_ends_the_learner(cluster, nodes, monkeypatch):
     part = rr.ReplayBuffer._part
-    monkeypatch.setattr(rr.ReplayBuffer, "_part", lambda self, one, request, _: part(self, one, request, False))  # fmt: skip
+    monkeypatch.setattr(rr.ReplayBuffer, "_part", lambda self, one, request, _: part(self, one, request, False))
     extra = cluster.add_node(**OPTIONS, node_name="c")
     nodes.ring("c")
     nodes.write("c", 300)
     with rr.ReplayBuffer(nodes.folder, history_len=4, wait_s=90) as buf:
         until(lambda: len(buf) == nodes.clips(4))
-        with buf.batches(64, prefetch=4) as batches, pytest.raises(NoClipsError):  # fmt: skip
+        with buf.batches(64, prefetch=4) as batches, pytest.raises(NoClipsError):
             next(batches)
             cluster.remove_node(extra, allow_graceful=False)
             for _ in range(2000):

@@ -63,16 +63,15 @@ class Learner:
 @pytest.fixture
 def head(cluster, redis):
     if redis is None:
-        pytest.skip(
-            "no redis-server is installed: without Redis, a head knows nothing of its cluster after a restart"
-        )
+        pytest.skip("no redis-server is installed: without Redis, a head knows nothing of its cluster after a restart")
     made = Head(cluster.head_node)
     yield made
     made.start()
 
 
 def test_the_head_is_killed_and_started_again(head, caplog):
-    """Meanwhile batches come and seeds are played. A reader and a collector that die meanwhile are started again after it."""
+    """Meanwhile batches come and seeds are played. A reader and a collector that die meanwhile are started again after
+    it."""
     with tempfile.TemporaryDirectory(prefix="rmhead") as folder:
         path = Path(folder, "replay")
         with Beside(call, path, EPISODES, 3, SLOWER):
@@ -94,9 +93,7 @@ def test_the_head_is_killed_and_started_again(head, caplog):
                         assert all_committed(path) < EPISODES, "nothing was left to collect"
                         head.start()
                         learner.goes_on()
-                        until(
-                            lambda: {n.name: n.pid for n in buf.nodes}[node] not in (None, killed)
-                        )
+                        until(lambda: {n.name: n.pid for n in buf.nodes}[node] not in (None, killed))
                     finally:
                         learner.is_over = True
                         head.start()

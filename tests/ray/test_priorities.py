@@ -23,7 +23,7 @@ ALPHA, BETA, EPS = 0.7, 0.5, 1e-3
 
 def opened(nodes, **options):
     sampler = PrioritizedSampler(ALPHA, BETA, eps=EPS)
-    options = {"history_len": 4, "wait_s": 90, "state": nodes.folder.with_suffix(".learner"), **options}  # fmt: skip
+    options = {"history_len": 4, "wait_s": 90, "state": nodes.folder.with_suffix(".learner"), **options}
     return rr.ReplayBuffer(nodes.folder, sampler=sampler, **options)
 
 
@@ -112,7 +112,8 @@ def test_the_next_learner_has_them(nodes):
 
 
 def test_a_ring_that_joins_costs_none(buf, nodes):
-    """Each reader closes its rings and opens them with the new one. The clips of the new ring get the highest priority so far."""
+    """Each reader closes its rings and opens them with the new one. The clips of the new ring get the highest priority
+    so far."""
     clips = give_all(buf, nodes)
     nodes.ring("a", "new")
     nodes.write("a", 4, "new")
@@ -122,9 +123,7 @@ def test_a_ring_that_joins_costs_none(buf, nodes):
     mass = {c: mass_of(c) for c in clips} | {(15, 0): (9 + EPS) ** ALPHA}
     for node in (lambda n: n >= 10 and n < 15, lambda n: n < 10):
         got = sum(count for (number, _), count in drawn.items() if node(number)) / (20 * 256)
-        assert (
-            abs(got - sum(m for (n, _), m in mass.items() if node(n)) / sum(mass.values())) < 0.03
-        )
+        assert abs(got - sum(m for (n, _), m in mass.items() if node(n)) / sum(mass.values())) < 0.03
 
 
 def test_of_windows(buf, nodes):
@@ -134,12 +133,8 @@ def test_of_windows(buf, nodes):
     seen = Counter()
     for _ in range(20):
         batch = buf.sample(256, window=window, columns=["episode", "step"], anchors=slice(1, -15))
-        seen.update(
-            zip(batch["episode"].ravel().tolist(), batch["step"][:, 1].tolist(), strict=True)
-        )
-    wanted = {
-        (n, s): mass_of((n, s)) for n, size in nodes.lengths.items() for s in range(1, size - 15)
-    }
+        seen.update(zip(batch["episode"].ravel().tolist(), batch["step"][:, 1].tolist(), strict=True))
+    wanted = {(n, s): mass_of((n, s)) for n, size in nodes.lengths.items() for s in range(1, size - 15)}
     assert seen.keys() <= wanted.keys()
     scale = 20 * 256 / sum(wanted.values())
     often = {clip: mass * scale for clip, mass in wanted.items() if mass * scale > 5}

@@ -8,16 +8,14 @@ from ringmap.errors import InputError, NoClipsError
 
 pytest.importorskip("ray")
 # Ray Data warns of its own calls.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray"
-)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray")
 
 
 def look(row):
     """Return what an episode says of itself, and where it was read."""
     assert (row["episode"] == row["episode"][0]).all()
     assert (row["step"] == np.arange(len(row["step"]))).all()
-    return {"episode": row["episode"][0], "length": len(row["step"]), "node": row["_node"], "ring": row["_ring"]}  # fmt: skip
+    return {"episode": row["episode"][0], "length": len(row["step"]), "node": row["_node"], "ring": row["_ring"]}
 
 
 def test_all_episodes(nodes):
@@ -26,7 +24,7 @@ def test_all_episodes(nodes):
 
     dataset = rr.read(nodes.folder, block_steps=100)
     found = dataset.map(look).take_all()
-    assert sorted((int(f["episode"]), int(f["length"])) for f in found) == sorted(nodes.lengths.items())  # fmt: skip
+    assert sorted((int(f["episode"]), int(f["length"])) for f in found) == sorted(nodes.lengths.items())
     names = {n["NodeID"]: n["NodeName"] for n in ray.nodes()}
     assert {(names[f["node"]], f["ring"]) for f in found} == {
         (name, str(nodes.folder / name / "0")) for name in ("a", "b")
@@ -35,7 +33,7 @@ def test_all_episodes(nodes):
 
 
 def test_all_clips(nodes):
-    rows = rr.read(nodes.folder, history_len=4, columns=["episode", "step"], block_steps=100).take_all()  # fmt: skip
+    rows = rr.read(nodes.folder, history_len=4, columns=["episode", "step"], block_steps=100).take_all()
     assert len(rows) == nodes.clips(4)
     assert set(rows[0]) == {"episode", "step", "_node", "_ring", "_position"}
     firsts = {(int(row["episode"][0]), int(row["step"][0])) for row in rows}

@@ -18,7 +18,8 @@ import ray, ringmap.ray as rr
 from ringmap.errors import ClosedError
 
 path = sys.argv[1]
-options = {"address": "local", "num_cpus": 2, "object_store_memory": 100_000_000, "include_dashboard": False, "log_to_driver": False}
+options = {"address": "local", "num_cpus": 2, "object_store_memory": 100_000_000}
+options |= {"include_dashboard": False, "log_to_driver": False}
 
 
 def start():
@@ -39,7 +40,8 @@ def refused(call):
 left, ahead = start()
 next(ahead)
 ray.shutdown()
-for call in (lambda: left.sample(8), lambda: left.nodes, lambda: len(left), left.refresh, lambda: next(left.batches(8))):
+calls = lambda: left.sample(8), lambda: left.nodes, lambda: len(left), left.refresh, lambda: next(left.batches(8))
+for call in calls:
     refused(call)
 assert "closed" in repr(left)
 assert not ray.is_initialized(), "a call started another Ray"
@@ -63,6 +65,9 @@ def test_a_buffer_outlives_ray():
             ring.write_episode({"obs": np.zeros((50, 3), np.float32)})
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, folder],
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["done"]), done.stderr[-3000:]

@@ -8,10 +8,19 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from tests.recording.scripted import BITS, numbers, space_of
 
 FULL = {
-    "action": ((), np.int64), "reward": ((), np.float64), "terminated": ((), bool), "truncated": ((), bool),
-    "done": ((), bool), "env_index": ((), np.int32), "episode_id": ((), np.int64), "t": ((), np.int64),
-    "is_first": ((), bool), "is_last": ((), bool), "info/number": ((), np.int64), "info/odd": ((), np.float32),
-}  # fmt: skip
+    "action": ((), np.int64),
+    "reward": ((), np.float64),
+    "terminated": ((), bool),
+    "truncated": ((), bool),
+    "done": ((), bool),
+    "env_index": ((), np.int32),
+    "episode_id": ((), np.int64),
+    "t": ((), np.int64),
+    "is_first": ((), bool),
+    "is_last": ((), bool),
+    "info/number": ((), np.int64),
+    "info/odd": ((), np.float32),
+}
 
 
 def leaves(kind, prefix):
@@ -34,9 +43,12 @@ def full_buffer(kind, **options):
 def transition_buffer(kind, **options):
     """Return a buffer of transitions whose `sample(len(buf))` gives all of them in order."""
     return TransitionReplayBuffer(
-        4096, space_of(kind) if kind != "tuple" else None, device=None,
-        sampler=lambda step, buf, size, history: np.arange(size), **options,
-    )  # fmt: skip
+        4096,
+        space_of(kind) if kind != "tuple" else None,
+        device=None,
+        sampler=lambda step, buf, size, history: np.arange(size),
+        **options,
+    )
 
 
 def assert_episode(kind, got, expected):

@@ -46,7 +46,7 @@ def space_of(kind):
         "discrete": spaces.Discrete(1 << BITS),
         "multibinary": bits,
         "tuple": spaces.Tuple((box, bits)),
-    }[kind]  # fmt: skip
+    }[kind]
 
 
 def numbers(kind, columns, prefix="obs"):
@@ -65,7 +65,7 @@ def numbers(kind, columns, prefix="obs"):
         "discrete": [(prefix, lambda rows: np.asarray(rows).tolist())],
         "multibinary": [(prefix, bits)],
         "tuple": [(f"{prefix}/0", place), (f"{prefix}/1", bits)],
-    }[kind]  # fmt: skip
+    }[kind]
     found = [read(columns[name]) for name, read in plain]
     assert all(other == found[0] for other in found[1:]), "two leaves are of different steps"
     return found[0]

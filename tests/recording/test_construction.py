@@ -33,15 +33,25 @@ def envs(num):
 @pytest.mark.parametrize(
     ("num", "count", "mode", "found"),
     [
-        (None, 1, "auto", "shared"), (1, 1, "auto", "shared"), (3, 1, "auto", "shared"), (3, 3, "auto", "per_env"),
-        (None, 1, "shared", "shared"), (3, 1, "shared", "shared"), (1, 1, "per_env", "per_env"), (3, 3, "per_env", "per_env"),
-        (None, 2, "auto", "2 buffers for a single environment"), (None, 0, "auto", "0 buffers"), (1, 2, "auto", "2 buffers for 1"),
+        (None, 1, "auto", "shared"),
+        (1, 1, "auto", "shared"),
+        (3, 1, "auto", "shared"),
+        (3, 3, "auto", "per_env"),
+        (None, 1, "shared", "shared"),
+        (3, 1, "shared", "shared"),
+        (1, 1, "per_env", "per_env"),
+        (3, 3, "per_env", "per_env"),
+        (None, 2, "auto", "2 buffers for a single environment"),
+        (None, 0, "auto", "0 buffers"),
+        (1, 2, "auto", "2 buffers for 1"),
         (3, 2, "auto", "2 buffers for 3 environments; expected 1, or 3"),
-        (3, 3, "shared", "takes one buffer, got 3"), (None, 0, "shared", "takes one buffer"),
-        (None, 1, "per_env", "takes a vector environment"), (3, 1, "per_env", "got 1 for 3"),
+        (3, 3, "shared", "takes one buffer, got 3"),
+        (None, 0, "shared", "takes one buffer"),
+        (None, 1, "per_env", "takes a vector environment"),
+        (3, 1, "per_env", "got 1 for 3"),
         (3, 1, "each", "must be one of"),
     ],
-)  # fmt: skip
+)
 def test_which_buffer_is_whose(num, count, mode, found):
     buffers = [ReplayBuffer(10) for _ in range(count)]
     if found not in ("shared", "per_env"):
@@ -61,7 +71,7 @@ def test_the_kinds_of_wrapper_and_its_names():
     many = ReplayBufferCollectionWrapper.per_env(vector(2), [buf, ReplayBuffer(10)], stream=True)
     assert isinstance(many, ReplayBufferCollectionWrapper) and isinstance(many, VectorWrapper)
     assert ringmap.recording.ReplayBufferCollectionWrapper is ReplayBufferCollectionWrapper
-    assert ReplayBufferCollectionWrapper.buffer_swap is ReplayBufferCollectionWrapper.set_replay_buffers  # fmt: skip
+    assert ReplayBufferCollectionWrapper.buffer_swap is ReplayBufferCollectionWrapper.set_replay_buffers
     assert many.call("number") == (0, 1), "what the environment has besides is there"
     with pytest.raises(ValueError, match=r"expected a gymnasium.Env .* got dict"):
         ReplayBufferCollectionWrapper({}, buf)
@@ -104,7 +114,7 @@ BOX = ((3,), np.int32)
         ({"t": ((), bool)}, "'t' of bool"),
         ({"context": ((2,), np.float32)}, "'context', but Gymnasium has no contexts; pass context_fn"),
     ],
-)  # fmt: skip
+)
 def test_what_a_schema_may_not_ask_for(schema, fault):
     with pytest.raises(ValueError, match=f"^ReplayBufferCollectionWrapper: ReplayBuffer .*{fault}"):
         ReplayBufferCollectionWrapper(Scripted(), ReplayBuffer(10, schema=schema))
@@ -113,11 +123,17 @@ def test_what_a_schema_may_not_ask_for(schema, fault):
 @pytest.mark.parametrize(
     "schema",
     [
-        {"obs": ((3,), np.uint16)}, {"obs": ((3,), np.float32)}, {"action": ((), np.int16)}, {"action": ((), np.float64)},
-        {"reward": ((), np.float16)}, {"terminated": ((), np.uint8)}, {"is_last": ((), np.float32)}, {"t": ((), np.uint16)},
+        {"obs": ((3,), np.uint16)},
+        {"obs": ((3,), np.float32)},
+        {"action": ((), np.int16)},
+        {"action": ((), np.float64)},
+        {"reward": ((), np.float16)},
+        {"terminated": ((), np.uint8)},
+        {"is_last": ((), np.float32)},
+        {"t": ((), np.uint16)},
         {"env_index": ((), np.uint8), "info/whatever": ((7,), "U9")},
     ],
-)  # fmt: skip
+)
 def test_what_a_schema_may_ask_for(schema):
     ReplayBufferCollectionWrapper(Scripted(), ReplayBuffer(10, schema=schema))
 
@@ -144,18 +160,24 @@ def test_spaces_without_a_fixed_shape():
     with pytest.raises(ValueError, match=r"'obs' is of Sequence.*no fixed shape"):
         ReplayBufferCollectionWrapper(Many(), ReplayBuffer(10))
     env = Many()
-    env.observation_space = spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})})  # fmt: skip
+    env.observation_space = spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})})
     with pytest.raises(ValueError, match="would have one column"):
         ReplayBufferCollectionWrapper(env, ReplayBuffer(10))
 
 
 def offline(columns):
     buf = ReplayBuffer(100)
-    buf.write_episode({name: np.zeros((4, *shape), dtype) for name, (shape, dtype) in columns.items()})  # fmt: skip
+    buf.write_episode({name: np.zeros((4, *shape), dtype) for name, (shape, dtype) in columns.items()})
     return buf
 
 
-EPISODES = {"obs": BOX, "action": ((), np.int64), "reward": ((), np.float32), "terminated": ((), bool), "truncated": ((), bool)}  # fmt: skip
+EPISODES = {
+    "obs": BOX,
+    "action": ((), np.int64),
+    "reward": ((), np.float32),
+    "terminated": ((), bool),
+    "truncated": ((), bool),
+}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +185,10 @@ EPISODES = {"obs": BOX, "action": ((), np.int64), "reward": ((), np.float32), "t
     [
         (lambda: DistillationBuffer(10), "what a teacher would have done"),
         (lambda: RolloutBuffer(1, 4, (3,), ()), "values and log-probabilities"),
-        (lambda: OfflineToOnlineReplayBuffer(offline(EPISODES), online_capacity=10), "no next_obs: in episodes a reward"),
+        (
+            lambda: OfflineToOnlineReplayBuffer(offline(EPISODES), online_capacity=10),
+            "no next_obs: in episodes a reward",
+        ),
         (lambda: TransitionReplayBuffer(10, (4,)), r"'obs' of shape \(4,\)"),
         (lambda: TransitionReplayBuffer(10, (3,), (2,)), r"'action' of shape \(2,\)"),
         (lambda: TransitionReplayBuffer(10, (3,), obs_dtype=np.int32, critic_obs_shape=(2,)), "asks for 'critic_obs'"),
@@ -171,7 +196,7 @@ EPISODES = {"obs": BOX, "action": ((), np.int64), "reward": ((), np.float32), "t
         (list, "0 buffers"),
         (dict, "can't record into a dict"),
     ],
-)  # fmt: skip
+)
 def test_buffers_that_can_not_be_filled(buffer, why):
     with pytest.raises(ValueError, match=why):
         ReplayBufferCollectionWrapper(Scripted(), buffer())
@@ -186,6 +211,4 @@ def test_flags_without_a_path_and_hooks_that_are_none():
     with pytest.raises(ValueError, match="context_fn must be callable"):
         ReplayBufferCollectionWrapper(Scripted(), ReplayBuffer(10), context_fn=3)
     with pytest.raises(ValueError, match="needs a buffer with a schema"):
-        ReplayBufferCollectionWrapper(
-            Scripted(), ReplayBuffer(10), transition_builder=dict, validate_transition=True
-        )
+        ReplayBufferCollectionWrapper(Scripted(), ReplayBuffer(10), transition_builder=dict, validate_transition=True)

@@ -21,7 +21,7 @@ from tests.recording.test_construction import vector
 
 
 def asynchronous(num, mode="NextStep", **options):
-    return AsyncVectorEnv([lambda i=i: Scripted(i) for i in range(num)], autoreset_mode=AutoresetMode(mode), **options)  # fmt: skip
+    return AsyncVectorEnv([lambda i=i: Scripted(i) for i in range(num)], autoreset_mode=AutoresetMode(mode), **options)
 
 
 @pytest.mark.parametrize("mode", [mode.value for mode in AutoresetMode])
@@ -38,9 +38,7 @@ def test_the_agent_sees_what_the_environment_returned_and_nothing_of_it_changes(
             self.before = repr(self.row)
             return self.row
 
-    spy = Spy(
-        [lambda i=i: Scripted(i, "dict") for i in range(2)], autoreset_mode=AutoresetMode(mode)
-    )
+    spy = Spy([lambda i=i: Scripted(i, "dict") for i in range(2)], autoreset_mode=AutoresetMode(mode))
     env = ReplayBufferCollectionWrapper(spy, full_buffer("dict"))
     options = {"reset_mask": np.array([True, True])}
     row = env.reset(options=options)
@@ -157,9 +155,7 @@ def test_actions_that_do_not_fit_are_refused_before_the_environment_steps():
         assert [e.t for e in env.envs] == [0, 0]
     env.step(np.array([1.0, 2.0]))
     with pytest.raises(TypeError):
-        env.step(
-            np.array([[1], [2]])
-        )  # as many values: what becomes of them is the environment's affair
+        env.step(np.array([[1], [2]]))  # as many values: what becomes of them is the environment's affair
     import torch
 
     env.step(torch.tensor([1, 2]))
@@ -181,9 +177,7 @@ class Breaking(Scripted):
 def test_an_environment_that_raises_leaves_no_gap_in_an_episode(stream, monkeypatch):
     monkeypatch.setattr(Breaking, "at", {(1, 1, 1), (0, 3, 1), (1, 6, 1)})
     buf = full_buffer("box")
-    env = ReplayBufferCollectionWrapper(
-        SyncVectorEnv([lambda i=i: Breaking(i) for i in range(2)]), buf, stream=stream
-    )
+    env = ReplayBufferCollectionWrapper(SyncVectorEnv([lambda i=i: Breaking(i) for i in range(2)]), buf, stream=stream)
     env.reset()
     raised = 0
     for i in range(60):
@@ -197,7 +191,7 @@ def test_an_environment_that_raises_leaves_no_gap_in_an_episode(stream, monkeypa
     for number in range(buf.num_episodes):
         got = buf.load_episode(number)
         first = got["obs"][0]
-        assert got["obs"].tolist() == [[first[0], first[1], first[2] + t] for t in range(len(got["obs"]))]  # fmt: skip
+        assert got["obs"].tolist() == [[first[0], first[1], first[2] + t] for t in range(len(got["obs"]))]
         assert got["reward"][1:].tolist() == (got["action"][:-1] + 0.5).tolist()
 
 
@@ -235,7 +229,9 @@ def test_long_episodes_of_many_environments():
             return np.array([self.number, self.t], np.int32), float(action), over, False, {}
 
     bufs = [ReplayBuffer(5000) for _ in range(4)]
-    env = ReplayBufferCollectionWrapper(SyncVectorEnv([lambda i=i: Long(i) for i in range(4)], autoreset_mode="SameStep"), bufs)  # fmt: skip
+    env = ReplayBufferCollectionWrapper(
+        SyncVectorEnv([lambda i=i: Long(i) for i in range(4)], autoreset_mode="SameStep"), bufs
+    )
     env.reset()
     for t in range(900):
         env.step(np.full(4, t))
@@ -245,7 +241,7 @@ def test_long_episodes_of_many_environments():
             steps = min(length, 900 - k * length)
             assert [o.tolist() for o in got["obs"]] == [[number, t] for t in range(steps + 1)]
             assert [int(a) for a in got["action"]] == [*range(k * length, k * length + steps), 0]
-            assert [float(r) for r in got["reward"][1:]] == list(range(k * length, k * length + steps))  # fmt: skip
+            assert [float(r) for r in got["reward"][1:]] == list(range(k * length, k * length + steps))
 
 
 def test_a_reset_that_raises_ends_what_is_open():
@@ -311,11 +307,15 @@ def test_a_final_observation_that_the_reset_wrote_over_is_an_error(kind):
             fresh = super().look()
             if self.held is None:
                 self.held = fresh
-            for held, new in zip((self.held,) if kind == "box" else self.held, (fresh,) if kind == "box" else fresh, strict=True):  # fmt: skip
+            for held, new in zip(
+                (self.held,) if kind == "box" else self.held, (fresh,) if kind == "box" else fresh, strict=True
+            ):
                 held[:] = new
             return self.held
 
-    env = ReplayBufferCollectionWrapper(SyncVectorEnv([lambda: Reusing(kind=kind)], autoreset_mode="SameStep"), ReplayBuffer(99))  # fmt: skip
+    env = ReplayBufferCollectionWrapper(
+        SyncVectorEnv([lambda: Reusing(kind=kind)], autoreset_mode="SameStep"), ReplayBuffer(99)
+    )
     env.reset()
     with pytest.raises(RolloutError, match="its reset wrote over it"):
         for _ in range(9):
@@ -361,7 +361,9 @@ def test_infos_that_change_their_shape_cut_the_episode():
             *row, _ = super().step(action)
             return *row, {"x": np.zeros(2 if self.t == 2 else 1), "d": {"y": self.t}, "n": "text"}
 
-    buf = ReplayBuffer(99, schema={"info/x": ((1,), float), "info/d/y": ((), int), "info/n": ((), "U9"), "info/never": ((), "U3")})  # fmt: skip
+    buf = ReplayBuffer(
+        99, schema={"info/x": ((1,), float), "info/d/y": ((), int), "info/n": ((), "U9"), "info/never": ((), "U3")}
+    )
     env = ReplayBufferCollectionWrapper(Growing(), buf)
     env.reset()
     env.step(0)
@@ -369,9 +371,7 @@ def test_infos_that_change_their_shape_cut_the_episode():
         env.step(0)
     env.step(0)
     env.close()
-    assert np.isnan(buf.load_episode(1)["info/x"][0]), (
-        "what did not fit is blank where an episode begins with it"
-    )
+    assert np.isnan(buf.load_episode(1)["info/x"][0]), "what did not fit is blank where an episode begins with it"
     first, second = buf.load_episode(0), buf.load_episode(1)
     assert first["info/d/y"].tolist() == [0, 1] and second["info/d/y"].tolist() == [2, 3]
     assert first["info/n"].tolist() == ["", "text"] and first["info/never"].tolist() == ["", ""]
@@ -398,7 +398,7 @@ def test_a_full_disk_costs_the_episodes_that_end_then_and_no_others(tmp_path, mo
     assert buf.num_episodes > 20
     for got in buf.episodes():
         places = [o.tolist() for o in got["obs"]]
-        assert places == [[places[0][0], places[0][1], places[0][2] + t] for t in range(len(places))]  # fmt: skip
+        assert places == [[places[0][0], places[0][1], places[0][2] + t] for t in range(len(places))]
         assert [float(r) for r in got["reward"][1:]] == [float(a) + 0.5 for a in got["action"][:-1]]
     assert buf.check() == []
 
@@ -516,7 +516,15 @@ def test_into_the_online_half_of_a_buffer_that_mixes():
 
 
 def test_into_the_ring_of_a_buffer_that_mixes_transitions():
-    names = {"obs": ((3,), np.int32), "action": ((), np.int64), "reward": ((), np.float64), "next_obs": ((3,), np.int32), "terminated": ((), bool), "t": ((), np.int64), "env_index": ((), np.int64)}  # fmt: skip
+    names = {
+        "obs": ((3,), np.int32),
+        "action": ((), np.int64),
+        "reward": ((), np.float64),
+        "next_obs": ((3,), np.int32),
+        "terminated": ((), bool),
+        "t": ((), np.int64),
+        "env_index": ((), np.int64),
+    }
     offline = ReplayBuffer(100)
     offline.write_episode({n: np.zeros((5, *shape), dtype) for n, (shape, dtype) in names.items()})
     mixed = OfflineToOnlineReplayBuffer(offline, online_capacity=500, seed=0)

@@ -13,9 +13,16 @@ from tests.recording.scripted import KINDS, Model, Scripted, code, length_of
 from tests.recording.test_construction import vector
 
 NINE = {
-    "cached_obs", "cached_context", "action", "next_obs", "reward", "terminated", "truncated", "env_index",
+    "cached_obs",
+    "cached_context",
+    "action",
+    "next_obs",
+    "reward",
+    "terminated",
+    "truncated",
+    "env_index",
     "rb_single_space",
-}  # fmt: skip
+}
 
 
 def drive(env, model, count):
@@ -28,7 +35,7 @@ def drive(env, model, count):
 
 
 def test_a_function_is_called_with_nine_keywords_for_each_slot():
-    buf = ReplayBuffer(1000, schema={"now": ((3,), np.int32), "then": ((3,), np.int32), "reward": ((), np.float32)})  # fmt: skip
+    buf = ReplayBuffer(1000, schema={"now": ((3,), np.int32), "then": ((3,), np.int32), "reward": ((), np.float32)})
     calls = []
 
     def build(**given):
@@ -43,22 +50,28 @@ def test_a_function_is_called_with_nine_keywords_for_each_slot():
         return {"begun_at": info["number"]}
 
     model = Model(2, "NextStep")
-    env = ReplayBufferCollectionWrapper(vector(2), buf, transition_builder=build, context_fn=context_fn)  # fmt: skip
+    env = ReplayBufferCollectionWrapper(vector(2), buf, transition_builder=build, context_fn=context_fn)
     drive(env, model, 20)
     env.close()
     model.close()
     rows = [row for step in model.transitions for row in step]
     assert len(calls) == len(rows)
-    for got, (now, action, reward, after, terminated, truncated, slot, _, steps) in zip(calls, rows, strict=True):  # fmt: skip
-        number = [(int(o[0]) << 20) + (int(o[1]) << 8) + int(o[2]) for o in (got["cached_obs"], got["next_obs"])]  # fmt: skip
+    for got, (now, action, reward, after, terminated, truncated, slot, _, steps) in zip(calls, rows, strict=True):
+        number = [(int(o[0]) << 20) + (int(o[1]) << 8) + int(o[2]) for o in (got["cached_obs"], got["next_obs"])]
         assert number == [now, after]
-        assert (got["action"], got["reward"], got["terminated"], got["truncated"], got["env_index"]) == (action, reward, terminated, truncated, slot)  # fmt: skip
+        assert (got["action"], got["reward"], got["terminated"], got["truncated"], got["env_index"]) == (
+            action,
+            reward,
+            terminated,
+            truncated,
+            slot,
+        )
         assert got["cached_context"] == {"begun_at": now - steps}
         assert set(got["rb_single_space"].spaces) == {"now", "then", "reward"}
     assert contexts[:2] == [(code(0, 0, 0), None, 3), (code(1, 0, 0), None, 4)]
-    assert all(rest == (None, None) for _, *rest in map(list, contexts[2:]) for rest in [tuple(rest)])  # fmt: skip
+    assert all(rest == (None, None) for _, *rest in map(list, contexts[2:]) for rest in [tuple(rest)])
     assert buf.lengths.tolist() == [len(e.actions) for e in model.stored], "a row per step"
-    assert [o[2] for o in buf.load_episode(0)["then"].tolist()] == list(range(1, len(model.stored[0].obs)))  # fmt: skip
+    assert [o[2] for o in buf.load_episode(0)["then"].tolist()] == list(range(1, len(model.stored[0].obs)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,9 +89,20 @@ def test_an_object_transforms_the_raw_dict(kind):
     env.step(7)
     env.close()
     assert set(seen[0]) == {
-        "obs", "next_obs", "action", "reward", "terminated", "truncated", "done", "context", "env_index", "episode_id",
-        "t", "is_first", "is_last",
-    }  # fmt: skip
+        "obs",
+        "next_obs",
+        "action",
+        "reward",
+        "terminated",
+        "truncated",
+        "done",
+        "context",
+        "env_index",
+        "episode_id",
+        "t",
+        "is_first",
+        "is_last",
+    }
     assert env.observation_space.contains(seen[0]["obs"])
     assert env.observation_space.contains(seen[0]["next_obs"])
     assert seen[0]["action"] == 7 and seen[0]["reward"] == 7.5
@@ -95,7 +119,7 @@ def test_what_a_builder_got_is_its_own():
             raw["next_obs"][:] = -1
             return {"obs": raw["obs"]}
 
-    env = ReplayBufferCollectionWrapper(Scripted(reuse=True), ReplayBuffer(99), transition_builder=Transform())  # fmt: skip
+    env = ReplayBufferCollectionWrapper(Scripted(reuse=True), ReplayBuffer(99), transition_builder=Transform())
     for _ in range(4):
         env.reset()
         env.step(1)
@@ -107,7 +131,14 @@ def test_a_builder_for_transitions():
     buf = transition_buffer("dict")
 
     def build(cached_obs, action, next_obs, reward, terminated, truncated, rb_single_space, **_):
-        made = {"obs": cached_obs, "action": action, "reward": reward, "next_obs": next_obs, "terminated": terminated, "truncated": truncated}  # fmt: skip
+        made = {
+            "obs": cached_obs,
+            "action": action,
+            "reward": reward,
+            "next_obs": next_obs,
+            "terminated": terminated,
+            "truncated": truncated,
+        }
         assert rb_single_space["obs/in/number"] == spaces.Discrete(1 << 24)
         return made
 
@@ -121,10 +152,14 @@ def test_a_builder_for_transitions():
 @pytest.mark.parametrize(
     ("made", "fault"),
     [
-        ({"x": 9.0}, r"'x' is not in Box\(-1"), ({"x": 0.5, "y": 1}, "expected columns"), ({}, "expected columns"),
-        ({"x": [0.5]}, "'x' is not in"), ({"x": "a"}, "of another kind"), (None, "returned NoneType"),
+        ({"x": 9.0}, r"'x' is not in Box\(-1"),
+        ({"x": 0.5, "y": 1}, "expected columns"),
+        ({}, "expected columns"),
+        ({"x": [0.5]}, "'x' is not in"),
+        ({"x": "a"}, "of another kind"),
+        (None, "returned NoneType"),
     ],
-)  # fmt: skip
+)
 def test_what_a_builder_made_is_validated(made, fault):
     class Small(Scripted):
         def __init__(self):
@@ -137,7 +172,7 @@ def test_what_a_builder_made_is_validated(made, fault):
     def builder(**_):
         return made if made is None else {n.replace("x", "action"): v for n, v in made.items()}
 
-    wrapper = ReplayBufferCollectionWrapper(env, buf, transition_builder=builder, validate_transition=True)  # fmt: skip
+    wrapper = ReplayBufferCollectionWrapper(env, buf, transition_builder=builder, validate_transition=True)
     wrapper.reset()
     with pytest.raises(ValueError, match=fault.replace("'x'", "'action'")):
         wrapper.step(np.float32(0))
@@ -219,7 +254,9 @@ def test_other_slots_keep_their_step_when_one_is_refused():
     env.close()
     model.close()
     assert model.errors
-    assert [buf.load_episode(i)["info/number"].tolist() for i in range(buf.num_episodes)] == [e.obs[1:] for e in model.stored]  # fmt: skip
+    assert [buf.load_episode(i)["info/number"].tolist() for i in range(buf.num_episodes)] == [
+        e.obs[1:] for e in model.stored
+    ]
 
 
 def test_contexts_are_columns_constant_in_their_episode():
@@ -277,7 +314,7 @@ def test_a_cut_episode_keeps_the_context_of_the_environment_s():
         return {"x": cached_context}
 
     buf = ReplayBuffer(99)
-    env = ReplayBufferCollectionWrapper(Off(()), buf, transition_builder=build, context_fn=context_fn)  # fmt: skip
+    env = ReplayBufferCollectionWrapper(Off(()), buf, transition_builder=build, context_fn=context_fn)
     env.reset()
     env.step(0)
     with pytest.raises(ValueError, match="planted"):
@@ -333,7 +370,7 @@ def test_an_episode_longer_than_the_buffer_is_cut_there_and_said():
             return np.float32([self.t]), 1.0, False, False, {}
 
     for stream in (False, True):
-        buf = ReplayBuffer(5, schema={"obs": ((1,), np.float32), "t": ((), int), "is_last": ((), bool)})  # fmt: skip
+        buf = ReplayBuffer(5, schema={"obs": ((1,), np.float32), "t": ((), int), "is_last": ((), bool)})
         env = ReplayBufferCollectionWrapper(Endless(()), buf, stream=stream)
         env.reset()
         errors = []
@@ -350,7 +387,9 @@ def test_an_episode_longer_than_the_buffer_is_cut_there_and_said():
         env.close()
         assert buf.load_episode(0)["obs"][:, 0].tolist() == [5, 6, 7, 8, 9]
         built = ReplayBuffer(5)
-        env = ReplayBufferCollectionWrapper(Endless(()), built, stream=stream, transition_builder=lambda **k: {"x": k["next_obs"]})  # fmt: skip
+        env = ReplayBufferCollectionWrapper(
+            Endless(()), built, stream=stream, transition_builder=lambda **k: {"x": k["next_obs"]}
+        )
         env.reset()
         with pytest.raises(InputError, match="exceeds max_steps=5"):
             for _ in range(9):
@@ -366,7 +405,7 @@ def test_lanes_that_begin_again_at_the_very_same_place_do_not_go_on():
             self.t += 1
             return np.float32([0]), 1.0, False, False, {}
 
-    buf = TransitionReplayBuffer(99, (1,), device=None, n_step=3, gamma=1.0, sampler=lambda s, b, n, h: np.arange(n))  # fmt: skip
+    buf = TransitionReplayBuffer(99, (1,), device=None, n_step=3, gamma=1.0, sampler=lambda s, b, n, h: np.arange(n))
     env = ReplayBufferCollectionWrapper(Still(()), buf)
     for _ in range(3):
         env.reset()
@@ -376,7 +415,7 @@ def test_lanes_that_begin_again_at_the_very_same_place_do_not_go_on():
 
 
 def test_length_of_is_spread():
-    assert {length_of(e, k, s)[0] for e in range(3) for k in range(9) for s in range(9)} == set(range(1, 7))  # fmt: skip
+    assert {length_of(e, k, s)[0] for e in range(3) for k in range(9) for s in range(9)} == set(range(1, 7))
     ends = {length_of(e, k, s)[1:] for e in range(3) for k in range(9) for s in range(9)}
     assert {(True, False), (False, True)} <= ends
 
@@ -415,9 +454,7 @@ def test_an_info_of_a_single_environment_hides_no_other():
     ],
 )
 def test_a_builder_whose_values_would_change_is_refused(made, message):
-    env = ReplayBufferCollectionWrapper(
-        Names(), ReplayBuffer(100), transition_builder=lambda **given: made
-    )
+    env = ReplayBufferCollectionWrapper(Names(), ReplayBuffer(100), transition_builder=lambda **given: made)
     env.reset()
     with pytest.raises(InputError, match=message):
         env.step(0)

@@ -22,15 +22,13 @@ def killed(path, stream, after, rng):
     command = [PYTHON, "-m", "tests.recording.victim", str(path), *(["stream"] if stream else [])]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    ) as child:  # fmt: skip
+    ) as child:
         for _ in range(after):
             line = child.stdout.readline()
         for _ in range(int(rng.integers(0, 20_000))):  # somewhere within the next step
             pass
         child.send_signal(signal.SIGKILL)
-        rest = [
-            text for text in child.stdout.read().splitlines(keepends=True) if text.endswith("\n")
-        ]
+        rest = [text for text in child.stdout.read().splitlines(keepends=True) if text.endswith("\n")]
         line = rest[-1] if rest else line
     assert child.returncode == -signal.SIGKILL
     return tuple(map(int, line.split()))

@@ -10,9 +10,16 @@ from ringmap.errors import InputError
 from ringmap.recording import ReplayBufferCollectionWrapper
 
 SCHEMA = {
-    "obs": ((1,), "f4"), "action": ((), "i8"), "reward": ((), "f8"), "terminated": ((), "?"), "t": ((), "i8"),
-    "is_first": ((), "?"), "is_last": ((), "?"), "next_obs": ((1,), "f4"), "env_index": ((), "i8"),
-}  # fmt: skip
+    "obs": ((1,), "f4"),
+    "action": ((), "i8"),
+    "reward": ((), "f8"),
+    "terminated": ((), "?"),
+    "t": ((), "i8"),
+    "is_first": ((), "?"),
+    "is_last": ((), "?"),
+    "next_obs": ((1,), "f4"),
+    "env_index": ((), "i8"),
+}
 
 
 class Counting(gymnasium.Env):
@@ -73,9 +80,7 @@ def test_an_endless_task_is_drawn_from_and_takes_no_more_memory(tmp_path, built)
     assert rows.shape[1] <= 64
     assert buf.lengths.tolist() == [64]
     first = buf.get_episode_data()["first_step"][0]
-    assert buf.load_episode(0)["obs"][:, 0].tolist() == list(
-        range(first + built, first + built + 64)
-    )
+    assert buf.load_episode(0)["obs"][:, 0].tolist() == list(range(first + built, first + built + 64))
     env.close()
     last = buf.load_episode(0)["obs"][-1, 0]
     assert last == 500
@@ -88,6 +93,4 @@ def test_bad_input():
         with pytest.raises(InputError, match=why):
             ReplayBufferCollectionWrapper(Counting(), buf, commit_every=wrong)
     with pytest.raises(InputError, match="for buffers of episodes"):
-        ReplayBufferCollectionWrapper(
-            Counting(), TransitionReplayBuffer(20, (1,), device=None), commit_every=4
-        )
+        ReplayBufferCollectionWrapper(Counting(), TransitionReplayBuffer(20, (1,), device=None), commit_every=4)

@@ -35,12 +35,16 @@ def test_the_order_of_the_checks():
         ({"replay_buffers": other, "replay_mode": "per_env"}, InputError, "got 1 for 3"),
         ({"replay_buffers": other, "replay_mode": "each"}, InputError, "must be one of"),
         ({"replay_buffers": other}, InputError, "the new buffer has columns"),  # spaces, open
-        ({"replay_buffers": ReplayBuffer(9, schema={"x": ((), "f4")}), "require_same_space": False}, InputError, "asks for 'x'"),
+        (
+            {"replay_buffers": ReplayBuffer(9, schema={"x": ((), "f4")}), "require_same_space": False},
+            InputError,
+            "asks for 'x'",
+        ),
         ({"replay_buffers": full_buffer("box")}, RoleError, r"envs \[.*\] are open"),  # open
         ({"replay_buffers": other, "require_same_space": False}, RoleError, "are open"),
         ({"replay_buffers": full_buffer("box"), "dump_old": True}, RoleError, "needs a dump_path"),
         ({"replay_buffers": other, "dump_old": True}, InputError, "the new buffer has columns"),
-    ]  # fmt: skip
+    ]
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):
             env.set_replay_buffers(**arguments)
@@ -72,7 +76,7 @@ def test_an_open_episode_is_split(permission, stream):
             model._end(slot)
             first += model.stored
             model.stored = []
-            model.episode[slot], now = model.episode[slot], code(slot, model.episode[slot], model.t[slot])  # fmt: skip
+            model.episode[slot], now = model.episode[slot], code(slot, model.episode[slot], model.t[slot])
             model._begin(slot)
             assert model.open[slot].obs == [now]
     step(20)
@@ -110,7 +114,7 @@ def test_another_mode_and_other_columns():
     steps = TransitionReplayBuffer(100, (3,), obs_dtype=np.int32, device=None)
     with pytest.raises(InputError, match="transitions of"):
         env.set_replay_buffers(steps, replay_mode="shared", finalize_old_segments=True)
-    env.set_replay_buffers(steps, replay_mode="shared", finalize_old_segments=True, require_same_space=False)  # fmt: skip
+    env.set_replay_buffers(steps, replay_mode="shared", finalize_old_segments=True, require_same_space=False)
     before = len(steps)
     env.step(np.zeros(2, int))
     assert len(steps) > before == 0

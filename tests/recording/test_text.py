@@ -1,4 +1,5 @@
-"""Environments whose observations have text of other lengths in each episode, as BabyAI's missions have: recorded, and in a World."""
+"""Environments whose observations have text of other lengths in each episode, as BabyAI's missions have: recorded, and
+in a World."""
 
 import gymnasium as gym
 import numpy as np
@@ -29,9 +30,7 @@ class Missions(gym.Env):
 
     def see(self):
         at = np.array([self.number, self.at])
-        return {"at": at, "mission": mission(*at)}, {
-            "note": f"note {self.number} of {'x' * self.at}"
-        }
+        return {"at": at, "mission": mission(*at)}, {"note": f"note {self.number} of {'x' * self.at}"}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -90,20 +89,14 @@ def test_text_is_recorded(tmp_path, num, options):
 
 
 def test_text_that_a_column_can_not_hold_is_refused(tmp_path):
-    env = ReplayBufferCollectionWrapper(
-        Missions(), ReplayBuffer(500, schema={"obs/mission": ((), "U20")})
-    )
+    env = ReplayBufferCollectionWrapper(Missions(), ReplayBuffer(500, schema={"obs/mission": ((), "U20")}))
     env.reset()
-    with pytest.raises(
-        ValueError, match="'obs/mission': step .*; shorten it, or name a greater width"
-    ):
+    with pytest.raises(ValueError, match="'obs/mission': step .*; shorten it, or name a greater width"):
         for _ in range(6 * STEPS):
             if env.step(0)[2]:
                 env.reset()
     with pytest.raises(ValueError, match="'obs/at' of <U9"):
-        ReplayBufferCollectionWrapper(
-            Missions(), ReplayBuffer(500, schema={"obs/at": ((2,), "U9")})
-        )
+        ReplayBufferCollectionWrapper(Missions(), ReplayBuffer(500, schema={"obs/at": ((2,), "U9")}))
     env.close()
 
 
@@ -121,8 +114,6 @@ def test_a_world_collects_text(tmp_path, to):
         made = load_dataset(path)
     for number in range(6):
         rows = made.load_episode(number)
-        assert np.asarray(rows["mission"]).tolist() == [
-            mission(*at) for at in np.asarray(rows["at"]).tolist()
-        ]
+        assert np.asarray(rows["mission"]).tolist() == [mission(*at) for at in np.asarray(rows["at"]).tolist()]
     made.close()
     world.close()

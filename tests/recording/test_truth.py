@@ -107,7 +107,7 @@ scripts = st.fixed_dictionaries(
         "per_env": st.booleans(),
         "faulty": st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 6)), max_size=3),
     }
-)  # fmt: skip
+)
 
 
 def check(ops, vector, num, mode, kind, script, reuse, copy, stream, per_env, faulty):
@@ -119,9 +119,7 @@ def check(ops, vector, num, mode, kind, script, reuse, copy, stream, per_env, fa
 
     def wrapped(buffers, **options):
         env = make(vector, num, mode, kind, script, reuse, copy)
-        return ReplayBufferCollectionWrapper(env, buffers, **options), Model(
-            num, mode, script, options_faulty
-        )
+        return ReplayBufferCollectionWrapper(env, buffers, **options), Model(num, mode, script, options_faulty)
 
     single = vector == "single"
     # Whole episodes: all keys, streamed or not, in one buffer or one for each.
@@ -149,7 +147,10 @@ def check(ops, vector, num, mode, kind, script, reuse, copy, stream, per_env, fa
         assert_transitions(kind, steps, model.transitions)
     # A builder that raises, and a run that goes on.
     options_faulty = refused
-    built = ReplayBuffer(5000, schema={"number": ((), np.int64), "info/number": ((), np.int64), "action": ((), np.int64), "t": ((), np.int64)})  # fmt: skip
+    built = ReplayBuffer(
+        5000,
+        schema={"number": ((), np.int64), "info/number": ((), np.int64), "action": ((), np.int64), "t": ((), np.int64)},
+    )
     builder = Refusing(kind, refused, ["info/number", "action", "t"])
 
     class Numbered:
@@ -188,9 +189,18 @@ def _walk(found, name, value):
 
 STEPS = [("step", i) for i in range(30)]
 BASE = {
-    "ops": STEPS, "vector": "sync", "num": 3, "mode": "NextStep", "kind": "box", "script": 1, "reuse": True,
-    "copy": False, "stream": False, "per_env": False, "faulty": [(1, 0, 1), (2, 1, 2), (0, 0, 3)],
-}  # fmt: skip
+    "ops": STEPS,
+    "vector": "sync",
+    "num": 3,
+    "mode": "NextStep",
+    "kind": "box",
+    "script": 1,
+    "reuse": True,
+    "copy": False,
+    "stream": False,
+    "per_env": False,
+    "faulty": [(1, 0, 1), (2, 1, 2), (0, 0, 3)],
+}
 
 
 @pytest.mark.slow
@@ -210,7 +220,7 @@ def test_ten_thousand_random_scripts(script):
     check(**script)
 
 
-MIXED = [op for i in range(12) for op in (("step", i), ("step", i + 50), ("step", i + 90), ("mask", 1 + i % 7))]  # fmt: skip
+MIXED = [op for i in range(12) for op in (("step", i), ("step", i + 50), ("step", i + 90), ("mask", 1 + i % 7))]
 
 
 VECTORS = ["single", "sync"]
@@ -230,9 +240,12 @@ def test_every_mode_and_space(vector, mode, kind):
         check(**BASE | {"vector": vector, "mode": mode, "kind": kind, "ops": ops})
 
 
-@pytest.mark.parametrize(("mode", "kind"), few([("NextStep", "box"), ("SameStep", "dict"), ("Disabled", "tuple")]))  # fmt: skip
+@pytest.mark.parametrize(("mode", "kind"), few([("NextStep", "box"), ("SameStep", "dict"), ("Disabled", "tuple")]))
 def test_worker_processes(mode, kind):
-    check(**BASE | {"vector": "async", "num": 2, "mode": mode, "kind": kind, "ops": [*MIXED[:16], ("reset", 0), *STEPS[:8]]})  # fmt: skip
+    check(
+        **BASE
+        | {"vector": "async", "num": 2, "mode": mode, "kind": kind, "ops": [*MIXED[:16], ("reset", 0), *STEPS[:8]]}
+    )
 
 
 @pytest.mark.campaign

@@ -54,9 +54,13 @@ def filled(n=4, steps=6, seed=0, fill=None, **options):
 
 
 @given(
-    st.integers(1, 40), st.integers(1, 20), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**31),
+    st.integers(1, 40),
+    st.integers(1, 20),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.integers(0, 2**31),
     st.sampled_from([0.0, 0.05, 0.5, 1.0]),
-)  # fmt: skip
+)
 @settings(max_examples=60, deadline=None)
 def test_gae_against_float64(steps, n, gamma, lam, seed, often):
     rng = np.random.default_rng(seed)
@@ -79,12 +83,8 @@ def test_gae_at_full_size():
         buf.add(**step)
         kept.append([step[name].numpy().astype("f8") for name in ("rewards", "values", "dones")])
     last = rng.normal(size=4096)
-    buf.compute_returns_and_advantages(
-        torch.from_numpy(last.astype("f4")), gamma=0.99, gae_lambda=0.95
-    )
-    expected = reference(
-        *np.array(kept).transpose(1, 0, 2), last.astype("f4").astype("f8"), 0.99, 0.95
-    )
+    buf.compute_returns_and_advantages(torch.from_numpy(last.astype("f4")), gamma=0.99, gae_lambda=0.95)
+    expected = reference(*np.array(kept).transpose(1, 0, 2), last.astype("f4").astype("f8"), 0.99, 0.95)
     np.testing.assert_allclose(buf.advantages.numpy(), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(buf.returns.numpy(), (buf.advantages + buf.values).numpy())
 
@@ -104,8 +104,17 @@ def test_a_timeout_counts_what_would_have_come():
     buf = RolloutBuffer(2, 3, (1,), ())
     for t in range(3):
         cut = torch.tensor([float(t == 1), 0.0])
-        buf.add(torch.zeros(2, 1), None, torch.zeros(2), torch.ones(2), cut, torch.zeros(2), torch.zeros(2),
-                timeouts=cut, final_values=torch.tensor([7.0, float("nan")]))  # fmt: skip
+        buf.add(
+            torch.zeros(2, 1),
+            None,
+            torch.zeros(2),
+            torch.ones(2),
+            cut,
+            torch.zeros(2),
+            torch.zeros(2),
+            timeouts=cut,
+            final_values=torch.tensor([7.0, float("nan")]),
+        )
     buf.compute_returns_and_advantages(torch.zeros(2), gamma=0.5, gae_lambda=1.0)
     assert buf.returns[:, 0].tolist() == [1 + 0.5 * (1 + 0.5 * 7), 1 + 0.5 * 7, 1.0]
     assert buf.returns[:, 1].tolist() == [1.75, 1.5, 1.0]
@@ -119,10 +128,7 @@ def test_only_the_filled_steps_count():
     buf, whole = filled(fill=3), filled(steps=3)
     assert len(buf) == 3
     data, expected = buf.get_all_data(), whole.get_all_data()
-    assert all(
-        torch.equal(data[name], expected[name])
-        for name in ("advantages", "returns", "observations")
-    )
+    assert all(torch.equal(data[name], expected[name]) for name in ("advantages", "returns", "observations"))
 
 
 # -- the program of the guide --------------------------------------------------------------------
@@ -133,20 +139,35 @@ def test_the_program_of_the_guide():
 
     n = 64
     buffer = RolloutBuffer(
-        num_envs=n, num_steps=24, obs_shape=(48,), action_shape=(12,), action_dtype=torch.float32, device="cpu",
+        num_envs=n,
+        num_steps=24,
+        obs_shape=(48,),
+        action_shape=(12,),
+        action_dtype=torch.float32,
+        device="cpu",
         num_privileged_obs=0,
-    )  # fmt: skip
+    )
     for _ in range(24):
         buffer.add(
-            observations=torch.randn(n, 48), privileged_observations=None, actions=torch.randn(n, 12),
-            rewards=torch.randn(n), dones=(torch.rand(n) < 0.1).float(), values=torch.randn(n, 1), log_probs=torch.randn(n),
-        )  # fmt: skip
+            observations=torch.randn(n, 48),
+            privileged_observations=None,
+            actions=torch.randn(n, 12),
+            rewards=torch.randn(n),
+            dones=(torch.rand(n) < 0.1).float(),
+            values=torch.randn(n, 1),
+            log_probs=torch.randn(n),
+        )
     buffer.compute_returns_and_advantages(last_values=torch.randn(n), gamma=0.99, gae_lambda=0.95)
     data = buffer.get_all_data()
     assert {name: None if v is None else tuple(v.shape) for name, v in data.items()} == {
-        "observations": (24 * n, 48), "privileged_observations": None, "actions": (24 * n, 12),
-        "old_log_probs": (24 * n,), "advantages": (24 * n,), "returns": (24 * n,), "values": (24 * n,),
-    }  # fmt: skip
+        "observations": (24 * n, 48),
+        "privileged_observations": None,
+        "actions": (24 * n, 12),
+        "old_log_probs": (24 * n,),
+        "advantages": (24 * n,),
+        "returns": (24 * n,),
+        "values": (24 * n,),
+    }
     assert tuple(buffer.observations.shape) == (24, n, 48)
     assert tuple(buffer.actions.shape) == (24, n, 12)
     for name in ("rewards", "dones", "values", "log_probs", "advantages", "returns"):
@@ -177,21 +198,15 @@ def test_each_step_once_per_epoch(num, shuffle):
     assert (orders[0] == orders[1]) is not shuffle
     rows = {
         row[0]: value
-        for row, value in zip(
-            buf.observations.reshape(-1, 3).tolist(), buf.returns.ravel().tolist(), strict=True
-        )
+        for row, value in zip(buf.observations.reshape(-1, 3).tolist(), buf.returns.ravel().tolist(), strict=True)
     }
     for batch in batches:
-        assert batch["returns"].tolist() == [
-            rows[key] for key in batch["observations"][:, 0].tolist()
-        ]
+        assert batch["returns"].tolist() == [rows[key] for key in batch["observations"][:, 0].tolist()]
 
 
 def test_advantages_are_normalized_over_all_steps():
     buf = filled(n=8, steps=10)
-    whole = torch.cat(
-        [b["advantages"] for b in buf.minibatches(4, shuffle=False, normalize_advantages=True)]
-    )
+    whole = torch.cat([b["advantages"] for b in buf.minibatches(4, shuffle=False, normalize_advantages=True)])
     assert abs(whole.mean()) < 1e-6
     assert abs(whole.std(correction=0) - 1) < 1e-5
     plain = torch.cat([b["advantages"] for b in buf.minibatches(4, shuffle=False)])
@@ -235,9 +250,14 @@ def test_sequences_are_of_one_environment_in_order(length):
 
 def test_nested_and_privileged_observations():
     buf = RolloutBuffer(
-        3, 2, {"image": ((4, 4), np.uint8), "state": {"q": (2,)}}, (), action_dtype=torch.int64,
-        num_privileged_obs=9, privileged_obs_shape=(3, 3),
-    )  # fmt: skip
+        3,
+        2,
+        {"image": ((4, 4), np.uint8), "state": {"q": (2,)}},
+        (),
+        action_dtype=torch.int64,
+        num_privileged_obs=9,
+        privileged_obs_shape=(3, 3),
+    )
     for t in range(2):
         obs = {
             "image": np.full((3, 4, 4), t, np.uint8),
@@ -260,9 +280,7 @@ def test_nested_and_privileged_observations():
 def test_a_tensordict_is_an_observation():
     tensordict = pytest.importorskip("tensordict", reason="pip install -e '.[torchrl]'")
     buf = RolloutBuffer(3, 1, {"a": (2,)}, ())
-    buf.add(
-        tensordict.TensorDict({"a": torch.ones(3, 2)}, batch_size=[3]), None, *[torch.zeros(3)] * 5
-    )
+    buf.add(tensordict.TensorDict({"a": torch.ones(3, 2)}, batch_size=[3]), None, *[torch.zeros(3)] * 5)
     assert buf.observations["a"].sum() == 6
 
 
@@ -272,7 +290,7 @@ BAD = {
     "leaves": ({"observations": {"x": torch.zeros(4, 3)}}, "expected leaves"),
     "half": ({"timeouts": torch.zeros(4)}, "go together"),
     "hidden": ({"hidden": torch.zeros(4)}, "hidden_shape was not declared"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -294,13 +312,15 @@ def test_bad_steps_change_nothing(name):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda b: b.minibatches(0), "num"), (lambda b: b.minibatches(25), "only 24 steps"),
-        (lambda b: b.minibatches(2, 0), "epochs"), (lambda b: b.get_minibatch(25), "only 24 steps"),
+        (lambda b: b.minibatches(0), "num"),
+        (lambda b: b.minibatches(25), "only 24 steps"),
+        (lambda b: b.minibatches(2, 0), "epochs"),
+        (lambda b: b.get_minibatch(25), "only 24 steps"),
         (lambda b: b.sequence_minibatches(4), "no multiple of length=4"),
         (lambda b: b.sequence_minibatches(3, 9), "only 8 sequences"),
         (lambda b: b.compute_returns_and_advantages(torch.zeros(3)), "expected"),
     ],
-)  # fmt: skip
+)
 def test_bad_calls(call, message):
     with pytest.raises(InputError, match=message):
         call(filled())
@@ -325,11 +345,14 @@ def test_advantages_of_old_steps_are_not_handed_out():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 1, (1,), ()), "num_envs"), ((1, 0, (1,), ()), "num_steps"), ((1, 1, "x", ()), "expected a shape"),
-        ((1, 1, (1,), (), "x"), "no dtype"), ((1, 1, (1,), (), "f4", "nowhere"), "device"),
+        ((0, 1, (1,), ()), "num_envs"),
+        ((1, 0, (1,), ()), "num_steps"),
+        ((1, 1, "x", ()), "expected a shape"),
+        ((1, 1, (1,), (), "x"), "no dtype"),
+        ((1, 1, (1,), (), "f4", "nowhere"), "device"),
         ((1, 1, (1,), (), "f4", "cpu", -1), "num_privileged_obs"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments(arguments, message):
     with pytest.raises(InputError, match=message):
         RolloutBuffer(*arguments)
@@ -360,9 +383,7 @@ def test_what_is_saved_is_durable_or_was_not_touched(tmp_path, monkeypatch):
     with monkeypatch.context() as watched:
         for name in ("fsync", "fdatasync"):
             real = getattr(os, name)
-            watched.setattr(
-                os, name, lambda fd, real=real: (saw.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))
-            )  # fmt: skip
+            watched.setattr(os, name, lambda fd, real=real: (saw.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
         filled().save(path)
     assert [os.path.basename(one) for one in saw] == ["rollout.pt.tmp", tmp_path.name]
     before = path.read_bytes()
@@ -377,31 +398,33 @@ def test_what_is_saved_is_durable_or_was_not_touched(tmp_path, monkeypatch):
 
 
 def test_repr():
-    assert (
-        repr(filled())
-        == "RolloutBuffer(6/6 steps of 4, {'observations': (3,), 'actions': (2,)}, cpu)"
-    )
+    assert repr(filled()) == "RolloutBuffer(6/6 steps of 4, {'observations': (3,), 'actions': (2,)}, cpu)"
 
 
 def test_a_value_that_a_dtype_can_not_hold_is_refused():
     buf = RolloutBuffer(2, 2, (1,), (), action_dtype=np.int64, obs_dtype=np.uint8)
     zeros = torch.zeros(2)
     good = {
-        "observations": torch.zeros(2, 1), "privileged_observations": None, "actions": zeros, "rewards": zeros,
-        "dones": zeros, "values": zeros, "log_probs": zeros,
-    }  # fmt: skip
+        "observations": torch.zeros(2, 1),
+        "privileged_observations": None,
+        "actions": zeros,
+        "rewards": zeros,
+        "dones": zeros,
+        "values": zeros,
+        "log_probs": zeros,
+    }
     for name, bad in (
-        ("actions", torch.tensor([1.7, 2.0])), ("observations", torch.tensor([[300.0], [0.0]])),
-        ("observations", torch.tensor([[-1], [0]])), ("rewards", torch.tensor([1e300, 0], dtype=torch.float64)),
+        ("actions", torch.tensor([1.7, 2.0])),
+        ("observations", torch.tensor([[300.0], [0.0]])),
+        ("observations", torch.tensor([[-1], [0]])),
+        ("rewards", torch.tensor([1e300, 0], dtype=torch.float64)),
         ("values", torch.tensor([1j, 0])),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=f"{name} .* can't hold"):
             buf.add(**{**good, name: bad})
     assert len(buf) == 0
     infinite = torch.tensor([torch.inf, 0.1], dtype=torch.float64)
-    buf.add(
-        **{**good, "actions": torch.tensor([1.0, 2.0], dtype=torch.float64), "rewards": infinite}
-    )
+    buf.add(**{**good, "actions": torch.tensor([1.0, 2.0], dtype=torch.float64), "rewards": infinite})
     assert buf.actions[0].tolist() == [1, 2]
     other = RolloutBuffer(2, 2, (1,), (), action_dtype=np.float32, obs_dtype=np.uint8)
     with pytest.raises(ValueError, match="expected columns"):
@@ -414,9 +437,17 @@ def test_a_timeout_ends_an_episode_though_it_is_not_called_done():
         buf = RolloutBuffer(1, 3, (1,), ())
         for t in range(3):
             late = t == 1
-            buf.add(torch.zeros(1, 1), None, torch.zeros(1), torch.ones(1), torch.tensor([dones * late]),
-                    torch.full((1,), 5.0), torch.zeros(1), timeouts=torch.tensor([late]),
-                    final_values=torch.full((1,), 7.0))  # fmt: skip
+            buf.add(
+                torch.zeros(1, 1),
+                None,
+                torch.zeros(1),
+                torch.ones(1),
+                torch.tensor([dones * late]),
+                torch.full((1,), 5.0),
+                torch.zeros(1),
+                timeouts=torch.tensor([late]),
+                final_values=torch.full((1,), 7.0),
+            )
         buf.compute_returns_and_advantages(torch.full((1,), 5.0))
         return buf.advantages.tolist(), buf.dones.tolist()
 

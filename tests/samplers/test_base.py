@@ -54,10 +54,19 @@ class Stranger:
 
 STATE = {"kind": "Stranger"}
 ANSWERS = {
-    "attach": None, "follow": None, "weigh": lambda positions: np.full(len(positions), 0.5, "f4"),
-    "update_priorities": 2, "kept_priorities": None, "small_state": STATE, "load_small_state": None,
-    "state_dict": STATE, "load_state_dict": None, "flush": None, "close": None, "check": [],
-}  # fmt: skip
+    "attach": None,
+    "follow": None,
+    "weigh": lambda positions: np.full(len(positions), 0.5, "f4"),
+    "update_priorities": 2,
+    "kept_priorities": None,
+    "small_state": STATE,
+    "load_small_state": None,
+    "state_dict": STATE,
+    "load_state_dict": None,
+    "flush": None,
+    "close": None,
+    "check": [],
+}
 
 
 def test_a_stranger_s_methods_are_called_as_those_of_ours(tmp_path):
@@ -139,9 +148,7 @@ def test_what_is_no_sampler(given):
 
 
 def test_a_class_in_place_of_a_sampler():
-    with pytest.raises(
-        InputError, match=r"sampler is the class UniformSampler; give .* UniformSampl"
-    ):
+    with pytest.raises(InputError, match=r"sampler is the class UniformSampler; give .* UniformSampl"):
         ReplayBuffer(100, sampler=UniformSampler)
     buf = filled(oldest)
     with pytest.raises(InputError, match="the class PrioritizedSampler"):

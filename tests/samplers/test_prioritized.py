@@ -87,16 +87,12 @@ def test_weights_against_a_float64_reference(beta):
     buf.update_priorities(np.arange(40), priorities)
     for step in (0, 5, 10):
         batch = buf.sample(256, step=step)
-        np.testing.assert_array_equal(
-            batch["id"][:, 0], sampler.ids
-        )  # one episode, from position 0
+        np.testing.assert_array_equal(batch["id"][:, 0], sampler.ids)  # one episode, from position 0
         mass = (priorities.astype(np.float64) + 1e-3) ** 0.6
         exponent = beta if isinstance(beta, float) else 0.4 + 0.06 * step
         expected = (40 * (mass / mass.sum())[sampler.ids]) ** -exponent
         np.testing.assert_allclose(sampler.weights, expected / expected.max(), rtol=1e-6)
-        np.testing.assert_allclose(
-            sampler.probabilities(np.arange(40)), mass / mass.sum(), rtol=1e-12
-        )
+        np.testing.assert_allclose(sampler.probabilities(np.arange(40)), mass / mass.sum(), rtol=1e-12)
 
 
 def test_new_clips_have_the_highest_priority_so_far():
@@ -131,9 +127,7 @@ def test_an_update_for_an_evicted_clip_never_reaches_its_successor():
     rows = buf.engine.source.rows.ring.rows
     buf.sample(16)
     old = sampler.ids
-    for number in range(
-        1, 2 * rows // 10 + 3
-    ):  # the ring is lapped twice: every slot has another clip
+    for number in range(1, 2 * rows // 10 + 3):  # the ring is lapped twice: every slot has another clip
         fill(buf, [10], first=number)
         buf.sample(1)
     before = sampler._tree.leaves.copy()
@@ -188,7 +182,7 @@ def test_a_mixture_hands_priorities_on_to_a_part_that_drew_nothing_yet():
 def test_a_mixture_weighs_all_alike():
     buf = TransitionReplayBuffer(
         100, (2,), device=None, sampler=MixtureSampler([(UniformSampler(0), 3), (PrioritizedSampler(rng=0), 1)], rng=0)
-    )  # fmt: skip
+    )
     buf.add(np.zeros((10, 2)), np.zeros(10), np.zeros(10), np.ones((10, 2)), np.zeros(10))
     assert buf.sample(8)["weights"].tolist() == [1.0] * 8
 
@@ -205,10 +199,15 @@ def test_without_priorities_there_is_nothing_to_update():
 @pytest.mark.parametrize(
     ("ids", "values", "message"),
     [
-        ([0], [np.nan], "finite"), ([0], [-1.0], "not negative"), ([0], [1e300], "finite"),
-        ([0], ["a"], "must be numbers"), ([0, 1], [1.0], "one shape"), ([0.5], [1.0], "integer ids"), ([[0]], [[1.0]], "one shape"),
+        ([0], [np.nan], "finite"),
+        ([0], [-1.0], "not negative"),
+        ([0], [1e300], "finite"),
+        ([0], ["a"], "must be numbers"),
+        ([0, 1], [1.0], "one shape"),
+        ([0.5], [1.0], "integer ids"),
+        ([[0]], [[1.0]], "one shape"),
     ],
-)  # fmt: skip
+)
 def test_bad_updates_change_nothing(ids, values, message):
     buf, sampler = made([10])
     buf.sample(1)
@@ -221,11 +220,16 @@ def test_bad_updates_change_nothing(ids, values, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": -1}, "alpha"), ({"beta": "0.4"}, "beta"), ({"kind": "both"}, "kind"), ({"eps": 0}, "eps"),
-        ({"resort_every": 0}, "resort_every"), ({"rng": "x"}, "rng"), ({"alpha": 8}, "alpha must be at most 7"),
+        ({"alpha": -1}, "alpha"),
+        ({"beta": "0.4"}, "beta"),
+        ({"kind": "both"}, "kind"),
+        ({"eps": 0}, "eps"),
+        ({"resort_every": 0}, "resort_every"),
+        ({"rng": "x"}, "rng"),
+        ({"alpha": 8}, "alpha must be at most 7"),
         ({"eps": 1e-39}, "eps must be at least 1e-38"),
     ],
-)  # fmt: skip
+)
 def test_bad_options(options, message):
     with pytest.raises(InputError, match=f"PrioritizedSampler: {message}"):
         PrioritizedSampler(**options)
@@ -398,9 +402,7 @@ def test_a_snapshot_has_the_priorities(tmp_path, place, mixed):
 
 
 def test_a_snapshot_of_an_earlier_moment_takes_no_priority_of_what_came_later():
-    values = np.arange(
-        10, dtype=np.float32
-    )  # the slots of positions 20 to 29, but 30 to 32 have come in
+    values = np.arange(10, dtype=np.float32)  # the slots of positions 20 to 29, but 30 to 32 have come in
     kept = Leaves(values, 33, 50.0).back_to(22, 30)
     assert (kept.upto, kept.highest, kept.values.tolist()) == (30, 50.0, [0, 1, 50, *range(3, 10)])
     assert values[2] == 2
@@ -480,9 +482,7 @@ def test_damage_is_named_and_mended(tmp_path, place):
     assert message in str(findings[0])
     actions = ringmap.repair(tmp_path / "buf")
     assert {a.file for a in actions} >= {"priorities.bin"}
-    assert [str(a) for a in ringmap.repair(tmp_path / "buf", dry_run=False)] == [
-        str(a) for a in actions
-    ]
+    assert [str(a) for a in ringmap.repair(tmp_path / "buf", dry_run=False)] == [str(a) for a in actions]
     left = [f for f in ringmap.check(tmp_path / "buf") if "set aside" not in str(f)]
     assert left == []
     sampler = PrioritizedSampler(alpha=1.0, rng=0)

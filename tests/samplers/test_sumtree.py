@@ -51,7 +51,8 @@ def test_a_leaf_without_mass_is_never_found_whatever_is_rounded(size):
 
 
 def test_rounding_finds_no_empty_leaf(monkeypatch):
-    """Masses at the edges of 20,000 leaves among 70,000. The control: with one descent, without bounds, some fall on empty leaves."""
+    """Masses at the edges of 20,000 leaves among 70,000. The control: with one descent, without bounds, some fall on
+    empty leaves."""
     rng, empty, once = np.random.default_rng(0), 0, SumTree._find
     for _ in range(200):
         tree, plain = SumTree(70_000), np.zeros(70_000)

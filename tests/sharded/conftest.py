@@ -12,7 +12,8 @@ from tests.disks import ram_folder
 
 
 class Fleet:
-    """Rings below one directory, with writers in this process, and the model: number -> length of every episode, by ring."""
+    """Rings below one directory, with writers in this process, and the model: number -> length of every episode, by
+    ring."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -75,7 +76,8 @@ def three(fleet):
 
 @pytest.fixture(params=["side by side", "ring by ring"])
 def copies(request, monkeypatch):
-    """The class that copies rows: of all rings at once, or of each ring, as where the system can't map files side by side."""
+    """The class that copies rows: of all rings at once, or of each ring, as where the system can't map files side by
+    side."""
     if request.param == "side by side":
         return AdjacentColumn
     monkeypatch.setattr(System, "room", lambda self, nbytes: None)

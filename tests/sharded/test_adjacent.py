@@ -31,9 +31,7 @@ from tests.sharded.striking import Striking, always_look
 
 
 def open_all(fleet, **options):
-    return ShardedReplayBuffer(
-        fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options}
-    )
+    return ShardedReplayBuffer(fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options})
 
 
 @pytest.fixture
@@ -75,9 +73,7 @@ def a_fleet(folder, rng):
     specs["action"] = ((2,), "<f4")
     sizes = rng.integers(60, 90, 2).repeat(2) if rng.random() < 0.5 else [70] * 3
     for number, size in enumerate(sizes):
-        ring = ReplayBuffer(
-            int(size), path=folder / f"{number}", spare_rows=int(rng.integers(1, 40))
-        )
+        ring = ReplayBuffer(int(size), path=folder / f"{number}", spare_rows=int(rng.integers(1, 40)))
         for _ in range(12):
             length = int(rng.integers(6, 25))
             ring.write_episode(
@@ -556,10 +552,7 @@ def test_all_rings_are_empty_at_first(fleet, takes):
 
 def test_transitions_of_the_newest_call_follow_it(tmp_path, takes):
     """Where a ring ends is looked at again after each commit."""
-    rings = [
-        TransitionReplayBuffer(64, (3,), path=tmp_path / "fleet" / name, device=None)
-        for name in "ab"
-    ]
+    rings = [TransitionReplayBuffer(64, (3,), path=tmp_path / "fleet" / name, device=None) for name in "ab"]
     buf = None
     for step in range(40):
         for ring in rings:

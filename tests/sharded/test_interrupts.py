@@ -1,4 +1,5 @@
-"""Ctrl-C and signal handlers anywhere in a draw from many rings, while rings join and leave: the next draw goes on, all rings are read."""
+"""Ctrl-C and signal handlers anywhere in a draw from many rings, while rings join and leave: the next draw goes on, all
+rings are read."""
 
 import itertools
 import shutil

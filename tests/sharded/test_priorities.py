@@ -231,9 +231,7 @@ def test_the_rings_are_not_written_to(three, tmp_path):
 
 def test_one_learner_at_a_time(three, tmp_path):
     first = opened(three, tmp_path / "learner")
-    with pytest.raises(
-        LockedError, match=r"state=.*learner is held by process .*; give each learner its own"
-    ):
+    with pytest.raises(LockedError, match=r"state=.*learner is held by process .*; give each learner its own"):
         opened(three, tmp_path / "learner")
     first.close()
     opened(three, tmp_path / "learner").close()
@@ -340,7 +338,5 @@ def test_what_is_refused(three, tmp_path):
 
 def test_a_refused_one_leaves_no_lock(three, tmp_path):
     with pytest.raises(InputError):
-        ShardedReplayBuffer(
-            three.folder, sampler=PrioritizedSampler(kind="rank"), state=tmp_path / "learner"
-        )
+        ShardedReplayBuffer(three.folder, sampler=PrioritizedSampler(kind="rank"), state=tmp_path / "learner")
     opened(three, tmp_path / "learner").close()

@@ -21,9 +21,7 @@ from tests.tiers import few
 
 
 def open_all(fleet, **options):
-    return ShardedReplayBuffer(
-        fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options}
-    )
+    return ShardedReplayBuffer(fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options})
 
 
 def names(buf):
@@ -92,13 +90,7 @@ def test_a_name_can_be_used_again(closed):
     buf = open_all(closed)
     buf.retire("b")
     with ReplayBuffer(100, path=closed.folder / "b") as again:
-        again.write_episode(
-            {
-                k: v
-                for k, v in next(iter(open_all(closed).episodes())).items()
-                if not k.startswith("_")
-            }
-        )
+        again.write_episode({k: v for k, v in next(iter(open_all(closed).episodes())).items() if not k.startswith("_")})
     buf.refresh()
     assert names(buf) == ["a", "b", "c"]
     assert [ring.number for ring in buf.engine.each()] == [0, 2, 3]

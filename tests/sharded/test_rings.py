@@ -49,9 +49,7 @@ from tests.sharded.striking import Striking, always_look
 
 
 def open_all(fleet, **options):
-    return ShardedReplayBuffer(
-        fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options}
-    )
+    return ShardedReplayBuffer(fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options})
 
 
 def skipping(fleet, match, **options):
@@ -448,9 +446,7 @@ def overtaken(fleet, monkeypatch, most):
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            System, "room", lambda self, nbytes: None
-        )  # ring by ring, as each redraw is read
+        patch.setattr(System, "room", lambda self, nbytes: None)  # ring by ring, as each redraw is read
         patch.setattr(MemmapColumn, "take", take)
         batch = buf.sample(32)
     prove(batch, _Any(dict.fromkeys(range(fleet.next), 5)), 3)
@@ -482,7 +478,8 @@ def test_the_control_of_the_look(three, monkeypatch, copies):
 
 
 def test_all_rings_that_turned_bad_are_in_one_error(three, clock, monkeypatch):
-    """At each draw, until they can be read again, or are gone: a loop that passes over errors gets no batch from the others."""
+    """At each draw, until they can be read again, or are gone: a loop that passes over errors gets no batch from the
+    others."""
     buf, free = open_all(three), open_all(three, on_bad="skip")
     real = Reader.refresh
 
@@ -504,11 +501,17 @@ def test_all_rings_that_turned_bad_are_in_one_error(three, clock, monkeypatch):
         assert list(problems(buf)) == bad
         assert "rings=1" in repr(buf)
         answers = {
-            "len": lambda: len(buf), "lengths": lambda: buf.lengths, "episodes": lambda: list(buf.episodes()),
-            "view": buf.view, "split": buf.split, "dump": lambda: buf.dump(three.folder.parent / "out.h5"),
-            "snapshot": lambda: buf.snapshot(three.folder.parent / "copy"), "data": buf.get_episode_data,
-            "load_episode": lambda: buf.load_episode(0), "num_episodes": lambda: buf.num_episodes,
-        }  # fmt: skip
+            "len": lambda: len(buf),
+            "lengths": lambda: buf.lengths,
+            "episodes": lambda: list(buf.episodes()),
+            "view": buf.view,
+            "split": buf.split,
+            "dump": lambda: buf.dump(three.folder.parent / "out.h5"),
+            "snapshot": lambda: buf.snapshot(three.folder.parent / "copy"),
+            "data": buf.get_episode_data,
+            "load_episode": lambda: buf.load_episode(0),
+            "num_episodes": lambda: buf.num_episodes,
+        }
         for call in answers.values():
             with pytest.raises(BadRingsError, match="2 of 3 rings"):
                 call()
@@ -746,9 +749,7 @@ def test_shards(three):
     assert [(s.name, s.episodes, s.steps) for s in shards] == [
         (name, len(ring), sum(ring.values())) for name, ring in three.model.items()
     ]
-    assert [s.clips for s in shards] == [
-        sum(n - 2 for n in ring.values()) for ring in three.model.values()
-    ]
+    assert [s.clips for s in shards] == [sum(n - 2 for n in ring.values()) for ring in three.model.values()]
     assert all(s.writer.alive and s.writer.pid == os.getpid() for s in shards)
     assert all(0 <= s.idle_s < 600 and s.redraws == 0 for s in shards)
 

@@ -30,9 +30,7 @@ from tests.buffers.steps import clip, columns, prove, same
 
 
 def open_all(fleet, **options):
-    return ShardedReplayBuffer(
-        fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options}
-    )
+    return ShardedReplayBuffer(fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options})
 
 
 # -- what is stored --------------------------------------------------------------------------------
@@ -47,9 +45,7 @@ def test_it_shows_what_all_rings_hold(three):
     assert buf.column_names == ["episode", "step", "obs/x", "action"]
     for number, length in lengths.items():
         same(buf.load_episode(number), columns(number, 0, length))
-        same(
-            buf.load_chunk([number], [2], [7])[0], {n: v for n, v in columns(number, 2, 7).items()}
-        )
+        same(buf.load_chunk([number], [2], [7])[0], {n: v for n, v in columns(number, 2, 7).items()})
     names = [name for name, ring in three.model.items() for _ in ring]
     assert buf.get_episode_data() == {"ring": names}
     assert buf.get_episode_data([4, 0, 4])["ring"] == [names[4], names[0], names[4]]
@@ -83,9 +79,7 @@ def test_ids_of_a_batch_find_the_same_clips_again(three):
     for which in range(40):
         ring = ReplayBuffer.open(three.folder / "abc"[numbers[which]], history_len=3)
         start = int(positions[which])
-        assert (
-            ring.engine.read(np.array([start]), ring.cut)["step"][0, 0] == batch["step"][which, 0]
-        )
+        assert ring.engine.read(np.array([start]), ring.cut)["step"][0, 0] == batch["step"][which, 0]
 
 
 @pytest.mark.slow
@@ -189,9 +183,7 @@ def test_storages(fleet, storage, reads):
     assert {e for e, _ in prove(buf.sample(1000), fleet.lengths, 3)} == set(fleet.lengths)
 
 
-@pytest.mark.parametrize(
-    "window", [None, {"step": Window((-1, 0), pad=True)}, {"sum": NStep(3, of="step")}]
-)
+@pytest.mark.parametrize("window", [None, {"step": Window((-1, 0), pad=True)}, {"sum": NStep(3, of="step")}])
 def test_a_batch_without_clips_has_the_columns_of_a_single_ring(fleet, window):
     fleet.ring("a", reward_at="same")  # it has no columns yet
     fleet.ring("b", reward_at="same")
@@ -209,7 +201,8 @@ def test_a_batch_without_clips_has_the_columns_of_a_single_ring(fleet, window):
 @pytest.mark.usefixtures("copies")
 @pytest.mark.parametrize("storage", ["memmap", Zarr("lz4", 4)])
 def test_rows_of_any_size_come_to_their_places(fleet, storage):
-    """From all rings at once, or small rows twice and large ones clip by clip, very large batches by several threads: the same clips."""
+    """From all rings at once, or small rows twice and large ones clip by clip, very large batches by several threads:
+    the same clips."""
     rng = np.random.default_rng(0)
     for number in range(3):
         ring = fleet.ring(f"{number}", 100 + number, storage=storage)
@@ -223,9 +216,7 @@ def test_rows_of_any_size_come_to_their_places(fleet, storage):
         assert (batch["big"] == batch["where"][:, :, None]).all()
         numbers, positions = apart(batch.ids)
         np.testing.assert_array_equal(batch["where"][:, 0, 0], numbers)
-        np.testing.assert_array_equal(
-            batch["where"][:, 0, 1] * 20 + batch["where"][:, 0, 2], positions
-        )
+        np.testing.assert_array_equal(batch["where"][:, 0, 1] * 20 + batch["where"][:, 0, 2], positions)
 
 
 # -- windows ---------------------------------------------------------------------------------------
@@ -354,7 +345,7 @@ def test_recency_goes_by_the_time_of_commits(turns, of):
     window = {"episode": Window((0, 1, 2)), "step": Window((0, 1, 2))}
     drawn = buf.view(window) if of == "view" else buf
     batch = drawn.sample(4000, **({"window": window} if of == "windows" else {}))
-    found = [(int(e), int(s)) for e, s in zip(batch["episode"][:, 0], batch["step"][:, 0], strict=True)]  # fmt: skip
+    found = [(int(e), int(s)) for e, s in zip(batch["episode"][:, 0], batch["step"][:, 0], strict=True)]
     if of != "mixture":
         assert set(found) == set(clips[-60:])
         return
@@ -379,7 +370,8 @@ def test_recency_by_a_half_life(turns):
 
 @pytest.mark.parametrize("how", ["view", "split", "windows"])
 def test_a_view_is_drawn_from_through_the_sampler(three, how):
-    """Its sampler counts the clips of the view alone, ring by ring, as they are numbered there, while they are stored."""
+    """Its sampler counts the clips of the view alone, ring by ring, as they are numbered there, while they are
+    stored."""
     newest = []
 
     @in_any_order
@@ -414,10 +406,16 @@ def test_a_view_is_drawn_from_through_the_sampler(three, how):
 
 REFUSED = {
     "rank priorities": (lambda b: setattr(b, "sampler", PrioritizedSampler(kind="rank")), "can't span rings"),
-    "across in a view": (lambda b: b.view(window=Sequences(4, across=True)), "across=True runs on into the next episode of its ring"),
-    "across in a split": (lambda b: b.split(window=Sequences(4, across=True)), "across=True runs on into the next episode of its ring"),
+    "across in a view": (
+        lambda b: b.view(window=Sequences(4, across=True)),
+        "across=True runs on into the next episode of its ring",
+    ),
+    "across in a split": (
+        lambda b: b.split(window=Sequences(4, across=True)),
+        "across=True runs on into the next episode of its ring",
+    ),
     "a caller's function": (lambda b: setattr(b, "sampler", Newest()), "set any_order = True"),
-}  # fmt: skip
+}
 OF_TRANSITIONS = {
     "episodes": (lambda b: drawn_by(b, EpisodeSampler()), "draws by episode"),
     "epochs": (lambda b: drawn_by(b, EpochSampler()), "draws by episode"),
@@ -425,7 +423,7 @@ OF_TRANSITIONS = {
     "windows of views": (lambda b: b.view({"rewards": Window((0, 1))}), "hold transitions, not episodes"),
     "rank priorities": REFUSED["rank priorities"],
     "a caller's function": REFUSED["a caller's function"],
-}  # fmt: skip
+}
 
 
 def drawn_by(buf, sampler):
@@ -452,14 +450,24 @@ def test_what_rings_of_transitions_refuse(tmp_path, what):
 
 
 WRITES = (
-    "write_episode", "write_episodes", "write_joined", "begin_episode", "extend_from", "add", "extend", "clear",
-)  # fmt: skip
+    "write_episode",
+    "write_episodes",
+    "write_joined",
+    "begin_episode",
+    "extend_from",
+    "add",
+    "extend",
+    "clear",
+)
 
 
 @pytest.mark.parametrize("name", WRITES)
 def test_what_writes_names_the_rings_to_open(three, name):
     buf = open_all(three)
-    with pytest.raises(ReadOnlyError, match=rf"ShardedReplayBuffer\.{name}: .*ReplayBuffer\.open\(path, mode='r\+'\) of one of: .*/a, .*/c"):  # fmt: skip
+    with pytest.raises(
+        ReadOnlyError,
+        match=rf"ShardedReplayBuffer\.{name}: .*ReplayBuffer\.open\(path, mode='r\+'\) of one of: .*/a, .*/c",
+    ):
         getattr(buf, name)({})
 
 

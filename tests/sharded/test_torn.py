@@ -1,6 +1,7 @@
 """No clip of many rings is torn, however many writers run flat out.
 
-The default suite reads a sample; the campaign 1,000,000 clips of 16 writers. The control, without the look after the copy, must tear.
+The default suite reads a sample; the campaign 1,000,000 clips of 16 writers. The control, without the look after the
+copy, must tear.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ CAMPAIGN = {"writers": 16, "size": 32, "is_apart": True}
 
 @contextlib.contextmanager
 def a_core_of_its_own():
-    """Start the writers in this block on other cores than this process goes on with; a reader beside 16 of them hardly runs."""
+    """Start the writers in this block on other cores than this process goes on with; a reader beside 16 of them hardly
+    runs."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
     if len(cores) == 1:
         yield lambda: None
@@ -33,7 +35,8 @@ def a_core_of_its_own():
 
 
 def race(folder, ring, clips, writers=WRITERS, size=BATCH, is_apart=False):
-    """Return how many of so many clips are torn, and how many were redrawn, while every ring is written without a pause."""
+    """Return how many of so many clips are torn, and how many were redrawn, while every ring is written without a
+    pause."""
     folder.mkdir()
     with contextlib.ExitStack() as stack:
         move = stack.enter_context(a_core_of_its_own()) if is_apart else lambda: None

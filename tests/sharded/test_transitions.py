@@ -50,7 +50,8 @@ KINDS = {
 
 
 class Steps:
-    """Rings of transitions below one directory, with writers in this process, and what each holds: a list of transitions."""
+    """Rings of transitions below one directory, with writers in this process, and what each holds: a list of
+    transitions."""
 
     def __init__(self, folder, kind="arrays"):
         self.folder, self.kind = folder, kind
@@ -103,9 +104,7 @@ class Steps:
             which = positions[mine] - max(0, len(model.steps) - model.capacity)
             assert (which >= 0).all(), "older than what counts"
             for name, values in every.items():
-                into = columns.setdefault(
-                    name, np.empty((len(ids), *values.shape[1:]), values.dtype)
-                )
+                into = columns.setdefault(name, np.empty((len(ids), *values.shape[1:]), values.dtype))
                 into[mine] = values[which]
         return columns
 
@@ -185,7 +184,8 @@ def equal(one, other):
 
 @pytest.fixture(params=["side by side", "small", "wide"])
 def width(request, monkeypatch):
-    """Let all values be copied from all rings at once, or ring by ring: one by one to their places, as wide ones are, or together."""
+    """Let all values be copied from all rings at once, or ring by ring: one by one to their places, as wide ones are,
+    or together."""
     if request.param != "side by side":
         monkeypatch.setattr(System, "room", lambda self, nbytes: None)
     if request.param == "wide":
@@ -239,9 +239,7 @@ def test_the_control_of_what_counts(steps, monkeypatch):
         fleet.prove(fleet.open().sample(2000))
 
 
-@pytest.mark.parametrize(
-    ("weights", "shares"), [("equal", [1, 1, 1]), ({"a": 3, "c": 1}, [3, 0, 1])]
-)
+@pytest.mark.parametrize(("weights", "shares"), [("equal", [1, 1, 1]), ({"a": 3, "c": 1}, [3, 0, 1])])
 def test_weights(steps, weights, shares):
     fleet = steps()
     batch = fleet.open(weights=weights).sample(6000)
@@ -268,9 +266,7 @@ def test_out_is_filled(steps, kind):
 
 
 @pytest.mark.parametrize("is_single", [True, False])
-def test_both_large_observations_are_in_one_block_or_the_callers_arrays(
-    steps, monkeypatch, is_single
-):
+def test_both_large_observations_are_in_one_block_or_the_callers_arrays(steps, monkeypatch, is_single):
     fleet = steps("large")
     if is_single:
         engine, ids = fleet.writers["a"].engine, np.arange(10)
@@ -498,9 +494,7 @@ def test_rings_are_followed_and_join(steps):
     shutil.rmtree(fleet.folder / "b")
     buf.refresh()
     assert not problems(buf)
-    assert fleet.prove(buf.sample(3000), names) == {
-        at for at in fleet.every(names) if at >> 48 != 1
-    }
+    assert fleet.prove(buf.sample(3000), names) == {at for at in fleet.every(names) if at >> 48 != 1}
 
 
 def test_ids_that_count_no_more_are_redrawn(steps):
@@ -707,7 +701,8 @@ def test_a_ring_removed_in_the_middle_of_a_gather(steps, monkeypatch, copies, at
 
 
 def _lapped(fleet, monkeypatch, copies, at, n_step):
-    """Return how many transitions were redrawn, and how many are wrong, of a batch in whose middle every ring is lapped."""
+    """Return how many transitions were redrawn, and how many are wrong, of a batch in whose middle every ring is
+    lapped."""
     buf = fleet.open(n_step=n_step, gamma=GAMMA)
     buf.sample(3)
     before = copy.deepcopy(fleet.model)
@@ -730,7 +725,7 @@ def _lapped(fleet, monkeypatch, copies, at, n_step):
             whole = np.ones(len(mine), bool)
             for column, values in batch.items():
                 wanted = every[column][positions[mine]]
-                near = values[mine] == wanted if values.dtype.kind == "u" else np.isclose(values[mine], wanted)  # fmt: skip
+                near = values[mine] == wanted if values.dtype.kind == "u" else np.isclose(values[mine], wanted)
                 whole &= near.all(tuple(range(1, near.ndim)))
             good[mine[whole]] = True
     return buf.num_redraws, int((~good).sum())

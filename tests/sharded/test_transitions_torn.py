@@ -1,6 +1,7 @@
 """No transition of many rings is torn, or comes with another's next observation, however many writers run flat out.
 
-The default suite reads a sample; the campaign 200,000 of 8 writers. The control, without the look after the copy, must tear.
+The default suite reads a sample; the campaign 200,000 of 8 writers. The control, without the look after the copy, must
+tear.
 """
 
 import contextlib
@@ -51,9 +52,7 @@ def num_wrong(batch, n_step):
     ended = summed == left
     wrong |= (obs[:, 1:] != number[:, None]).any(1) | (obs[:, 0] != after[:, 0])
     wrong |= (after[:, 1:] != np.where(ended, -last, last)[:, None]).any(1)
-    rewards = sum(
-        np.where(i < summed, GAMMA**i * ((number + i * LANES) % 1024), 0) for i in range(n_step)
-    )
+    rewards = sum(np.where(i < summed, GAMMA**i * ((number + i * LANES) % 1024), 0) for i in range(n_step))
     wrong |= (batch["actions"] != number) | (batch["dones"] != ended)
     wrong |= ~np.isclose(batch["rewards"], rewards)
     wrong |= (batch.ids & ((1 << 48) - 1)) != number

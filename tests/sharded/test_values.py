@@ -157,7 +157,7 @@ def test_every_read_has_the_values_of_a_plain_dict(fleet, reads):
     buf = fleet.open(reads=reads)
     for turn in range(150):
         name = rng.choice("abc")
-        kind = rng.choices(["write", "update", "own", "flush", "clear", "again"], [8, 16, 3, 2, 0.5, 1])[0]  # fmt: skip
+        kind = rng.choices(["write", "update", "own", "flush", "clear", "again"], [8, 16, 3, 2, 0.5, 1])[0]
         number += 1
         if kind == "write":
             fleet.write(name, rng.randint(4, 12), rng.random() < 0.5)
@@ -197,9 +197,7 @@ def test_a_column_that_was_not_given_is_the_ring_s_own(fleet):
 def test_workers_of_a_loader_have_the_newest_values(fleet):
     torch = pytest.importorskip("torch")
     with fleet.open() as buf:
-        loader = torch.utils.data.DataLoader(
-            buf.view(), batch_size=8, num_workers=1, persistent_workers=True
-        )
+        loader = torch.utils.data.DataLoader(buf.view(), batch_size=8, num_workers=1, persistent_workers=True)
         for number in (0, 1, 2):  # the worker began before there was a file
             if number:
                 fleet.update(buf, fleet.model, number, *BOTH)
@@ -372,7 +370,7 @@ def test_what_is_refused(fleet, tmp_path):
     with (
         fleet.open(state=None) as buf,
         pytest.raises(InputError, match="the learner's own directory.*open the buffer with state=DIR"),
-    ):  # fmt: skip
+    ):
         buf.update([0], {"label": [1]})
     with pytest.raises(InputError, match="durability must be 'process' or 'power', got 'full'"):
         fleet.open(durability="full")
@@ -463,9 +461,7 @@ def fleet_file(buf, name):
 def test_values_of_sequences_go_to_their_own_steps(commit_every, tmp_path):
     schema = {"obs": ((3,), "<i8"), "latent": Column((3,), "<f4", mutable=True)}
     rings = [
-        ReplayBuffer(
-            1200, path=tmp_path / "fleet" / name, schema=schema, spare_rows=100, sync_every_s=0
-        )
+        ReplayBuffer(1200, path=tmp_path / "fleet" / name, schema=schema, spare_rows=100, sync_every_s=0)
         for name in "ab"
     ]
     for number, ring in enumerate(rings):
@@ -515,11 +511,11 @@ print(done, torn, old, shown)
 
 
 def read_beside(path, reads, until_s=600.0):
-    """Let two processes read while this one updates, and rings evict, flat out; return their `(reads, torn, older than before, shown)`."""
+    """Let two processes read while this one updates, and rings evict, flat out; return their `(reads, torn, older than
+    before, shown)`."""
     schema = {"obs": ((), "<i8"), "big": Column((512,), "<i8", mutable=True)}
     rings = [
-        ReplayBuffer(300, path=path / "fleet" / name, schema=schema, sync_every_s=0, spare_rows=100)
-        for name in "ab"
+        ReplayBuffer(300, path=path / "fleet" / name, schema=schema, sync_every_s=0, spare_rows=100) for name in "ab"
     ]
     number = 0
 
@@ -533,10 +529,7 @@ def read_beside(path, reads, until_s=600.0):
     buf = ShardedReplayBuffer(path / "fleet", state=path / "learner", seed=0)
     (path / "buf").write_bytes(pickle.dumps(buf))
     command = [sys.executable, "-c", READER, str(path / "buf"), str(reads)]
-    readers = [
-        subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True)
-        for seed in (1, 2)
-    ]
+    readers = [subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True) for seed in (1, 2)]
     count, end, made = 0, time.monotonic() + until_s, 0
     while any(reader.poll() is None for reader in readers) and time.monotonic() < end:
         count += 1
@@ -572,7 +565,7 @@ def test_a_million_reads_beside_a_flat_out_learner(tmp_path):
 def test_a_value_that_is_being_written_is_the_one_before(fleet, monkeypatch, checked):
     """Without the checksum it is torn."""
     if not checked:
-        monkeypatch.setattr(MutableValues, "_are_whole", lambda _, records: np.ones(len(records), bool))  # fmt: skip
+        monkeypatch.setattr(MutableValues, "_are_whole", lambda _, records: np.ones(len(records), bool))
     with fleet.open() as buf, pickle.loads(pickle.dumps(buf)) as copy:
         one, seen, write = fleet.ids("b")[2], [], FileHandle.write_each
         for number in (1, 2):

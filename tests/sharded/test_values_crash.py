@@ -1,7 +1,9 @@
 """Values of a learner after a kill or a power cut at any change of the disk, with the rings that it reads.
 
-A script of episodes, updates, flushes, kills and restarts runs on a recording disk. After each change a kill and several power cuts
-are tried: what is left is opened by the real code, goes on, and is compared. A value tells its episode, step and update in all bytes.
+A script of episodes, updates, flushes, kills and restarts runs on a recording disk. After each change a kill and
+several power cuts
+are tried: what is left is opened by the real code, goes on, and is compared. A value tells its episode, step and update
+in all bytes.
 """
 
 import contextlib
@@ -31,7 +33,8 @@ RINGS = "a", "b"
 class Machine:
     """Two rings with their writers and a learner, from one boot to the next.
 
-    `last`: row -> number of its newest update that returned; `most`: that was begun; `safe`: that no cut takes. A row: `(episode, step)`.
+    `last`: row -> number of its newest update that returned; `most`: that was begun; `safe`: that no cut takes. A row:
+    `(episode, step)`.
     """
 
     def __init__(self, root, tree, boot, power, set, cheats=None, episodes=0, updates=0):
@@ -49,9 +52,14 @@ class Machine:
         """Open the writers of some rings, and the learner."""
         for name in names:
             self.rings[name] = ReplayBuffer(
-                8, path=self.folder("fleet", name), schema=SCHEMA, spare_rows=4, sync_every_s=0, seed=1,
+                8,
+                path=self.folder("fleet", name),
+                schema=SCHEMA,
+                spare_rows=4,
+                sync_every_s=0,
+                seed=1,
                 durability="process",
-            )  # fmt: skip
+            )
         if self.learner is None and any(ring.num_episodes for ring in self.rings.values()):
             self.open_learner()
 
@@ -79,7 +87,7 @@ class Machine:
                     row = tuple(at.tolist())
                     value = int(latent[0])
                     assert (latent == value).all(), f"torn at {row}: {latent}"
-                    assert value in (0, row[0] * 10**6 + row[1] * 1000 + value % 1000), f"{value} at {row}"  # fmt: skip
+                    assert value in (0, row[0] * 10**6 + row[1] * 1000 + value % 1000), f"{value} at {row}"
                     assert label == value % 1000, f"{label} and {value} at {row}"
                     found[row] = int(joined(ring.number, np.array(start + step))), value % 1000
         return found
@@ -172,13 +180,13 @@ def crash_everywhere(folder, monkeypatch, power, seed, every, cheats=None, calls
         if prefix % every:
             continue
         last, most, safe = made.at(prefix)
-        trees = [(model.live(), False), *((model.crash(way), True) for way in (Always(0), Always(1), rng, rng))]  # fmt: skip
+        trees = [(model.live(), False), *((model.crash(way), True) for way in (Always(0), Always(1), rng, rng))]
         for tree, is_cut in trees:
             if not any("manifest.json" in ring for ring in tree.get("fleet", {}).values()):
                 continue
             tried += 1
             root = str(folder / str(next(roots)))
-            after = Machine(root, unlocked(tree), 1 + is_cut, power, monkeypatch.setattr, None, 500, 500)  # fmt: skip
+            after = Machine(root, unlocked(tree), 1 + is_cut, power, monkeypatch.setattr, None, 500, 500)
             judge(after, safe if is_cut else last, most, rng)
     return tried
 
@@ -191,7 +199,7 @@ def judge(machine, low, most, rng):
         seen = machine.look()
         for row, (_, update) in seen.items():
             least, greatest = low.get(row, 0), most.get(row, 0)
-            assert least <= update <= greatest, f"{row} has {update}, expected {least} to {greatest}"  # fmt: skip
+            assert least <= update <= greatest, f"{row} has {update}, expected {least} to {greatest}"
         for name in names:  # over positions that a cut gave back
             machine.write(name, 3)
         now = machine.look()
@@ -199,7 +207,7 @@ def judge(machine, low, most, rng):
         if now:
             machine.update(rng)
             rows = machine.states[-1][1][0]
-            assert all(update == rows.get(row, now[row][1]) for row, (_, update) in machine.look().items())  # fmt: skip
+            assert all(update == rows.get(row, now[row][1]) for row, (_, update) in machine.look().items())
         assert not [f for f in machine.learner.check() if "learner" in f.file]
     machine.end()
 

@@ -1,4 +1,5 @@
-"""The kinds of values beside the columns, behind one set of methods: priorities, next observations, labels, newest values.
+"""The kinds of values beside the columns, behind one set of methods: priorities, next observations, labels, newest
+values.
 
 What is given carries a tag, so that a value tells when it was given, and to what.
 """
@@ -61,9 +62,7 @@ class NextObservations(Priorities):
 
     @classmethod
     def make(cls, path):
-        buf = TransitionReplayBuffer(
-            50, (2,), path=path, device=None, obs_dtype=np.int32, sync_every_s=0, seed=0
-        )
+        buf = TransitionReplayBuffer(50, (2,), path=path, device=None, obs_dtype=np.int32, sync_every_s=0, seed=0)
         for tag in (-2, -1):
             cls.give(buf, tag)
         return buf

@@ -1,4 +1,5 @@
-"""Marks: what a kill, two writers, damage, an eviction and another episode at the same position do to them, and who uses them."""
+"""Marks: what a kill, two writers, damage, an eviction and another episode at the same position do to them, and who
+uses them."""
 
 import contextlib
 import json
@@ -43,7 +44,7 @@ def write(buf, numbers):
     for number in numbers:
         buf.write_episode(
             {"x": np.full(10, number), "reward": np.full(10, float(number)), "_episode_data": {"seed": number}}
-        )  # fmt: skip
+        )
 
 
 def drawn(buf, count=400):
@@ -71,7 +72,7 @@ def kill_at(path, change):
             buf = ReplayBuffer.open(path)
             MarkFile(Killed(), str(path / "marks.json"), buf.marked_ring()[0].manifest.uuid.hex()).change(
                 lambda mine: mine.clear()
-            )  # fmt: skip
+            )
         os._exit(0)
     return os.waitpid(pid, 0)[1]
 
@@ -136,7 +137,7 @@ def test_what_is_damaged_is_said_and_left(tmp_path):
         marks.set(10, flags="bad", note="slips")
         file = path / "marks.json"
         whole = file.read_bytes()
-        for data in (whole[:-30], b"", b"[]", b"[" * 100_000, whole.replace(b"slips", b"slipz"), b"\xff" * 50):  # fmt: skip
+        for data in (whole[:-30], b"", b"[]", b"[" * 100_000, whole.replace(b"slips", b"slipz"), b"\xff" * 50):
             file.write_bytes(data)
             for call in (marks.all, lambda: marks.set(20, flags="bad"), lambda: buf.sample(4)):
                 with pytest.raises(CorruptError, match="marks.json"):
@@ -184,7 +185,19 @@ def forged(path, **change):
     path.write_text(json.dumps({**body, "checksum": json_checksum(body)}))
 
 
-@pytest.mark.parametrize("change", [{"position": -1}, {"position": 1 << 70}, {"position": True}, {"record": "x"}, {"flags": ["<b>"]}, {"flags": 3}, {"note": "x" * 5000}, {"note": None}])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"position": -1},
+        {"position": 1 << 70},
+        {"position": True},
+        {"record": "x"},
+        {"flags": ["<b>"]},
+        {"flags": 3},
+        {"note": "x" * 5000},
+        {"note": None},
+    ],
+)
 def test_forged_marks_are_refused(tmp_path, change):
     with fill(tmp_path / "b", range(2)) as buf:
         Marks(buf).set(10, flags="bad")
@@ -324,9 +337,7 @@ def test_what_can_not_be_written_is_kept_elsewhere(tmp_path, monkeypatch):
     fill(path, range(4)).close()
     other = tmp_path / "mine/marks.json"
     other.parent.mkdir()
-    with ReplayBuffer.open(
-        path, "r", sampler=EpisodeSampler(0, where="not flags contains bad", marks=other)
-    ) as buf:
+    with ReplayBuffer.open(path, "r", sampler=EpisodeSampler(0, where="not flags contains bad", marks=other)) as buf:
         with pytest.raises(NotFoundError, match="mark an episode first"):
             buf.sample(4)
         Marks(buf, path=other).set(10, flags="bad")
@@ -355,7 +366,7 @@ def test_in_ram(tmp_path):
         assert list(Marks(buf, path=tmp_path / "m.json").all()) == [10]
 
 
-@pytest.mark.parametrize("flags", ["two words", "", ["<b>"], [3], 7, ["x" * 65], [f"f{i}" for i in range(17)]])  # fmt: skip
+@pytest.mark.parametrize("flags", ["two words", "", ["<b>"], [3], 7, ["x" * 65], [f"f{i}" for i in range(17)]])
 def test_what_is_no_flag(tmp_path, flags):
     with fill(tmp_path / "b", range(2)) as buf:
         with pytest.raises(InputError):
@@ -420,10 +431,13 @@ def test_the_draws_without_marks_are_as_before(tmp_path):
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("", "give where"), ("return > 3", r"view\(where='return > 3'\)"), ("flags contains", "expected a value"),
-        (lambda data: True, "a function"), ("flags", "expected one of"),
+        ("", "give where"),
+        ("return > 3", r"view\(where='return > 3'\)"),
+        ("flags contains", "expected a value"),
+        (lambda data: True, "a function"),
+        ("flags", "expected one of"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_condition_on_marks(where, message):
     with pytest.raises(InputError, match=message):
         EpisodeSampler(where=where, marks="somewhere")
@@ -431,9 +445,7 @@ def test_what_is_no_condition_on_marks(where, message):
 
 def test_only_flagged_episodes_are_drawn(tmp_path):
     """A condition that an episode without a mark does not meet; a flag is meant as a whole."""
-    with fill(
-        tmp_path / "b", range(6), sampler=EpisodeSampler(0, where="flags contains good")
-    ) as buf:
+    with fill(tmp_path / "b", range(6), sampler=EpisodeSampler(0, where="flags contains good")) as buf:
         with pytest.raises(NoClipsError, match="ask for less"):
             buf.sample(4)
         for at, flags in ((10, "good"), (20, ["good", "bad"]), (30, "goodish")):
@@ -476,9 +488,7 @@ def test_convert_leaves_out_what_is_evicted_meanwhile(tmp_path):
 
         def wanted(data):
             if data["seed"] == 9:
-                write(
-                    buf, range(20, 23)
-                )  # evicts 0, 1 and 2, which are chosen already; all numbers fall by three
+                write(buf, range(20, 23))  # evicts 0, 1 and 2, which are chosen already; all numbers fall by three
             return data["seed"] < 5
 
         convert(buf, tmp_path / "a.h5", where=wanted, progress=False)

@@ -1,6 +1,7 @@
 """Values that change: whole after every kill and cut, of their own row, and never older than the last sync.
 
-The file is written through a recording disk; after each change what a kill or a cut may leave is opened by the real code.
+The file is written through a recording disk; after each change what a kill or a cut may leave is opened by the real
+code.
 """
 
 import contextlib
@@ -162,10 +163,7 @@ def test_whoever_noted_a_session_hears_which_positions_were_given_again(monkeypa
         for head in (9, 8, 7, 9, 8, 9, 9):
             known |= {other.session: 100}
             with opened(home, head, trusted=head == 9):
-                known = {
-                    session: min(lost, 100 if head == 9 else head)
-                    for session, lost in known.items()
-                }
+                known = {session: min(lost, 100 if head == 9 else head) for session, lost in known.items()}
                 assert list(known) == sorted(known) and other.session > max(known)
             for session, lost in known.items():
                 found = other.are_lost(np.arange(6, 10), np.full(4, session)).tolist()
@@ -281,9 +279,7 @@ def test_damage_is_found_never_served_and_mended():
                 assert len(MutableValues.faults(home, None)) == (not old), f"{offset} + {at}"
                 with reader(home) as again, contextlib.suppress(CorruptError):
                     seen = look(again, np.arange(4))
-                    assert all(
-                        seen[p] in {0: (0, 1), 1: (0, 2, 7), 2: (0, 3), 3: (0, 4)}[p] for p in seen
-                    )
+                    assert all(seen[p] in {0: (0, 1), 1: (0, 2, 7), 2: (0, 3), 3: (0, 4)}[p] for p in seen)
                 flip(home, offset + at)
         flip(home, offsets[-1] + 40)  # the newest one of position 1
         with reader(home) as again, pytest.raises(CorruptError, match="position 1 .* is damaged"):
@@ -412,9 +408,7 @@ def crash_everywhere(base, seed, calls=7):
     model, states = Model(disk.tree), 0
     for prefix, change in enumerate(disk.log, 1):
         trees = []
-        if (
-            prefix > born and change[0] == "write" and change[2] >= 8192 + 4096
-        ):  # a kill in its middle
+        if prefix > born and change[0] == "write" and change[2] >= 8192 + 4096:  # a kill in its middle
             _, _, offset, data = change
             half, torn = data[: rng.randrange(0, len(data), 8)], model.live()  # no word is torn
             content = bytearray(torn["buf"]["mutable.bin"])
@@ -562,7 +556,7 @@ def test_a_copy_that_a_kill_cut_at_any_word_counts_as_none(position):
             ):
                 for one in (again, other, third):
                     known = {1} if position == 1 else {0}
-                    assert look(one, np.array([position]))[position] in ({2} if cut == COPY else known)  # fmt: skip
+                    assert look(one, np.array([position]))[position] in ({2} if cut == COPY else known)
                 assert MutableValues.faults(home, Record(1, 2, position, 1)) == []
                 update(again, [position], [3])
                 assert look(other, np.array([position])) == {position: 3}
@@ -577,7 +571,7 @@ def test_control_a_copy_that_begins_with_its_position(monkeypatch):
 
     whole = mutable._copy_of
     monkeypatch.setattr(mutable, "_copy_of", other_way)
-    monkeypatch.setattr(mutable, "_HEAD", np.dtype([("check", "<u8"), ("position", "<i8"), ("generation", "<i8")]))  # fmt: skip
+    monkeypatch.setattr(mutable, "_HEAD", np.dtype([("check", "<u8"), ("position", "<i8"), ("generation", "<i8")]))
     monkeypatch.setattr(mutable, "_POSITION", 1)
     monkeypatch.setattr(mutable, "_GENERATION", 2)
     with pytest.raises(CorruptError):
@@ -630,7 +624,8 @@ def a_late_look(at):
 
 
 def test_a_value_is_never_older_than_an_update_that_had_returned():
-    """Before and after a look, the heads of all copies were the same: the fourth update had written its checksum alone."""
+    """Before and after a look, the heads of all copies were the same: the fourth update had written its checksum
+    alone."""
     at, more = 0, True
     while more:
         at += 1

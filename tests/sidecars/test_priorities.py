@@ -1,4 +1,5 @@
-"""The file of priorities by itself: kills and then power cuts, readers beside turns, helpers that fail or go on unknown.
+"""The file of priorities by itself: kills and then power cuts, readers beside turns, helpers that fail or go on
+unknown.
 
 No two updates give the same priority, so one that stands says when it was given.
 """
@@ -194,9 +195,7 @@ class StrikingDisk(Disk):
 
 
 @pytest.mark.parametrize("at", range(1, 14))
-def test_a_reader_has_what_was_given_before_however_often_the_writer_turns_meanwhile(
-    small, at, monkeypatch
-):
+def test_a_reader_has_what_was_given_before_however_often_the_writer_turns_meanwhile(small, at, monkeypatch):
     """A writer that turns twice before a read writes over the log that was to be read."""
     with ram_folder() as folder:
         home = made(folder)
@@ -324,7 +323,8 @@ def test_a_turn_that_was_interrupted_is_no_damage(small):
 
 
 def after_a_failed_sync(folder, at):
-    """Let sync `at` from here on fail, reopen, update, sync, and cut the power after each later change; return what was lost."""
+    """Let sync `at` from here on fail, reopen, update, sync, and cut the power after each later change; return what was
+    lost."""
     root = str(folder / f"root{at}")
     materialise({"buf": {}}, root)
     disk = RecordingDisk(root, tree={"buf": {}})
@@ -373,7 +373,8 @@ def test_control_nobody_knows_of_a_failed_sync(small):
 
 
 def test_a_sync_that_failed_in_a_helper_is_known_to_a_flush(small):
-    """The frames before it count as clean, too: the flush writes all again, in place of a sync that would tell nothing."""
+    """The frames before it count as clean, too: the flush writes all again, in place of a sync that would tell
+    nothing."""
     with ram_folder() as folder:
         root = str(folder / "root")
         materialise({"buf": {}}, root)
@@ -386,7 +387,4 @@ def test_a_sync_that_failed_in_a_helper_is_known_to_a_flush(small):
         disk.lift()
         handle.file.keep(handle.leaves)
         materialise(disk.model.crash(Always(0)), f"{root}-left")
-        assert (
-            values_now(home_of(Disk(), f"{root}-left", ROWS)).tolist()
-            == handle.leaves.values.tolist()
-        )
+        assert values_now(home_of(Disk(), f"{root}-left", ROWS)).tolist() == handle.leaves.values.tolist()

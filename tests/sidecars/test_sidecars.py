@@ -203,9 +203,7 @@ def test_the_reference_has_every_name():
     page = os.path.join(os.path.dirname(__file__), "../../docs/reference/on-disk-format.md")
     with open(page, encoding="utf-8") as file:
         text = file.read()
-    assert [
-        e.name for e in ENTRIES if f"`{e.name}`" not in text and f"`{e.name}/" not in text
-    ] == []
+    assert [e.name for e in ENTRIES if f"`{e.name}`" not in text and f"`{e.name}/" not in text] == []
 
 
 NEW_SIDECAR = """

@@ -149,6 +149,14 @@ def a_writing_thread(buffer, ring, number):
 
 
 __all__ = [
-    "Ring", "a_writer", "a_writing_thread", "full_buffer", "goes_on", "length_of", "logged", "proven", "state_of",
+    "Ring",
+    "a_writer",
+    "a_writing_thread",
+    "full_buffer",
+    "goes_on",
+    "length_of",
+    "logged",
+    "proven",
+    "state_of",
     "write_some",
-]  # fmt: skip
+]

@@ -259,10 +259,7 @@ def test_segments_that_go_while_they_are_copied(tmp_path, monkeypatch):
     assert ringmap.check(tmp_path / "copy") == []
     with ReplayBuffer.open(tmp_path / "copy") as copied:
         same_buffers(copied, buffer)
-        named = {
-            f"{int(n):012d}.bin"
-            for n in copied.engine.source.table.read_range(19, 22)[0]["blob_segment"]
-        }
+        named = {f"{int(n):012d}.bin" for n in copied.engine.source.table.read_range(19, 22)[0]["blob_segment"]}
     copied.close()
     assert {path.name for path in (tmp_path / "copy/data").iterdir()} == named
     reader.close()
@@ -554,9 +551,7 @@ def test_an_error_at_every_change_leaves_nothing(tmp_path, role, error):
                 assert "the buffer is as it was" in str(raised) or "can't be locked" in str(raised)
         if not disk.struck:
             break
-        if (
-            tmp_path / "copy"
-        ).exists():  # the lock's signature may fail, and a rename be interrupted
+        if (tmp_path / "copy").exists():  # the lock's signature may fail, and a rename be interrupted
             assert ringmap.check(tmp_path / "copy") == []
             shutil.rmtree(tmp_path / "copy")
         assert sorted(os.listdir(tmp_path)) == there, (at, sorted(os.listdir(tmp_path)))
@@ -639,9 +634,7 @@ def test_a_disk_that_is_really_full(tmp_path):
     mount = tmp_path / "mount"
     mount.mkdir()
     mounting = f"mount -t tmpfs -o size=4m none {mount}"
-    if subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", mounting], capture_output=True
-    ).returncode:
+    if subprocess.run(["unshare", "--mount", "sh", "-ec", mounting], capture_output=True).returncode:
         pytest.skip("can't mount a tmpfs here")
     run = f"{mounting} && exec {sys.executable} -c '{FULL}' {mount}"
     done = subprocess.run(["unshare", "--mount", "sh", "-ec", run], capture_output=True, text=True)

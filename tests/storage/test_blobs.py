@@ -31,7 +31,15 @@ from ringmap.storage.records.blobs import (
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
 
-@given(sums=st.lists(U64, max_size=9), at=U32, check=U64, state=st.binary(), has_it=st.booleans(), data=st.binary(), words=st.binary())  # fmt: skip
+@given(
+    sums=st.lists(U64, max_size=9),
+    at=U32,
+    check=U64,
+    state=st.binary(),
+    has_it=st.booleans(),
+    data=st.binary(),
+    words=st.binary(),
+)
 def test_a_blob_gives_its_parts_back(sums, at, check, state, has_it, data, words):
     place = at, len(state), check
     blob = encode_blob(sums, place, data, state if has_it else b"", words)
@@ -58,13 +66,9 @@ arrays = st.one_of(
         ),
         npst.array_shapes(min_dims=0, max_dims=3, min_side=0),
     ),
-    npst.arrays(
-        st.just(np.dtype("U4")), 3, elements=st.text(max_size=4).map(lambda s: s.rstrip("\0"))
-    ),
+    npst.arrays(st.just(np.dtype("U4")), 3, elements=st.text(max_size=4).map(lambda s: s.rstrip("\0"))),
 )
-plain = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(max_size=40)
-)  # fmt: skip
+plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(max_size=40))
 
 
 @given(values=st.dictionaries(st.text(), st.one_of(plain, arrays), max_size=5))
@@ -89,12 +93,32 @@ def same(got, value):
 @pytest.mark.parametrize(
     "value",
     [
-        2**200, -(2**63) - 1, -0.0, 5e-324, math.inf, "", "\ud800", "é\n\0", b"", b"\0\xff", True,
-        np.float32(0.1), np.int64(-1), np.bool_(True), np.str_("ab"), np.bytes_(b"ab"), np.datetime64("2020-01-01", "s"),
-        np.float64(1.5), np.zeros((0, 3)), np.str_(""), np.bytes_(b""), np.array("abc"), np.array(3.5),
+        2**200,
+        -(2**63) - 1,
+        -0.0,
+        5e-324,
+        math.inf,
+        "",
+        "\ud800",
+        "é\n\0",
+        b"",
+        b"\0\xff",
+        True,
+        np.float32(0.1),
+        np.int64(-1),
+        np.bool_(True),
+        np.str_("ab"),
+        np.bytes_(b"ab"),
+        np.datetime64("2020-01-01", "s"),
+        np.float64(1.5),
+        np.zeros((0, 3)),
+        np.str_(""),
+        np.bytes_(b""),
+        np.array("abc"),
+        np.array(3.5),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_odd_values(value):
     back = decode_data(encode_data({"x": value}, "here"))["x"]
     same(back, value)
@@ -132,17 +156,13 @@ def test_arrays_are_copies_of_one_s_own():
     ids=lambda value: str(value)[:12],
 )
 def test_values_of_another_type_are_refused_by_name(value):
-    with pytest.raises(
-        InputError, match=r"^here: episode data 'bad' .*expected str, bytes, a number"
-    ):
+    with pytest.raises(InputError, match=r"^here: episode data 'bad' .*expected str, bytes, a number"):
         encode_data({"good": 1, "bad": value}, "here")
 
 
 @pytest.mark.parametrize("value", [[[1], [1, 2]], torch.zeros(2, dtype=torch.bfloat16)], ids=str)
 def test_values_that_are_no_array_are_refused_by_name(value):
-    with pytest.raises(
-        InputError, match=r"^here: episode data 'bad'.*(ragged|a tensor of a dtype that NumPy has)"
-    ):
+    with pytest.raises(InputError, match=r"^here: episode data 'bad'.*(ragged|a tensor of a dtype that NumPy has)"):
         encode_data({"bad": value}, "here")
 
 
@@ -179,9 +199,7 @@ def test_blobs_come_back(segments):
     written = [put(segments, seq) for seq in range(1, 9)]
     for place, blob in written:
         assert segments.read(*place) == blob
-    assert [place[0] for place, _ in written] == [1, 1, 1, 2, 2, 2, 3, 3], (
-        "a full one gets a successor"
-    )
+    assert [place[0] for place, _ in written] == [1, 1, 1, 2, 2, 2, 3, 3], "a full one gets a successor"
     assert segments.numbers() == [1, 2, 3]
     assert put(segments, 9, 0)[1] == b""
 

@@ -53,20 +53,14 @@ def scalars(dtype):
 
     def real(value):
         with np.errstate(all="ignore"):
-            return (
-                np.float64(value)
-                if dtype.itemsize in (8, 16) and kind == "f"
-                else dtype.type(value)
-            )
+            return np.float64(value) if dtype.itemsize in (8, 16) and kind == "f" else dtype.type(value)
 
     values = st.one_of(st.sampled_from([*EDGES, *ODD]), st.integers(-300, 300), st.floats())
     if kind == "f":
         return values.map(lambda v: dtype.type(real(v)))
     half = np.dtype(f"f{dtype.itemsize // 2}")
     part = st.one_of(st.just(0.0), scalars(half))
-    return st.tuples(scalars(half), part).map(
-        lambda p: dtype.type(complex(float(p[0]), float(p[1])))
-    )
+    return st.tuples(scalars(half), part).map(lambda p: dtype.type(complex(float(p[0]), float(p[1]))))
 
 
 def real_fits(value, target):
@@ -190,9 +184,7 @@ def test_the_first_offending_step_is_named_in_rows_of_any_shape():
     values = np.zeros((6, 2, 2))
     values[3, 1, 0] = 2.5
     values[5, 0, 0] = 2.5
-    with pytest.raises(
-        InputError, match=r"step 3 of dtype float64 does not fit in the locked dtype int8"
-    ):
+    with pytest.raises(InputError, match=r"step 3 of dtype float64 does not fit in the locked dtype int8"):
         cast(values, np.dtype("i1"), "safe", "x")
     assert cast(np.zeros((4, 0)), np.dtype("i1"), "safe", "x").shape == (4, 0)
 
@@ -278,11 +270,7 @@ def test_dates_pass_if_they_say_the_same(kind, data, source, target):
     numbers = data.draw(st.lists(count, min_size=1, max_size=4))
     values = np.array(numbers, "i8").view(f"{kind}[{source}]")
     expected = [n if n == NAT else Fraction(n * UNITS[source], UNITS[target]) for n in numbers]
-    bad = [
-        i
-        for i, n in enumerate(expected)
-        if n != NAT and not (n.denominator == 1 and -(2**63) < n < 2**63)
-    ]
+    bad = [i for i, n in enumerate(expected) if n != NAT and not (n.denominator == 1 and -(2**63) < n < 2**63)]
     goal = np.dtype(f"{kind}[{target}]")
     if bad:
         with pytest.raises(InputError, match=rf"step {bad[0]} of dtype"):
@@ -303,10 +291,19 @@ def test_a_date_beyond_the_range_of_nanoseconds():
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        ("U1", "i8"), ("i8", "U9"), ("S1", "f4"), ("?", "S5"), ("M8[s]", "i8"), ("i8", "M8[s]"),
-        ("m8[s]", "M8[s]"), ("M8[s]", "m8[s]"), ("m8[s]", "f8"), ("U3", "M8[s]"), ("M8[s]", "U30"),
+        ("U1", "i8"),
+        ("i8", "U9"),
+        ("S1", "f4"),
+        ("?", "S5"),
+        ("M8[s]", "i8"),
+        ("i8", "M8[s]"),
+        ("m8[s]", "M8[s]"),
+        ("M8[s]", "m8[s]"),
+        ("m8[s]", "f8"),
+        ("U3", "M8[s]"),
+        ("M8[s]", "U30"),
     ],
-)  # fmt: skip
+)
 def test_another_kind_is_refused(source, target):
     with pytest.raises(InputError, match=r"step 0 of dtype .* is of another kind"):
         cast(np.zeros(3, source), np.dtype(target), "safe", "x")
@@ -324,9 +321,7 @@ def test_unsafe_is_what_numpy_does(source):
 def unsafe_is_what_numpy_does(source, target):
     with np.errstate(all="ignore"):
         values = np.array([0, 1, 1.5, -1, 300.7, 1e30]).astype(source)
-        real = (
-            values.real if values.dtype.kind == "c" and target not in ("c8", "c16", "?") else values
-        )
+        real = values.real if values.dtype.kind == "c" and target not in ("c8", "c16", "?") else values
         expected = real.astype(target)
     assert cast(values, np.dtype(target), "unsafe", "x").tobytes() == expected.tobytes()
 
@@ -354,8 +349,6 @@ def test_unsafe_never_cuts_strings_and_writes_numbers_out():
     [(math.inf, "f8", "i8"), (2**53 + 1, "i8", "f8"), (1e39, "f8", "f4"), (2**63, "u8", "i8")],
 )
 def test_control_a_cast_that_does_not_look_is_caught(monkeypatch, value, source, target):
-    monkeypatch.setattr(
-        "ringmap.storage.columns.casting.kept", lambda values, result: np.ones(len(values), bool)
-    )
+    monkeypatch.setattr("ringmap.storage.columns.casting.kept", lambda values, result: np.ones(len(values), bool))
     with pytest.raises(pytest.fail.Exception):
         check(np.array([value], source), np.dtype(target))

@@ -28,9 +28,7 @@ def test_runs_are_just_the_pages_of_the_rows(slots, row, offset):
     expected = {
         page
         for slot in slots
-        for page in range(
-            (offset + slot * row) // 4096, (offset + slot * row + row - 1) // 4096 + 1
-        )
+        for page in range((offset + slot * row) // 4096, (offset + slot * row + row - 1) // 4096 + 1)
     }
     assert pages == sorted(expected)
     assert all(begin % 4096 == size % 4096 == 0 < size for begin, size in found)
@@ -117,9 +115,7 @@ def filled(path, **options):
     buf = ReplayBuffer(90, 3, 2, path=path, seed=0, spare_rows=10, **options)
     for number in range(20):
         step = np.arange(11)
-        buf.write_episode(
-            {"x": np.full((11, 700), number) + step[:, None], "action": number * 100 + step}
-        )
+        buf.write_episode({"x": np.full((11, 700), number) + step[:, None], "action": number * 100 + step})
     return buf
 
 
@@ -174,9 +170,7 @@ def test_whole_episodes_are_read_in_pieces_asked_for_ahead(tmp_path, large, monk
 def test_batches_ask_for_the_next_one_before_they_read_this_one(tmp_path, large, monkeypatch):
     order = []
     want, at = ClipReader._want, ClipReader.at
-    monkeypatch.setattr(
-        ClipReader, "_want", lambda self, *args: order.append("want") or want(self, *args)
-    )
+    monkeypatch.setattr(ClipReader, "_want", lambda self, *args: order.append("want") or want(self, *args))
     monkeypatch.setattr(
         ClipReader,
         "at",

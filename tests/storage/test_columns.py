@@ -363,17 +363,13 @@ def test_a_damaged_file_is_refused(disk, column_file, damage, words):
     assert MemmapColumn.faults(disk, str(column_file), SPEC, 8, LABEL) == []
     damage(column_file)
     before = column_file.read_bytes() if column_file.exists() else None
-    assert any(
-        words in fault for fault in MemmapColumn.faults(disk, str(column_file), SPEC, 8, LABEL)
-    )
+    assert any(words in fault for fault in MemmapColumn.faults(disk, str(column_file), SPEC, 8, LABEL))
     for write in (False, True):
         with pytest.raises(CorruptError, match=words) as raised:
             MemmapColumn.open(disk, str(column_file), SPEC, 8, LABEL, write, 0)
         assert str(column_file) in str(raised.value)
         assert "ringmap.check" in str(raised.value)
-    assert (column_file.read_bytes() if column_file.exists() else None) == before, (
-        "looking changes nothing"
-    )
+    assert (column_file.read_bytes() if column_file.exists() else None) == before, "looking changes nothing"
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,7 @@ def test_facts(tmp_path, rng):
 @pytest.mark.parametrize("filled", [100, 400])
 def test_what_a_buffer_will_take_when_full_is_what_it_takes_then(tmp_path, filled):
     # Given transitions in groups, whose table of records has room for one per row
-    with contextlib.closing(
-        TransitionReplayBuffer(1000, (256,), path=tmp_path / "b", device=None)
-    ) as buf:
+    with contextlib.closing(TransitionReplayBuffer(1000, (256,), path=tmp_path / "b", device=None)) as buf:
         row, none = np.zeros((1, 256), np.float32), np.zeros(1)
 
         def add(count):

@@ -46,9 +46,7 @@ def test_deque_copies_each_value_few_times():
         deque.append(i, first)
         if deque._data is not before:
             copied += i - first
-    assert copied / 50_000 < 12, (
-        "amortised O(1): a slack of an eighth copies 8 or so values per append"
-    )
+    assert copied / 50_000 < 12, "amortised O(1): a slack of an eighth copies 8 or so values per append"
     assert len(deque._data) < 2 * window, "what is forgotten gives its memory back"
 
 

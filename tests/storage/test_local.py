@@ -25,7 +25,15 @@ from ringmap.errors import InputError, NotFoundError
 from ringmap.formats.catalog import prefixes
 from ringmap.storage.disk.local import local_path
 
-ADDRESSES = ["s3://bucket/a", "gs://bucket/a", "hf://datasets/me/a", "https://host/a.h5", "file:///tmp/a", "S3+x://bucket/a", Path("s3://bucket/a")]  # fmt: skip
+ADDRESSES = [
+    "s3://bucket/a",
+    "gs://bucket/a",
+    "hf://datasets/me/a",
+    "https://host/a.h5",
+    "file:///tmp/a",
+    "S3+x://bucket/a",
+    Path("s3://bucket/a"),
+]
 SCHEMA = {"obs": ((2,), "f4")}
 
 
@@ -74,9 +82,16 @@ CALLS = {
     "repair to": lambda p: ringmap.repair("ring", to=p),
     "collect": collected,
     "pace": lambda p: ringmap.Pace(p, samples_per_insert=1, min_steps=1),
-    **{f"writer of {name}": lambda p, name=name: get_format(name).open_writer(p) for name in list_formats() if get_format(name).can_write()},
-    **{f"reader of {name}": lambda p, name=name: get_format(name).open_reader(p) for name in ("zarr", "folder", "ringmap")},
-}  # fmt: skip
+    **{
+        f"writer of {name}": lambda p, name=name: get_format(name).open_writer(p)
+        for name in list_formats()
+        if get_format(name).can_write()
+    },
+    **{
+        f"reader of {name}": lambda p, name=name: get_format(name).open_reader(p)
+        for name in ("zarr", "folder", "ringmap")
+    },
+}
 
 
 @pytest.fixture(autouse=True)
@@ -93,13 +108,26 @@ def here(tmp_path, monkeypatch):
 def test_an_address_is_refused_by_name_and_nothing_is_made(call):
     before = sorted(os.listdir())
     for address in ADDRESSES if call in ("ReplayBuffer", "load", "convert") else ADDRESSES[::6]:
-        with pytest.raises(InputError, match=r"is an address \(scheme '[A-Za-z0-9+]+'\), expected the path of a local"):  # fmt: skip
+        with pytest.raises(InputError, match=r"is an address \(scheme '[A-Za-z0-9+]+'\), expected the path of a local"):
             CALLS[call](address)
         assert sorted(os.listdir()) == before, address
 
 
-COMMANDS = ["info @", "check @", "repair @", "convert ring @ -f hdf5", "convert @ out.h5", "dump ring @ -f zarr", "merge ring @ -f hdf5",
-            "snapshot ring @", "episodes @", "view @", "demo --dir @", "preview ring -o @x.png", "repair ring --to @"]  # fmt: skip
+COMMANDS = [
+    "info @",
+    "check @",
+    "repair @",
+    "convert ring @ -f hdf5",
+    "convert @ out.h5",
+    "dump ring @ -f zarr",
+    "merge ring @ -f hdf5",
+    "snapshot ring @",
+    "episodes @",
+    "view @",
+    "demo --dir @",
+    "preview ring -o @x.png",
+    "repair ring --to @",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -26,10 +26,13 @@ SCHEMA = Schema.parse({"obs/é": ((3, 2), "f4"), "..": ((), "U5"), "t": ((), "M8
 
 def make(schema=SCHEMA, **change):
     made = Manifest(
-        uuid.UUID(int=5).bytes, 100, 50, 214,
+        uuid.UUID(int=5).bytes,
+        100,
+        50,
+        214,
         settings={"history_len": 4, "durability": "power"},
         table={"count": 3, "first": 2, "tail": 10, "head": 20, "seq": 4},
-    )  # fmt: skip
+    )
     if schema is not None:
         backends = ("memmap",) * len(schema.columns)
         sizes = tuple(4096 + 150 * s.row_nbytes + 4096 for s in schema.columns)
@@ -58,9 +61,7 @@ def test_every_name_shape_and_dtype(names, shape, dtype):
 def compressed(**change):
     """Return a manifest whose first column is a Zarr array, and its options changed."""
     options = {"codecs": [{"name": "bytes"}, {"name": "crc32c"}], "chunk_steps": 8, **change}
-    made = make(None).with_columns(
-        SCHEMA, ["zarr", "memmap", "memmap"], [options, {}, {}], locked=True
-    )
+    made = make(None).with_columns(SCHEMA, ["zarr", "memmap", "memmap"], [options, {}, {}], locked=True)
     return replace(made, sizes=(900, 5000, 6000))
 
 
@@ -77,11 +78,19 @@ def test_options_of_a_column_come_out_and_are_in_its_label():
 @pytest.mark.parametrize(
     "change",
     [
-        {"chunk_steps": 0}, {"chunk_steps": -8}, {"chunk_steps": "8"}, {"chunk_steps": 1 << 40}, {"chunk_steps": 8.0},
-        {"codecs": 3}, {"codecs": ["bytes"]}, {"codecs": [{"name": 3}]}, {"codecs": [{}]}, {"more": 1},
+        {"chunk_steps": 0},
+        {"chunk_steps": -8},
+        {"chunk_steps": "8"},
+        {"chunk_steps": 1 << 40},
+        {"chunk_steps": 8.0},
+        {"codecs": 3},
+        {"codecs": ["bytes"]},
+        {"codecs": [{"name": 3}]},
+        {"codecs": [{}]},
+        {"more": 1},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_options_that_make_no_sense_are_refused(change):
     with pytest.raises(CorruptError, match=f"^{PATH}: the manifest does not make sense"):
         Manifest.decode(compressed(**change).encode(), PATH)
@@ -95,9 +104,13 @@ def test_it_is_readable_json_that_says_what_it_is():
     assert (body["format"], body["version"], body["byte_order"]) == ("ringmap", 3, "little")
     assert (body["max_steps"], body["spare"], body["rows"]) == (100, 50, 150)
     assert body["columns"][0] == {
-        "name": "obs/é", "file": "columns/000-obs-e.npy", "backend": "memmap", "dtype": "<f4",
-        "shape": [3, 2], "nbytes": 4096 + 150 * 24 + 4096,
-    }  # fmt: skip
+        "name": "obs/é",
+        "file": "columns/000-obs-e.npy",
+        "backend": "memmap",
+        "dtype": "<f4",
+        "shape": [3, 2],
+        "nbytes": 4096 + 150 * 24 + 4096,
+    }
     assert "NumPy" in body["about"]
 
 
@@ -134,9 +147,7 @@ def test_formatting_does_not_count():
     ids=str,
 )
 def test_edited_by_hand_is_refused(change):
-    with pytest.raises(
-        CorruptError, match=f"^{PATH}: the manifest was edited or damaged.*ringmap.repair"
-    ):
+    with pytest.raises(CorruptError, match=f"^{PATH}: the manifest was edited or damaged.*ringmap.repair"):
         Manifest.decode(edited(**change), PATH)
 
 
@@ -147,17 +158,13 @@ def test_a_newer_version_is_refused_first(version):
             Manifest.decode(data, PATH)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"format": "ringmap"', b"\0" * 500]
-)
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"format": "ringmap"', b"\0" * 500])
 def test_no_json_is_refused(data):
     with pytest.raises(CorruptError, match=f"^{PATH}: the manifest is not valid JSON"):
         Manifest.decode(data, PATH)
 
 
-@pytest.mark.parametrize(
-    "data", [b"{}", b"[]", b"3", b'"ringmap"', b'{"format": "zarr"}', b'{"manifest_version": 3}']
-)
+@pytest.mark.parametrize("data", [b"{}", b"[]", b"3", b'"ringmap"', b'{"format": "zarr"}', b'{"manifest_version": 3}'])
 def test_something_else_is_refused(data):
     with pytest.raises(UnknownFormatError, match=f"^{PATH}: not a ringmap buffer"):
         Manifest.decode(data, PATH)
@@ -171,20 +178,54 @@ def column(**change):
 @pytest.mark.parametrize(
     "change",
     [
-        {"max_steps": 0}, {"max_steps": -1}, {"max_steps": "100"}, {"max_steps": 1.0}, {"max_steps": True},
-        {"spare": -1}, {"table_slots": 0}, {"uuid": "?"}, {"table": 3}, {"settings": None}, {"columns": 3},
+        {"max_steps": 0},
+        {"max_steps": -1},
+        {"max_steps": "100"},
+        {"max_steps": 1.0},
+        {"max_steps": True},
+        {"spare": -1},
+        {"table_slots": 0},
+        {"uuid": "?"},
+        {"table": 3},
+        {"settings": None},
+        {"columns": 3},
         {"columns": [3]},
-        column(file="../../etc/passwd"), column(file="/etc/passwd"), column(file="columns/../manifest.json"),
-        column(file="columns/000-a/b.npy"), column(file="columns/000-é.npy"), column(name=3), column(name=".."),
-        column(dtype="|O"), column(dtype=">f4"), column(dtype="<f16"), column(dtype="V8"), column(dtype="<f4,<f4"),
-        column(file="columns/000-a.zarr"), column(options={"chunk_steps": 8, "codecs": []}),
-        column(dtype=3), column(shape=3), column(shape=["a"]), column(nbytes="many"),
-        {"kind": 3}, {"capacity": 0}, {"capacity": 101}, {"capacity": 90, "older": 11}, {"older": None}, {"stack": 4},
-        {"stack": [4]}, {"stack": [0, "zero"]}, {"lineage": "ab"}, {"lineage": None}, {"fps": 30}, {"fps": "30"}, {"fps": "0/1"},
-        {"fps": "1/0"}, {"fps": "9" * 400 + "/1"},
+        column(file="../../etc/passwd"),
+        column(file="/etc/passwd"),
+        column(file="columns/../manifest.json"),
+        column(file="columns/000-a/b.npy"),
+        column(file="columns/000-é.npy"),
+        column(name=3),
+        column(name=".."),
+        column(dtype="|O"),
+        column(dtype=">f4"),
+        column(dtype="<f16"),
+        column(dtype="V8"),
+        column(dtype="<f4,<f4"),
+        column(file="columns/000-a.zarr"),
+        column(options={"chunk_steps": 8, "codecs": []}),
+        column(dtype=3),
+        column(shape=3),
+        column(shape=["a"]),
+        column(nbytes="many"),
+        {"kind": 3},
+        {"capacity": 0},
+        {"capacity": 101},
+        {"capacity": 90, "older": 11},
+        {"older": None},
+        {"stack": 4},
+        {"stack": [4]},
+        {"stack": [0, "zero"]},
+        {"lineage": "ab"},
+        {"lineage": None},
+        {"fps": 30},
+        {"fps": "30"},
+        {"fps": "0/1"},
+        {"fps": "1/0"},
+        {"fps": "9" * 400 + "/1"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused_even_with_a_checksum(change):
     with pytest.raises(CorruptError, match=f"^{PATH}: "):
         Manifest.decode(signed(**change), PATH)
@@ -302,5 +343,16 @@ def test_the_rate_is_a_ratio_that_is_exactly_the_number(rate):
 
 def test_a_repeated_run_has_the_same_lineage():
     assert lineage_of(7, "run") == lineage_of(7, "run")
-    assert len({lineage_of(7, "run"), lineage_of(8, "run"), lineage_of(7, "ran"), lineage_of(None, "run"), lineage_of(None, "run")}) == 5  # fmt: skip
+    assert (
+        len(
+            {
+                lineage_of(7, "run"),
+                lineage_of(8, "run"),
+                lineage_of(7, "ran"),
+                lineage_of(None, "run"),
+                lineage_of(None, "run"),
+            }
+        )
+        == 5
+    )
     assert len(lineage_of(0, "\udcff")) == 16

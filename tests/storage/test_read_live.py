@@ -13,7 +13,8 @@ ROWS, LIVE = 12, 6
 
 
 class Ring:
-    """Twelve rows, of which the newest six are live; a row holds its position. `strikes`: at which point how much comes."""
+    """Twelve rows, of which the newest six are live; a row holds its position. `strikes`: at which point how much
+    comes."""
 
     retry_s = 0
 
@@ -177,6 +178,6 @@ def test_nothing_that_is_read_is_not_looked_at():
 
 def test_a_whole_read_is_given_up_after_ten_tries():
     ring = Ring(dict.fromkeys(range(1000), 15))
-    with pytest.raises(LappedError, match="here: the writer overtook this reader 10 times in a row, for 0 s; do this"):  # fmt: skip
+    with pytest.raises(LappedError, match="here: the writer overtook this reader 10 times in a row, for 0 s; do this"):
         whole_of(ring)
     assert ring.refreshes == 9

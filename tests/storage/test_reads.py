@@ -132,9 +132,7 @@ def test_the_same_bytes_either_way(tmp_path, portable, rng):
     buffer.close()
     for history, frameskip in ((1, 1), (4, 1), (3, 5)):
         handles = [
-            Buffer.open(
-                tmp_path / "buf", reads=reads, seed=1, history_len=history, frameskip=frameskip
-            )
+            Buffer.open(tmp_path / "buf", reads=reads, seed=1, history_len=history, frameskip=frameskip)
             for reads in ("map", "pread")
         ]
         one, other = (handle.sample(128) for handle in handles)
@@ -227,9 +225,7 @@ def test_a_bad_sector_is_an_error(tmp_path, monkeypatch, mode):
     with monkeypatch.context() as patched:
         patched.setattr(System, "pread_into", bad)
         for call in (lambda: buffer.sample(8), lambda: buffer.load_episode(1)):
-            with pytest.raises(
-                EnvironmentFault, match=r"action\.npy: rows can\'t be read"
-            ) as raised:
+            with pytest.raises(EnvironmentFault, match=r"action\.npy: rows can\'t be read") as raised:
                 call()
             assert raised.value.errno == errno.EIO
     use(buffer)
@@ -242,9 +238,7 @@ def test_a_read_that_returns_less_goes_on(tmp_path, monkeypatch):
         fill(buffer)
     buffer.close()
     whole = System.pread_into
-    monkeypatch.setattr(
-        System, "pread_into", lambda self, fd, room, offset: whole(self, fd, room[:11], offset)
-    )
+    monkeypatch.setattr(System, "pread_into", lambda self, fd, room, offset: whole(self, fd, room[:11], offset))
     buffer = ReplayBuffer.open(tmp_path / "buf", reads="pread")
     use(buffer)
     buffer.close()

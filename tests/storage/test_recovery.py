@@ -28,20 +28,22 @@ from ringmap.storage.ring.chains import NONE
 MAX_STEPS, SLOTS, TAIL, HEAD, ORDINAL, TIME = 20, 30, 100, 115, 44, 99
 PLAIN = Record(
     50, HEAD, 103, 41, length=3, blob_segment=1, blob_offset=700, blob_size=90, ordinal=ORDINAL, time=TIME, behind=1
-)  # fmt: skip
+)
 """The record of a plain episode after one that ended at `HEAD`."""
 
-edges = st.sampled_from([-(2**63), -1, 0, 1, 2, 19, 20, 21, 41, 50, 99, 100, 114, 115, 116, MOST - 1, MOST, 2**63 - 1])  # fmt: skip
+edges = st.sampled_from([-(2**63), -1, 0, 1, 2, 19, 20, 21, 41, 50, 99, 100, 114, 115, 116, MOST - 1, MOST, 2**63 - 1])
 numbers = edges | st.integers(90, 140)
 changes = st.fixed_dictionaries(
     {},
     optional={
         **dict.fromkeys(("start", "tail", "step", "chain", "previous", "time"), numbers),
         **dict.fromkeys(("seq", "first", "ordinal"), numbers.filter(lambda n: n >= 0)),
-        **dict.fromkeys(("length", "blob_segment", "blob_offset", "blob_size", "behind"), numbers.filter(lambda n: 0 <= n < 2**32)),
+        **dict.fromkeys(
+            ("length", "blob_segment", "blob_offset", "blob_size", "behind"), numbers.filter(lambda n: 0 <= n < 2**32)
+        ),
         **{name: st.integers(0, 255) for name in ("kind", "flags", "part")},
     },
-)  # fmt: skip
+)
 
 
 def array_of(record):
@@ -85,11 +87,29 @@ def test_what_is_taken_at_once_passes_the_whole_examination(changed):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"kind": 9}, {"length": 0}, {"length": 21, "tail": 120}, {"tail": 119}, {"tail": 90}, {"first": 0},
-     {"first": 51}, {"first": 20}, {"blob_offset": 1 << 31}, {"start": 118}, {"part": PART}, {"part": 16}, {"part": COPIED | MANY},
-     {"part": MANY, "behind": 4},
-     {"flags": DROPPED}, {"time": TIME - 1}, {"ordinal": ORDINAL - 1}, {"behind": 0}, {"chain": 3}, {"previous": 3}],
-)  # fmt: skip
+    [
+        {"kind": 9},
+        {"length": 0},
+        {"length": 21, "tail": 120},
+        {"tail": 119},
+        {"tail": 90},
+        {"first": 0},
+        {"first": 51},
+        {"first": 20},
+        {"blob_offset": 1 << 31},
+        {"start": 118},
+        {"part": PART},
+        {"part": 16},
+        {"part": COPIED | MANY},
+        {"part": MANY, "behind": 4},
+        {"flags": DROPPED},
+        {"time": TIME - 1},
+        {"ordinal": ORDINAL - 1},
+        {"behind": 0},
+        {"chain": 3},
+        {"previous": 3},
+    ],
+)
 def test_others_take_the_whole_examination(changed):
     assert not is_plain(dataclasses.replace(PLAIN, **changed))
 
@@ -104,10 +124,15 @@ def test_control_one_that_looks_at_less(monkeypatch):
 
 
 BREAKS = {
-    "starts before the head": ("start", -1), "smaller tail": ("tail", -9), "tail beyond its head": ("tail", 10**6),
-    "damaged flag": ("flags", DROPPED & -DROPPED), "earlier time": ("time", -9), "counts the ordinals": ("behind", 1),
-    "given before": ("ordinal", -1), "but names one": ("chain", 1),
-}  # fmt: skip
+    "starts before the head": ("start", -1),
+    "smaller tail": ("tail", -9),
+    "tail beyond its head": ("tail", 10**6),
+    "damaged flag": ("flags", DROPPED & -DROPPED),
+    "earlier time": ("time", -9),
+    "counts the ordinals": ("behind", 1),
+    "given before": ("ordinal", -1),
+    "but names one": ("chain", 1),
+}
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 16_384])
@@ -138,7 +163,7 @@ def chain_of_parts():
         Record(3, 5, 0, 1, length=4, part=PART, chain=0, step=3, previous=0, number=1, behind=2, time=6),
         Record(4, 9, 0, 1, length=1, part=PART | COPIED, chain=0, step=7, previous=5, number=2, behind=2, time=9),
         Record(5, 10, 0, 1, ordinal=2, part=PART | END, chain=0, step=8, previous=9, number=3, kind=RETIRE, time=9),
-    ]  # fmt: skip
+    ]
     return np.concatenate([array_of(record) for record in made])
 
 

@@ -85,10 +85,7 @@ def test_a_room_in_which_a_map_failed_is_not_given_back(file):
 
 def _is_mapped(address):
     with open("/proc/self/maps") as lines:
-        return any(
-            int(line.split("-")[0], 16) <= address < int(line.split("-")[1].split()[0], 16)
-            for line in lines
-        )
+        return any(int(line.split("-")[0], 16) <= address < int(line.split("-")[1].split()[0], 16) for line in lines)
 
 
 def test_a_room_is_given_back(file):

@@ -29,8 +29,12 @@ def test_pairs_of_shape_and_dtype():
         "t": ((), "M8[ms]"),
     }
     assert specs(Schema.parse(given)) == [
-        ("obs", (3, 2), "<f4"), ("action", (2,), "<i8"), ("flag", (), "|b1"), ("name", (), "<U5"), ("t", (), "<M8[ms]"),
-    ]  # fmt: skip
+        ("obs", (3, 2), "<f4"),
+        ("action", (2,), "<i8"),
+        ("flag", (), "|b1"),
+        ("name", (), "<U5"),
+        ("t", (), "<M8[ms]"),
+    ]
 
 
 def test_pairs_of_another_byte_order_become_little_endian():
@@ -86,7 +90,7 @@ def test_nested_spaces_and_pairs_join_their_keys():
     box = spaces.Box(-1, 1, (2,))
     space = spaces.Dict(a=spaces.Dict(b=box, c=spaces.Tuple([box, spaces.Discrete(2)])), d=box)
     pairs = {"a": {"b": ((2,), "f4"), "c": {"0": ((2,), "f4"), "1": ((), "i8")}}, "d": ((2,), "f4")}
-    expected = [("a/b", (2,), "<f4"), ("a/c/0", (2,), "<f4"), ("a/c/1", (), "<i8"), ("d", (2,), "<f4")]  # fmt: skip
+    expected = [("a/b", (2,), "<f4"), ("a/c/0", (2,), "<f4"), ("a/c/1", (), "<i8"), ("d", (2,), "<f4")]
     assert specs(Schema.parse(space)) == specs(Schema.parse(pairs)) == expected
 
 
@@ -117,7 +121,7 @@ def test_another_space_gives_the_observation():
         (spaces.Graph(spaces.Discrete(2), None), "space 'observation'"),
         ({"obs": {"a/b": ((), "f4")}}, "obs: key 'a/b' holds a slash"),
     ],
-)  # fmt: skip
+)
 def test_no_schema(given, words):
     with pytest.raises(InputError, match=f"^schema.*{words}"):
         Schema.parse(given)
@@ -269,7 +273,8 @@ def test_what_fits_comes_in_order_dtype_and_contiguous():
         (arrays(more=np.ones(2)), "schema mismatch: missing columns [], extra columns ['more']"),
         (
             {"obs": np.ones((2, 3)), "actoin": np.ones(2)},
-            "schema mismatch: missing columns ['action'], extra columns ['actoin']; the schema was locked to ['obs', 'action']",
+            "schema mismatch: missing columns ['action'], extra columns ['actoin']; the schema was locked to ['obs', "
+            "'action']",
         ),
         (arrays(obs=np.ones((2, 4))), "column 'obs' has per-step shape (4,), expected (3,)"),
         (arrays(obs=np.ones((2, 3, 1))), "column 'obs' has per-step shape (3, 1), expected (3,)"),

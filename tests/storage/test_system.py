@@ -116,9 +116,7 @@ def test_a_file_system_that_reserves_nothing_is_fine(monkeypatch, fd):
 FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 
-@pytest.mark.parametrize(
-    "code", [errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, *FAULTS]
-)
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, *FAULTS])
 def test_files_that_the_kernel_can_t_copy_or_share(monkeypatch, tmp_path, fd, code):
     def refuse(*_):
         raise OSError(code, os.strerror(code))
@@ -346,10 +344,7 @@ def test_a_lock_that_the_kernel_leaves_out(tmp_path, monkeypatch, looks, found, 
     lock = tmp_path / "lock"
     lock.touch()
     numbers = {"mine": lock.stat().st_ino, "other": 1}
-    lines = [
-        [f"1: FLOCK  ADVISORY  WRITE 7 00:1b:{numbers[who]} 0 EOF\n".encode() for who in look]
-        for look in looks
-    ]
+    lines = [[f"1: FLOCK  ADVISORY  WRITE 7 00:1b:{numbers[who]} 0 EOF\n".encode() for who in look] for look in looks]
     given = []
 
     def read():
@@ -361,7 +356,9 @@ def test_a_lock_that_the_kernel_leaves_out(tmp_path, monkeypatch, looks, found, 
     assert len(given) == asked
 
 
-@pytest.mark.parametrize("pattern", ["*", "a*", ".*", "*/x", "a?/*", "[a]1/*", "*/*/y", "none/*", "a1", "*/none", "file/*"])  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern", ["*", "a*", ".*", "*/x", "a?/*", "[a]1/*", "*/*/y", "none/*", "a1", "*/none", "file/*"]
+)
 def test_what_matches_a_glob(tmp_path, pattern):
     for name in ("a1/x/y", "a2/x", "b/x/y", ".hidden/x", "a1/.x"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)

@@ -33,10 +33,17 @@ def test_surrogates_keep_apart():
 @pytest.mark.parametrize(
     "wrong",
     [
-        b"\0", b"\0\0\0\0", b"\2\0\0\0", b"\1\0\0\0\2\0\0\0a", b"\1\0\0\0\1\0\0\0ab", b"\1\0\0\0\1\0\0\0\xff",
-        b"\2\0\0\0\1\0\0\0\1\0\0\0aa", b"\1\0\0\0\2\0\0\0a\0", b"\xff\xff\xff\xff" * 3,
+        b"\0",
+        b"\0\0\0\0",
+        b"\2\0\0\0",
+        b"\1\0\0\0\2\0\0\0a",
+        b"\1\0\0\0\1\0\0\0ab",
+        b"\1\0\0\0\1\0\0\0\xff",
+        b"\2\0\0\0\1\0\0\0\1\0\0\0aa",
+        b"\1\0\0\0\2\0\0\0a\0",
+        b"\xff\xff\xff\xff" * 3,
     ],
-)  # fmt: skip
+)
 def test_words_that_make_no_sense(wrong):
     with pytest.raises(ValueError, match=r"words|word |bytes|codec"):
         unpack(wrong)
@@ -45,9 +52,7 @@ def test_words_that_make_no_sense(wrong):
 def test_codes_without_a_word():
     with pytest.raises(ValueError, match="codes 0 to 2 for 2 words"):
         Words(["a", "b"]).decode(np.array([0, 2]))
-    found, bad = decoded(
-        np.array([[1, 0], [0, -1], [0, 2]]), np.array([0, 0, 1]), [["a", "b"], ["c"]]
-    )
+    found, bad = decoded(np.array([[1, 0], [0, -1], [0, 2]]), np.array([0, 0, 1]), [["a", "b"], ["c"]])
     assert found.tolist() == [["b", "a"], ["a", ""], ["c", ""]]
     assert bad.tolist() == [False, True, True]
 

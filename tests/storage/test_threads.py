@@ -40,7 +40,8 @@ def test_parts_are_one_gather(column):
 
 @pytest.mark.parametrize("bad", [[1], [0], [3], [0, 1], [1, 2, 3]], ids=str)
 def test_an_error_comes_once_all_parts_are_done(column, monkeypatch, bad):
-    """The parts that do not fail begin to copy when the others have failed: the call waits for them, and the first error wins."""
+    """The parts that do not fail begin to copy when the others have failed: the call waits for them, and the first
+    error wins."""
     failed, kept, copying, done = threading.Semaphore(0), MemmapColumn.take, set(), set()
     out = np.zeros((ROWS, 1, *SPEC.shape), "<i8")
 

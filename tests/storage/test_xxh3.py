@@ -81,7 +81,5 @@ def test_a_table_read_in_bulk_is_as_one_read_record_by_record(monkeypatch, rng, 
     assert all(one == found[0] for one in found)
     _, valid, slots = table.scan()
     assert slots[valid].tolist() == [
-        slot
-        for slot in range(1200)
-        if any(table.read(seq) is not None for seq in range(slot, stored + 1, 1200) if seq)
+        slot for slot in range(1200) if any(table.read(seq) is not None for seq in range(slot, stored + 1, 1200) if seq)
     ]

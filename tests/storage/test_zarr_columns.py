@@ -67,9 +67,7 @@ class Zarrs:
         return column
 
     def reopen(self, column, write=False):
-        return ZarrColumn.open(
-            self.disk, column.path, column.spec, column.rows, column.label, write, 0
-        )
+        return ZarrColumn.open(self.disk, column.path, column.spec, column.rows, column.label, write, 0)
 
 
 class TestZarrOnDisk(ColumnTests):
@@ -280,10 +278,14 @@ def test_plain_zarr_reads_every_dtype(tmp_path, spec):
 
 def test_zarr_json_is_as_zarr_would_write_it(column, tmp_path):
     theirs = zarr.create_array(
-        tmp_path / "theirs", shape=(37, 4, 3), chunks=(8, 4, 3), dtype="u1", fill_value=0,
+        tmp_path / "theirs",
+        shape=(37, 4, 3),
+        chunks=(8, 4, 3),
+        dtype="u1",
+        fill_value=0,
         compressors=[zarr.codecs.BloscCodec(cname="zstd", clevel=3, shuffle="shuffle"), zarr.codecs.Crc32cCodec()],
         chunk_key_encoding={"name": "default", "separator": "."},
-    )  # fmt: skip
+    )
     with open(tmp_path / "theirs" / "zarr.json") as file:
         expected = json.load(file)
     with open(os.path.join(column.path, "zarr.json")) as file:
@@ -335,9 +337,7 @@ def damage(column, chunk):
 
 def test_a_damaged_chunk_is_named_and_not_served(column):
     damage(column, 2)
-    with pytest.raises(
-        CorruptError, match=r"c\.2\.0\.0: does not match its checksum; run ringmap.check"
-    ):
+    with pytest.raises(CorruptError, match=r"c\.2\.0\.0: does not match its checksum; run ringmap.check"):
         column.take(np.arange(10, 20))
     with pytest.raises(CorruptError, match=r"c\.2\.0\.0"):
         column.read(23, 1)
@@ -541,9 +541,7 @@ def test_a_chunk_that_was_decoded_serves_until_a_later_position_is_asked_for(col
     assert loads == [0]
     assert (reader.take(np.array([4, 5, 6]), None, head + 2)[1:] == fresh).all()
     assert loads == [0, 0]
-    assert (
-        reader.take(np.array([5]))[0] == fresh[0]
-    ).all()  # without a head nothing that was kept serves
+    assert (reader.take(np.array([5]))[0] == fresh[0]).all()  # without a head nothing that was kept serves
     assert loads == [0, 0, 0]
 
 

@@ -16,9 +16,16 @@ class Reference:
         lanes = list(range(len(self.steps), len(self.steps) + count))
         for i in range(count):
             self.steps.append(
-                {"obs": obs[i], "action": actions[i], "reward": rewards[i], "next": after[i], "done": dones[i],
-                 "truncated": truncated[i], "following": None}
-            )  # fmt: skip
+                {
+                    "obs": obs[i],
+                    "action": actions[i],
+                    "reward": rewards[i],
+                    "next": after[i],
+                    "done": dones[i],
+                    "truncated": truncated[i],
+                    "following": None,
+                }
+            )
         if self.last is not None and len(self.last) == count:
             for i, before in enumerate(self.last):
                 if self.steps[before]["next"].tobytes() == obs[i].tobytes():
@@ -51,10 +58,13 @@ class Reference:
                 total += self.gamma**power * float(last["reward"])
                 discount *= self.gamma
             for name, value in (
-                ("observations", first["obs"]), ("actions", first["action"]), ("rewards", np.float32(total)),
-                ("next_observations", last["next"]), ("dones", np.float32(last["done"])),
+                ("observations", first["obs"]),
+                ("actions", first["action"]),
+                ("rewards", np.float32(total)),
+                ("next_observations", last["next"]),
+                ("dones", np.float32(last["done"])),
                 ("discounts", np.float32(discount)),
-            ):  # fmt: skip
+            ):
                 found[name].append(value)
         return {name: np.array(values) for name, values in found.items()}
 
@@ -69,9 +79,7 @@ class Life:
     def _fresh(self, count):
         if np.issubdtype(self.dtype, np.integer):
             return self.rng.integers(0, 4, (count, *self.shape)).astype(self.dtype)
-        return self.rng.choice([0.0, -0.0, 1.5, np.nan, 2.5], (count, *self.shape)).astype(
-            self.dtype
-        )
+        return self.rng.choice([0.0, -0.0, 1.5, np.nan, 2.5], (count, *self.shape)).astype(self.dtype)
 
     def step(self, lanes):
         rng = self.rng

@@ -1,4 +1,5 @@
-"""Transitions as episodes: of each lane, from one ending to the next, with the next observation of the last, against a plain model."""
+"""Transitions as episodes: of each lane, from one ending to the next, with the next observation of the last, against a
+plain model."""
 
 import copy
 import pickle
@@ -16,7 +17,8 @@ from tests.transitions.reference import Life, Reference, StackedLife
 
 
 def expected(reference):
-    """Return the episodes of all transitions that count, as rows, in the order of their last ones; and which lack their front."""
+    """Return the episodes of all transitions that count, as rows, in the order of their last ones; and which lack their
+    front."""
     low, steps = max(0, len(reference.steps) - reference.capacity), reference.steps
     led_by = {s["following"]: n for n, s in enumerate(steps) if s["following"] is not None}
 
@@ -68,9 +70,7 @@ def test_equal_a_plain_model(data):
     seed, capacity = draw(st.integers(0, 2**31)), draw(st.integers(8, 60))
     life = Life(seed) if size is None else StackedLife(seed, size, alike=draw(st.booleans()))
     shape = life.shape if size is None else (size, *life.shape)
-    buf = TransitionReplayBuffer(
-        capacity, shape, device=None, obs_dtype=life.dtype, n_step=n_step, frame_stack=size
-    )
+    buf = TransitionReplayBuffer(capacity, shape, device=None, obs_dtype=life.dtype, n_step=n_step, frame_stack=size)
     reference, lanes = Reference(capacity), draw(st.integers(1, 5))
     for _ in range(draw(st.integers(1, 6))):
         if size is None and draw(st.booleans()):
@@ -96,8 +96,15 @@ def test_in_every_process_and_format(size, tmp_path):
     shape = life.shape if size is None else (size, *life.shape)
     reference, path = Reference(40), tmp_path / "ring"
     buf = TransitionReplayBuffer(
-        40, shape, device=None, obs_dtype=np.uint8, path=path, sync_every_s=0, n_step=3, frame_stack=size,
-    )  # fmt: skip
+        40,
+        shape,
+        device=None,
+        obs_dtype=np.uint8,
+        path=path,
+        sync_every_s=0,
+        n_step=3,
+        frame_stack=size,
+    )
     for _ in range(60):
         step = life.step(2)
         buf.add(*step[:5], truncated=step[5])
@@ -115,7 +122,7 @@ def test_in_every_process_and_format(size, tmp_path):
     for name in ("dumped", "converted", "of-path"):
         same(loaded(load_dataset(tmp_path / f"{name}.h5", output="numpy")), models)
     cut = [bool(one.get("_episode_data")) for one in buf.episodes()]
-    assert before.get_episode_data().get("front_evicted", [None] * len(cut)) == [c or None for c in cut]  # fmt: skip
+    assert before.get_episode_data().get("front_evicted", [None] * len(cut)) == [c or None for c in cut]
     buf.close()
     with TransitionReplayBuffer.open(path, "r+", device=None) as again:
         same(loaded(again.episode_dataset()), models)
@@ -128,13 +135,17 @@ def test_in_every_process_and_format(size, tmp_path):
 
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
 def test_equal_what_a_buffer_of_episodes_records(mode):
-    """The same environments recorded both ways, autoreset and time limits included: the same episodes, in the same order."""
+    """The same environments recorded both ways, autoreset and time limits included: the same episodes, in the same
+    order."""
 
     def recorded(buffer):
         envs = gym.make_vec(
-            "CartPole-v1", num_envs=3, vectorization_mode="sync", max_episode_steps=20,
+            "CartPole-v1",
+            num_envs=3,
+            vectorization_mode="sync",
+            max_episode_steps=20,
             vector_kwargs={"autoreset_mode": gym.vector.AutoresetMode[mode]},
-        )  # fmt: skip
+        )
         envs = ReplayBufferCollectionWrapper(envs, buffer)
         envs.action_space.seed(0)
         envs.reset(seed=0)
@@ -155,15 +166,23 @@ def test_equal_what_a_buffer_of_episodes_records(mode):
 def test_nested_and_critic_observations_and_extras_keep_their_names():
     buf = TransitionReplayBuffer(
         50, {"cam": (2,), "pos": (1,)}, critic_obs_shape=(3,), device=None, extra={"mu": (2,), "reward": ()}
-    )  # fmt: skip
+    )
     for t in range(3):
         now, then = ({"cam": np.full(2, x), "pos": np.full(1, x)} for x in (t, t + 1))
         extra = {"mu": np.full(2, t), "reward": t}
         buf.add(now, t, t, then, t == 2, np.full(3, t), np.full(3, t + 1), extra=extra)
     (episode,) = buf.episodes()
     assert list(episode) == [
-        "obs/cam", "obs/pos", "critic_obs", "action", "reward", "terminated", "truncated", "mu", "extra/reward",
-    ]  # fmt: skip
+        "obs/cam",
+        "obs/pos",
+        "critic_obs",
+        "action",
+        "reward",
+        "terminated",
+        "truncated",
+        "mu",
+        "extra/reward",
+    ]
     for name in ("obs/cam", "obs/pos", "critic_obs"):
         assert [float(row[0]) for row in episode[name]] == [0, 1, 2, 3]
     np.testing.assert_array_equal(episode["mu"], [[0, 0], [1, 1], [2, 2], [np.nan, np.nan]])

@@ -89,9 +89,7 @@ def test_a_reader_forgets_what_followed_calls_that_are_gone(tmp_path, calls):
     buf.close()
     buf = opened(path, None)
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    for number in range(
-        calls
-    ):  # none follows the one before it, whose next observations are stored apart
+    for number in range(calls):  # none follows the one before it, whose next observations are stored apart
         add(buf, 10 + 10 * number)
         buf.flush()
     reader = TransitionReplayBuffer.open(path, device=None)

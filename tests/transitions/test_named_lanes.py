@@ -1,4 +1,5 @@
-"""Environments that are named, and added one by one, some at a time or out of turn: against a plain model, and what a call costs."""
+"""Environments that are named, and added one by one, some at a time or out of turn: against a plain model, and what a
+call costs."""
 
 import sys
 
@@ -34,9 +35,16 @@ class Named(Reference):
             if before is not None and self.steps[before]["next"].tobytes() == obs[i].tobytes():
                 self.steps[before]["following"] = number
             self.steps.append(
-                {"obs": obs[i], "action": actions[i], "reward": rewards[i], "next": after[i], "done": dones[i],
-                 "truncated": truncated[i], "following": None}
-            )  # fmt: skip
+                {
+                    "obs": obs[i],
+                    "action": actions[i],
+                    "reward": rewards[i],
+                    "next": after[i],
+                    "done": dones[i],
+                    "truncated": truncated[i],
+                    "following": None,
+                }
+            )
 
 
 class Envs:
@@ -72,7 +80,7 @@ def add(buf, reference, step, names, named=True, single=False):
     if single:
         buf.add(
             obs[0], actions[0], float(rewards[0]), after[0], bool(dones[0]), truncated=bool(truncated[0]), lane=names[0]
-        )  # fmt: skip
+        )
     else:
         options = {"lane": names} if named else {}
         buf.add(obs, actions, rewards, after, dones, truncated=truncated, **options)
@@ -105,7 +113,7 @@ def scheduled(draw, count, is_in_turn):
 @settings(max_examples=20, deadline=None)
 def test_equal_a_plain_model(data):
     draw = data.draw
-    n_step, capacity, count = draw(st.sampled_from([1, 2, 5])), draw(st.integers(8, 60)), draw(st.integers(1, 5))  # fmt: skip
+    n_step, capacity, count = draw(st.sampled_from([1, 2, 5])), draw(st.integers(8, 60)), draw(st.integers(1, 5))
     size = draw(st.sampled_from([None, None, 3]))
     is_in_turn = size is not None or draw(st.booleans())
     shape = (2,) if size is None else (size, 2)
@@ -123,7 +131,7 @@ def test_equal_a_plain_model(data):
             reference.newest.clear()
             envs.now = {name: envs.start() for name in envs.now}
         for _ in range(draw(st.integers(1, 12))):
-            for names in [range(count)] if what == "calls of all" else scheduled(draw, count, is_in_turn):  # fmt: skip
+            for names in [range(count)] if what == "calls of all" else scheduled(draw, count, is_in_turn):
                 names = list(names)
                 single = len(names) == 1 and draw(st.booleans())
                 add(buf, reference, envs.step(names), names, what != "calls of all", single)
@@ -172,7 +180,7 @@ def test_in_a_fleet(reads, tmp_path):
     """Rings side by side, and ring by ring: each transition is that of its own ring's model."""
     rng, expected_of = np.random.default_rng(0), {}
     for number in range(3):
-        ring = TransitionReplayBuffer(100, (2,), path=tmp_path / f"rings/{number}", sync_every_s=0, device=None)  # fmt: skip
+        ring = TransitionReplayBuffer(100, (2,), path=tmp_path / f"rings/{number}", sync_every_s=0, device=None)
         reference, envs = Named(100, 3, 0.9), Envs(number, 4)
         envs.number = number * 10_000
         envs.now = {name: envs.start() for name in envs.now}
@@ -233,7 +241,7 @@ def test_stacks_that_come_out_of_turn_are_refused():
         buf.add(obs, actions, rewards, after, [False], lane=names)
         envs.now[names[0]] = after[0]
     obs, actions, rewards, after, *_ = envs.step([0])
-    with pytest.raises(InputError, match="environment 0 comes 1 rows after its last step, and 2 before"):  # fmt: skip
+    with pytest.raises(InputError, match="environment 0 comes 1 rows after its last step, and 2 before"):
         buf.add(obs, actions, rewards, after, [False], lane=0)
     assert len(buf) == 5
 
@@ -291,7 +299,7 @@ def test_eight_environments_one_by_one_cost_what_one_call_of_eight_does(tmp_path
     assert named < 1.25 * single, (named, single)  # 1.1 by the clock of a quiet machine
     one.flush()
     eight.flush()
-    sizes = [sum(f.stat().st_size for f in (tmp_path / n).rglob("*") if f.is_file()) for n in ("one", "eight")]  # fmt: skip
+    sizes = [sum(f.stat().st_size for f in (tmp_path / n).rglob("*") if f.is_file()) for n in ("one", "eight")]
     assert sizes[0] < 1.02 * sizes[1] + 65_536
     draws = [frames(lambda buf=buf: [buf.sample(256) for _ in range(50)]) for buf in (one, eight)]
     assert draws[0] < 1.25 * draws[1], draws  # 1.03 by the clock of a quiet machine
@@ -320,11 +328,7 @@ if hasattr(np.dtypes, "StringDType"):  # NumPy 2
 @pytest.mark.parametrize("argument", ["lane", "fresh", "dones", "truncated"])
 def test_what_names_or_flags_can_not_be(argument, name):
     buf = TransitionReplayBuffer(20, (1,), device=None)
-    given = dict(
-        zip(
-            ("observations", "actions", "rewards", "next_observations", "dones"), STEPS, strict=True
-        )
-    )
+    given = dict(zip(("observations", "actions", "rewards", "next_observations", "dones"), STEPS, strict=True))
     if argument == "lane" and name == "texts":
         buf.add(**given, lane=OTHERS[name])
         return

@@ -1,4 +1,5 @@
-"""The ordinals of transitions' episodes: an episode has one for ever, so that it keeps its side of a split; no other episode gets it."""
+"""The ordinals of transitions' episodes: an episode has one for ever, so that it keeps its side of a split; no other
+episode gets it."""
 
 import os
 import pickle
@@ -42,9 +43,7 @@ class Known:
             for name, side in zip("ab", dataset.split(0.5, seed=0), strict=True):
                 for i in range(len(side.lengths)):
                     for number in self.numbers(side, i):
-                        assert self.sides.setdefault(number, name) == name, (
-                            "an episode changed sides"
-                        )
+                        assert self.sides.setdefault(number, name) == name, "an episode changed sides"
         return ordinals
 
     @staticmethod
@@ -134,7 +133,8 @@ def test_an_episode_ends_where_the_next_one_begins_with_its_last_observation():
 
 @pytest.mark.parametrize("in_ram", [True, False])
 def test_copies_know_their_origin(tmp_path, in_ram):
-    """Pickled, saved, dumped, converted, joined: each with the lineage and the ordinals of the ring; later episodes get others."""
+    """Pickled, saved, dumped, converted, joined: each with the lineage and the ordinals of the ring; later episodes get
+    others."""
     ring, known = Ring(None if in_ram else tmp_path / "ring"), Known()
     ring.add(50)
     ordinals = known.look(ring.buf)
@@ -217,9 +217,7 @@ def stored(tmp_path):
 
 def table_of(ring, known):
     manifest = known.manifest
-    return EpisodeTable.open(
-        Disk(), Paths(str(ring.path)).table, manifest.table_slots, manifest.uuid, True
-    )
+    return EpisodeTable.open(Disk(), Paths(str(ring.path)).table, manifest.table_slots, manifest.uuid, True)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,14 @@ from tests.transitions.reference import Reference, StackedLife, in_order, same
 def make(life, capacity=50, path=None, **options):
     options = {"device": None, "sampler": in_order, "sync_every_s": 0, **options}
     return TransitionReplayBuffer(
-        capacity, (life.size, *life.shape), obs_dtype=life.dtype, frame_stack=life.size,
-        padding_type=life.padding, path=path, **options,
-    )  # fmt: skip
+        capacity,
+        (life.size, *life.shape),
+        obs_dtype=life.dtype,
+        frame_stack=life.size,
+        padding_type=life.padding,
+        path=path,
+        **options,
+    )
 
 
 def add(buf, reference, step):
@@ -44,10 +49,13 @@ def test_equals_a_buffer_that_stores_whole_stacks(data):
     draw = data.draw
     n_step, capacity = draw(st.sampled_from([1, 1, 2, 3, 7])), draw(st.integers(8, 60))
     life = StackedLife(
-        draw(st.integers(0, 2**31)), draw(st.integers(1, 5)), draw(st.sampled_from(["reset", "zero"])),
-        draw(st.sampled_from([(), (2,), (2, 2)])), draw(st.sampled_from([np.uint8, np.float32])),
+        draw(st.integers(0, 2**31)),
+        draw(st.integers(1, 5)),
+        draw(st.sampled_from(["reset", "zero"])),
+        draw(st.sampled_from([(), (2,), (2, 2)])),
+        draw(st.sampled_from([np.uint8, np.float32])),
         draw(st.booleans()),
-    )  # fmt: skip
+    )
     buf = make(life, capacity, n_step=n_step, gamma=0.9)
     reference = Reference(capacity, n_step, 0.9)
     lanes = draw(st.integers(1, 8))
@@ -80,9 +88,7 @@ def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step, p
             add(buf, reference, life.step(lanes))
         compare(buf, reference)
         buf.flush()
-        with TransitionReplayBuffer.open(
-            tmp_path / "buf", device=None, n_step=n_step, sampler=in_order
-        ) as reader:
+        with TransitionReplayBuffer.open(tmp_path / "buf", device=None, n_step=n_step, sampler=in_order) as reader:
             assert reader.capacity == 50
             compare(reader, reference)
             add(buf, reference, life.step(lanes))
@@ -94,9 +100,7 @@ def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step, p
             lanes = 1 + turn % 5
             compare(buf, reference)
     buf.save(tmp_path / "copy")
-    with TransitionReplayBuffer.open(
-        tmp_path / "copy", "r+", device=None, n_step=n_step, sampler=in_order
-    ) as copy:
+    with TransitionReplayBuffer.open(tmp_path / "copy", "r+", device=None, n_step=n_step, sampler=in_order) as copy:
         compare(copy, reference)
         one = pickle.loads(pickle.dumps(reference))
         add(copy, one, life.step(lanes))
@@ -122,9 +126,7 @@ def first_calls(buf, count=3):
 
 def plain(padding="reset", **options):
     options = {"device": None, "sampler": in_order, **options}
-    return TransitionReplayBuffer(
-        20, (3, 2), obs_dtype=np.uint8, frame_stack=3, padding_type=padding, **options
-    )
+    return TransitionReplayBuffer(20, (3, 2), obs_dtype=np.uint8, frame_stack=3, padding_type=padding, **options)
 
 
 def moved(stack, value=99):
@@ -182,7 +184,10 @@ ARGUMENTS = {
     "half a stack": ({"frame_stack": 2.5}, "frame_stack must be positive"),
     "too large": ({"frame_stack": 256}, "at most 255"),
     "padding": ({"padding_type": "custom"}, r"padding_type must be one of \('reset', 'zero'\), got 'custom'"),
-    "the shape of a frame": ({"obs_shape": (84, 84)}, r"observations has shape \(84, 84\), but frame_stack=3: .*\(3, \*frame\)"),
+    "the shape of a frame": (
+        {"obs_shape": (84, 84)},
+        r"observations has shape \(84, 84\), but frame_stack=3: .*\(3, \*frame\)",
+    ),
     "a leaf without a stack": ({"obs_shape": {"a": (3, 2), "b": ()}}, "observations/b has shape"),
     "a column of ours": ({"extra": {"rewards": ((), "f4")}}, "'rewards' is a column of every transition"),
     "one of a batch": ({"extra": {"weights": ((), "f4")}}, "'weights' is a column"),
@@ -192,7 +197,7 @@ ARGUMENTS = {
     "a leaf": ({"extra": {"a": {"b": ((), "f4")}}}, r"expected \(shape, dtype\), got a mapping"),
     "no mapping": ({"extra": ["log_prob"]}, "extra must be a mapping"),
     "no dtype": ({"extra": {"a": ((), "O")}}, "no dtype of numbers"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -214,7 +219,7 @@ def test_arguments(tmp_path, name):
         ({"capacity": 1_000}, "capacity=1000, but the buffer on disk has capacity=20"),
         ({"extra": {"a": ((), "f4")}}, "schema"),
     ],
-)  # fmt: skip
+)
 def test_a_stack_is_fixed_on_disk(tmp_path, options, said):
     first_calls(plain(path=tmp_path / "buf"))
     given = {"capacity": 20, "frame_stack": 3, "obs_dtype": np.uint8, "device": None, **options}
@@ -226,9 +231,7 @@ def test_a_stack_is_fixed_on_disk(tmp_path, options, said):
 @pytest.mark.parametrize("capacity", [1, 7, 255, 256, 257, 5_000])
 @pytest.mark.parametrize("size", [1, 4, 9])
 def test_the_capacity_of_a_directory_is_the_one_it_was_made_with(tmp_path, capacity, size):
-    TransitionReplayBuffer(
-        capacity, (size, 1), device=None, frame_stack=size, path=tmp_path / "buf"
-    ).close()
+    TransitionReplayBuffer(capacity, (size, 1), device=None, frame_stack=size, path=tmp_path / "buf").close()
     with TransitionReplayBuffer.open(tmp_path / "buf", device=None) as reader:
         assert reader.capacity == capacity
 
@@ -236,9 +239,7 @@ def test_the_capacity_of_a_directory_is_the_one_it_was_made_with(tmp_path, capac
 def test_too_many_lanes_for_the_capacity():
     buf = TransitionReplayBuffer(400, (3, 1), device=None, frame_stack=3)
     one = np.zeros((257, 3, 1), np.float32)
-    with pytest.raises(
-        InputError, match="257 lanes with frame_stack=3, but capacity=400 takes up to 256"
-    ):
+    with pytest.raises(InputError, match="257 lanes with frame_stack=3, but capacity=400 takes up to 256"):
         buf.add(one, np.zeros(257), np.zeros(257), one, np.zeros(257))
     assert len(buf) == 0
 
@@ -257,20 +258,23 @@ def test_extra_columns_come_back_under_their_names(tmp_path):
         for _ in range(30):
             step = life.step(3)
             values = {
-                "log_prob": rng.normal(size=3).astype("f4"), "hidden": rng.normal(size=(3, 5)),
+                "log_prob": rng.normal(size=3).astype("f4"),
+                "hidden": rng.normal(size=(3, 5)),
                 "goal": rng.normal(size=(3, 2, 2)).astype("f4"),
-            }  # fmt: skip
+            }
             obs, actions, rewards, after, dones, truncated = step
             buf.add(obs, actions, rewards, after, dones, truncated=truncated, extra=values)
             reference.add(*step)
             for name, value in values.items():
                 sent[name].append(value)
         buf.close()
-        with TransitionReplayBuffer.open(tmp_path / f"{len(options)}", device=None, sampler=in_order, **options) as again:  # fmt: skip
+        with TransitionReplayBuffer.open(
+            tmp_path / f"{len(options)}", device=None, sampler=in_order, **options
+        ) as again:
             batch = again.sample(40)
             names = ["observations", "actions", "rewards", "next_observations", "dones", *extra]
             assert list(batch) == names + ["discounts"] * len(options)
-            same(batch, {**reference.batch(), **{n: np.concatenate(v)[-40:] for n, v in sent.items()}})  # fmt: skip
+            same(batch, {**reference.batch(), **{n: np.concatenate(v)[-40:] for n, v in sent.items()}})
         life.now = None
 
 
@@ -300,16 +304,27 @@ def test_bad_extra_values(given, said):
 
 def test_nested_observations_with_one_for_the_critic(tmp_path):
     buf = TransitionReplayBuffer(
-        50, {"camera": ((3, 2, 2), "u1"), "state": (3, 1)}, critic_obs_shape=(2,), frame_stack=3, device=None,
-        sampler=in_order, path=tmp_path / "buf",
-    )  # fmt: skip
+        50,
+        {"camera": ((3, 2, 2), "u1"), "state": (3, 1)},
+        critic_obs_shape=(2,),
+        frame_stack=3,
+        device=None,
+        sampler=in_order,
+        path=tmp_path / "buf",
+    )
     steps = np.arange(200)
     for t in range(120):
         begin = t // 9 * 9
         at = np.maximum(np.arange(t - 2, t + 1), begin)
-        seen = {"camera": np.broadcast_to(steps[at].astype("u1")[:, None, None], (3, 2, 2)), "state": steps[at][:, None]}  # fmt: skip
+        seen = {
+            "camera": np.broadcast_to(steps[at].astype("u1")[:, None, None], (3, 2, 2)),
+            "state": steps[at][:, None],
+        }
         at = np.append(at, t + 1)[1:]
-        after = {"camera": np.broadcast_to(steps[at].astype("u1")[:, None, None], (3, 2, 2)), "state": steps[at][:, None]}  # fmt: skip
+        after = {
+            "camera": np.broadcast_to(steps[at].astype("u1")[:, None, None], (3, 2, 2)),
+            "state": steps[at][:, None],
+        }
         buf.add(seen, t, 0.0, after, t % 9 == 8, [t, -t], [t + 1, -t - 1])
     batch = buf.sample(50)
     assert batch["observations"]["camera"].shape == (50, 3, 2, 2)

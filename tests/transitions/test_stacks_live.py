@@ -1,6 +1,7 @@
 """Stacks while rows come and go: other threads, readers, kills; and as a DataLoader takes them.
 
-Frame (step, begin, lane) of a lane says which step it is, and at which step its episode began: so a stack proves itself.
+Frame (step, begin, lane) of a lane says which step it is, and at which step its episode began: so a stack proves
+itself.
 """
 
 import contextlib
@@ -36,9 +37,14 @@ class Proof:
         self.lanes, self.step, self.path = np.arange(lanes), 0, path
         options = {"device": None, "seed": 0, "sync_every_s": 0, **options}
         self.buf = TransitionReplayBuffer(
-            capacity, (SIZE, 3), obs_dtype=np.int32, frame_stack=SIZE, path=path,
-            extra={"number": ((), "i8")}, **options,
-        )  # fmt: skip
+            capacity,
+            (SIZE, 3),
+            obs_dtype=np.int32,
+            frame_stack=SIZE,
+            path=path,
+            extra={"number": ((), "i8")},
+            **options,
+        )
 
     def call(self):
         """Return the arguments of the next call."""
@@ -48,9 +54,12 @@ class Proof:
         count = len(self.lanes)
         extra = {"number": step * count + self.lanes}
         return (
-            stacks(np.full(count, step), begin, self.lanes), np.full(count, step), np.ones(count),
-            stacks(np.full(count, step + 1), begin, self.lanes), done,
-        ), extra  # fmt: skip
+            stacks(np.full(count, step), begin, self.lanes),
+            np.full(count, step),
+            np.ones(count),
+            stacks(np.full(count, step + 1), begin, self.lanes),
+            done,
+        ), extra
 
     def add(self, calls=1):
         for _ in range(calls):
@@ -182,7 +191,8 @@ def test_a_reader_in_another_process(fast, n_step):
 
 
 def filled(lanes, settles):
-    """Yield a buffer after each of many calls. Every `settles`-th call is committed at once, 0: none; others 256 rows at a time.
+    """Yield a buffer after each of many calls. Every `settles`-th call is committed at once, 0: none; others 256 rows
+    at a time.
 
     A group is evicted as a whole: after groups of 256 and 32 rows, hardly more than the capacity stays stored.
     """
@@ -198,10 +208,7 @@ def filled(lanes, settles):
     ("lanes", "settles"),
     [
         *few([(3, 9), (32, 1), (200, 0), (1, 0), (3, 0), (3, 1), (32, 9), (200, 9)], 3),
-        *[
-            pytest.param(*p, marks=pytest.mark.campaign)
-            for p in [(1, 1), (1, 9), (32, 0), (200, 1)]
-        ],
+        *[pytest.param(*p, marks=pytest.mark.campaign) for p in [(1, 1), (1, 9), (32, 0), (200, 1)]],
     ],
 )
 def test_all_that_counts_is_drawn_and_nothing_else(lanes, settles):
@@ -332,9 +339,18 @@ def test_by_id(tmp_path):
     assert num_wrong(everything) == 0
     for i in (0, 17, 63, -1, -64):
         one = buf[i]
-        assert list(one) == list(everything) == [
-            "observations", "actions", "rewards", "next_observations", "dones", "number",
-        ]  # fmt: skip
+        assert (
+            list(one)
+            == list(everything)
+            == [
+                "observations",
+                "actions",
+                "rewards",
+                "next_observations",
+                "dones",
+                "number",
+            ]
+        )
         for name, values in one.items():
             np.testing.assert_array_equal(values, everything[name][i])
     for wrong in (64, -65):
@@ -375,9 +391,7 @@ def test_batches_go_to_the_device_of_the_buffer():
     proof.add(10)
     with proof.buf.batches(8, steps=1) as batches:
         assert isinstance(next(batches)["observations"], torch.Tensor)
-    with pytest.raises(
-        ValueError, match=r"TransitionReplayBuffer.batches: batch_size must be positive"
-    ):
+    with pytest.raises(ValueError, match=r"TransitionReplayBuffer.batches: batch_size must be positive"):
         proof.buf.batches(0)
 
 
@@ -413,9 +427,7 @@ def test_a_plain_loader_shows_all_that_was_added_before(tmp_path, where, workers
 def test_without_the_commit_before_a_fork_workers_miss_rows(tmp_path, monkeypatch):
     """The control."""
     monkeypatch.setattr(Engine, "before_fork", lambda self: None)
-    monkeypatch.setattr(
-        Store, "commit_behind", lambda self: None
-    )  # nor by the thread, after a second
+    monkeypatch.setattr(Store, "commit_behind", lambda self: None)  # nor by the thread, after a second
     proof = Proof(tmp_path / "buf")
     proof.add(7)
     with contextlib.suppress(RuntimeError):  # of a worker that finds nothing at all
@@ -508,15 +520,20 @@ def test_a_recorded_environment_with_stacks(padding, mode):
         return gym.wrappers.FrameStackObservation(Counting(length), 3, padding_type=padding)
 
     buf = TransitionReplayBuffer(
-        100, (3, 2, 2), obs_dtype=np.uint8, frame_stack=3, padding_type=padding, device=None,
+        100,
+        (3, 2, 2),
+        obs_dtype=np.uint8,
+        frame_stack=3,
+        padding_type=padding,
+        device=None,
         sampler=in_order,
-    )  # fmt: skip
+    )
     if mode is None:
         env = ringmap.ReplayBufferCollectionWrapper(made(), buf)
     else:
         env = gym.vector.SyncVectorEnv(
             [made, lambda: made(7), lambda: made(4)], autoreset_mode=gym.vector.AutoresetMode[mode]
-        )  # fmt: skip
+        )
         env = ringmap.ReplayBufferCollectionWrapper(env, buf)
     env.reset(seed=0)
     for _ in range(40):
@@ -549,9 +566,7 @@ def test_a_vector_environment_that_leaves_lanes_out_is_told(tmp_path):
     def made(length):
         return lambda: gym.wrappers.FrameStackObservation(Counting(length), 3)
 
-    env = gym.vector.SyncVectorEnv(
-        [made(4), made(9)], autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP
-    )
+    env = gym.vector.SyncVectorEnv([made(4), made(9)], autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP)
     env = ringmap.ReplayBufferCollectionWrapper(env, buf)
     env.reset(seed=0)
     said = "environment 1 comes 1 rows after its last step, and 2 before: .*SAME_STEP"

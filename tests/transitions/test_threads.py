@@ -1,6 +1,7 @@
 """One thread adds while another samples: each transition proves that its next observation is its own.
 
-An observation is (lane and episode, step), so that the one that a step led to is known beforehand. The races depend on the
+An observation is (lane and episode, step), so that the one that a step led to is known beforehand. The races depend on
+the
 scheduler: the campaign runs 300,000 transitions of each, the default suite strikes between two copies as well.
 """
 
@@ -25,8 +26,16 @@ class Proof:
 
     def __init__(self, path=None, n_step=1, capacity=64):
         self.buf = TransitionReplayBuffer(
-            capacity, (2,), device=None, obs_dtype=np.int64, path=path, seed=0, n_step=n_step, gamma=GAMMA, sync_every_s=0
-        )  # fmt: skip
+            capacity,
+            (2,),
+            device=None,
+            obs_dtype=np.int64,
+            path=path,
+            seed=0,
+            n_step=n_step,
+            gamma=GAMMA,
+            sync_every_s=0,
+        )
         self.calls = 0
         self.add(2 * capacity // LANES)
 
@@ -99,7 +108,8 @@ def test_a_reader_in_another_process_gets_none_of_another_call(fast, n_step):
 
 
 def struck(monkeypatch, proof, at, calls, settled=False):
-    """Return how many of a batch are wrong if calls come after its copy number `at`, and are committed, and whether it was reached."""
+    """Return how many of a batch are wrong if calls come after its copy number `at`, and are committed, and whether it
+    was reached."""
     takes, kept = [0], MemmapColumn.take
     proof.buf.engine.settle("a test")  # rows that are pending are copied from memory
 

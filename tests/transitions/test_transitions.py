@@ -90,9 +90,7 @@ def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step, s
             add(buf, reference, life.step(lanes))
         compare(buf, reference)
         buf.flush()
-        with TransitionReplayBuffer.open(
-            tmp_path / "buf", device=None, n_step=n_step, sampler=in_order
-        ) as reader:
+        with TransitionReplayBuffer.open(tmp_path / "buf", device=None, n_step=n_step, sampler=in_order) as reader:
             compare(reader, reference)
             before = len(reader), reader.engine.source.head
             add(buf, reference, life.step(lanes))
@@ -144,9 +142,7 @@ def nbytes_of(folder):
 def test_half_the_bytes_for_pixels(tmp_path):
     """8,192 frames of 84x84, episodes of 100, every row of the ring used: every file counted."""
     rng = np.random.default_rng(0)
-    buf = TransitionReplayBuffer(
-        8192, (84, 84), device=None, obs_dtype=np.uint8, path=tmp_path / "buf", sync_every_s=0
-    )
+    buf = TransitionReplayBuffer(8192, (84, 84), device=None, obs_dtype=np.uint8, path=tmp_path / "buf", sync_every_s=0)
     frame = rng.integers(0, 256, (1, 84, 84), dtype=np.uint8)
     for t in range(8192 + 600):
         after = np.frombuffer(rng.bytes(84 * 84), np.uint8).reshape(1, 84, 84)
@@ -191,8 +187,12 @@ def test_one_step_and_tensors():
     assert list(batch) == ["observations", "actions", "rewards", "next_observations", "dones"]
     assert all(isinstance(v, torch.Tensor) for v in batch.values())
     assert {n: tuple(v.shape) for n, v in batch.items()} == {
-        "observations": (3, 4), "actions": (3,), "rewards": (3,), "next_observations": (3, 4), "dones": (3,),
-    }  # fmt: skip
+        "observations": (3, 4),
+        "actions": (3,),
+        "rewards": (3,),
+        "next_observations": (3, 4),
+        "dones": (3,),
+    }
     assert batch["actions"].dtype == torch.int64
     assert (1 - batch["dones"]).dtype == torch.float32  # as losses write it
     assert torch.equal(batch["next_observations"], batch["observations"] + 1)
@@ -212,9 +212,7 @@ def test_the_length_and_the_wrap(lanes):
         )
         assert len(buf) == min(10, lanes * (t + 1))
     if lanes:
-        assert sorted(buf.sample(10)["observations"].ravel().tolist()) == sorted(
-            np.repeat(np.arange(20), lanes)[-10:]
-        )
+        assert sorted(buf.sample(10)["observations"].ravel().tolist()) == sorted(np.repeat(np.arange(20), lanes)[-10:])
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 6, 2.5])
@@ -239,10 +237,20 @@ def test_draws_with_replacement_and_uniformly():
 
 
 BAD = {
-    "too many": ({"observations": np.zeros((11, 2)), "next_observations": np.zeros((11, 2)), "rewards": np.zeros(11),
-                  "actions": np.zeros(11), "dones": np.zeros(11)}, "11 transitions exceed capacity=10"),
-    "action": ({"actions": 2.5}, "actions"), "done": ({"dones": 0.5}, "dones"),
-    "reward": ({"rewards": 1e300}, "rewards"), "overflow": ({"observations": [0.0, 1e300]}, "observations"),
+    "too many": (
+        {
+            "observations": np.zeros((11, 2)),
+            "next_observations": np.zeros((11, 2)),
+            "rewards": np.zeros(11),
+            "actions": np.zeros(11),
+            "dones": np.zeros(11),
+        },
+        "11 transitions exceed capacity=10",
+    ),
+    "action": ({"actions": 2.5}, "actions"),
+    "done": ({"dones": 0.5}, "dones"),
+    "reward": ({"rewards": 1e300}, "rewards"),
+    "overflow": ({"observations": [0.0, 1e300]}, "observations"),
     "shape": ({"observations": np.zeros(3)}, "observations has shape"),
     "lanes": ({"next_observations": np.zeros((2, 2))}, "as many rows"),
     "rewards": ({"rewards": [1.0, 2.0]}, "rewards has shape"),
@@ -250,7 +258,7 @@ BAD = {
     "critic": ({"critic_observations": [1.0]}, "critic_obs_shape was not given"),
     "ragged": ({"observations": [[1.0], [1.0, 2.0]]}, "observations"),
     "nested": ({"observations": {"a": [0.0, 0.0]}}, "expected leaves"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -277,12 +285,17 @@ def test_bad_steps_change_nothing(name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capacity": 0}, "capacity must be positive"), ({"shape": -1}, "expected a shape"),
-        ({"shape": {"a/b": (1,)}}, "holds a slash"), ({"shape": {}}, "no leaves"), ({"n_step": 0}, "n_step"),
-        ({"gamma": 1.5}, "gamma"), ({"obs_dtype": "nonsense"}, "no dtype"), ({"device": "nowhere"}, "device"),
+        ({"capacity": 0}, "capacity must be positive"),
+        ({"shape": -1}, "expected a shape"),
+        ({"shape": {"a/b": (1,)}}, "holds a slash"),
+        ({"shape": {}}, "no leaves"),
+        ({"n_step": 0}, "n_step"),
+        ({"gamma": 1.5}, "gamma"),
+        ({"obs_dtype": "nonsense"}, "no dtype"),
+        ({"device": "nowhere"}, "device"),
         ({"action_shape": {"a": (1,)}}, "action_shape"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments(options, message):
     with pytest.raises(InputError, match=message):
         make(**options)
@@ -331,30 +344,25 @@ def test_dict_observations_critic_and_spaces():
             truncated=np.array([t == 3, 0], bool),
         )
         kept.append((now, after, critic, critic_after))
-        now, critic = (
-            (after, critic_after) if t != 3 else (observe(), rng.normal(size=(2, 5)).astype("f4"))
-        )
+        now, critic = (after, critic_after) if t != 3 else (observe(), rng.normal(size=(2, 5)).astype("f4"))
     batch = buf.sample(12)
     assert list(batch)[-2:] == ["critic_observations", "next_critic_observations"]
     for at, name in ((0, "observations"), (1, "next_observations")):
-        np.testing.assert_array_equal(
-            batch[name]["camera"], np.concatenate([k[at]["camera"] for k in kept])
-        )
-        np.testing.assert_array_equal(
-            batch[name]["body"]["q"], np.concatenate([k[at]["body"]["q"] for k in kept])
-        )
-    np.testing.assert_array_equal(
-        batch["critic_observations"], np.concatenate([k[2] for k in kept])
-    )
-    np.testing.assert_array_equal(
-        batch["next_critic_observations"], np.concatenate([k[3] for k in kept])
-    )
+        np.testing.assert_array_equal(batch[name]["camera"], np.concatenate([k[at]["camera"] for k in kept]))
+        np.testing.assert_array_equal(batch[name]["body"]["q"], np.concatenate([k[at]["body"]["q"] for k in kept]))
+    np.testing.assert_array_equal(batch["critic_observations"], np.concatenate([k[2] for k in kept]))
+    np.testing.assert_array_equal(batch["next_critic_observations"], np.concatenate([k[3] for k in kept]))
 
 
 @pytest.mark.parametrize(
-    "sampler", [UniformSampler(0), RecencySampler(window=5, rng=0), PrioritizedSampler(rng=0),
-                MixtureSampler([(UniformSampler(0), 1), (RecencySampler(half_life=3, rng=0), 1)], rng=0)],
-)  # fmt: skip
+    "sampler",
+    [
+        UniformSampler(0),
+        RecencySampler(window=5, rng=0),
+        PrioritizedSampler(rng=0),
+        MixtureSampler([(UniformSampler(0), 1), (RecencySampler(half_life=3, rng=0), 1)], rng=0),
+    ],
+)
 def test_our_samplers_serve_it(sampler):
     buf, life, reference = make(30, sampler=sampler), Life(0), Reference(30)
     for _ in range(60):
@@ -422,9 +430,7 @@ def test_each_transition_once_in_an_epoch():
     buf = make(30, (1,), sampler=EpochSampler(0))
     for t in range(40):
         buf.add([t], t, 0.0, [t + 1], False)
-    assert sorted(np.concatenate([buf.sample(10)["actions"] for _ in range(3)]).tolist()) == list(
-        range(10, 40)
-    )
+    assert sorted(np.concatenate([buf.sample(10)["actions"] for _ in range(3)]).tolist()) == list(range(10, 40))
 
 
 def test_episodes_are_not_known():
@@ -446,12 +452,7 @@ def test_priorities_follow_the_ring():
     batch = buf.sample(32)
     assert {"ids", "weights"} <= set(batch)
     assert batch["actions"].min() >= 20
-    assert (
-        buf.update_priorities(
-            batch["ids"], np.where(batch["actions"] == batch["actions"][0], 1e6, 0)
-        )
-        == 32
-    )
+    assert buf.update_priorities(batch["ids"], np.where(batch["actions"] == batch["actions"][0], 1e6, 0)) == 32
     assert np.mean(buf.sample(32)["actions"] == batch["actions"][0]) > 0.9
     for t in range(30, 60):
         play(t)
@@ -573,9 +574,7 @@ def test_save_makes_a_buffer_of_its_own(tmp_path):
             add(buf, reference, life.step(3))
         buf.save(tmp_path / f"copy{path is None}")
         buf.clear()
-        copy = TransitionReplayBuffer.open(
-            tmp_path / f"copy{path is None}", "r+", device=None, sampler=in_order
-        )
+        copy = TransitionReplayBuffer.open(tmp_path / f"copy{path is None}", "r+", device=None, sampler=in_order)
         compare(copy, reference)
         assert ringmap.check(tmp_path / f"copy{path is None}") == []
         add(copy, reference, life.step(3))
@@ -626,9 +625,7 @@ def test_lost_successors_are_named_and_never_served(tmp_path, how):
         path = tmp_path / "buf" / name
         data = bytearray(path.read_bytes())
         data[-3] ^= 1
-        path.unlink() if how == "remove" and name.startswith("successors.1") else path.write_bytes(
-            data
-        )
+        path.unlink() if how == "remove" and name.startswith("successors.1") else path.write_bytes(data)
     findings = ringmap.check(tmp_path / "buf")
     assert [f.file for f in findings] == ["successors.0.bin"]
     ringmap.repair(tmp_path / "buf", dry_run=False)
@@ -646,9 +643,7 @@ def test_lost_successors_are_named_and_never_served(tmp_path, how):
 
 def test_repr(tmp_path):
     buf = make(path=tmp_path / "buf")
-    assert repr(buf).startswith(
-        "TransitionReplayBuffer(0/50, {'observations': (3,)}, n_step=1, path="
-    )
+    assert repr(buf).startswith("TransitionReplayBuffer(0/50, {'observations': (3,)}, n_step=1, path=")
     buf.close()
     assert "closed" in repr(buf)
 
@@ -709,9 +704,7 @@ def test_what_is_kept_in_memory_is_counted_once():
 
     def twice(ordinal):
         source.read_data = read
-        following._apart(
-            source, source.live.era, ordinal, starts[ordinal]
-        )  # another thread was as fast
+        following._apart(source, source.live.era, ordinal, starts[ordinal])  # another thread was as fast
         return read(ordinal)
 
     starts = {source.live.first + i: int(s) for i, s in enumerate(source.live.starts)}
@@ -753,9 +746,7 @@ def test_a_copy_that_fails_at_its_end_is_not_there(tmp_path, monkeypatch):
         assert copy.num_redraws == 0
 
 
-def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(
-    tmp_path, monkeypatch
-):
+def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(tmp_path, monkeypatch):
     buf = make(path=tmp_path / "buf")
     fill(buf, 5)
     buf.flush()
@@ -763,10 +754,7 @@ def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(
     find = type(buf._following.files).find
 
     def late(self, head, rows_sum):
-        if (
-            self not in (buf._following.files, buf.engine.owned._following)
-            and buf._ring.added == 10
-        ):
+        if self not in (buf._following.files, buf.engine.owned._following) and buf._ring.added == 10:
             for t in range(5, 9):
                 step = np.full((2, 3), t, np.float32)
                 step[1] += 0.5 * (t == 5)  # lane 1 begins anew
@@ -809,9 +797,7 @@ def calls_of_any_kind(seed, count=120):
         truncated = rng.choice([None, True])
         truncated = None if truncated is None else rng.random(lanes) < 0.1
         call = [obs, actions, rewards, after, dones]
-        if (
-            rng.random() < 0.1
-        ):  # as floats, another order of bytes, a batch of one too many, with an axis
+        if rng.random() < 0.1:  # as floats, another order of bytes, a batch of one too many, with an axis
             at = int(rng.integers(5))
             call[at] = [
                 call[at].astype(np.float64),
@@ -854,9 +840,7 @@ def test_the_short_way_stores_what_the_general_one_stores(seed, monkeypatch):
     assert 0.2 < np.mean(taken) < 0.98
     ids = short._ring.ids()
     assert ids.tolist() == general._ring.ids().tolist()
-    for (name, one), other in zip(
-        short._ring.rows(ids).items(), general._ring.rows(ids).values(), strict=True
-    ):
+    for (name, one), other in zip(short._ring.rows(ids).items(), general._ring.rows(ids).values(), strict=True):
         np.testing.assert_array_equal(one, other, err_msg=name)
     for buf in (short, general):
         buf.sampler = in_order

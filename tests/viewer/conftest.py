@@ -38,16 +38,20 @@ def fill(path, episodes=6, max_steps=1000, **options):
 def fill_transitions(path, count=30, capacity=100, policy_step=0, side=8):
     """A ring of transitions of one lane, whose reward is the number of the step."""
     buffer = TransitionReplayBuffer(
-        capacity, obs_shape=(side, side, 3), obs_dtype=np.uint8, path=path, device=None,
+        capacity,
+        obs_shape=(side, side, 3),
+        obs_dtype=np.uint8,
+        path=path,
+        device=None,
         extra={"policy_step": ((), np.int64)},
-    )  # fmt: skip
+    )
     add_transitions(buffer, 0, count, policy_step)
     return buffer
 
 
 def add_transitions(buffer, first, count, policy_step=0):
     for t in range(first, first + count):
-        now, after = (np.full(buffer.schema.columns[0].shape, n % 256, np.uint8) for n in (t, t + 1))  # fmt: skip
+        now, after = (np.full(buffer.schema.columns[0].shape, n % 256, np.uint8) for n in (t, t + 1))
         buffer.add(now, t % 3, float(t), after, t % 10 == 9, extra={"policy_step": policy_step})
     buffer.flush()
 

@@ -1,6 +1,7 @@
 """Make the pictures of the guide: `python -m tests.viewer.pictures`.
 
-TwoRoom, a random policy -> runs/fleet (three rings with a pace), runs/live, runs/expert.h5 -> Chromium -> docs/assets/view-*.png
+TwoRoom, a random policy -> runs/fleet (three rings with a pace), runs/live, runs/expert.h5 -> Chromium ->
+docs/assets/view-*.png
 """
 
 import os
@@ -24,9 +25,7 @@ STALE = (0, 200, 1000)
 
 def make(runs: Path) -> None:
     """Write what is shown."""
-    world = ringmap.World(
-        "ringmap/TwoRoom-v1", num_envs=4, image_shape=(64, 64), max_episode_steps=60
-    )
+    world = ringmap.World("ringmap/TwoRoom-v1", num_envs=4, image_shape=(64, 64), max_episode_steps=60)
     world.set_policy(ringmap.policy.RandomPolicy(seed=0))
     with (
         ReplayBuffer(100_000) as played,
@@ -64,13 +63,15 @@ def main() -> None:
         page.locator(".place").nth(5).wait_for()
         keys = {place.name: place.key for place in server.library.places()}
         shown = {
-            "home": ("#/", ".place img"), "ring": (f"#/p/{keys['runs/live']}", "#row9"), "fleet": (f"#/p/{keys['runs/fleet']}", "#row9"),
+            "home": ("#/", ".place img"),
+            "ring": (f"#/p/{keys['runs/live']}", "#row9"),
+            "fleet": (f"#/p/{keys['runs/fleet']}", "#row9"),
             "episode": (f"#/p/{keys['runs/expert.h5']}/e/3?t=20", ".u-over"),
-        }  # fmt: skip
+        }
         for name, (where, wanted) in shown.items():
             page.goto(f"http://127.0.0.1:{server.port}/{where}")
             page.locator(wanted).last.wait_for()
-            page.wait_for_load_state("networkidle") if name == "episode" else page.wait_for_timeout(2000)  # fmt: skip
+            page.wait_for_load_state("networkidle") if name == "episode" else page.wait_for_timeout(2000)
             page.set_viewport_size({"width": 1100, "height": 980 if name == "fleet" else 760})
             page.screenshot(path=ASSETS / f"view-{name}.png")
         browser.close()

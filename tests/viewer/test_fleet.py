@@ -1,4 +1,5 @@
-"""A fleet's page: all rings as one table against plain lists, counts and pace; rings that are damaged, gone or replaced."""
+"""A fleet's page: all rings as one table against plain lists, counts and pace; rings that are damaged, gone or
+replaced."""
 
 import contextlib
 import shutil
@@ -50,7 +51,7 @@ def rows_of(library, key, where="", sort="episode", descending=False):
     table = library.shown(key).table
     table.start()
     until(lambda: table.rows(0, 0, "", "episode", False), lambda t: t["indexed"] == t["total"])
-    return [(row["ring"], row["episode"]) for row in table.rows(0, 500, where, sort, descending)["rows"]]  # fmt: skip
+    return [(row["ring"], row["episode"]) for row in table.rows(0, 500, where, sort, descending)["rows"]]
 
 
 def test_the_table_of_all_rings_against_plain_lists(tmp_path):
@@ -85,7 +86,7 @@ def test_the_table_of_all_rings_against_plain_lists(tmp_path):
     with_seed = [row for row in by_age if "seed" in row[4]]
     without = [row for row in by_age if "seed" not in row[4]]
     found = rows_of(library, key, sort="seed")
-    assert found == [row[:2] for row in (*sorted(with_seed, key=lambda row: row[4]["seed"]), *without)]  # fmt: skip
+    assert found == [row[:2] for row in (*sorted(with_seed, key=lambda row: row[4]["seed"]), *without)]
     assert [ring for ring, _ in rows_of(library, key, sort="ring")] == sorted(r[0] for r in model)
     with pytest.raises(InputError, match="no value 'rings'; there are .*'ring'"):
         rows_of(library, key, "rings = 'a'")
@@ -122,15 +123,21 @@ def test_commits_evictions_and_rings_that_join_are_followed(tmp_path, shelf):
         a.write_episode(episode(number))  # a holds five, and loses its oldest
     assert shelf.follow(key)["version"] > before
     assert len(rows_of(shelf, key)) == 5 + 2
-    assert [row["data"]["seed"] for row in shelf.shown(key).table.rows(0, 9, "ring = 'a'", "episode", True)["rows"]][-1] == 103  # fmt: skip
+    assert [row["data"]["seed"] for row in shelf.shown(key).table.rows(0, 9, "ring = 'a'", "episode", True)["rows"]][
+        -1
+    ] == 103
     c = ReplayBuffer(100, path=tmp_path / "c")  # it has no columns yet
     assert len(fleet_of_fresh(tmp_path)) == 1
     state = shelf.follow(key)
-    assert [(line["name"], line["episodes"], line["problem"]) for line in state["shards"]] == [("a", 5, None), ("b", 2, None), ("c", 0, None)]  # fmt: skip
+    assert [(line["name"], line["episodes"], line["problem"]) for line in state["shards"]] == [
+        ("a", 5, None),
+        ("b", 2, None),
+        ("c", 0, None),
+    ]
     c.write_episode(episode(0))
     assert rows_of(shelf, key)[-1] == ("c", 0)
     state = shelf.follow(key)
-    assert (state["episodes"], state["steps"], state["written"], state["writers"]) == (8, 160, 220, 3)  # fmt: skip
+    assert (state["episodes"], state["steps"], state["written"], state["writers"]) == (8, 160, 220, 3)
     for buffer in (a, b, c):
         buffer.close()
     assert shelf.follow(key)["writers"] == 0
@@ -230,12 +237,21 @@ def test_policies_and_pace(tmp_path, shelf):
         pace.draw(300)
         told = shelf.follow(key)["pace"]
         assert told == {
-            "samples_per_insert": 4, "min_steps": 200, "inserted": 400, "drawn": 300, "ratio": 1.5, "ahead": 500.0,
-            "slack": 800.0, "learner": True,
-        }  # fmt: skip
+            "samples_per_insert": 4,
+            "min_steps": 200,
+            "inserted": 400,
+            "drawn": 300,
+            "ratio": 1.5,
+            "ahead": 500.0,
+            "slack": 800.0,
+            "learner": True,
+        }
     assert not shelf.follow(key)["pace"]["learner"]
     numbers = tmp_path / "pace/pace.json"
-    for hostile in ('{"samples_per_insert": 1e300, "min_steps": 9, "slack": 1e300}', f'{{"samples_per_insert": 1, "min_steps": {10**400}, "slack": 1}}'):  # fmt: skip
+    for hostile in (
+        '{"samples_per_insert": 1e300, "min_steps": 9, "slack": 1e300}',
+        f'{{"samples_per_insert": 1, "min_steps": {10**400}, "slack": 1}}',
+    ):
         numbers.write_text(hostile)
         assert "too large" in shelf.follow(key)["pace"]["problem"]
     (tmp_path / "pace/learner-0.json").write_text("[")
@@ -312,7 +328,11 @@ def test_the_server_answers_for_a_fleet(tmp_path, serve):
     assert client.api("thumb", p=key)[:4] == b"\x89PNG"
     until(lambda: client.json("episodes", p=key), lambda t: t["indexed"] == 6)
     found = client.json("episodes", p=key, where="ring = 'b'", sort="return", desc=1)["rows"]
-    assert [(row["ring"], row["episode"], row["data"]["seed"]) for row in found] == [("b", 2, 102), ("b", 1, 101), ("b", 0, 100)]  # fmt: skip
+    assert [(row["ring"], row["episode"], row["data"]["seed"]) for row in found] == [
+        ("b", 2, 102),
+        ("b", 1, 101),
+        ("b", 0, 100),
+    ]
     one = client.json("episode", p=found[0]["p"], e=found[0]["id"])
     assert (one["episode"], one["data"]["seed"]) == (2, 102)
     about = client.json("place", p=key)
@@ -325,21 +345,24 @@ def test_the_server_answers_for_a_fleet(tmp_path, serve):
 
 
 def test_a_fleet_of_transitions_against_the_buffer_that_reads_it(tmp_path, shelf):
-    a, b = (fill_transitions(tmp_path / n, c, policy_step=p) for n, c, p in (("a", 160, 30), ("b", 40, 10)))  # fmt: skip
+    a, b = (fill_transitions(tmp_path / n, c, policy_step=p) for n, c, p in (("a", 160, 30), ("b", 40, 10)))
     key = fleet_of(shelf)
 
     def compared():
         state = shelf.follow(key)
         with ShardedReplayBuffer(tmp_path) as read:
             shards = read.shards
-        own = [(line["name"], line["steps"], line["written"], line["writer"]["alive"], line["problem"]) for line in state["shards"]]  # fmt: skip
+        own = [
+            (line["name"], line["steps"], line["written"], line["writer"]["alive"], line["problem"])
+            for line in state["shards"]
+        ]
         assert own == [(s.name, s.steps, s.written, s.writer.alive, None) for s in shards]
         assert state["steps"] == sum(s.steps for s in shards)
         assert state["written"] == sum(s.written for s in shards)
         return state
 
     state = compared()
-    assert (state["episodes"], state["steps"], state["max_steps"], state["written"]) == (None, 140, 200, 200)  # fmt: skip
+    assert (state["episodes"], state["steps"], state["max_steps"], state["written"]) == (None, 140, 200, 200)
     assert (state["policy_step"], state["staleness"], state["writers"]) == (30, 20, 2)
     assert [line["episodes"] for line in state["shards"]] == [None, None]
     add_transitions(b, 40, 20, policy_step=40)
@@ -369,7 +392,7 @@ def test_a_ring_of_transitions_is_followed(tmp_path, serve):
         client = serve()
         ((name, key),) = client.keys().items()
         about = client.json("place", p=key)
-        assert (name, about["episodes"], about["steps"], about["max_steps"]) == ("ring", None, 30, 100)  # fmt: skip
+        assert (name, about["episodes"], about["steps"], about["max_steps"]) == ("ring", None, 30, 100)
         assert "TransitionReplayBuffer.open" in about["code"] and not about["can_mark"]
         assert {c["name"]: c for c in about["columns"]}["rewards"]["range"] == [0.0, 29.0]
         before = client.api("thumb", p=key)
@@ -406,4 +429,4 @@ def test_the_python_lines_open_what_is_shown(tmp_path, shelf):
         for name in ("buf", "dataset"):
             if name in made:
                 made[name].close()
-    assert ran == ["fleet", "episodes", "episodes", "dataset", "fleet", "transitions", "transitions"]  # fmt: skip
+    assert ran == ["fleet", "episodes", "episodes", "dataset", "fleet", "transitions", "transitions"]

@@ -1,4 +1,5 @@
-"""Hostile directories of `tests/hostile` are shown: the server answers, in little time, and shows nothing from outside."""
+"""Hostile directories of `tests/hostile` are shown: the server answers, in little time, and shows nothing from
+outside."""
 
 import importlib.util
 import json
@@ -71,18 +72,13 @@ def test_each_is_answered(shelf, serve, tmp_path):
             status, _, body = client.ask(f"/api/{name}?{query}")
             if (took := time.monotonic() - start) > SECONDS:
                 slow[place["name"], name] = took
-            if (
-                status not in (200, 204, 400, 404, 410, 413, 500, 501)
-                or b"the server failed" in body
-            ):
+            if status not in (200, 204, 400, 404, 410, 413, 500, 501) or b"the server failed" in body:
                 faults.append((place["name"], name, status, body[:200]))
             if SECRET in body:
                 faults.append((place["name"], name, "shows what lies outside"))
     assert faults == []
     assert slow == {}
-    assert (
-        client.json("episode", p=client.keys()["sound"], e=0)["damaged"] is None
-    )  # the others go on
+    assert client.json("episode", p=client.keys()["sound"], e=0)["damaged"] is None  # the others go on
     assert [state_of(out) for _, _, out in shelf] == before
 
 

@@ -21,7 +21,7 @@ def in_browser(test):
 def post(client, body, cookie=True, **headers):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Origin": f"http://127.0.0.1:{client.port}", **headers}
-    status, _, reply = client.ask("/api/mark", "POST", cookie, data, **{k: v for k, v in headers.items() if v})  # fmt: skip
+    status, _, reply = client.ask("/api/mark", "POST", cookie, data, **{k: v for k, v in headers.items() if v})
     return status, reply
 
 
@@ -32,7 +32,12 @@ def test_a_mark_is_given_filtered_and_sorted(tmp_path, serve):
     status, reply = post(client, {"p": key, "e": "20", "flags": ["slow", "bad"], "note": ATTACK})
     assert (status, json.loads(reply)["flags"]) == (200, ["bad", "slow"])
     assert post(client, {"p": key, "e": "40", "note": "fine"})[0] == 200
-    for where, rows in {"flags contains bad": ["20"], "note = fine": ["40"], "flags != '' or note != ''": ["20", "40"], "not flags contains bad": ["0", "40", "60", "80", "100"]}.items():  # fmt: skip
+    for where, rows in {
+        "flags contains bad": ["20"],
+        "note = fine": ["40"],
+        "flags != '' or note != ''": ["20", "40"],
+        "not flags contains bad": ["0", "40", "60", "80", "100"],
+    }.items():
         found = client.json("episodes", p=key, where=where)
         assert ([row["id"] for row in found["rows"]], found["marked"]) == (rows, 2)
     assert client.json("episodes", p=key, sort="flags")["rows"][0]["id"] == "20"
@@ -53,15 +58,22 @@ def test_only_our_own_page_may(tmp_path, serve):
     (key,) = client.keys().values()
     body = {"p": key, "e": "0", "flags": ["bad"]}
     refused = [
-        {"Origin": None}, {"Origin": "null"}, {"Origin": "http://evil.example"}, {"Origin": "http://127.0.0.1:1"},
-        {"Origin": f"https://127.0.0.1:{client.port}"}, {"cookie": False}, {"Cookie": f"ringmap-{client.port}=x"},
-        {"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"},
-    ]  # fmt: skip
+        {"Origin": None},
+        {"Origin": "null"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": f"https://127.0.0.1:{client.port}"},
+        {"cookie": False},
+        {"Cookie": f"ringmap-{client.port}=x"},
+        {"Host": "evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ]
     for headers in refused:
         assert post(client, body, **headers) == (403, b"403 Forbidden\n"), headers
     status, _, reply = client.ask(
         f"/api/mark?token={client.server.token}", "POST", False, b"{}", Origin=f"http://127.0.0.1:{client.port}"
-    )  # fmt: skip
+    )
     assert (status, reply) == (403, b"403 Forbidden\n")
     assert not (tmp_path / "ring/marks.json").exists()
     assert post(client, body)[0] == 200  # the same, from our page
@@ -81,11 +93,20 @@ def test_what_is_refused_changes_nothing(tmp_path, serve):
     client = serve()
     (key,) = client.keys().values()
     cases = [
-        (b"{", 400), (b"[]", 400), (b"[" * 60_000, 400), (b"x" * 70_000, 413), ({"p": key}, 400), ({"p": key, "e": "../1"}, 400),
-        ({"p": key, "e": "0", "note": "x"}, 410), ({"p": key, "e": "23", "note": "x"}, 410), ({"p": "no", "e": "20", "note": "x"}, 404),
-        ({"p": key, "e": "20", "flags": ["<b>"]}, 400), ({"p": key, "e": "20", "flags": 7}, 400), ({"p": key, "e": "20", "note": ["x"]}, 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b"[" * 60_000, 400),
+        (b"x" * 70_000, 413),
+        ({"p": key}, 400),
+        ({"p": key, "e": "../1"}, 400),
+        ({"p": key, "e": "0", "note": "x"}, 410),
+        ({"p": key, "e": "23", "note": "x"}, 410),
+        ({"p": "no", "e": "20", "note": "x"}, 404),
+        ({"p": key, "e": "20", "flags": ["<b>"]}, 400),
+        ({"p": key, "e": "20", "flags": 7}, 400),
+        ({"p": key, "e": "20", "note": ["x"]}, 400),
         ({"p": key, "e": "20", "note": "x" * 4001}, 400),
-    ]  # fmt: skip
+    ]
     for body, expected in cases:
         status, reply = post(client, body)
         assert (status, b"error" in reply) == (expected, True), (body, reply)
@@ -117,9 +138,7 @@ def test_read_only_and_a_file_elsewhere(tmp_path, serve):
     buffer.close()
 
 
-@pytest.mark.parametrize(
-    "data", [b"{", b"[" * 100_000, b'{"format": "ringmap marks", "version": 9}']
-)
+@pytest.mark.parametrize("data", [b"{", b"[" * 100_000, b'{"format": "ringmap marks", "version": 9}'])
 def test_damaged_marks_are_said_and_the_rest_goes_on(tmp_path, serve, data):
     fill(tmp_path / "ring", 3).close()
     (tmp_path / "ring/marks.json").write_bytes(data)
@@ -178,4 +197,4 @@ def test_marks_on_the_page(tmp_path, serve, visit):  # noqa: F811
     page.keyboard.press("b")  # the newest
     page.get_by_role("button", name="Marked: 2").wait_for()
     with ReplayBuffer.open(tmp_path / "ring", "r") as buf:
-        assert {at: mark.flags for at, mark in Marks(buf).all().items()} == {20: ("bad", "slow"), 100: ("bad",)}  # fmt: skip
+        assert {at: mark.flags for at, mark in Marks(buf).all().items()} == {20: ("bad", "slow"), 100: ("bad",)}

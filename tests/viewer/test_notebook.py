@@ -73,7 +73,7 @@ def test_transitions_in_ram_and_fleets_of_them_are_shown(tmp_path):
     for buffer, kind in ((ring, "transitions"), (fleet, "fleet")):
         shown = buffer.show()
         try:
-            port, token, key = re.search(r":(\d+)/\?token=([\w-]+)#/p/(\w+)", shown.address).groups()  # fmt: skip
+            port, token, key = re.search(r":(\d+)/\?token=([\w-]+)#/p/(\w+)", shown.address).groups()
             client = Client.__new__(Client)
             client.port = int(port)
             about = json.loads(client.ask(f"/t/{token}/api/place?p={key}", cookie=False)[2])
@@ -92,14 +92,10 @@ def test_a_fleet_is_shown_as_one_and_rings_of_a_list_one_by_one(tmp_path):
             shown = fleet.show()
             try:
                 assert re.search(where, shown.address)
-                port, token, page = re.search(
-                    r":(\d+)/\?token=([\w-]+)#/(.*)", shown.address
-                ).groups()
+                port, token, page = re.search(r":(\d+)/\?token=([\w-]+)#/(.*)", shown.address).groups()
                 client = Client.__new__(Client)
                 client.port = int(port)
-                body = client.ask(
-                    f"/t/{token}/api/{page.replace('p/', 'episodes?p=') or 'places'}", cookie=False
-                )[2]
+                body = client.ask(f"/t/{token}/api/{page.replace('p/', 'episodes?p=') or 'places'}", cookie=False)[2]
                 assert b'"total": 4' in body if page else body.count(b'"episodes": 2') == 2
             finally:
                 shown.close()

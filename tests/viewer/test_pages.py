@@ -25,11 +25,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-MISSING = [
-    name
-    for name in ("playwright", "axe_playwright_python")
-    if importlib.util.find_spec(name) is None
-]
+MISSING = [name for name in ("playwright", "axe_playwright_python") if importlib.util.find_spec(name) is None]
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,7 +58,14 @@ def visit(browser):
         page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         outside = []
-        page.on("request", lambda r: outside.append(r.url) if urllib.parse.urlparse(r.url).port != client.port and not r.url.startswith("blob:") else None)  # fmt: skip
+        page.on(
+            "request",
+            lambda r: (
+                outside.append(r.url)
+                if urllib.parse.urlparse(r.url).port != client.port and not r.url.startswith("blob:")
+                else None
+            ),
+        )
         page.outside = outside
         page.goto(client.server.address + where)
         return page
@@ -158,17 +161,13 @@ def test_one_cursor_moves_everything_and_is_in_the_address(tmp_path, serve, visi
     page.wait_for_url("**t=14")
     page.keyboard.press("Home")
     seen(0)
-    assert (
-        page.locator(".read").nth(1).text_content() == "step 0: \N{EN DASH}"
-    )  # the reward of a reset is a gap
+    assert page.locator(".read").nth(1).text_content() == "step 0: \N{EN DASH}"  # the reward of a reset is a gap
     for _ in range(4):
         page.keyboard.press(".")
     page.keyboard.press("Space")
     seen(19)  # played to its end
     page.locator(".u-over").first.click(position={"x": 5, "y": 20})
-    page.wait_for_function(
-        "() => document.querySelector('.read').textContent.startsWith('step 0:')"
-    )
+    page.wait_for_function("() => document.querySelector('.read').textContent.startsWith('step 0:')")
     page.get_by_role("button", name="1", exact=True).first.click()
     page.get_by_role("link", name="newer").click()
     page.get_by_role("heading", name="Episode 2").wait_for()
@@ -180,7 +179,7 @@ def large(path, length=60, **more):
     pixels = rng.integers(0, 256, (length, 200, 256, 3), np.uint8)
     pixels[:, :16, :16] = np.arange(length)[:, None, None, None]
     with ReplayBuffer(1000, path=path) as buffer:
-        buffer.write_episode({"pixels": pixels, "reward": np.arange(length, dtype=np.float32), **more})  # fmt: skip
+        buffer.write_episode({"pixels": pixels, "reward": np.arange(length, dtype=np.float32), **more})
     return pixels
 
 
@@ -205,7 +204,7 @@ def test_a_frame_that_is_not_loaded_comes_alone(tmp_path, serve, visit):
 
     page.route("**/api/frames?*", hold)
     page.evaluate("""() => { const slider = document.querySelector("input[type=range]");
-      for (const step of [100, 150, 200, 210]) { slider.value = step; slider.dispatchEvent(new Event("input")); } }""")  # fmt: skip
+      for (const step of [100, 150, 200, 210]) { slider.value = step; slider.dispatchEvent(new Event("input")); } }""")
     page.wait_for_function(SEEN, arg=210)  # while no block has come
     while len(asked) < 4:
         page.wait_for_timeout(20)
@@ -238,7 +237,7 @@ def test_every_pixel_on_demand(tmp_path, serve, visit):
     page = visit(client, f"#/p/{key}/e/0?t=7")
     page.wait_for_function(SEEN, arg=7)
     page.wait_for_load_state("networkidle")
-    drawn = """() => [...document.querySelector(".films canvas").getContext("2d").getImageData(0, 0, 256, 200).data]"""  # fmt: skip
+    drawn = """() => [...document.querySelector(".films canvas").getContext("2d").getImageData(0, 0, 256, 200).data]"""
 
     def differs():
         shown = np.array(page.evaluate(drawn)).reshape(200, 256, 4)[..., :3]
@@ -260,21 +259,17 @@ def test_charts_are_zoomed_and_read_with_the_mouse(tmp_path, serve, visit):
     page = visit(client, f"#/p/{key}/e/0?t=4000")
     chart, read = page.locator(".u-over").first, page.locator(".read").first
     chart.wait_for()
-    page.wait_for_function("() => /step (4,00|3,99)/.test(document.querySelector('.read').textContent)")  # fmt: skip
+    page.wait_for_function("() => /step (4,00|3,99)/.test(document.querySelector('.read').textContent)")
     at_rest = read.inner_text()
     box = chart.bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + 40)
-    page.wait_for_function("before => document.querySelector('.read').textContent !== before", arg=at_rest)  # fmt: skip
-    step, value = (float(part.replace(",", "")) for part in read.inner_text().removeprefix("step ").split(": "))  # fmt: skip
-    assert (
-        abs(step - 500) < 10 and abs(value - step) < 6
-    )  # thinned: least and greatest of each part
+    page.wait_for_function("before => document.querySelector('.read').textContent !== before", arg=at_rest)
+    step, value = (float(part.replace(",", "")) for part in read.inner_text().removeprefix("step ").split(": "))
+    assert abs(step - 500) < 10 and abs(value - step) < 6  # thinned: least and greatest of each part
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
-    page.wait_for_function(
-        "() => document.querySelector('.read').textContent.endsWith(': \\u2013')"
-    )
+    page.wait_for_function("() => document.querySelector('.read').textContent.endsWith(': \\u2013')")
     page.mouse.move(5, 5)
-    page.wait_for_function("before => document.querySelector('.read').textContent === before", arg=at_rest)  # fmt: skip
+    page.wait_for_function("before => document.querySelector('.read').textContent === before", arg=at_rest)
 
     # Dragged over, each step is asked for, and read.
     with page.expect_request(lambda r: "/api/columns" in r.url) as asked:
@@ -286,7 +281,10 @@ def test_charts_are_zoomed_and_read_with_the_mouse(tmp_path, serve, visit):
     assert abs(low - 1000) < 20 and abs(high - 1500) < 20
     page.wait_for_load_state("networkidle")
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
-    page.wait_for_function("() => { const [, s, v] = /step ([\\d,]+): (\\d+)/.exec(document.querySelector('.read').textContent) || []; return s && s.replace(',', '') === v; }")  # fmt: skip
+    page.wait_for_function(
+        "() => { const [, s, v] = /step ([\\d,]+): (\\d+)/.exec(document.querySelector('.read').textContent) || []; "
+        "return s && s.replace(',', '') === v; }"
+    )
     with page.expect_request(lambda r: "/api/columns" in r.url) as asked:
         page.mouse.wheel(0, -100)
     closer = edges(asked.value)
@@ -299,8 +297,11 @@ def test_charts_are_zoomed_and_read_with_the_mouse(tmp_path, serve, visit):
     with page.expect_request(lambda r: "/api/columns" in r.url and "end=5000" in r.url):
         chart.dblclick()
     page.locator("h1").click()
-    page.evaluate("""() => { const slider = document.querySelector("input[type=range]"); slider.value = 4000; slider.dispatchEvent(new Event("input")); }""")  # fmt: skip
-    for key_, expected in (("+", (2000, 4501)), ("-", (0, 5000)), ("=", (2000, 4501)), ("0", (0, 5000))):  # fmt: skip
+    page.evaluate(
+        """() => { const slider = document.querySelector("input[type=range]"); slider.value = 4000;
+        slider.dispatchEvent(new Event("input")); }"""
+    )
+    for key_, expected in (("+", (2000, 4501)), ("-", (0, 5000)), ("=", (2000, 4501)), ("0", (0, 5000))):
         with page.expect_request(lambda r: "/api/columns" in r.url) as asked:
             page.keyboard.press(key_)
         assert all(abs(a - b) < 3 for a, b in zip(edges(asked.value), expected, strict=True)), key_
@@ -338,7 +339,10 @@ def test_a_tab_in_the_back_asks_nothing(tmp_path, serve, visit):
     (key,) = client.keys().values()
     page = visit(client, f"#/p/{key}")
     page.get_by_text("● live").wait_for()
-    hidden = "is => { Object.defineProperty(document, 'hidden', { get: () => is, configurable: true }); document.dispatchEvent(new Event('visibilitychange')); }"  # fmt: skip
+    hidden = (
+        "is => { Object.defineProperty(document, 'hidden', { get: () => is, configurable: true }); "
+        "document.dispatchEvent(new Event('visibilitychange')); }"
+    )
     page.wait_for_function("() => document.querySelectorAll('.row').length == 3")
     page.evaluate(hidden, True)
     page.wait_for_timeout(1000)  # what was asked before comes
@@ -364,7 +368,7 @@ def test_a_ring_that_vanishes_while_it_is_shown(tmp_path, serve, visit):
         one.locator("main .note", has_text="ring: was removed or renamed").wait_for()
         assert one.locator("#live").inner_text() == "not read"
     other.keyboard.press("ArrowRight")  # what was loaded stays
-    other.wait_for_function("() => document.querySelector('.read').textContent.startsWith('step 6:')")  # fmt: skip
+    other.wait_for_function("() => document.querySelector('.read').textContent.startsWith('step 6:')")
     fill(tmp_path / "new", 5).close()
     (tmp_path / "new").rename(tmp_path / "runs/ring")  # another one in its place
     page.locator("#row4").wait_for()
@@ -400,7 +404,9 @@ def test_the_first_columns_come_without_a_reload(tmp_path, serve, visit):
     buffer.close()
 
 
-@pytest.mark.parametrize("where", ["#/p/%", "#/p/nothing", "#/p/nothing/e/0", "#/what", "#/p/KEY/e/x", "#/p/KEY/e/7", "#/p/KEY/compare"])  # fmt: skip
+@pytest.mark.parametrize(
+    "where", ["#/p/%", "#/p/nothing", "#/p/nothing/e/0", "#/what", "#/p/KEY/e/x", "#/p/KEY/e/7", "#/p/KEY/compare"]
+)
 def test_addresses_that_lead_nowhere_say_so(tmp_path, serve, visit, where):
     fill(tmp_path / "ring", 1).close()
     client = serve()
@@ -433,9 +439,7 @@ def test_compare(tmp_path, serve, visit):
     page.locator(".u-over").first.wait_for()
     assert page.locator(".films canvas").count() == 2
     page.keyboard.press("End")
-    page.wait_for_function(
-        "() => document.querySelector('.bar').innerText.includes('step 34 of 35')"
-    )
+    page.wait_for_function("() => document.querySelector('.bar').innerText.includes('step 34 of 35')")
     assert axe(page) == []
 
 
@@ -450,19 +454,22 @@ def test_live_and_evicted_while_watched_in_two_tabs(tmp_path, serve, visit):
     table.get_by_text("● live").wait_for()
     buffer.write_episode(episode(3))
     table.wait_for_function(
-        "() => document.querySelectorAll('.row').length == 4 && document.querySelector('#row0').innerText.includes('103')"
+        "() => document.querySelectorAll('.row').length == 4 && "
+        "document.querySelector('#row0').innerText.includes('103')"
     )
     for number in range(4, 9):
         buffer.write_episode(episode(number))
     table.wait_for_function(
-        "() => document.querySelectorAll('.row').length == 5 && document.querySelector('#row0').innerText.includes('108')"
+        "() => document.querySelectorAll('.row').length == 5 && "
+        "document.querySelector('#row0').innerText.includes('108')"
     )
     watched.get_by_text("was evicted").wait_for()
     watched.keyboard.press("ArrowRight")  # what was loaded stays
-    watched.wait_for_function(
-        "() => document.querySelector('.read').textContent.startsWith('step 4:')"
+    watched.wait_for_function("() => document.querySelector('.read').textContent.startsWith('step 4:')")
+    assert (
+        watched.evaluate("document.querySelector('.films canvas').getContext('2d').getImageData(3, 3, 1, 1).data[1]")
+        == 4
     )
-    assert watched.evaluate("document.querySelector('.films canvas').getContext('2d').getImageData(3, 3, 1, 1).data[1]") == 4  # fmt: skip
     buffer.close()
 
 
@@ -519,7 +526,7 @@ def test_a_fleet_of_transitions_is_live(tmp_path, serve, visit):
     assert heads[:4] == ["ring", "transitions", "fill", "written"]
     add_transitions(buffer, 30, 90, policy_step=9)
     page.locator("dd", has_text="120").first.wait_for()  # 100 of a, whose ring is full
-    assert page.locator("tbody tr").first.inner_text().split("\t")[:4] == ["a", "100", "100.0 %", "120"]  # fmt: skip
+    assert page.locator("tbody tr").first.inner_text().split("\t")[:4] == ["a", "100", "100.0 %", "120"]
     page.get_by_text("9 steps between rings").wait_for()
     assert axe(page) == [] and fits(page)
     page.get_by_role("link", name="a", exact=True).click()
@@ -582,7 +589,13 @@ def test_a_phone_and_the_dark(tmp_path, serve, visit):
     keys = client.keys()
     page = visit(client, color_scheme="dark")
     page.set_viewport_size({"width": 380, "height": 800})
-    waits = {"": ".place", f"#/p/{keys['fleet']}": "table", f"#/p/{keys['a']}": "#row0", f"#/p/{keys['a']}/e/20": ".u-over", f"#/p/{keys['a']}/compare?e=0,20": ".u-over"}  # fmt: skip
+    waits = {
+        "": ".place",
+        f"#/p/{keys['fleet']}": "table",
+        f"#/p/{keys['a']}": "#row0",
+        f"#/p/{keys['a']}/e/20": ".u-over",
+        f"#/p/{keys['a']}/compare?e=0,20": ".u-over",
+    }
     for where, there in waits.items():
         page.goto(f"http://127.0.0.1:{client.port}/{where}")
         page.locator(there).first.wait_for()

@@ -17,7 +17,7 @@ def node():
     """Return the path of Node: the system's, or the one that comes with Playwright."""
     if found := shutil.which("node"):
         return found
-    driver = pytest.importorskip("playwright._impl._driver", reason="neither Node nor Playwright is installed")  # fmt: skip
+    driver = pytest.importorskip("playwright._impl._driver", reason="neither Node nor Playwright is installed")
     return driver.compute_driver_executable()[0]
 
 

@@ -48,9 +48,7 @@ def ring(tmp_path):
 
 
 def indexed(client, key, **query):
-    return until(
-        lambda: client.json("episodes", p=key, **query), lambda t: t["indexed"] == t["total"]
-    )
+    return until(lambda: client.json("episodes", p=key, **query), lambda t: t["indexed"] == t["total"])
 
 
 def test_places_and_their_pages(tmp_path, serve, ring):
@@ -63,7 +61,14 @@ def test_places_and_their_pages(tmp_path, serve, ring):
     client = serve()
     found = {p["name"].rpartition("/")[2]: p for p in client.json("places")["places"]}
     kinds = {name: place["kind"] for name, place in found.items()}
-    assert kinds == {"ring": "episodes", "fleet": "fleet", "a": "episodes", "b": "episodes", "set.h5": "dataset", "broken": "problem"}  # fmt: skip
+    assert kinds == {
+        "ring": "episodes",
+        "fleet": "fleet",
+        "a": "episodes",
+        "b": "episodes",
+        "set.h5": "dataset",
+        "broken": "problem",
+    }
     assert "check" in found["broken"]["problem"]
     assert (
         found["ring"]["episodes"],
@@ -81,7 +86,10 @@ def test_places_and_their_pages(tmp_path, serve, ring):
     assert columns["proprio"]["range"] == [-1.0, 29.0] or columns["proprio"]["range"][1] == 29.0
     assert (columns["pixels"]["kind"], columns["instruction"]["kind"]) == ("picture", "text")
     fleet = client.json("place", p=found["fleet"]["key"])
-    assert [(r["name"], r["episodes"], r["key"]) for r in fleet["shards"]] == [("a", 3, found["a"]["key"]), ("b", 2, found["b"]["key"])]  # fmt: skip
+    assert [(r["name"], r["episodes"], r["key"]) for r in fleet["shards"]] == [
+        ("a", 3, found["a"]["key"]),
+        ("b", 2, found["b"]["key"]),
+    ]
     assert client.json("place", p="0123456789ab", status=404)["error"]
 
 
@@ -91,13 +99,24 @@ def test_table_sorts_and_filters_over_all_episodes(serve, ring):
     table = indexed(client, key, n=3)
     assert [row["return"] for row in table["rows"]] == [19 * 5.0, 19 * 6.0, 19 * 7.0]
     first = table["rows"][0]
-    assert (first["length"], first["ended"], first["data"], first["id"]) == (20, "terminated", {"seed": 105, "room": "left"}, "100")  # fmt: skip
+    assert (first["length"], first["ended"], first["data"], first["id"]) == (
+        20,
+        "terminated",
+        {"seed": 105, "room": "left"},
+        "100",
+    )
     newest = client.json("episodes", p=key, sort="return", desc=1, n=2)["rows"]
     assert [row["episode"] for row in newest] == [24, 23]
-    found = client.json("episodes", p=key, where="return > 190 and not (seed < 120 or room = 'left')", sort="seed")  # fmt: skip
+    found = client.json("episodes", p=key, where="return > 190 and not (seed < 120 or room = 'left')", sort="seed")
     assert [row["data"]["seed"] for row in found["rows"]] == [120, 122, 124, 126, 128]
     assert found["matching"] == 5
-    for where, said in [("return >", "character 9"), ("nope = 1", "no value 'nope'"), ("(seed", "character 6"), ("seed ~ 3", "character 6"), ("x" * 3000, "3,000 characters")]:  # fmt: skip
+    for where, said in [
+        ("return >", "character 9"),
+        ("nope = 1", "no value 'nope'"),
+        ("(seed", "character 6"),
+        ("seed ~ 3", "character 6"),
+        ("x" * 3000, "3,000 characters"),
+    ]:
         assert said in client.json("episodes", p=key, where=where, status=400)["error"], where
     spread = client.json("spread", p=key)
     assert (
@@ -183,7 +202,9 @@ def test_new_episodes_come_and_evicted_ones_go(tmp_path, serve):
     (key,) = client.keys().values()
     connection = socket.create_connection(("127.0.0.1", client.port))
     cookie = f"ringmap-{client.port}={client.server.token}"
-    connection.sendall(f"GET /api/events?p={key} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {cookie}\r\n\r\n".encode())  # fmt: skip
+    connection.sendall(
+        f"GET /api/events?p={key} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {cookie}\r\n\r\n".encode()
+    )
     lines = connection.makefile("rb")
 
     def told():
@@ -249,28 +270,41 @@ def test_only_with_the_token(serve, ring):
     status, headers, _ = client.ask(f"/?token={token}", cookie=False)
     assert (status, headers["location"]) == (303, "/")
     assert "HttpOnly" in headers["set-cookie"] and "SameSite=Strict" in headers["set-cookie"]
-    for path in ("/", "/static/app.js", "/api/places", f"/api/place?p={key}", "/?token=wrong", f"/?token={token}x", f"/t/{token}/", "/nothing"):  # fmt: skip
+    for path in (
+        "/",
+        "/static/app.js",
+        "/api/places",
+        f"/api/place?p={key}",
+        "/?token=wrong",
+        f"/?token={token}x",
+        f"/t/{token}/",
+        "/nothing",
+    ):
         assert refused(client.ask(path, cookie=False)), path
     assert refused(client.ask("/", cookie=False, Cookie=f"ringmap-{client.port}=wrong"))
     status, headers, body = client.ask("/")
     assert status == 200 and b"<script src" in body
     policy = headers["content-security-policy"]
-    assert (
-        "default-src 'none'" in policy
-        and "unsafe" not in policy
-        and "frame-ancestors 'none'" in policy
-    )
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
 
 
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Host": "evil.example"}, {"Host": "evil.example:PORT"}, {"Host": "127.0.0.1:1"}, {"Host": "127.0.0.1"}, {"Host": "192.168.0.1:PORT"},
-        {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "https://127.0.0.1:PORT"}, {"Origin": "http://127.0.0.1:1"},
-        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}, {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "cors"},
+        {"Host": "evil.example"},
+        {"Host": "evil.example:PORT"},
+        {"Host": "127.0.0.1:1"},
+        {"Host": "127.0.0.1"},
+        {"Host": "192.168.0.1:PORT"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "https://127.0.0.1:PORT"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"},
+        {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "cors"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_other_hosts_and_sites_are_refused(serve, ring, headers):
     client = serve(ring)
     given = {name: value.replace("PORT", str(client.port)) for name, value in headers.items()}
@@ -290,7 +324,7 @@ def test_other_hosts_and_sites_are_refused(serve, ring, headers):
         ("/", b"", {b"cookie": b"ringmap-7=\xb2\x00; $Path"}),
         ("/t/\udcff\u00b2/", b"", {}),
     ],
-)  # fmt: skip
+)
 def test_whatever_a_stranger_sends_is_refused(path, query, headers):
     """Digits that are none of ASCII, thousands of them, cookies of any bytes: 403, and no error of the server."""
     sent = []
@@ -303,8 +337,12 @@ def test_whatever_a_stranger_sends_is_refused(path, query, headers):
 
     given = {b"host": b"127.0.0.1:7"} | headers
     scope = {
-        "type": "http", "method": "GET", "path": path, "query_string": query, "headers": list(given.items()),
-    }  # fmt: skip
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "query_string": query,
+        "headers": list(given.items()),
+    }
     asyncio.run(Access(app, "secret", 7, frames=True)(scope, None, send))
     assert sent[0]["status"] == 403
 
@@ -318,7 +356,18 @@ def test_a_frame_has_the_token_in_its_path(serve, ring):
     assert refused(client.ask("/", cookie=False))
 
 
-@pytest.mark.parametrize("path", ["/../pyproject.toml", "/static/../app.py", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/uPlot.LICENSE/x", "/api/place?p=../../etc", "/api/thumb?p=%2fetc"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../pyproject.toml",
+        "/static/../app.py",
+        "/static/..%2fapp.py",
+        "/static/%2e%2e/app.py",
+        "/static/uPlot.LICENSE/x",
+        "/api/place?p=../../etc",
+        "/api/thumb?p=%2fetc",
+    ],
+)
 def test_no_request_is_a_path(serve, ring, path):
     client = serve(ring)
     status, _, body = client.ask(path)
@@ -353,10 +402,7 @@ def test_names_and_values_of_data_are_json_alone(tmp_path, serve):
     client = serve()
     (key,) = client.keys().values()
     status, headers, body = client.ask(f"/api/episode?p={key}&e=0")
-    assert (
-        headers["content-type"] == "application/json"
-        and headers["x-content-type-options"] == "nosniff"
-    )
+    assert headers["content-type"] == "application/json" and headers["x-content-type-options"] == "nosniff"
     assert json.loads(body)["data"] == {
         ATTACK: ATTACK,
         "many": "float64 (1000,)",
@@ -370,19 +416,14 @@ def test_names_and_values_of_data_are_json_alone(tmp_path, serve):
 
 def test_what_one_request_may_take(tmp_path, serve, monkeypatch):
     buffer = ReplayBuffer(400, path=tmp_path / "ring")
-    buffer.write_episode(
-        {"map": np.zeros((200, 20, 20), np.float32), "pixels": np.zeros((200, 64, 64, 3), np.uint8)}
-    )
+    buffer.write_episode({"map": np.zeros((200, 20, 20), np.float32), "pixels": np.zeros((200, 64, 64, 3), np.uint8)})
     buffer.close()
     client = serve()
     (key,) = client.keys().values()
     told = {c["name"]: c for c in client.json("episode", p=key, e=0)["columns"]}
     assert told["map"]["reason"] == "20 x 20 = 400 values a step; at most 64 are drawn as lines"
     assert "400 values" in client.json("columns", p=key, e=0, c="map", status=400)["error"]
-    assert (
-        struct.unpack_from("<II", client.api("frames", p=key, e=0, c="pixels", n=10**9))[1]
-        == limits.FRAMES
-    )
+    assert struct.unpack_from("<II", client.api("frames", p=key, e=0, c="pixels", n=10**9))[1] == limits.FRAMES
     assert len(client.json("episodes", p=key, n=10**12)["rows"]) == 1
     for query in (
         {"start": -1},
@@ -395,13 +436,8 @@ def test_what_one_request_may_take(tmp_path, serve, monkeypatch):
     for query in ({"e": 7}, {"e": 2**62}):
         assert client.json("episode", p=key, status=410, **query)["error"]
     monkeypatch.setattr("ringmap.viewer.download.MOST_NBYTES", 100_000)
-    assert (
-        "ringmap convert"
-        in client.json("download", p=key, e=0, **{"as": "hdf5"}, status=413)["error"]
-    )
-    assert (
-        "expected hdf5" in client.json("download", p=key, e=0, **{"as": "exe"}, status=400)["error"]
-    )
+    assert "ringmap convert" in client.json("download", p=key, e=0, **{"as": "hdf5"}, status=413)["error"]
+    assert "expected hdf5" in client.json("download", p=key, e=0, **{"as": "exe"}, status=400)["error"]
 
 
 def test_a_slow_client_keeps_nobody_waiting(serve, ring):
@@ -476,7 +512,12 @@ def test_on_all_addresses_the_token_stays(ring, serve):
     client, name = Client(server), socket.gethostname()
     try:
         assert server.address_outside == f"http://{name}:{client.port}/?token={server.token}"
-        hosts = {f"{name}:{client.port}": 200, f"192.168.0.1:{client.port}": 200, f"evil.example:{client.port}": 403, f"{name}:1": 403}  # fmt: skip
+        hosts = {
+            f"{name}:{client.port}": 200,
+            f"192.168.0.1:{client.port}": 200,
+            f"evil.example:{client.port}": 403,
+            f"{name}:1": 403,
+        }
         for host, expected in hosts.items():
             assert client.ask("/", Host=host)[0] == expected, host
             assert refused(client.ask("/", cookie=False, Host=host))
@@ -488,10 +529,8 @@ def test_on_all_addresses_the_token_stays(ring, serve):
 
 def test_the_command_until_ctrl_c(ring):
     words = [sys.executable, "-m", "ringmap", "view", str(ring), "--no-open", "--port", "0"]
-    env = {
-        k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"
-    }  # the address comes at once
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)  # fmt: skip
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}  # the address comes at once
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     line = process.stdout.readline()
     assert line.startswith("1 place at http://127.0.0.1:") and "?token=" in line
     port, token = int(line.split(":")[2].split("/")[0]), line.strip().rpartition("=")[2]
@@ -603,7 +642,8 @@ def test_places_are_opened_before_they_are_asked_for(tmp_path):
 
 @pytest.mark.parametrize("name", ["set.h5", "set.zarr"])
 def test_an_idle_view_lets_a_dataset_be_written(tmp_path, serve, monkeypatch, name):
-    """A moment after the last read its files are closed; what was appended, or put in its place, is shown at the next look."""
+    """A moment after the last read its files are closed; what was appended, or put in its place, is shown at the next
+    look."""
     monkeypatch.setattr("ringmap.viewer.sources._REST_S", 0.05)
     path = tmp_path / name
 

@@ -101,18 +101,13 @@ class Script:
         """Return anchor -> (episode, step, is_first, is_last, step_id) of each step."""
         tail = int(self.buf.engine.source.tail)
         runs = {}
-        for lane, number, rows, ended, _ in sorted(
-            self.episodes, key=lambda e: e[2][0][0] if e[2] else 0
-        ):
+        for lane, number, rows, ended, _ in sorted(self.episodes, key=lambda e: e[2][0][0] if e[2] else 0):
             live = [(p, t) for p, t in rows if p >= tail]
             if not live:
                 continue
             run = runs.setdefault(lane, [[]])[-1]
             last = rows[-1][1]
-            run += [
-                (p, number, t, t == 0 or (bool(run) and p == live[0][0]), ended and t == last)
-                for p, t in live
-            ]
+            run += [(p, number, t, t == 0 or (bool(run) and p == live[0][0]), ended and t == last) for p, t in live]
             if not ended:
                 runs[lane].append([])
         found = {}
@@ -222,9 +217,7 @@ def episodes(count=6):
 
 
 def rows_of(data):
-    return np.concatenate([e["x"] for e in data]), np.concatenate(
-        [np.arange(len(e["x"])) == 0 for e in data]
-    )
+    return np.concatenate([e["x"] for e in data]), np.concatenate([np.arange(len(e["x"])) == 0 for e in data])
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "zarr", "folder", "ringmap", "joined"])
@@ -354,9 +347,7 @@ def test_bad_input():
         buf.view(window=window).take([1])
     with pytest.raises(InputError, match="a goal lies in the episode"):
         GoalDataset(buf.view(window=window))
-    with pytest.raises(
-        NoClipsError, match="no sequence of 500 steps fits in a lane: 25 steps are stored"
-    ):
+    with pytest.raises(NoClipsError, match="no sequence of 500 steps fits in a lane: 25 steps are stored"):
         buf.sample(4, window=Sequences(500, across=True))
 
 

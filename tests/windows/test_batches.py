@@ -1,4 +1,5 @@
-"""What a batch of a window carries: ids, numbers of episodes, computed columns in memory of the caller's or of the loader's."""
+"""What a batch of a window carries: ids, numbers of episodes, computed columns in memory of the caller's or of the
+loader's."""
 
 import copy
 import itertools
@@ -17,9 +18,7 @@ from tests.windows import model
 
 
 def filled(episodes=12, **options):
-    buf = ReplayBuffer(
-        **{"max_steps": 400, "seed": 0, "spare_rows": 50, "reward_at": "same", **options}
-    )
+    buf = ReplayBuffer(**{"max_steps": 400, "seed": 0, "spare_rows": 50, "reward_at": "same", **options})
     for number in range(episodes):
         buf.write_episode(model.episode(number, 4 + number % 9))
     return buf
@@ -56,13 +55,14 @@ def test_batches_of_a_mapping_keep_their_ids_in_a_loader(home, context):
     view = buf.view(window={"where": Window([-1, 0]), "left": TimeToEnd()})
     order = BatchSampler(range(len(view)), 8, drop_last=False)
     loader = DataLoader(
-        view, batch_size=None, sampler=order, num_workers=1 if context else 0,
+        view,
+        batch_size=None,
+        sampler=order,
+        num_workers=1 if context else 0,
         multiprocessing_context=context,
-    )  # fmt: skip
+    )
     found = [batch for batch in loader]
-    assert [b.ids.tolist() for b in found] == [
-        view.positions(np.array(ids)).tolist() for ids in order
-    ]
+    assert [b.ids.tolist() for b in found] == [view.positions(np.array(ids)).tolist() for ids in order]
     assert all("ids" not in batch for batch in found)
     for batch, ids in zip(found, order, strict=True):
         np.testing.assert_array_equal(batch["left"], view[ids]["left"])
@@ -101,11 +101,16 @@ def test_the_index_of_a_view_counts_its_own_episodes():
 @pytest.mark.parametrize(
     ("window", "length", "missed"),
     [
-        ({"flag": Window([0, 10])}, 12, 8), ({"flag": Window([0, 10])}, 25, 0), ({"flag": Window([0, 10])}, 15, 5),
-        ({"flag": Window([-3, 4])}, 9, 5), ({"flag": Window([3], pad="edge")}, 9, 3),
-        ({"flag": Window([0, 10], pad="edge")}, 12, 0), ({"flag": Window([5])}, 9, 5), ({"flag": Window([12])}, 9, 9),
+        ({"flag": Window([0, 10])}, 12, 8),
+        ({"flag": Window([0, 10])}, 25, 0),
+        ({"flag": Window([0, 10])}, 15, 5),
+        ({"flag": Window([-3, 4])}, 9, 5),
+        ({"flag": Window([3], pad="edge")}, 9, 3),
+        ({"flag": Window([0, 10], pad="edge")}, 12, 0),
+        ({"flag": Window([5])}, 9, 5),
+        ({"flag": Window([12])}, 9, 9),
     ],
-)  # fmt: skip
+)
 def test_steps_between_offsets_are_unreached(window, length, missed):
     """Counted, not estimated: the steps that no item holds, in any of its columns."""
     buf = ReplayBuffer(100, seed=0)
@@ -113,9 +118,7 @@ def test_steps_between_offsets_are_unreached(window, length, missed):
         buf.write_episode(model.episode(number, length))
     view = buf.view(window=window, columns=["flag"])
     offsets = np.array(window["flag"].offsets)
-    held = {
-        (ep, t + o) for ep, t in view.clip_indices for o in offsets.tolist() if 0 <= t + o < length
-    }
+    held = {(ep, t + o) for ep, t in view.clip_indices for o in offsets.tolist() if 0 <= t + o < length}
     assert view.num_unreachable_steps == 2 * length - len(held) == 2 * missed
 
 
@@ -133,9 +136,11 @@ def test_computed_columns_go_into_out():
         steps = np.arange(at, at + 20.0)
         buf.write_episode({"achieved_goal": steps, "desired_goal": -steps, "reward": steps})
     window = {
-        "left": TimeToEnd(), "r": ReturnToGo(offsets=[0, 1]), "her": Hindsight(reached, "final"),
+        "left": TimeToEnd(),
+        "r": ReturnToGo(offsets=[0, 1]),
+        "her": Hindsight(reached, "final"),
         "twice": lambda batch: batch["reward"] * 2,
-    }  # fmt: skip
+    }
     first = buf.sample(8, window=window)
     kept = dict(first)
     for _ in range(3):

@@ -26,10 +26,15 @@ def fill(buf, rng, episodes=14):
             reward[0] = np.nan
         ends = np.zeros(length, bool)
         ends[-1] = rng.random() < 0.5
-        made.append({
-            "reward": reward, "terminated": ends, "obs": np.arange(length) + 100 * number,
-            "achieved_goal": rng.normal(size=(length, 2)), "desired_goal": np.full((length, 2), 99.0),
-        })  # fmt: skip
+        made.append(
+            {
+                "reward": reward,
+                "terminated": ends,
+                "obs": np.arange(length) + 100 * number,
+                "achieved_goal": rng.normal(size=(length, 2)),
+                "desired_goal": np.full((length, 2), 99.0),
+            }
+        )
         buf.write_episode(made[-1])
     return made[-buf.num_episodes :]
 
@@ -74,17 +79,22 @@ def test_sums_are_those_of_the_plain_loop(home, place, storage):
     buf = ReplayBuffer(60, spare_rows=15, seed=0, reward_at=place, **options)
     rng = np.random.default_rng(0)
     window = {
-        "return": ReturnToGo(), "discounted": ReturnToGo(0.9), "around": ReturnToGo(offsets=[-2, 0, 1]),
-        "sum": NStep(3, 0.9, next=["obs"]), "far": NStep(20, 0.5), "left": TimeToEnd(), "at": Index(),
-    }  # fmt: skip
+        "return": ReturnToGo(),
+        "discounted": ReturnToGo(0.9),
+        "around": ReturnToGo(offsets=[-2, 0, 1]),
+        "sum": NStep(3, 0.9, next=["obs"]),
+        "far": NStep(20, 0.5),
+        "left": TimeToEnd(),
+        "at": Index(),
+    }
     for _ in range(6):
         kept = fill(buf, rng)
         view = buf.view(window=window)
         batch = view[list(range(len(view)))]
         for i, ep, t in items_of(buf, view):
             one, length = kept[ep], len(kept[ep]["reward"])
-            np.testing.assert_allclose(batch["return"][i], return_to_go(one, t, place, 1.0), atol=1e-12)  # fmt: skip
-            np.testing.assert_allclose(batch["discounted"][i], return_to_go(one, t, place, 0.9), atol=1e-12)  # fmt: skip
+            np.testing.assert_allclose(batch["return"][i], return_to_go(one, t, place, 1.0), atol=1e-12)
+            np.testing.assert_allclose(batch["discounted"][i], return_to_go(one, t, place, 0.9), atol=1e-12)
             for k, offset in enumerate((-2, 0, 1)):
                 inside = 0 <= t + offset < length
                 assert batch["around_is_pad"][i, k] == (not inside)
@@ -139,7 +149,7 @@ def test_sequences_say_where_episodes_begin_and_end(frameskip):
     kept = fill(buf, np.random.default_rng(2))
     view = buf.view(window=Sequences(4, burn_in=1))
     span = 3 * frameskip
-    assert list(view.clip_indices) == [(e, t) for e, k in enumerate(kept) for t in range(len(k["obs"]) - span)]  # fmt: skip
+    assert list(view.clip_indices) == [(e, t) for e, k in enumerate(kept) for t in range(len(k["obs"]) - span)]
     for i, (ep, t) in enumerate(view.clip_indices):
         one, item, steps = kept[ep], view[i], np.arange(t, t + span + 1, frameskip)
         last = len(one["obs"]) - 1
@@ -158,7 +168,7 @@ def test_sums_are_kept_once_and_go_with_their_episode():
     right = RingRows.read
     buf.write_episode({"reward": np.ones(20)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RingRows, "read", lambda self, *args: reads.append(1) or right(self, *args))  # fmt: skip
+        patch.setattr(RingRows, "read", lambda self, *args: reads.append(1) or right(self, *args))
         for _ in range(5):
             assert set(buf.sample(16, window={"r": column})["r"]) <= set(range(1, 21))
         assert len(reads) == 1
@@ -174,7 +184,7 @@ def test_sums_are_kept_once_and_go_with_their_episode():
 def test_sums_of_long_episodes(gamma, place):
     """Sums of thousands of steps are those of the plain loop, although their factors would vanish."""
     buf, rng = ReplayBuffer(6000, seed=0, reward_at=place), np.random.default_rng(0)
-    episodes = [{"reward": rng.normal(size=n) * 10.0 ** rng.integers(-3, 3, n)} for n in (2500, 1, 3000)]  # fmt: skip
+    episodes = [{"reward": rng.normal(size=n) * 10.0 ** rng.integers(-3, 3, n)} for n in (2500, 1, 3000)]
     for episode in episodes:
         buf.write_episode(episode)
     batch = buf.view(window={"r": ReturnToGo(gamma)})[list(range(5501))]
@@ -198,7 +208,7 @@ def test_sums_of_two_buffers_are_kept_side_by_side():
     for number, buf in enumerate(buffers):
         buf.write_episode({"reward": np.full(20, number + 1.0)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RingRows, "read", lambda self, *args: reads.append(1) or right(self, *args))  # fmt: skip
+        patch.setattr(RingRows, "read", lambda self, *args: reads.append(1) or right(self, *args))
         for _ in range(3):
             for number, buf in enumerate(buffers):
                 found = buf.view(window={"r": column})[[0, 19]]["r"]
@@ -354,10 +364,14 @@ def test_control_a_wrong_end_is_found(home, monkeypatch):
 
 def stored(**options):
     buf = ReplayBuffer(100, seed=0, **options)
-    buf.write_episode({
-        "reward": np.ones(9), "pixels": np.zeros((9, 2, 2), "u1"), "achieved_goal": np.zeros((9, 2)),
-        "desired_goal": np.zeros((9, 3)),
-    })  # fmt: skip
+    buf.write_episode(
+        {
+            "reward": np.ones(9),
+            "pixels": np.zeros((9, 2, 2), "u1"),
+            "achieved_goal": np.zeros((9, 2)),
+            "desired_goal": np.zeros((9, 3)),
+        }
+    )
     return buf
 
 

@@ -40,8 +40,13 @@ from tests.windows.test_property import (
 )
 
 FORMATS = {
-    "hdf5": "demo.h5", "zarr": "demo.zarr", "folder": "demo", "video": "films", "lance": "demo.lance", "ringmap": "ring",
-}  # fmt: skip
+    "hdf5": "demo.h5",
+    "zarr": "demo.zarr",
+    "folder": "demo",
+    "video": "films",
+    "lance": "demo.lance",
+    "ringmap": "ring",
+}
 
 
 def written(path, format, episodes):
@@ -84,9 +89,7 @@ def with_images(episodes):
 
 def shown(item, is_turned):
     """Return an item of the model as a dataset shows it: images with their channels in front, or as they are stored."""
-    return {
-        n: np.moveaxis(v, -1, -3) if n == "pixels" and is_turned else v for n, v in item.items()
-    }
+    return {n: np.moveaxis(v, -1, -3) if n == "pixels" and is_turned else v for n, v in item.items()}
 
 
 def check_case(open_dataset, kept, number, count=8, is_turned=False):
@@ -200,18 +203,17 @@ def test_windows_over_joined_datasets_are_those_of_the_plain_loop(home, kind):
     assert sum(check_case(opened, kept, n) for n in range(40)) > 100
 
 
-@pytest.mark.parametrize(
-    "fault", [one_early, one_late, one_before, one_after, inverted, slipped_reward, blank_action]
-)
+@pytest.mark.parametrize("fault", [one_early, one_late, one_before, one_after, inverted, slipped_reward, blank_action])
 def test_control_a_planted_fault_is_found(home, monkeypatch, fault):
     """An end that is off by one, an inverted mask, a blank that counts as a value: over a file, too."""
     kept = episodes_of(3)
     opened = joined("goal", home, kept)
     right = cut_module.clamp
     monkeypatch.setattr(
-        cut_module, "clamp",
+        cut_module,
+        "clamp",
         lambda wanted, starts, lengths, first=0, last=0: fault(right, wanted, starts, lengths, first, last),
-    )  # fmt: skip
+    )
     with pytest.raises((AssertionError, IndexError)):
         for number in range(30):
             check_case(opened, kept, number)
@@ -225,9 +227,13 @@ def closeness(achieved, goal):
 
 
 COMPUTED = {
-    "at": Index(), "left": TimeToEnd(), "sum": NStep(3, gamma=0.9, next=["obs"]), "return": ReturnToGo(0.9),
-    "sure": ReturnToGo(offsets=range(-1, 3)), "double": lambda batch: batch["obs"] * 2,
-}  # fmt: skip
+    "at": Index(),
+    "left": TimeToEnd(),
+    "sum": NStep(3, gamma=0.9, next=["obs"]),
+    "return": ReturnToGo(0.9),
+    "sure": ReturnToGo(offsets=range(-1, 3)),
+    "double": lambda batch: batch["obs"] * 2,
+}
 
 
 def same_batches(buf, dataset, window):
@@ -327,9 +333,7 @@ def test_pictures_and_text_come_as_clips_do(tmp_path):
     assert alone["pixels"].shape == (3, 8, 9)
     stored = load_dataset(tmp_path / "a.h5", window=window, layout="HWC", output="numpy")[5]
     np.testing.assert_array_equal(stored["pixels"], pixels[4:6])
-    changed = load_dataset(
-        tmp_path / "a.h5", window=window, transform=lambda item: {"sum": item["pixels"].shape}
-    )
+    changed = load_dataset(tmp_path / "a.h5", window=window, transform=lambda item: {"sum": item["pixels"].shape})
     assert changed[0] == {"sum": (2, 3, 8, 9)}
 
 
@@ -339,9 +343,7 @@ def test_clips_of_some_columns(tmp_path):
     with get_format("hdf5").open_writer(tmp_path / "a.h5") as writer:
         writer.write_episode(episode)
     whole = load_dataset(tmp_path / "a.h5", num_steps=2, frameskip=2)
-    some = load_dataset(
-        tmp_path / "a.h5", num_steps=2, frameskip=2, columns=["obs", "action"], anchors=slice(1, -4)
-    )
+    some = load_dataset(tmp_path / "a.h5", num_steps=2, frameskip=2, columns=["obs", "action"], anchors=slice(1, -4))
     assert list(some.clip_indices) == [(0, 1), (0, 2), (0, 3)]
     for number, clip in enumerate(some):
         assert list(clip) == ["obs", "action"]
@@ -352,9 +354,7 @@ def test_clips_of_some_columns(tmp_path):
 def test_episodes_are_chosen_by_their_data(tmp_path):
     with get_format("hdf5").open_writer(tmp_path / "a.h5") as writer:
         for number in range(4):
-            writer.write_episode(
-                {"obs": 10 * number + np.arange(3), "_episode_data": {"good": number % 2}}
-            )
+            writer.write_episode({"obs": 10 * number + np.arange(3), "_episode_data": {"good": number % 2}})
     dataset = load_dataset(tmp_path / "a.h5", where=lambda data: data["good"])
     assert [int(item["obs"][0]) for item in dataset] == [10, 11, 12, 30, 31, 32]
     window = {"obs": Window([0, 1])}
@@ -374,9 +374,7 @@ def test_goals_lie_after_the_anchor(tmp_path):
     goals = GoalDataset(whole, (0, 0.5, 0.5, 0), goal_keys={"obs": "goal"}, seed=0)
     for view in (
         goals.view({"obs": Window([-1, 0])}),
-        GoalDataset(
-            whole.view({"obs": Window([-1, 0])}), (0, 0.5, 0.5, 0), goal_keys={"obs": "goal"}
-        ),
+        GoalDataset(whole.view({"obs": Window([-1, 0])}), (0, 0.5, 0.5, 0), goal_keys={"obs": "goal"}),
     ):
         assert list(view.clip_indices) == [(ep, t) for ep in range(5) for t in range(1, 5)]
         for (ep, t), item in zip(view.clip_indices, view, strict=True):
@@ -406,16 +404,12 @@ def test_a_pass_of_a_loader_meets_every_anchor_once(tmp_path, method):
     written(tmp_path / "a.h5", "hdf5", kept)
     window = {"where": Window(range(-2, 2), pad="edge"), "left": TimeToEnd(), "sum": NStep(2)}
     dataset = load_dataset(tmp_path / "a.h5", window=window, reward_at="same")
-    loader = DataLoader(
-        dataset, 16, shuffle=True, num_workers=2 if method else 0, multiprocessing_context=method
-    )
+    loader = DataLoader(dataset, 16, shuffle=True, num_workers=2 if method else 0, multiprocessing_context=method)
     seen = []
     for batch in loader:
         assert batch["where"].shape[1:] == (4, 2)
         assert batch["where_is_pad"].shape[1:] == (4,)
-        for rows, mask, left in zip(
-            batch["where"], batch["where_is_pad"], batch["left"], strict=True
-        ):
+        for rows, mask, left in zip(batch["where"], batch["where_is_pad"], batch["left"], strict=True):
             ep, t = rows[2].tolist()
             assert left == len(kept[ep]["where"]) - 1 - t
             assert mask.tolist() == [not 0 <= t + o <= t + left for o in range(-2, 2)]
@@ -481,7 +475,8 @@ def test_a_reward_function_of_another_shape_is_refused(tmp_path):
 
 
 def test_short_episodes_are_never_skipped_in_silence(tmp_path, caplog):
-    """A window that most episodes are too short for says so, once; one that none is long enough for says by how much."""
+    """A window that most episodes are too short for says so, once; one that none is long enough for says by how
+    much."""
     with get_format("hdf5").open_writer(tmp_path / "a.h5") as writer:
         for length in (3, 4, 10):
             writer.write_episode({"obs": np.arange(length)})
@@ -496,9 +491,7 @@ def test_short_episodes_are_never_skipped_in_silence(tmp_path, caplog):
         1,
     ]
     none = load_dataset(tmp_path / "a.h5", window={"obs": Window(range(-4, 12))})
-    with pytest.raises(
-        ClipIndexError, match=r"16 steps.*\(of 3\) has 10 steps; give the columns a pad="
-    ):
+    with pytest.raises(ClipIndexError, match=r"16 steps.*\(of 3\) has 10 steps; give the columns a pad="):
         none[0]
     assert none.num_unreachable_steps == 17
     padded = load_dataset(tmp_path / "a.h5", window={"obs": Window(range(-4, 12), pad="edge")})
@@ -506,7 +499,8 @@ def test_short_episodes_are_never_skipped_in_silence(tmp_path, caplog):
 
 
 def as_the_ring_is(folder, copy):
-    """Tell whether a copy of an episode that lost its front is read as the ring is: no beginning, and a reward in its first row."""
+    """Tell whether a copy of an episode that lost its front is read as the ring is: no beginning, and a reward in its
+    first row."""
     windows = {"x": Window(range(3)), "reward": Window(range(-1, 2), pad="zero")}, Sequences(3)
     with ReplayBuffer(30, path=folder / "ring", reward_at="next", seed=0) as buf:
         chain = buf.begin_episode(commit_every=3)

@@ -1,4 +1,5 @@
-"""`drop_all_padded` over episodes in parts, of which the oldest are gone: what is left may be shorter than a gap between offsets."""
+"""`drop_all_padded` over episodes in parts, of which the oldest are gone: what is left may be shorter than a gap
+between offsets."""
 
 from functools import partial
 
@@ -48,9 +49,12 @@ def draws(buf, kind):
 
 
 SAMPLERS = {
-    "priorities": PrioritizedSampler, "recency": partial(RecencySampler, 60), "episodes": EpisodeSampler, "epochs": lambda rng: EpochSampler(rng),
+    "priorities": PrioritizedSampler,
+    "recency": partial(RecencySampler, 60),
+    "episodes": EpisodeSampler,
+    "epochs": lambda rng: EpochSampler(rng),
     "a function": lambda rng: lambda step, buf, size, history: np.arange(size) % buf.num_valid_ends(history),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ["sample", "batches", "view", "fleet", *SAMPLERS])

@@ -1,4 +1,5 @@
-"""Which episode an item is of, on a ring that is written: the number in a batch names it, and its id is the same everywhere."""
+"""Which episode an item is of, on a ring that is written: the number in a batch names it, and its id is the same
+everywhere."""
 
 import threading
 
@@ -65,7 +66,7 @@ def test_the_number_of_an_item_names_its_episode(home, kind, in_parts):
     others = [filled(home / "fleet" / f"other-{n}") for n in range(2 if kind == "fleet" else 0)]
     buf = writer
     if kind != "writer":
-        buf = ReplayBuffer.open(writer.path) if kind == "reader" else ShardedReplayBuffer(str(home / "fleet"))  # fmt: skip
+        buf = ReplayBuffer.open(writer.path) if kind == "reader" else ShardedReplayBuffer(str(home / "fleet"))
     right = 0
     for step in range(12):
         window = {**WINDOW, "strikes": Striking(writer, in_parts)} if step % 2 else WINDOW
@@ -130,7 +131,7 @@ def test_a_thread_writes_between_numbers_and_data(home):
     """A number is looked up once, not for each episode."""
     buf, stop = filled(home / "ring"), threading.Event()
     numbers = iter(range(20, 10**9))
-    thread = threading.Thread(target=lambda: [write(buf, next(numbers)) for _ in iter(stop.is_set, True)])  # fmt: skip
+    thread = threading.Thread(target=lambda: [write(buf, next(numbers)) for _ in iter(stop.is_set, True)])
     thread.start()
     try:
         for _ in range(200):
@@ -181,7 +182,7 @@ def test_the_ring_and_the_id_of_an_item_of_a_fleet(home):
         names = {shard.number: shard.name for shard in buf.shards}
         view = buf.view(WINDOW)
         for batch in (buf.sample(64, window=WINDOW), view[range(0, len(view), 5)], view.sample(64)):
-            assert [names[n] for n in sorted(set(batch["at_ring"].tolist()))] == ["ring-0", "ring-1", "ring-2"]  # fmt: skip
+            assert [names[n] for n in sorted(set(batch["at_ring"].tolist()))] == ["ring-0", "ring-1", "ring-2"]
             np.testing.assert_array_equal(batch["at_id"], batch.ids)
             np.testing.assert_array_equal(batch["at_position"] // LENGTH, batch["number"])
     for writer in writers:
@@ -192,9 +193,12 @@ def test_the_ring_and_the_id_of_an_item_of_a_fleet(home):
 def test_an_id_stays_with_a_batch_that_is_collated_or_moved(home, workers):
     """In a column, or as the attribute: both serve for priorities, and for new values."""
     buf = ReplayBuffer(
-        100, path=home / "ring", seed=0, sampler=PrioritizedSampler(rng=0),
+        100,
+        path=home / "ring",
+        seed=0,
+        sampler=PrioritizedSampler(rng=0),
         schema={"number": Column((), np.int64), "value": Column((), np.float32, mutable=True)},
-    )  # fmt: skip
+    )
     buf.write_episode({"number": np.arange(20), "value": np.zeros(20, np.float32)})
     view = buf.view(window={"at": Index(), "number": Window([0])})
     view.sample(4)
@@ -228,13 +232,11 @@ def test_a_view_counts_the_steps_of_an_episode_that_lost_its_first_ones(home, ki
     episodes, steps = view.locate(batch.ids)
     assert (episodes * 100 + steps).tolist() == np.ravel(batch["step"]).tolist()
     assert steps[episodes == 0].min() >= 8
-    for episode, step, value in zip(
-        episodes.tolist(), steps.tolist(), np.ravel(batch["step"]), strict=True
-    ):
+    for episode, step, value in zip(episodes.tolist(), steps.tolist(), np.ravel(batch["step"]), strict=True):
         assert view.load_steps(episode, step, step + 1)["step"].tolist() == [value]
-        assert buf[view.positions_of(np.array([episode]), np.array([step])) + PINNED][
-            "step"
-        ].ravel().tolist() == [value]
+        assert buf[view.positions_of(np.array([episode]), np.array([step])) + PINNED]["step"].ravel().tolist() == [
+            value
+        ]
     grown = buf.view().sample(200)
     with pytest.raises(ClipIndexError, match="has grown since|is not in this view"):
         view.locate(grown.ids[np.ravel(grown["step"]) >= 124][:1])
@@ -246,9 +248,7 @@ def test_a_view_counts_the_steps_of_an_episode_that_lost_its_first_ones(home, ki
 @pytest.mark.parametrize("kind", ["ring", "view", "fleet", "fleet's view"])
 def test_the_ids_of_a_batch_say_where_its_items_are(home, kind, in_parts):
     """Also of one that came without such columns, and after evictions."""
-    writers = [
-        filled(home / "fleet" / f"ring-{n}", in_parts) for n in range(3 if "fleet" in kind else 1)
-    ]
+    writers = [filled(home / "fleet" / f"ring-{n}", in_parts) for n in range(3 if "fleet" in kind else 1)]
     buf = ShardedReplayBuffer(str(home / "fleet"), seed=0) if "fleet" in kind else writers[0]
     source = buf.view(where="number > 3") if "view" in kind else buf
     batch = source.sample(64)

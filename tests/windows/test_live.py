@@ -1,4 +1,5 @@
-"""Windows and computed columns while a writer laps the ring: threads, workers forked and from a fork server, views, priorities."""
+"""Windows and computed columns while a writer laps the ring: threads, workers forked and from a fork server, views,
+priorities."""
 
 import contextlib
 import itertools
@@ -25,9 +26,12 @@ def episode(number):
     length = 1 + number % 13
     where = np.stack([np.full(length, number), np.arange(length), np.full(length, length)], 1)
     return {
-        "where": where, "reward": np.full(length, float(number)), "achieved_goal": where.astype("f8"),
-        "desired_goal": np.full((length, 3), -1.0), "terminated": np.zeros(length, bool),
-    }  # fmt: skip
+        "where": where,
+        "reward": np.full(length, float(number)),
+        "achieved_goal": where.astype("f8"),
+        "desired_goal": np.full((length, 3), -1.0),
+        "terminated": np.zeros(length, bool),
+    }
 
 
 def reached(achieved, goal):
@@ -37,9 +41,13 @@ def reached(achieved, goal):
 
 def window():
     return {
-        "where": Window(WINDOW_OFFSETS, pad="edge"), "r": ReturnToGo(), "back": ReturnToGo(offsets=[-1, 0]),
-        "n": NStep(3, 1.0, next=["where"]), "her": Hindsight(reached, "future"), "at": Index(),
-    }  # fmt: skip
+        "where": Window(WINDOW_OFFSETS, pad="edge"),
+        "r": ReturnToGo(),
+        "back": ReturnToGo(offsets=[-1, 0]),
+        "n": NStep(3, 1.0, next=["where"]),
+        "her": Hindsight(reached, "future"),
+        "at": Index(),
+    }
 
 
 def prove(batch):
@@ -103,9 +111,7 @@ def test_computed_columns_under_a_writer(home, storage):
             # NumPy gives the interpreter up and takes it back before another thread has woken: seconds pass.
             time.sleep(1e-5)
 
-    threads = [
-        threading.Thread(target=read, args=pair) for pair in zip(sources, views, strict=True)
-    ]
+    threads = [threading.Thread(target=read, args=pair) for pair in zip(sources, views, strict=True)]
     writer = threading.Thread(target=write)
     for thread in [writer, *threads]:
         thread.start()
@@ -125,9 +131,7 @@ def test_workers_under_a_writer(home, context):
     buf, numbers = filled(path=home / "ring")
     view = buf.view(window=window())
     newest = int(view[-1]["where"][1, 0])
-    loader = DataLoader(
-        view, 4, num_workers=2, prefetch_factor=1, multiprocessing_context=context, timeout=60
-    )
+    loader = DataLoader(view, 4, num_workers=2, prefetch_factor=1, multiprocessing_context=context, timeout=60)
     with pytest.raises(NoClipsError, match="were evicted since it was made"):
         for batch in loader:
             prove(batch)
@@ -143,7 +147,8 @@ def test_workers_under_a_writer(home, context):
 
 @pytest.mark.parametrize("where", ["read", "tail"])
 def test_sums_of_rows_that_went_replace_no_newer_ones(monkeypatch, where):
-    """After the rewards were read, or the oldest row was looked up, another thread laps the ring and keeps newer sums."""
+    """After the rewards were read, or the oldest row was looked up, another thread laps the ring and keeps newer
+    sums."""
     buf, returns = ReplayBuffer(24, spare_rows=8, seed=0, reward_at="same"), ReturnToGo()
 
     def write(count, length):

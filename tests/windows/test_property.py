@@ -58,9 +58,12 @@ def check_case(number, home, storage):
         options["path"] = home / f"ring{number}"
     reward_at = [None, "next", "same"][rng.integers(3)]
     buf = ReplayBuffer(
-        int(rng.integers(20, 60)), spare_rows=int(rng.integers(1, 20)), seed=number,
-        reward_at=reward_at, **options,
-    )  # fmt: skip
+        int(rng.integers(20, 60)),
+        spare_rows=int(rng.integers(1, 20)),
+        seed=number,
+        reward_at=reward_at,
+        **options,
+    )
     stored = {}
     for ep in range(int(rng.integers(1, 12))):
         made = model.episode(ep, int(rng.integers(1, 16)))
@@ -113,7 +116,8 @@ def test_ten_thousand_random_windows(home, storage, part):
 
 
 def prove(batch, offsets):
-    """Check padded rows of a live ring against themselves: each row lies in the anchor's episode, at its offset or clamped."""
+    """Check padded rows of a live ring against themselves: each row lies in the anchor's episode, at its offset or
+    clamped."""
     where, mask = batch["where"], batch["where_is_pad"]
     anchor = where[:, offsets.index(0)]
     assert (where[:, :, 0] == anchor[:, None, 0]).all(), "a row of another episode"
@@ -147,9 +151,7 @@ def test_a_live_reader_under_a_writer(home, storage):
     try:
         for _ in range(150):
             prove(reader.sample(32, window=window), offsets)
-            with contextlib.suppress(
-                NoClipsError
-            ):  # the writer evicts all of the view, sooner or later
+            with contextlib.suppress(NoClipsError):  # the writer evicts all of the view, sooner or later
                 prove(view.sample(8), offsets)
                 prove(view[[0, len(view) - 1]], offsets)
     finally:
@@ -206,9 +208,7 @@ def blank_action(right, wanted, starts, lengths, first, last):
     return right(wanted, starts, lengths, first, 0)
 
 
-@pytest.mark.parametrize(
-    "fault", [one_early, one_late, one_before, one_after, inverted, slipped_reward, blank_action]
-)
+@pytest.mark.parametrize("fault", [one_early, one_late, one_before, one_after, inverted, slipped_reward, blank_action])
 def test_control_a_planted_fault_is_found(home, monkeypatch, fault):
     """An end that is off by one (the next episode's edge too), an inverted mask, a blank that counts as a value."""
     faulty(monkeypatch, fault)

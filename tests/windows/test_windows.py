@@ -48,12 +48,16 @@ def prove(batch):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: UniformSampler(0), lambda: EpisodeSampler(0), lambda: RecencySampler(half_life=20, rng=0),
-        lambda: PrioritizedSampler(rng=0), lambda: PrioritizedSampler(kind="rank", rng=0),
+        lambda: UniformSampler(0),
+        lambda: EpisodeSampler(0),
+        lambda: RecencySampler(half_life=20, rng=0),
+        lambda: PrioritizedSampler(rng=0),
+        lambda: PrioritizedSampler(kind="rank", rng=0),
         lambda: MixtureSampler([(UniformSampler(0), 1), (PrioritizedSampler(rng=0), 1)], rng=0),
-        lambda: None, lambda: lambda step, buffer, size, history: np.arange(size) % buffer.num_valid_ends(history),
+        lambda: None,
+        lambda: lambda step, buffer, size, history: np.arange(size) % buffer.num_valid_ends(history),
     ],
-)  # fmt: skip
+)
 def test_samplers_draw_anchors(make):
     """Every sampler draws items of a window as it draws clips, from a buffer and from a view of it."""
     buf = filled(sampler=make())
@@ -82,12 +86,10 @@ def test_priorities_belong_to_anchors():
     every = buf.view(window=late)
     anchors = every.positions(np.arange(len(every)))
     buf.sample(4, window=late)
-    assert buf.update_priorities(anchors, np.where(np.arange(len(anchors)) == 7, 1e6, 1e-6)) == len(anchors)  # fmt: skip
+    assert buf.update_priorities(anchors, np.where(np.arange(len(anchors)) == 7, 1e6, 1e-6)) == len(anchors)
     for _ in range(3):
         assert (buf.sample(16, window=late).ids == anchors[7]).mean() > 0.9
-        drawn = buf.sample(
-            400
-        )  # steps that are no anchors of the window keep the highest priority so far
+        drawn = buf.sample(400)  # steps that are no anchors of the window keep the highest priority so far
         assert set(drawn.ids[drawn.ids != anchors[7]].tolist()).isdisjoint(anchors.tolist())
         assert (buf.sample(64, window={"where": Window([0])}).ids == anchors[7]).any()
     clip = buf.sample(4)
@@ -99,9 +101,7 @@ def test_priorities_belong_to_anchors():
 
 def test_steps_before_the_first_anchor_have_a_priority():
     """A new step has the highest priority, even if a window that does not reach it saw it first."""
-    buf = ReplayBuffer(
-        100, seed=0, spare_rows=20, sampler=PrioritizedSampler(alpha=1, eps=1e-9, rng=0)
-    )
+    buf = ReplayBuffer(100, seed=0, spare_rows=20, sampler=PrioritizedSampler(alpha=1, eps=1e-9, rng=0))
     buf.write_episode({"x": np.arange(20)})
     buf.sample(4, window={"x": Window([-10, 0])})
     assert buf.sample(400)["x"].min() < 10
@@ -154,7 +154,7 @@ def test_columns_of_plain_clips():
     """Only the named ones are read, alike for clips."""
     buf = filled(history_len=2, frameskip=2)
     batch = buf.sample(5, columns=["flag", "action"])
-    assert {name: values.shape for name, values in batch.items()} == {"flag": (5, 2), "action": (5, 2, 4)}  # fmt: skip
+    assert {name: values.shape for name, values in batch.items()} == {"flag": (5, 2), "action": (5, 2, 4)}
     assert buf.view(columns=["flag"])[0].keys() == {"flag"}
     assert [set(b) for b in buf.batches(4, steps=2, columns=["flag"])] == [{"flag"}] * 2
     assert buf.sample(3, columns=["flag"], anchors=slice(1, -5))["flag"].shape == (3, 2)
@@ -173,13 +173,30 @@ def test_frameskip_multiplies_steps_and_seconds_are_seconds():
 
 
 PADS = [
-    ("f4", 1e300, None), ("f4", 0.1, np.float32(0.1)), ("f2", 1e-30, None), ("f2", np.inf, np.float16(np.inf)),
-    ("f4", 2**24 + 1, None), ("f8", 2**53 + 1, None), ("f4", 2**70, np.float32(2**70)), ("f8", 2**2000, None),
-    ("i8", 2**70, None), ("i8", 1e30, None), ("i4", True, 1), ("i4", 1.5, None), ("i4", np.nan, None), ("u1", -1, None),
-    ("?", 2, None), ("?", 1, True), ("f4", 1j, None), ("c8", 1j, np.complex64(1j)), ("c8", 1e300j, None),
-    ("S2", b"abc", None), ("S3", b"abc", b"abc"), ("M8[s]", np.datetime64("NaT"), np.datetime64("NaT")),
+    ("f4", 1e300, None),
+    ("f4", 0.1, np.float32(0.1)),
+    ("f2", 1e-30, None),
+    ("f2", np.inf, np.float16(np.inf)),
+    ("f4", 2**24 + 1, None),
+    ("f8", 2**53 + 1, None),
+    ("f4", 2**70, np.float32(2**70)),
+    ("f8", 2**2000, None),
+    ("i8", 2**70, None),
+    ("i8", 1e30, None),
+    ("i4", True, 1),
+    ("i4", 1.5, None),
+    ("i4", np.nan, None),
+    ("u1", -1, None),
+    ("?", 2, None),
+    ("?", 1, True),
+    ("f4", 1j, None),
+    ("c8", 1j, np.complex64(1j)),
+    ("c8", 1e300j, None),
+    ("S2", b"abc", None),
+    ("S3", b"abc", b"abc"),
+    ("M8[s]", np.datetime64("NaT"), np.datetime64("NaT")),
     ("M8[s]", np.datetime64(1, "ms"), None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("dtype", "pad", "wanted"), PADS, ids=[str(n) for n in range(len(PADS))])
@@ -228,10 +245,13 @@ def test_a_view_outlives_its_episodes():
 def test_equal_windows_are_equal_in_every_process():
     """The hash that is kept in a window does not travel: texts hash otherwise in another process."""
     window = Window(range(3), pad="edge")
-    made = "import pickle, sys; from ringmap.data import Window; sys.stdout.buffer.write(pickle.dumps(Window(range(3), pad='edge')))"
+    made = (
+        "import pickle, sys; from ringmap.data import Window; sys.stdout.buffer.write(pickle.dumps(Window(range(3), "
+        "pad='edge')))"
+    )
     sent = subprocess.run(
         [sys.executable, "-c", made], capture_output=True, check=True, env=os.environ | {"PYTHONHASHSEED": "7"}
-    ).stdout  # fmt: skip
+    ).stdout
     assert {window: 1}[pickle.loads(sent)] == 1
     assert Window([0], pad=np.array(3)) == Window([0], pad=3)
 
@@ -246,9 +266,7 @@ def test_the_place_of_rewards_is_remembered(home):
         assert (again.reward_at, again.fps) == ("next", 5)
         again.close()
     assert ReplayBuffer.open(home / "ring").reward_at == "next"
-    with pytest.raises(
-        InputError, match="reward_at='same', but the buffer on disk has reward_at='next'"
-    ):
+    with pytest.raises(InputError, match="reward_at='same', but the buffer on disk has reward_at='next'"):
         ReplayBuffer(100, path=home / "ring", reward_at="same")
     with pytest.raises(InputError, match="reward_at must be one of"):
         ReplayBuffer(100, reward_at="later")
@@ -321,14 +339,21 @@ def test_short_episodes_are_not_skipped_in_silence(caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "give offsets= or seconds="), ({"offsets": [0], "seconds": [0]}, "not both"),
-        ({"offsets": []}, "offsets is empty"), ({"offsets": [0.5]}, "offsets must be integers"),
-        ({"offsets": 3}, r"for one step write \[3\]"), ({"offsets": [[0, 1]]}, "must be integers"),
-        ({"offsets": ["a"]}, "must be integers"), ({"offsets": [0], "pad": "mirror"}, "pad must be one of"),
-        ({"offsets": [0], "pad": [1, 2]}, "pad must be one value"), ({"offsets": [0], "pad": {}}, "pad must be one value"), ({"offsets": [0], "mask": ""}, "mask must be a name"),
-        ({"seconds": [np.nan]}, "must be finite"), ({"offsets": [True]}, "must be integers"),
+        ({}, "give offsets= or seconds="),
+        ({"offsets": [0], "seconds": [0]}, "not both"),
+        ({"offsets": []}, "offsets is empty"),
+        ({"offsets": [0.5]}, "offsets must be integers"),
+        ({"offsets": 3}, r"for one step write \[3\]"),
+        ({"offsets": [[0, 1]]}, "must be integers"),
+        ({"offsets": ["a"]}, "must be integers"),
+        ({"offsets": [0], "pad": "mirror"}, "pad must be one of"),
+        ({"offsets": [0], "pad": [1, 2]}, "pad must be one value"),
+        ({"offsets": [0], "pad": {}}, "pad must be one value"),
+        ({"offsets": [0], "mask": ""}, "mask must be a name"),
+        ({"seconds": [np.nan]}, "must be finite"),
+        ({"offsets": [True]}, "must be integers"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_window(arguments, message):
     with pytest.raises(InputError, match=message):
         Window(**arguments)
@@ -347,13 +372,15 @@ def test_what_is_no_window(arguments, message):
         ({"window": {"flag": Window([0], pad=0, mask="m"), "where": Window([0], pad=0, mask="m")}}, "comes from"),
         ({"columns": ["flagg"]}, "'flagg' that is not stored, but 'flag' is"),
         ({"columns": "flag"}, "columns must be a list"),
-        ({"anchors": slice(-3, None)}, "anchors must be a slice"), ({"anchors": slice(0, 4)}, "anchors must be a slice"),
-        ({"anchors": slice(0, -4, 2)}, "anchors must be a slice"), ({"anchors": lambda d: True}, "which episodes are wanted says where="),
+        ({"anchors": slice(-3, None)}, "anchors must be a slice"),
+        ({"anchors": slice(0, 4)}, "anchors must be a slice"),
+        ({"anchors": slice(0, -4, 2)}, "anchors must be a slice"),
+        ({"anchors": lambda d: True}, "which episodes are wanted says where="),
         ({"drop_all_padded": True}, "drop_all_padded is for padded columns"),
         ({"window": {}, "history_len": 3}, "history_len=3 and a window contradict"),
         ({"window": {"bad": lambda b: np.zeros(3)}}, "the function returned shape"),
     ],
-)  # fmt: skip
+)
 def test_what_can_not_be_drawn(request_, message):
     """Each is refused, in `sample` and in `batches`, and nothing is changed."""
     buf = filled()

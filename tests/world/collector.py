@@ -26,7 +26,8 @@ def world_of(num_envs, policy):
 
 
 def collect(path, episodes, max_steps, num_envs, *parts, policy):
-    """Collect the seeds 100, 101, ... into the buffer or dataset at `path`; `parts`: `commit_every`, and what is kept of a kill."""
+    """Collect the seeds 100, 101, ... into the buffer or dataset at `path`; `parts`: `commit_every`, and what is kept
+    of a kill."""
     world = world_of(num_envs, policy)
     options = {"variation": ["agent.color"]}
     if str(path).endswith((".h5", ".lance")):
@@ -35,9 +36,14 @@ def collect(path, episodes, max_steps, num_envs, *parts, policy):
         every, interrupted = parts or (None, "drop")
         buf = ReplayBuffer(max_steps, history_len=4, path=path, interrupted=interrupted)
         world.collect(
-            writer=buf, episodes=episodes, seed=100, options=options, resume=True, progress=False,
+            writer=buf,
+            episodes=episodes,
+            seed=100,
+            options=options,
+            resume=True,
+            progress=False,
             commit_every=every,
-        )  # fmt: skip
+        )
         buf.close()
     world.close()
 

@@ -22,17 +22,13 @@ class Proof(gymnasium.Env):
         self.action_space = {
             "discrete": spaces.Discrete(1000),
             "box": spaces.Box(-1e6, 1e6, (2,), np.float32),
-            "dict": spaces.Dict(
-                {"a": spaces.Discrete(1000), "b": spaces.Box(-1e6, 1e6, (), np.float64)}
-            ),
+            "dict": spaces.Dict({"a": spaces.Discrete(1000), "b": spaces.Box(-1e6, 1e6, (), np.float64)}),
             "tuple": spaces.Tuple((spaces.Discrete(1000), spaces.MultiBinary(2))),
             "multi": spaces.MultiDiscrete([1000, 7]),
         }[kind.partition("-")[0]]
         self.place = spaces.Box(-1, 1e6, (3,), np.int64)
         self.as_dict = kind.endswith("-named")
-        self.observation_space = (
-            spaces.Dict({"place": self.place, "twice": self.place}) if self.as_dict else self.place
-        )
+        self.observation_space = spaces.Dict({"place": self.place, "twice": self.place}) if self.as_dict else self.place
 
     def look(self):
         place = np.array([self.number, self.episode, self.t], np.int64)
@@ -90,11 +86,7 @@ class Faulty(gymnasium.Env):
 
     def info(self):
         info = {"grows": np.zeros(1 + (self.fault == "grows" and self.now)), "stays": 1}
-        if (
-            self.fault == "comes"
-            and (self.episode, self.t) >= self.at
-            and self.episode == self.at[0]
-        ):
+        if self.fault == "comes" and (self.episode, self.t) >= self.at and self.episode == self.at[0]:
             info["new"] = 1.0
         if self.fault == "goes" and self.now:
             del info["stays"]

@@ -309,9 +309,7 @@ class Returning(gymnasium.Wrapper):
         ("truncated", "False", "is of another kind in .* bool"),
     ],
 )
-def test_rewards_and_flags_that_would_change_are_refused(
-    make, buf, monkeypatch, name, value, message
-):
+def test_rewards_and_flags_that_would_change_are_refused(make, buf, monkeypatch, name, value, message):
     monkeypatch.setattr(Returning, "name", name)
     monkeypatch.setattr(Returning, "value", value)
     world = make("RingmapTest/Proof-v0", 1, pre_wrappers=[Returning])

@@ -152,9 +152,7 @@ def test_push_t_against_a_loop_by_hand():
         expected.append((bool(won), total))
     with World("swm/PushT-v1", 12, (32, 32), max_episode_steps=40) as world:
         world.set_policy(lambda infos: policy(infos["state"][:, 0]).astype(np.float32))
-        results = world.evaluate(
-            episodes=12, seed=0, options=[{"reset_to_state": s} for s in starts]
-        )
+        results = world.evaluate(episodes=12, seed=0, options=[{"reset_to_state": s} for s in starts])
     assert results["episode_successes"].tolist() == [won for won, _ in expected]
     assert np.allclose(results["episode_returns"], [total for _, total in expected])
     assert 0 < results["success_rate"] < 100
@@ -166,14 +164,8 @@ def test_push_t_from_a_dataset():
     buf = collected("swm/PushT-v1", 2, steps=30)
     seen = []
     with World("swm/PushT-v1", 2, (32, 32)) as world:
-        world.set_policy(
-            lambda infos: (
-                seen.append(infos["state"].copy()) or infos["state"][:, 0, :2].astype("f4")
-            )
-        )
-        world.evaluate(
-            dataset=buf, episodes_idx=[0, 3], start_steps=[5, 9], goal_offset=10, eval_budget=2
-        )
+        world.set_policy(lambda infos: seen.append(infos["state"].copy()) or infos["state"][:, 0, :2].astype("f4"))
+        world.evaluate(dataset=buf, episodes_idx=[0, 3], start_steps=[5, 9], goal_offset=10, eval_budget=2)
     for env, (episode, start) in enumerate(((0, 5), (3, 9))):
         assert np.allclose(seen[0][env, 0], buf.load_episode(episode)["state"][start], atol=1e-9)
 
@@ -186,6 +178,4 @@ def test_mujoco(tmp_path, monkeypatch):
     alone = collected("InvertedPendulum-v5", 1, **plain)
     workers = collected("InvertedPendulum-v5", 4, workers=2, **plain)
     assert by_seed(alone) == by_seed(workers)
-    assert (
-        collected("HalfCheetah-v5", 2, **plain).num_episodes == 4
-    )  # its step says more than its reset
+    assert collected("HalfCheetah-v5", 2, **plain).num_episodes == 4  # its step says more than its reset

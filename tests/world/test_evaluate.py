@@ -158,9 +158,7 @@ class Plain(TwoRoom):
 def test_callables(make, stored, monkeypatch):
     import gymnasium
 
-    monkeypatch.setitem(
-        gymnasium.registry, "Plain-v0", gymnasium.envs.registration.EnvSpec("Plain-v0", Plain)
-    )
+    monkeypatch.setitem(gymnasium.registry, "Plain-v0", gymnasium.envs.registration.EnvSpec("Plain-v0", Plain))
     world = make("Plain-v0", 2, SHAPE)
     policy = Still()
     world.set_policy(policy)
@@ -217,9 +215,12 @@ def test_bad_calls(make, stored, change, message):
     world = make("ringmap/TwoRoom-v1", 3, SHAPE)
     world.set_policy(Still())
     task = {
-        "dataset": stored, "episodes_idx": [0, 1, 2], "start_steps": [0, 0, 0], "goal_offset": 3,
+        "dataset": stored,
+        "episodes_idx": [0, 1, 2],
+        "start_steps": [0, 0, 0],
+        "goal_offset": 3,
         "eval_budget": 2,
-    }  # fmt: skip
+    }
     with pytest.raises(InputError, match=message):
         world.evaluate(**{**task, **change})
     assert world.policy.seen == []
@@ -246,9 +247,7 @@ def test_videos_of_episodes(make, tmp_path):
     world = make("ringmap/TwoRoom-v1", 2, (33, 47), max_episode_steps=30)
     world.set_policy(ExpertPolicy())
     results = world.evaluate(episodes=3, seed=0, video=tmp_path / "videos")
-    assert sorted(p.name for p in (tmp_path / "videos").iterdir()) == [
-        f"episode_{k}.mp4" for k in range(3)
-    ]
+    assert sorted(p.name for p in (tmp_path / "videos").iterdir()) == [f"episode_{k}.mp4" for k in range(3)]
     for k, length in enumerate(results["episode_lengths"]):
         frames = frames_of(tmp_path / f"videos/episode_{k}.mp4")
         assert len(frames) == length + 1

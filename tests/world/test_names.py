@@ -1,4 +1,5 @@
-"""No name of ours takes the place of an environment's: parts, infos and data whose names are taken make way, or are refused."""
+"""No name of ours takes the place of an environment's: parts, infos and data whose names are taken make way, or are
+refused."""
 
 import gymnasium
 import numpy as np
@@ -20,7 +21,7 @@ class Told(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     action_space = spaces.Discrete(5)
 
-    def __init__(self, space=BOX, seen=None, info=None, data=None, action_space=None, render_mode=None):  # fmt: skip
+    def __init__(self, space=BOX, seen=None, info=None, data=None, action_space=None, render_mode=None):
         self.observation_space = space
         self.action_space = action_space or self.action_space
         self.seen, self.info, self.data = seen, info or {}, data
@@ -57,7 +58,7 @@ def dict_of(*names):
 
 
 def collected(make, *, shape=None, workers=0, **env):
-    world = make("RingmapTest/Told-v0", 1, shape, add_pixels=shape is not None, workers=workers, **env)  # fmt: skip
+    world = make("RingmapTest/Told-v0", 1, shape, add_pixels=shape is not None, workers=workers, **env)
     world.set_policy(lambda infos: np.full(1, 4))
     buf = ReplayBuffer(100)
     world.collect(writer=buf, episodes=1, seed=7)
@@ -73,7 +74,7 @@ def test_parts_of_an_observation_make_way_for_our_names(make):
     episode = collected(make, **env)
     for name in taken:
         assert (episode[f"observation.{name}"] == STEPS[:, None]).all(), name
-    assert (episode["free"] == STEPS[:, None]).all() and (episode["observation"] == STEPS[:, None]).all()  # fmt: skip
+    assert (episode["free"] == STEPS[:, None]).all() and (episode["observation"] == STEPS[:, None]).all()
     assert episode["action"].tolist() == [4, 4, 4, 0]
     assert episode["reward"][1:].tolist() == [10, 20, 30]
     assert episode["terminated"].tolist() == [False, False, False, True]
@@ -176,20 +177,24 @@ class Thing:
 @pytest.mark.parametrize(
     ("space", "seen", "message"),
     [
-        (spaces.Dict(a=BOX, b=spaces.Space()), lambda t: {"a": np.zeros(2, "f4"), "b": Thing()}, "'b' of the observation is a Thing at step 0"),
+        (
+            spaces.Dict(a=BOX, b=spaces.Space()),
+            lambda t: {"a": np.zeros(2, "f4"), "b": Thing()},
+            "'b' of the observation is a Thing at step 0",
+        ),
         (spaces.Space(), lambda t: [Thing()], "'observation' of the observation is a list at step 0"),
         (spaces.Sequence(BOX), lambda t: (np.zeros(2, "f4"),), "'observation' of the observation is a tuple"),
         (BOX, lambda t: [2**53 + 1, 0.5], "observation: item 0 is 9007199254740993"),
         (BOX, lambda t: np.ma.masked_array([1, 2], [0, 1]), "info 'observation': item 1 is masked"),
     ],
-)  # fmt: skip
+)
 def test_an_observation_that_no_column_holds_is_refused(make, space, seen, message):
     with pytest.raises(RolloutError, match=message):
         collected(make, space=space, seen=seen)
 
 
 def test_an_action_that_no_column_holds_is_refused(make):
-    world = make("RingmapTest/Told-v0", 1, None, add_pixels=False, **dict_of("a"), action_space=spaces.Sequence(BOX))  # fmt: skip
+    world = make("RingmapTest/Told-v0", 1, None, add_pixels=False, **dict_of("a"), action_space=spaces.Sequence(BOX))
     world.set_policy(lambda infos: [(np.zeros(2, "f4"),)])
     with pytest.raises(RolloutError, match="'action' of the action is a tuple at step 1"):
         world.collect(writer=ReplayBuffer(100), episodes=1)
@@ -207,7 +212,7 @@ def test_a_text_observation_and_an_info_that_no_column_holds_are_no_fault(make):
 @pytest.mark.parametrize("parts", [None, 2])
 def test_data_named_like_ours_are_refused_unless_they_say_the_same(make, tmp_path, parts):
     for value in (7, 8):
-        world = make("RingmapTest/Told-v0", 1, add_pixels=False, **dict_of("a"), data={"seed": value, "x": 1})  # fmt: skip
+        world = make("RingmapTest/Told-v0", 1, add_pixels=False, **dict_of("a"), data={"seed": value, "x": 1})
         world.set_policy(lambda infos: np.full(1, 4))
         buf = ReplayBuffer(100, spare_rows=50)
         if value == 7:
@@ -220,7 +225,7 @@ def test_data_named_like_ours_are_refused_unless_they_say_the_same(make, tmp_pat
 
 def test_the_mark_of_a_collection_is_not_written_over(make, tmp_path):
     for resume in (False, True):
-        world = make("RingmapTest/Told-v0", 1, add_pixels=False, **dict_of("a"), data={"collection": "mine"})  # fmt: skip
+        world = make("RingmapTest/Told-v0", 1, add_pixels=False, **dict_of("a"), data={"collection": "mine"})
         world.set_policy(lambda infos: np.full(1, 4))
         path = tmp_path / f"{resume}.h5"
         if resume:

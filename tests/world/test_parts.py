@@ -1,4 +1,5 @@
-"""Collections in parts: the rows are those of whole episodes; a kill in the middle of an episode stores no seed twice."""
+"""Collections in parts: the rows are those of whole episodes; a kill in the middle of an episode stores no seed
+twice."""
 
 import os
 import random
@@ -35,9 +36,8 @@ def is_prefix(one, whole):
     if set(one) - {"data"} != names or not one["data"].items() <= whole["data"].items():
         return False
     return all(
-        one[n][0] == whole[n][0] and one[n][1][0] < whole[n][1][0] and whole[n][2].startswith(one[n][2])
-        for n in names
-    )  # fmt: skip
+        one[n][0] == whole[n][0] and one[n][1][0] < whole[n][1][0] and whole[n][2].startswith(one[n][2]) for n in names
+    )
 
 
 @pytest.mark.parametrize("kind", ["box", "discrete", "dict"])
@@ -89,7 +89,8 @@ def test_killed_and_resumed(tmp_path, interrupted):
 @pytest.mark.campaign
 @pytest.mark.parametrize("interrupted", ["drop", "keep"])
 def test_campaign(tmp_path, interrupted, capsys):
-    """60 episodes and a kill every few steps, until they are collected, ten times, or as often as there is time for: LASTS_S."""
+    """60 episodes and a kill every few steps, until they are collected, ten times, or as often as there is time for:
+    LASTS_S."""
     expected, kills, cut = uninterrupted(60, num_envs=2), 0, 0
     began, lasts_s = time.monotonic(), float(os.environ.get("LASTS_S", "inf"))
     seed = os.environ.get("SEED", "0")
@@ -129,9 +130,7 @@ def collected(make, buf, left=0, **options):
     world = make("ringmap/TwoRoom-v1", num_envs=2, image_shape=(16, 16), max_episode_steps=20)
     world.set_policy(Stops(left, seed=9) if left else RandomPolicy(seed=9))
     options = {"commit_every": 4, "resume": True, **options}
-    world.collect(
-        writer=buf, episodes=4, seed=100, options={"variation": ["agent.color"]}, **options
-    )
+    world.collect(writer=buf, episodes=4, seed=100, options={"variation": ["agent.color"]}, **options)
 
 
 def stop(make, buf, left, **options):
@@ -253,9 +252,7 @@ def test_bad_input(make, tmp_path):
         world.collect(tmp_path / "data.h5", 1, commit_every=4)
     assert not (tmp_path / "data.h5").exists()
     assert buf.num_episodes == 0
-    with pytest.raises(
-        InputError, match="another collection with seed 5.*episodes: 2 there, 3 now"
-    ):
+    with pytest.raises(InputError, match="another collection with seed 5.*episodes: 2 there, 3 now"):
         world.set_policy(Stops(3, seed=0))
         try:
             world.collect(writer=buf, episodes=2, seed=5, commit_every=1, resume=True)

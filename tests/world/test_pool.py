@@ -40,16 +40,29 @@ def plant(pool, *infos):
 
 def test_arrays_tensors_and_numbers_are_stacked(pool):
     rows = [
-        {"array": np.full((2, 3), i, np.uint8), "tensor": torch.full((2,), i), "int": i, "float": i / 2,
-         "bool": i > 0, "scalar": np.float32(i), "text": f"t{i}", "nested": {"a": i}, "none": None}
+        {
+            "array": np.full((2, 3), i, np.uint8),
+            "tensor": torch.full((2,), i),
+            "int": i,
+            "float": i / 2,
+            "bool": i > 0,
+            "scalar": np.float32(i),
+            "text": f"t{i}",
+            "nested": {"a": i},
+            "none": None,
+        }
         for i in range(3)
-    ]  # fmt: skip
+    ]
     infos = plant(pool, *rows)
     shapes = {name: (v.shape, v.dtype.name) for name, v in infos.items() if not isinstance(v, list)}
     assert shapes == {
-        "array": ((3, 1, 2, 3), "uint8"), "tensor": ((3, 1, 2), "int64"), "int": ((3, 1), "int64"),
-        "float": ((3, 1), "float64"), "bool": ((3, 1), "bool"), "scalar": ((3, 1), "float32"),
-    }  # fmt: skip
+        "array": ((3, 1, 2, 3), "uint8"),
+        "tensor": ((3, 1, 2), "int64"),
+        "int": ((3, 1), "int64"),
+        "float": ((3, 1), "float64"),
+        "bool": ((3, 1), "bool"),
+        "scalar": ((3, 1), "float32"),
+    }
     assert infos["array"][:, 0, 0, 0].tolist() == [0, 1, 2]
     assert infos["text"] == ["t0", "t1", "t2"]
     assert infos["nested"] == [{"a": 0}, {"a": 1}, {"a": 2}]
@@ -111,9 +124,12 @@ def test_seeds(pool):
         return [env.seed_given for env in pool._crew.envs]
 
     for seed, expected in (
-        (4, [4, 5, 6]), (np.int64(4), [4, 5, 6]), ([7, None, 1], [7, None, 1]),
-        (np.array([3, 2, 1]), [3, 2, 1]), (None, [None] * 3),
-    ):  # fmt: skip
+        (4, [4, 5, 6]),
+        (np.int64(4), [4, 5, 6]),
+        ([7, None, 1], [7, None, 1]),
+        (np.array([3, 2, 1]), [3, 2, 1]),
+        (None, [None] * 3),
+    ):
         pool.reset(seed)
         assert given() == pool.seeds == expected
     pool.reset(options={"a": 1})
@@ -218,8 +234,9 @@ def test_large_arrays_come_whole_from_workers():
     class Large(Info):
         planted = {  # noqa: RUF012
             "a": np.arange(5000, dtype=np.int16).reshape(50, 100)[:, ::2],
-            "b": np.ones((2, 3), np.complex128), "c": np.arange(300, dtype=">f8"),
-        }  # fmt: skip
+            "b": np.ones((2, 3), np.complex128),
+            "c": np.arange(300, dtype=">f8"),
+        }
 
         def info_nbytes(self):
             return 5000

@@ -115,9 +115,7 @@ THEIRS = {"lerobot", "minari", "robomimic"}  # of columns of their own: tests/ex
 RESUMABLE = [
     name
     for name in list_formats()
-    if get_format(name).can_write()
-    and get_format(name).supports_episode_data
-    and name not in THEIRS
+    if get_format(name).can_write() and get_format(name).supports_episode_data and name not in THEIRS
 ]
 
 
@@ -138,9 +136,7 @@ def test_a_file_goes_on(tmp_path, format):
 
     def run(policy):
         world = world_of(2, policy)
-        world.collect(
-            path, 8, seed=100, options={"variation": ["agent.color"]}, format=format, resume=True
-        )
+        world.collect(path, 8, seed=100, options={"variation": ["agent.color"]}, format=format, resume=True)
         world.close()
 
     with pytest.raises(KeyboardInterrupt):
@@ -160,20 +156,14 @@ def test_a_file_goes_on(tmp_path, format):
     found = by_seed(again)
     if format in LOSSY:
         for episode in (*found.values(), *expected.values()):
-            images = [
-                n for n, v in episode.items() if n != "data" and v[0] == "|u1" and len(v[1]) == 4
-            ]
+            images = [n for n, v in episode.items() if n != "data" and v[0] == "|u1" and len(v[1]) == 4]
             assert images
             for name in images:
                 episode[name] = episode[name][:2]
     assert found == expected
     world = world_of(1, RandomPolicy(seed=9))
-    with pytest.raises(
-        InputError, match=r"another collection with seed 100; .*episodes: 8 there, 9 now"
-    ):
-        world.collect(
-            path, 9, seed=100, options={"variation": ["agent.color"]}, format=format, resume=True
-        )
+    with pytest.raises(InputError, match=r"another collection with seed 100; .*episodes: 8 there, 9 now"):
+        world.collect(path, 9, seed=100, options={"variation": ["agent.color"]}, format=format, resume=True)
     world.close()
 
 
@@ -198,9 +188,7 @@ def test_what_differs_is_said(make):
             world.collect(writer=buf, **{"episodes": 4, "seed": 5, "resume": True, **changed})
     other = make("RingmapTest/Proof-v0")
     other.set_policy(RandomPolicy(seed=0))
-    with pytest.raises(
-        InputError, match="env: 'ringmap/TwoRoom-v1' there, 'RingmapTest/Proof-v0' now"
-    ):
+    with pytest.raises(InputError, match="env: 'ringmap/TwoRoom-v1' there, 'RingmapTest/Proof-v0' now"):
         other.collect(writer=buf, episodes=4, seed=5, resume=True)
     assert buf.num_episodes == 4
     world.collect(writer=buf, episodes=2, seed=50, resume=True)  # another one beside it
@@ -304,9 +292,7 @@ def test_progress_arithmetic(rng):
         assert len(again) == len(model)
         assert kept["watermark"] == min([*set(range(50)) - model, 50])
     assert identity_of("env", 3, 50, {"x": np.zeros(500)})["options"].startswith("xxh3 ")
-    assert identity_of("env", 3, 50, {"x": np.zeros(500)}) != identity_of(
-        "env", 3, 50, {"x": np.ones(500)}
-    )
+    assert identity_of("env", 3, 50, {"x": np.zeros(500)}) != identity_of("env", 3, 50, {"x": np.ones(500)})
 
 
 # -- the campaign ----------------------------------------------------------------------------------
@@ -332,8 +318,11 @@ def test_campaign(tmp_path, max_steps, capsys):
         if trainer is None and stored:
             trainer = subprocess.Popen(
                 [sys.executable, "-m", "tests.world.trainer", str(path)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT, cwd=ROOT,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=ENVIRONMENT,
+                cwd=ROOT,
+            )
             trainer.stdout.readline()
     finish(path, episodes, max_steps, num_envs)
     found = left_in(path, stored)

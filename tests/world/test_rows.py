@@ -119,10 +119,7 @@ def test_control(make):
         "rewards are shifted": {"reward": episode["reward"][1:] + episode["reward"][:1]},
         "rows are missing": {name: v[1:] for name, v in episode.items() if name != "_episode_data"},
         "rows of two": {"observation": other["observation"][:1] + episode["observation"][1:]},
-        "not in a row": {
-            "observation": [episode["observation"][i] for i in (0, 2, 1)]
-            + episode["observation"][3:]
-        },
+        "not in a row": {"observation": [episode["observation"][i] for i in (0, 2, 1)] + episode["observation"][3:]},
     }
     for message, changed in planted.items():
         with pytest.raises(AssertionError, match=message):
@@ -137,8 +134,16 @@ def test_a_buffer_and_a_file_hold_the_same(make, tmp_path):
     for i, episode in enumerate(buf.episodes()):
         expect_aligned(episode, "discrete")
     assert buf.column_names == [
-        "length", "drawn", "observation", "action", "reward", "terminated", "truncated", "step_idx", "id",
-    ]  # fmt: skip
+        "length",
+        "drawn",
+        "observation",
+        "action",
+        "reward",
+        "terminated",
+        "truncated",
+        "step_idx",
+        "id",
+    ]
     assert buf.num_episodes == i + 1 == 9
     buf.close()
 
@@ -151,9 +156,7 @@ def by_seed(buf):
     for i, seed in enumerate(seeds):
         data = buf.get_episode_data(i)
         found[seed] = {
-            **{
-                name: (v.dtype.str, v.shape, v.tobytes()) for name, v in buf.load_episode(i).items()
-            },
+            **{name: (v.dtype.str, v.shape, v.tobytes()) for name, v in buf.load_episode(i).items()},
             "data": {name: repr(v[0]) for name, v in sorted(data.items())},
         }
     return found
@@ -166,9 +169,7 @@ def test_same_seeds_same_bytes(make, tmp_path, policy):
 
     found = []
     for number, (num_envs, workers) in enumerate([(1, 0), (3, 0), (4, 2), (5, 5), (2, 1)]):
-        world = make(
-            "ringmap/TwoRoom-v1", num_envs, (16, 16), max_episode_steps=15, workers=workers
-        )
+        world = make("ringmap/TwoRoom-v1", num_envs, (16, 16), max_episode_steps=15, workers=workers)
         world.set_policy(
             {
                 "random": lambda: RandomPolicy(seed=2),

@@ -23,12 +23,19 @@ def test_infos_after_a_reset_and_a_step(make):
     world.reset(seed=0)
     shapes = {name: (v.shape, v.dtype.name) for name, v in world.infos.items()}
     assert shapes == {
-        "pixels": ((4, 1, 24, 32, 3), "uint8"), "goal": ((4, 1, 24, 32, 3), "uint8"),
-        "state": ((4, 1, 2), "float32"), "goal_state": ((4, 1, 2), "float32"),
-        "action": ((4, 1, 2), "float32"), "reward": ((4, 1), "float32"),
-        "terminated": ((4, 1), "bool"), "truncated": ((4, 1), "bool"), "is_success": ((4, 1), "bool"),
-        "step_idx": ((4, 1), "int64"), "id": ((4, 1), "int64"), "render_time": ((4, 1), "float64"),
-    }  # fmt: skip
+        "pixels": ((4, 1, 24, 32, 3), "uint8"),
+        "goal": ((4, 1, 24, 32, 3), "uint8"),
+        "state": ((4, 1, 2), "float32"),
+        "goal_state": ((4, 1, 2), "float32"),
+        "action": ((4, 1, 2), "float32"),
+        "reward": ((4, 1), "float32"),
+        "terminated": ((4, 1), "bool"),
+        "truncated": ((4, 1), "bool"),
+        "is_success": ((4, 1), "bool"),
+        "step_idx": ((4, 1), "int64"),
+        "id": ((4, 1), "int64"),
+        "render_time": ((4, 1), "float64"),
+    }
     assert np.isnan(world.infos["reward"]).all()
     assert np.isnan(world.infos["action"]).all()
     assert not world.infos["step_idx"].any()
@@ -60,9 +67,7 @@ def test_pixels_are_resized_as_pil_does(make, resample):
 def test_a_dict_of_renders(make):
     world = make("RingmapTest/Faulty-v0", 2, SHAPE, fault="several")
     world.reset()
-    assert (
-        world.infos["pixels.front"].shape == world.infos["pixels.back"].shape == (2, 1, *SHAPE, 3)
-    )
+    assert world.infos["pixels.front"].shape == world.infos["pixels.back"].shape == (2, 1, *SHAPE, 3)
     assert "pixels" not in world.infos
 
 
@@ -70,9 +75,7 @@ def test_transforms(make):
     def halve(picture):
         return torch.from_numpy(picture.copy()).movedim(-1, 0) / 2
 
-    world = make(
-        "ringmap/TwoRoom-v1", 1, SHAPE, image_transform=halve, goal_transform=lambda goal: goal[::2]
-    )
+    world = make("ringmap/TwoRoom-v1", 1, SHAPE, image_transform=halve, goal_transform=lambda goal: goal[::2])
     world.reset(seed=0)
     assert world.infos["pixels"].shape == (1, 1, 3, *SHAPE)
     assert world.infos["goal"].shape == (1, 1, 12, 32, 3)
@@ -121,9 +124,7 @@ def test_options_vary(make):
     colors = [[255, 0, 0], [0, 255, 0], [0, 0, 255]]
     world.reset(
         seed=0,
-        options=[
-            {"variation": ["agent.color"], "variation_values": {"agent.color": c}} for c in colors
-        ],
+        options=[{"variation": ["agent.color"], "variation_values": {"agent.color": c}} for c in colors],
     )
     for env, color in enumerate(colors):
         x, y = (world.infos["state"][env, 0] * 64).astype(int)
@@ -196,9 +197,7 @@ def test_random_policies_are_reproducible(make):
         for _ in range(num_calls):
             buf = ReplayBuffer(max_steps=500)
             world.collect(writer=buf, episodes=4, seed=collected)
-            order = (
-                np.argsort(buf.get_episode_data()["seed"]) if collected is not None else range(4)
-            )
+            order = np.argsort(buf.get_episode_data()["seed"]) if collected is not None else range(4)
             found.append([buf.load_episode(int(i))["action.a"].tolist() for i in order])
         return found
 

@@ -34,9 +34,7 @@ def main(path):
     print("ready", flush=True)
     while not select.select([sys.stdin], [], [], 0)[0]:
         buf = ReplayBuffer.open(path, history_len=4)
-        for batch in DataLoader(
-            buf, 32, shuffle=True, num_workers=2, multiprocessing_context="fork"
-        ):
+        for batch in DataLoader(buf, 32, shuffle=True, num_workers=2, multiprocessing_context="fork"):
             batches, clips, bad = batches + 1, clips + len(batch["id"]), bad + torn(batch)
             seen.update(batch["id"][:, 0].tolist())
         newest = max(newest, buf.num_episodes)

@@ -13,5 +13,6 @@
     options | emit, nested | batch      valid settings; the form of the output; a batch with its ids
     unindexed | worker_generator        an error of buffers without ids; the generator of buffers of rows
 
-Each module imports only from those below it. Begin with `sampled`, then `engine`; clips themselves are in `ringmap.clips`.
+Each module imports only from those below it. Begin with `sampled`, then `engine`; clips themselves are in
+`ringmap.clips`.
 """

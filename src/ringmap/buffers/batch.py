@@ -57,9 +57,7 @@ class Batch(dict[str, V]):
     @property
     def like(self) -> Callable[..., Batch[Any]]:
         """What makes a batch of other columns, with the attributes of this one. It can be pickled."""
-        return partial(
-            Batch, ids=self.ids, weights=self.weights, asked=self._asked, numbered=self.numbered
-        )
+        return partial(Batch, ids=self.ids, weights=self.weights, asked=self._asked, numbered=self.numbered)
 
     def copy(self) -> Batch[V]:
         """Return a shallow copy, attributes included."""
@@ -72,4 +70,4 @@ class Batch(dict[str, V]):
 
 
 def _mapped(columns: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    return {n: _mapped(v, convert) if isinstance(v, dict) else convert(v) for n, v in columns.items()}  # fmt: skip
+    return {n: _mapped(v, convert) if isinstance(v, dict) else convert(v) for n, v in columns.items()}

@@ -1,7 +1,8 @@
 """The form in which columns are returned: NumPy arrays, tensors or a TensorDict, and the device of tensors.
 
 Invariants: tensors that stay on the CPU share the memory of the arrays; text becomes lists, since no tensor holds it.
-Not here: what the columns hold, how flat columns become nested (nested.py), PyTorch's loader (datasets/worker_slots.py).
+Not here: what the columns hold, how flat columns become nested (nested.py), PyTorch's loader
+(datasets/worker_slots.py).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ __all__ = ["Emit", "as_tensordict", "check_device"]
 class Emit:
     """The output that a caller asked for.
 
-    `to`: "numpy", "torch", "tensordict", or None for the form that fits; `device`: the device of tensors; `pin_memory`: whether
-    tensors go through page-locked memory, without waiting for the copy.
+    `to`: "numpy", "torch", "tensordict", or None for the form that fits; `device`: the device of tensors; `pin_memory`:
+    whether tensors go through page-locked memory, without waiting for the copy.
     """
 
     to: str | None = None

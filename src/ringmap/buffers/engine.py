@@ -12,7 +12,8 @@
 
 Invariants: each process has one engine per buffer; a closed engine returns no source; a pickle holds paths and
 settings, never a disk; only the process that opened a writer writes.
-Not here: columns and transforms (replay.py), clips as a DataLoader takes them (lookup.py), files and commits (storage/).
+Not here: columns and transforms (replay.py), clips as a DataLoader takes them (lookup.py), files and commits
+(storage/).
 """
 
 from __future__ import annotations
@@ -139,9 +140,13 @@ class Engine(Forkable):
     """The clip reader of each."""
 
     def __init__(
-        self, source: Handle | None, sampler: Sampler | None = None, seed: int | None = None, *,
+        self,
+        source: Handle | None,
+        sampler: Sampler | None = None,
+        seed: int | None = None,
+        *,
         disk: Disk | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.disk = door(disk)
         self.threads: int | None = None
         self.sampler: BaseSampler = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
@@ -189,7 +194,8 @@ class Engine(Forkable):
         """Read clips with readers of another kind from now on, also after a fork.
 
         Args:
-            make: returns a reader of a ring; it may not hold this engine, or both would live until the garbage collector comes.
+            make: returns a reader of a ring; it may not hold this engine, or both would live until the garbage
+                collector comes.
         """
         self._make_reader = make
         self.readers = [make(source, self.rng) for source in self.sources]
@@ -230,14 +236,13 @@ class Engine(Forkable):
         if worker() is None:
             self.pins.loader_state = LoaderState()  # it follows no process
         owned = self.owned
-        self._hold(
-            [Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid)]
-        )
+        self._hold([Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid)])
         return self.owned
 
     @property
     def reader(self) -> ClipReader:
-        """The reader that copies clips out of the ring. Ask for `source` first: after a fork that opens another reader."""
+        """The reader that copies clips out of the ring. Ask for `source` first: after a fork that opens another
+        reader."""
         return self.readers[0]
 
     @property
@@ -322,7 +327,8 @@ class Engine(Forkable):
         return self.readers[0].window(cut)
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
-        """Return the anchors of the clips with these ids, as `pin` counts them, or PINNED + position; GONE for an evicted one.
+        """Return the anchors of the clips with these ids, as `pin` counts them, or PINNED + position; GONE for an
+        evicted one.
 
         Raises:
             StaleCopyError: a persistent worker has an old copy of a ring in RAM.
@@ -365,8 +371,8 @@ class Engine(Forkable):
     def anchors_at(self, positions: Array, cut: Cut) -> Array:
         """Return the positions; GONE for one that is no anchor of the cut now.
 
-        Such a position is beyond what is stored, or comes from a pass of shorter clips: the steps around it would reach into
-        another episode.
+        Such a position is beyond what is stored, or comes from a pass of shorter clips: the steps around it would reach
+        into another episode.
         """
         source = self.source
         if source.rows is None or (len(positions) and positions.max() + cut.after >= source.head):
@@ -385,9 +391,16 @@ class Engine(Forkable):
         return self.readers[0].replaced(positions, cut, redraw)
 
     def read(
-        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
-        crossing: Crossing | None = None, redraw: Redraw | None = None, *, numbers: EpisodeMoment | None = None,
-    ) -> dict[str, Array]:  # fmt: skip
+        self,
+        positions: Array,
+        cut: Cut,
+        out: dict[str, Array] | None = None,
+        asked: bool = False,
+        crossing: Crossing | None = None,
+        redraw: Redraw | None = None,
+        *,
+        numbers: EpisodeMoment | None = None,
+    ) -> dict[str, Array]:
         """Return the clips with these anchors, column -> `(B, ...)`; `positions` shows which were redrawn.
 
         Args:
@@ -414,7 +427,8 @@ class Engine(Forkable):
         return batch
 
     def numbering(self, cut: Cut) -> EpisodeMoment | None:
-        """Return what numbers the episodes of one batch, for `read`; None: no column says them, or a view numbers them."""
+        """Return what numbers the episodes of one batch, for `read`; None: no column says them, or a view numbers
+        them."""
         if not cut.computed or cut.episode_numbers is not None:
             return None
         return EpisodeMoment(lambda: [(self.source, None)])
@@ -507,7 +521,8 @@ class Engine(Forkable):
             return Drawn(positions, None, sampler.weigh())
 
     def draw_among(self, view: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
-        """Draw `size` clips of a view, as `draw` does; one that was evicted during the draw is replaced by another of the view.
+        """Draw `size` clips of a view, as `draw` does; one that was evicted during the draw is replaced by another of
+        the view.
 
         `view`: its `clip_window` returns the clips to draw from.
         """
@@ -532,10 +547,9 @@ class Engine(Forkable):
             positions = self.replaced(drawn.positions, cut, view.redraw)
             return Drawn(positions, drawn.crossing, sampler.weigh())
 
-    def placed_among(
-        self, clips: ClipRange, ids: Array, cut: Cut, rng: np.random.Generator
-    ) -> Drawn | None:
-        """Return the clips of a view that were drawn by their ids, GONE for one that was evicted since; None if none is left.
+    def placed_among(self, clips: ClipRange, ids: Array, cut: Cut, rng: np.random.Generator) -> Drawn | None:
+        """Return the clips of a view that were drawn by their ids, GONE for one that was evicted since; None if none is
+        left.
 
         `clips`: of the view, when they were drawn.
         """
@@ -549,9 +563,7 @@ class Engine(Forkable):
         positions[~gone] = drawn.positions
         return Drawn(positions)
 
-    def _ask_positions(
-        self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut
-    ) -> Array:
+    def _ask_positions(self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut) -> Array:
         reader, history = self.readers[0], cut.history or 1
         pinned = reader.pin(cut)
         if not pinned.count:
@@ -633,7 +645,8 @@ class Engine(Forkable):
 
     @contextlib.contextmanager
     def committing(self, notes: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
-        """Yield the small state for a commit or a flush: the sampling state if it changed, and the notes added to the stored ones.
+        """Yield the small state for a commit or a flush: the sampling state if it changed, and the notes added to the
+        stored ones.
 
         The state counts as stored if the block raises no error. For a writer only.
         """
@@ -657,25 +670,19 @@ class Engine(Forkable):
                 owned.settle(where, small)
 
     def before_fork(self) -> None:
-        """Commit rows that only this handle shows yet: a child reads what is committed, and a DataLoader's workers are children."""
+        """Commit rows that only this handle shows yet: a child reads what is committed, and a DataLoader's workers are
+        children."""
         self._commit_rest("forked with rows that the child will see later")
 
     def end_process(self) -> None:
         """Commit rows that only this handle shows yet: no thread does it after this process, only the next writer."""
         if self._pid == os.getpid() and self.sources[0].is_idle(_EXIT_S):
-            self._commit_rest(
-                "the process ended with rows that others see once a writer opens the buffer"
-            )
+            self._commit_rest("the process ended with rows that others see once a writer opens the buffer")
 
     def _commit_rest(self, otherwise: str) -> None:
         """Commit rows that only this handle shows yet; if that fails, say what it means."""
         owned = self.owned
-        if (
-            owned.disk.volatile
-            or self.is_closed
-            or owned.pending is None
-            or not owned.pending.count
-        ):
+        if owned.disk.volatile or self.is_closed or owned.pending is None or not owned.pending.count:
             return
         try:
             self.settle(_WHERE)
@@ -685,7 +692,8 @@ class Engine(Forkable):
             log.warning("%s: %s: %s", owned.folder, otherwise, error)
 
     def drop_chains(self, chains: Collection[int], where: str) -> None:
-        """Drop episodes that were recorded in parts, by the positions of their first steps, durably. For a writer only."""
+        """Drop episodes that were recorded in parts, by the positions of their first steps, durably. For a writer
+        only."""
         self.writer(where).drop_chains(chains, where)
 
     def clear(self, where: str) -> None:
@@ -717,7 +725,8 @@ class Engine(Forkable):
         self.flush(where)
 
     def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
-        """Copy the buffer to a directory, with the `kept` memory of sidecars other than priorities; see `ReplayBuffer.snapshot`."""
+        """Copy the buffer to a directory, with the `kept` memory of sidecars other than priorities; see
+        `ReplayBuffer.snapshot`."""
         own: Kept = {PriorityFile: lambda _: self.sampler.kept_priorities(), **(kept or {})}
         snapshot(self.source, self.disk, local_path(path), where, own)
 
@@ -758,9 +767,11 @@ class Engine(Forkable):
         """
         owned = self.owned
         state = {
-            "sampler": sendable(_WHERE, "sampler", self.sampler.given), "threads": self.threads,
-            "loader_state": self.pins.loader_state, "seed_key": self.seed_key,
-        }  # fmt: skip
+            "sampler": sendable(_WHERE, "sampler", self.sampler.given),
+            "threads": self.threads,
+            "loader_state": self.pins.loader_state,
+            "seed_key": self.seed_key,
+        }
         if not self.is_closed:
             self.settle(_WHERE)  # what this handle shows, the copy shows, too
         if not isinstance(owned, Store) or not owned.disk.volatile:
@@ -786,8 +797,7 @@ class Engine(Forkable):
             "seq": seq,
             "begin": episodes[0][2].start if episodes else owned.head,
             "episodes": [
-                (steps, data, record.flags, PartOf.of(record), _counted(record))
-                for steps, data, record in episodes
+                (steps, data, record.flags, PartOf.of(record), _counted(record)) for steps, data, record in episodes
             ],
             "ends": _ends_of(owned),
             "sampling": self.state_dict() if self.sampler.given is None else None,
@@ -829,9 +839,7 @@ def _stored_in_ram(state: Mapping[str, Any]) -> Store:
         store.count_from(*counted)
         store.commit(schema, columns, encode_data(data, _WHERE), flags, part=part)
     for part, flags, data in state["ends"]:
-        end = functools.partial(
-            store.end_chain, part=part, flags=flags, data=encode_data(data, _WHERE)
-        )
+        end = functools.partial(store.end_chain, part=part, flags=flags, data=encode_data(data, _WHERE))
         store.exclusively(_WHERE, end)
     store.count_from(*state["newest"])
     return store
@@ -844,7 +852,8 @@ def _counted(record: Record) -> tuple[int, int]:
 
 
 def _ends_of(store: Store) -> list[tuple[PartOf, int, dict[str, Any]]]:
-    """Return what records without rows say of the ends of live chains: the part that would come next, flags and data."""
+    """Return what records without rows say of the ends of live chains: the part that would come next, flags and
+    data."""
     chains, found = store.live.chains, list[tuple[PartOf, int, dict[str, Any]]]()
     for seq in () if chains is None else chains.ended.values():
         record = store.table.read(seq)

@@ -33,8 +33,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class StoredChain(NamedTuple):
     """An episode that was recorded in parts.
 
-    `name`: the position of its first step; `data`: the newest of its data; `is_whole`: whether it was finished, and no part that was
-    stored after its oldest one is lost.
+    `name`: the position of its first step; `data`: the newest of its data; `is_whole`: whether it was finished, and no
+    part that was stored after its oldest one is lost.
     """
 
     name: int
@@ -52,7 +52,7 @@ class StoredEpisodes:
 
     def each(
         self, most: float = math.inf, tell: Callable[[int, int], None] | None = None, with_origins: bool = False
-    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+    ) -> Iterator[dict[str, Any]]:
         """Yield every episode, oldest first, as arrays; an episode that is evicted meanwhile is left out.
 
         Args:
@@ -60,7 +60,8 @@ class StoredEpisodes:
             tell: called with the number of an episode that comes in pieces, and its steps.
             with_origins: whether its data say what it was first stored as, for a copy.
 
-        Iterates by position, which never changes: ordinals are assigned again when a refresh finds that the writer restarted.
+        Iterates by position, which never changes: ordinals are assigned again when a refresh finds that the writer
+        restarted.
         """
         source = self._source
         if source.live.chains is not None:
@@ -87,9 +88,7 @@ class StoredEpisodes:
         with source.memory:
             whole = source.live.whole
             lineages, ordinals = source.origins() if with_origins else (None, None)
-        for number, (name, length) in enumerate(
-            zip(whole.names.tolist(), whole.lengths.tolist(), strict=True)
-        ):
+        for number, (name, length) in enumerate(zip(whole.names.tolist(), whole.lengths.tolist(), strict=True)):
             if length > most:
                 if tell is not None:
                     tell(number, length)
@@ -149,9 +148,7 @@ class StoredEpisodes:
             f"{where}: no stored episode begins at position {position}; it was evicted, or never was there"
         )
 
-    def steps(
-        self, index: int, start: int, end: int, where: str, names: Sequence[str] | None = None
-    ) -> list[Array]:
+    def steps(self, index: int, start: int, end: int, where: str, names: Sequence[str] | None = None) -> list[Array]:
         """Return steps `[start, end)` of episode `index`, one array per column: all of them, or those of `names`."""
         source = self._source
         places: Array | None = None
@@ -176,9 +173,7 @@ class StoredEpisodes:
             raise evicted(where, index)
         return steps
 
-    def _at(
-        self, positions: Array, where: str, index: int, names: Sequence[str] | None
-    ) -> list[Array]:
+    def _at(self, positions: Array, where: str, index: int, names: Sequence[str] | None) -> list[Array]:
         """Return the rows at rising positions, of episode `index`."""
         source = self._source
         assert source.rows is not None
@@ -203,9 +198,7 @@ class StoredEpisodes:
                 with source.memory:
                     whole = source.live.whole
                 total = int(whole.lengths.sum())
-                places = (
-                    np.arange(total) if numbers is None else in_range(numbers, total, "row", where)
-                )
+                places = np.arange(total) if numbers is None else in_range(numbers, total, "row", where)
                 positions = whole.positions(places)
                 return positions, dict(zip(names, rows.take(names, positions), strict=True))
             with source.memory:
@@ -223,7 +216,8 @@ class StoredEpisodes:
         return read_whole(source, read, source.folder, "raise max_steps")
 
     def data_names(self) -> list[str]:
-        """Return the names of the episode data of all episodes that users see. Reads each blob once: O(episodes written since)."""
+        """Return the names of the episode data of all episodes that users see. Reads each blob once: O(episodes written
+        since)."""
         live, names = self._source.live, self._names
         if names.era != live.era or live.last < names.last:
             names = self._names = _Names(live.era)
@@ -300,7 +294,8 @@ class StoredEpisodes:
         return found
 
     def names_of(self, idx: Any, where: str) -> Array:
-        """Return the names of episodes, the positions of their first steps, by their numbers now (None: all). O(asked)."""
+        """Return the names of episodes, the positions of their first steps, by their numbers now (None: all).
+        O(asked)."""
         source = self._source
         with source.memory:
             live = source.live
@@ -309,10 +304,9 @@ class StoredEpisodes:
                 return names.copy()
             return names[in_range(idx, len(names), "episode", where)]
 
-    def data(
-        self, names: Array, evicted: Callable[[int], Exception] | None
-    ) -> dict[str, list[Any]]:
-        """Return name -> one value per episode, None where an episode has no value. Reads the data of these episodes alone.
+    def data(self, names: Array, evicted: Callable[[int], Exception] | None) -> dict[str, list[Any]]:
+        """Return name -> one value per episode, None where an episode has no value. Reads the data of these episodes
+        alone.
 
         Args:
             names: of the episodes: the positions of their first steps.
@@ -366,6 +360,4 @@ class _Names:
 
 def evicted(where: str, episode: int) -> ClipIndexError:
     """Return the error of a call that asked for an episode that is gone."""
-    return ClipIndexError(
-        f"{where}: episode {episode} was evicted by the writer; call refresh() and ask again"
-    )
+    return ClipIndexError(f"{where}: episode {episode} was evicted by the writer; call refresh() and ask again")

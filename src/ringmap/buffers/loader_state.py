@@ -7,10 +7,11 @@ Forked workers inherit the block; spawned ones get their own with the pickled bu
 its way to a child process carries no block, since no process would write to it.
 
 A worker's place is the number of the fork, or of the pickle, that created it: the process that owns the loader counts
-both. There are 65,000 places: after as many workers a place is used again, and its new worker goes on from the count in it.
+both. There are 65,000 places: after as many workers a place is used again, and its new worker goes on from the count in
+it.
 
-Invariants: only the process that made the block tells; a reader sees the told numbers whole or not at all; each worker writes
-only its own place.
+Invariants: only the process that made the block tells; a reader sees the told numbers whole or not at all; each worker
+writes only its own place.
 Not here: what the numbers mean (sampled.py).
 """
 

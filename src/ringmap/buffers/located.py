@@ -16,7 +16,20 @@ from ringmap.errors import DamageError, InputError, NotFoundError, UnknownFormat
 from ringmap.storage.disk.local import local_path, refuse_address
 from ringmap.storage.records.kinds import DISTILLATION, EPISODES, LABELS, ROWS, TRANSITIONS
 
-__all__ = ["BUFFERS", "DATASET", "DISTILLATION", "EPISODES", "ROWS", "TRANSITIONS", "Located", "buffer_at", "folders_of", "holds_rings", "is_dataset", "look"]  # fmt: skip
+__all__ = [
+    "BUFFERS",
+    "DATASET",
+    "DISTILLATION",
+    "EPISODES",
+    "ROWS",
+    "TRANSITIONS",
+    "Located",
+    "buffer_at",
+    "folders_of",
+    "holds_rings",
+    "is_dataset",
+    "look",
+]
 
 BUFFERS = (EPISODES, TRANSITIONS, ROWS, DISTILLATION, LABELS)
 DATASET = "dataset"
@@ -95,7 +108,8 @@ def buffer_at(path: str) -> Located | None:
 
 
 def holds_rings(path: str) -> bool:
-    """Return whether a path is no buffer itself, but a directory with buffers of episodes, or of transitions, directly below it.
+    """Return whether a path is no buffer itself, but a directory with buffers of episodes, or of transitions, directly
+    below it.
 
     Raises:
         OSError: nothing below it is one, as far as that can be told.

@@ -67,9 +67,15 @@ class Clips(Protocol):
         ...
 
     def read(
-        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
-        crossing: Crossing | None = None, *, numbers: EpisodeMoment | None = None,
-    ) -> dict[str, Array]:  # fmt: skip
+        self,
+        positions: Array,
+        cut: Cut,
+        out: dict[str, Array] | None = None,
+        asked: bool = False,
+        crossing: Crossing | None = None,
+        *,
+        numbers: EpisodeMoment | None = None,
+    ) -> dict[str, Array]:
         """Return the clips with these anchors, column -> `(B, ...)`; `positions` shows which were redrawn."""
         ...
 
@@ -227,10 +233,11 @@ def _room(buffer: ClipBuffer, size: int) -> dict[str, Array] | None:
 
 
 def fitting(out: Mapping[str, Array], engine: Engine, size: int, cut: Cut) -> dict[str, Array]:
-    """Return the arrays of `out` to gather into, if they fit a batch of `size` items exactly. Text, whose width is that of the batch, comes
-    in a new array.
+    """Return the arrays of `out` to gather into, if they fit a batch of `size` items exactly. Text, whose width is that
+    of the batch, comes in a new array.
 
-    The shape of a computed column is known once it was computed; until then any array is accepted, and left out if it does not fit.
+    The shape of a computed column is known once it was computed; until then any array is accepted, and left out if it
+    does not fit.
 
     Raises:
         InputError: one does not fit.
@@ -250,12 +257,7 @@ def fitting(out: Mapping[str, Array], engine: Engine, size: int, cut: Cut) -> di
         got: Any = type(array)
         if isinstance(array, np.ndarray):
             got = f"{array.dtype} {array.shape}"
-            if (
-                array.flags.c_contiguous and array.flags.writeable
-                and array.shape == shape and array.dtype == dtype
-            ):  # fmt: skip
+            if array.flags.c_contiguous and array.flags.writeable and array.shape == shape and array.dtype == dtype:
                 continue
-        raise InputError(
-            f"{where}: out[{name!r}] must be a C-contiguous array {dtype} {shape}, got {got}"
-        )
+        raise InputError(f"{where}: out[{name!r}] must be a C-contiguous array {dtype} {shape}, got {got}")
     return dict(out)

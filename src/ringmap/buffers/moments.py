@@ -74,7 +74,8 @@ def unpack(texts: Any, names: Iterable[str], where: str) -> dict[str, Array]:
             zlib.error,
         ) as error:
             raise InputError(
-                f"{where}: the moment has no readable {name!r} ({error}); give what `moment` of a view, or a state, said"
+                f"{where}: the moment has no readable {name!r} ({error}); give what `moment` of a view, or a state, "
+                f"said"
             ) from None
     return found
 
@@ -82,8 +83,8 @@ def unpack(texts: Any, names: Iterable[str], where: str) -> dict[str, Array]:
 class RingEpisodes(NamedTuple):
     """Episodes of one ring, as a view holds them.
 
-    `starts`: their names; `lengths`: their steps; `stored`: their parts joined, and the number of each among these, None without
-    parts; `is_part`: whether stored episodes were left out.
+    `starts`: their names; `lengths`: their steps; `stored`: their parts joined, and the number of each among these,
+    None without parts; `is_part`: whether stored episodes were left out.
     """
 
     starts: Array
@@ -129,11 +130,7 @@ def episodes_of(moment: Any, where: str) -> tuple[bytes, RingEpisodes]:
             fits = fits and len(ended) == len(starts)
             whole = WholeEpisodes(at, sizes, Parts(*of_parts), ended_names)
             stored = whole, whole.find(starts)
-            fits = (
-                fits
-                and not (stored[1] < 0).any()
-                and np.array_equal(whole.lengths[stored[1]], lengths)
-            )
+            fits = fits and not (stored[1] < 0).any() and np.array_equal(whole.lengths[stored[1]], lengths)
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -2,11 +2,11 @@
 
     {"camera": (64, 64, 3), "state": (4,)}  ->  obs/camera, obs/state
 
-Where shapes are not declared, a ring of batches records beside the rows that a batch was nested, since the name of a flat column
-may contain a slash.
+Where shapes are not declared, a ring of batches records beside the rows that a batch was nested, since the name of a
+flat column may contain a slash.
 
-Invariants: leaves keep the order of their declaration, and are returned with the declared dtype, or an error names the leaf.
-Not here: how keys are joined (storage/columns/nested.py), the form in which batches are returned (emit.py).
+Invariants: leaves keep the order of their declaration, and are returned with the declared dtype, or an error names the
+leaf. Not here: how keys are joined (storage/columns/nested.py), the form in which batches are returned (emit.py).
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ class Leaves:
             return {self.prefix: value}
         found, _ = flat({self.prefix: value}, where)
         if found.keys() != set(self.names):
-            raise InputError(
-                f"{where}: {self.prefix}: expected leaves {self.names}, got {list(found)}"
-            )
+            raise InputError(f"{where}: {self.prefix}: expected leaves {self.names}, got {list(found)}")
         return {name: found[name] for name in self.names}
 
     def rows(self, value: Any, where: str) -> dict[str, Array]:
@@ -88,9 +86,7 @@ class Leaves:
             InputError: a shape does not fit, leaves differ in N, or the dtype can't hold a value.
         """
         rows: dict[str, Array] = {}
-        for spec, (name, leaf) in zip(
-            self.columns, self.flatten(value, where).items(), strict=True
-        ):
+        for spec, (name, leaf) in zip(self.columns, self.flatten(value, where).items(), strict=True):
             array = leaf_array(leaf, where, name)
             if array.shape == spec.shape:
                 array = array[None]
@@ -103,25 +99,19 @@ class Leaves:
             rows[name] = np.ascontiguousarray(array)
         if len(rows) > 1 and len({len(values) for values in rows.values()}) > 1:
             sizes = {name: len(values) for name, values in rows.items()}
-            raise InputError(
-                f"{where}: {self.prefix}: leaves differ in their number of rows: {sizes}"
-            )
+            raise InputError(f"{where}: {self.prefix}: leaves differ in their number of rows: {sizes}")
         return rows
 
     def nest(self, rows: Mapping[str, Any], prefix: str | None = None) -> Any:
         """Return the nested value of these leaves; `prefix` is the start of their names in `leaves`."""
         prefix = self.prefix if prefix is None else prefix
         cut = len(self.prefix)
-        return nested({self.prefix + n[cut:]: rows[prefix + n[cut:]] for n in self.names})[
-            self.prefix
-        ]
+        return nested({self.prefix + n[cut:]: rows[prefix + n[cut:]] for n in self.names})[self.prefix]
 
 
 def dtype_of(given: Any, where: str) -> np.dtype[Any]:
     """Return a NumPy dtype for one of NumPy's, Python's or torch's."""
-    name = (
-        str(given).removeprefix("torch.") if type(given).__module__.startswith("torch") else given
-    )
+    name = str(given).removeprefix("torch.") if type(given).__module__.startswith("torch") else given
     try:
         dtype = portable(np.dtype(name))
     except TypeError:

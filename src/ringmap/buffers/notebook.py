@@ -19,7 +19,8 @@ class InNotebook(ABC):
     """A buffer that a notebook shows."""
 
     def show(self, height: int = 640) -> Any:
-        """Show this buffer as a page in a notebook, while it is written: what `ringmap view` shows. It needs the extra `view`.
+        """Show this buffer as a page in a notebook, while it is written: what `ringmap view` shows. It needs the extra
+        `view`.
 
         Args:
             height: of the frame, in pixels.

@@ -90,19 +90,17 @@ class Options:
         for name in ("history_len", "frameskip"):
             object.__setattr__(self, name, positive(where, name, getattr(self, name)))
         for name, known in (
-            ("durability", ("process", "power")), ("casting", ("safe", "unsafe")), ("interrupted", ("drop", "keep")),
-        ):  # fmt: skip
+            ("durability", ("process", "power")),
+            ("casting", ("safe", "unsafe")),
+            ("interrupted", ("drop", "keep")),
+        ):
             if getattr(self, name) not in known:
-                raise InputError(
-                    f"{where}: {name} must be one of {known}, got {getattr(self, name)!r}"
-                )
+                raise InputError(f"{where}: {name} must be one of {known}, got {getattr(self, name)!r}")
         object.__setattr__(self, "fps", Facts.named(where, self.reward_at, self.fps).fps)
         most = threading.TIMEOUT_MAX
         seconds = real(self.sync_every_s)
         if seconds is None or not 0 <= seconds <= most:
-            raise InputError(
-                f"{where}: sync_every_s must be seconds, 0 for never, got {self.sync_every_s!r}"
-            )
+            raise InputError(f"{where}: sync_every_s must be seconds, 0 for never, got {self.sync_every_s!r}")
         object.__setattr__(self, "sync_every_s", seconds)
 
 
@@ -119,7 +117,8 @@ def sendable(where: str, name: str, value: Any) -> Any:
     named = found if isinstance(found, types.FunctionType | type) else type(found)
     if "<" in named.__qualname__:  # <lambda>, <locals>
         raise InputError(
-            f"{where}: {name} is {value!r}, which can't be pickled for another process: a lambda, or what is made inside a "
+            f"{where}: {name} is {value!r}, which can't be pickled for another process: a lambda, or what is made "
+            f"inside a "
             "function, has no name there; give a function at the top of a module, or a functools.partial of one"
         )
     return value
@@ -129,9 +128,7 @@ def check_whole(where: str, state: Any, names: Iterable[str]) -> None:
     """Raise InputError unless a state has the keys that `state_dict` writes."""
     missing = [name for name in names if not isinstance(state, Mapping) or name not in state]
     if missing:
-        raise InputError(
-            f"{where}: the state has no {missing}; give what state_dict returned. Nothing was changed"
-        )
+        raise InputError(f"{where}: the state has no {missing}; give what state_dict returned. Nothing was changed")
 
 
 def spare_of(max_steps: int, asked: int | None, where: str) -> int:
@@ -162,8 +159,13 @@ def settings_of(options: Options, storage: Storage, mapped: bool = True) -> Sett
 
 
 def must_agree(
-    fixed: Manifest, max_steps: int, schema: Schema | None, storage: Storage, spare: int | None, where: str,
-) -> None:  # fmt: skip
+    fixed: Manifest,
+    max_steps: int,
+    schema: Schema | None,
+    storage: Storage,
+    spare: int | None,
+    where: str,
+) -> None:
     """Raise unless the arguments agree with what is fixed on disk."""
     ways = "make a new buffer and fill it with extend_from, or open this one as it is with ReplayBuffer.open"
     for name, asked, found in (

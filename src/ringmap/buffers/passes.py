@@ -6,8 +6,8 @@
     over a frozen view      the same moment in each pass
     over a live view        it moves where a pass begins, as does a buffer
 
-Invariants: the length and the items of a pass do not change while it runs; the order follows from seed and number of the pass; all ranks
-of a pass count alike.
+Invariants: the length and the items of a pass do not change while it runs; the order follows from seed and number of
+the pass; all ranks of a pass count alike.
 Not here: reading (engine.py), which episodes a moment has (view.py).
 """
 
@@ -116,20 +116,22 @@ class PassBuffer(LoaderDataset):
 
     def pass_sampler(
         self, shuffle: bool = True, seed: int = 0, rank: int = 0, num_ranks: int = 1, drop_last: bool = False
-    ) -> PassSampler:  # fmt: skip
+    ) -> PassSampler:
         """Return a sampler for a DataLoader over this buffer that pins one state per pass.
 
         `DataLoader(buf, sampler=buf.pass_sampler(), batch_size=64, num_workers=2)` yields each clip that existed
-        at the start of the pass exactly once, whatever is written meanwhile, unless it was evicted before it was read: then another
-        one comes in its place, which `batch.redrawn` marks. The plain `shuffle=True` asks for `len(buf)` again at the end of a pass.
+        at the start of the pass exactly once, whatever is written meanwhile, unless it was evicted before it was read:
+        then another one comes in its place, which `batch.redrawn` marks. The plain `shuffle=True` asks for `len(buf)`
+        again at the end of a pass.
 
         Args:
             shuffle: a new order for each pass; False: oldest first.
             seed: of the orders; the same for the same seed and pass.
-            rank: the number of this process among those that divide each pass. Before each pass of a buffer or a live view all take
-                the moment of one of them: `PassSampler.next_pass`.
+            rank: the number of this process among those that divide each pass. Before each pass of a buffer or a live
+                view all take the moment of one of them: `PassSampler.next_pass`.
             num_ranks: how many do.
-            drop_last: whether to leave out what is left where the clips do not go round; else the first ones of the order come twice.
+            drop_last: whether to leave out what is left where the clips do not go round; else the first ones of the
+                order come twice.
 
         Raises:
             InputError: an argument is wrong.
@@ -140,8 +142,8 @@ class PassBuffer(LoaderDataset):
 class PassSampler:
     """Order the items of a buffer or a view for a DataLoader: made by `pass_sampler()` of either.
 
-    What it yields names positions on the ring (PINNED + position), so that all workers, also persistent ones, read the items that
-    the pass began with. To resume a pass after a restart:
+    What it yields names positions on the ring (PINNED + position), so that all workers, also persistent ones, read the
+    items that the pass began with. To resume a pass after a restart:
 
         state = {"sampler": sampler.state_dict(taken=batches * batch_size), ...}     # when saving
         sampler.load_state_dict(state["sampler"])                                    # before the next `for`
@@ -152,8 +154,8 @@ class PassSampler:
         seed: of the orders.
         rank: the number of this process among those that divide each pass.
         num_ranks: how many do.
-        drop_last: whether to leave out the last items of a pass that do not go round, so that all ranks get as many; else the first
-            ones of the order come twice.
+        drop_last: whether to leave out the last items of a pass that do not go round, so that all ranks get as many;
+            else the first ones of the order come twice.
 
     Example:
         >>> from ringmap import ReplayBuffer
@@ -168,9 +170,14 @@ class PassSampler:
     """
 
     def __init__(
-        self, source: PassSource, shuffle: bool = True, seed: int = 0, rank: int = 0, num_ranks: int = 1,
+        self,
+        source: PassSource,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int = 0,
+        num_ranks: int = 1,
         drop_last: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         where = "pass_sampler"
         self._source = source
         self.shuffle = bool(shuffle)
@@ -197,8 +204,8 @@ class PassSampler:
         return self._begin + taken * self.num_ranks
 
     def __len__(self) -> int:
-        """Return the items of this rank in the current pass, of one that was resumed those that were left; between passes, in a pass over
-        what the buffer or view has now.
+        """Return the items of this rank in the current pass, of one that was resumed those that were left; between
+        passes, in a pass over what the buffer or view has now.
         """
         if self._view is None or (not self._is_ready and self._place(self._taken) == self._count):
             return self._share(len(self._source))
@@ -209,7 +216,8 @@ class PassSampler:
         self._begin, self._taken, self._is_ready = place, 0, True
 
     def next_pass(self) -> dict[str, Any]:
-        """Begin the next pass at this moment, and return its state: with `load_state_dict` other ranks take it, and count alike.
+        """Begin the next pass at this moment, and return its state: with `load_state_dict` other ranks take it, and
+        count alike.
 
         Example:
             box = [sampler.next_pass() if rank == 0 else None]
@@ -223,8 +231,10 @@ class PassSampler:
         if not self._is_ready:
             if self._source.is_live and self.num_ranks > 1:
                 raise RoleError(
-                    f"PassSampler: each of {self.num_ranks} ranks would begin this pass at a moment of its own, count other items, and wait "
-                    "for ever; call next_pass() on rank 0, send what it returns, and load_state_dict() it on every rank before each pass"
+                    f"PassSampler: each of {self.num_ranks} ranks would begin this pass at a moment of its own, count "
+                    f"other items, and wait "
+                    "for ever; call next_pass() on rank 0, send what it returns, and load_state_dict() it on every "
+                    "rank before each pass"
                 )
             self._start(self._source.begin_pass(), self._pass + (self._view is not None))
         view, count, begin = self._view, self._count, self._begin
@@ -251,18 +261,18 @@ class PassSampler:
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """Return the pass of this sampler, and its place in the pass: JSON.
 
-        The state of one rank is that of all, where a batch ends: `taken` is the same number there. Any number of ranks may go on from it.
+        The state of one rank is that of all, where a batch ends: `taken` is the same number there. Any number of ranks
+        may go on from it.
 
         Args:
-            taken: items that the training loop of this rank has received since this pass began here, or was resumed: batches times
-                batch size. None: all that were given to the loader, whose workers are some batches ahead of the loop.
+            taken: items that the training loop of this rank has received since this pass began here, or was resumed:
+                batches times batch size. None: all that were given to the loader, whose workers are some batches ahead
+                of the loop.
         """
         most = self._share(self._count - self._begin)
         had = self._taken if taken is None else _whole("PassSampler.state_dict", "taken", taken)
         if had > most:
-            raise InputError(
-                f"PassSampler.state_dict: taken must lie between 0 and {most}, got {taken}"
-            )
+            raise InputError(f"PassSampler.state_dict: taken must lie between 0 and {most}, got {taken}")
         return {
             "shuffle": self.shuffle,
             "seed": self.seed,
@@ -291,7 +301,8 @@ class PassSampler:
         view = None if moment is None else self._source.view_at(moment)
         if (0 if view is None else len(view)) != count or place > count:
             raise InputError(
-                f"{where}: the state is at item {place} of {count}, but its moment has {0 if view is None else len(view)} items here: "
+                f"{where}: the state is at item {place} of {count}, but its moment has "
+                f"{0 if view is None else len(view)} items here: "
                 "make the view with the same window, columns and anchors"
             )
         self.shuffle, self.seed = bool(state["shuffle"]), seed

@@ -47,7 +47,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What a live view holds at each moment: the episodes to keep, None for all, the items to cut out of them, and the side of a split."""
+    """What a live view holds at each moment: the episodes to keep, None for all, the items to cut out of them, and the
+    side of a split."""
 
     where: Where | None
     cut: Cut | None
@@ -55,7 +56,8 @@ class Live:
 
 
 class EpisodeNumbers:
-    """The numbers of a view's episodes. `is_live`: whether the view moves, which a worker's copy of them does not see."""
+    """The numbers of a view's episodes. `is_live`: whether the view moves, which a worker's copy of them does not
+    see."""
 
     def __init__(self, starts: Array, is_live: bool = False) -> None:
         self.is_live = is_live
@@ -70,7 +72,8 @@ class EpisodeNumbers:
         """
         if self.is_live and worker() is not None:
             raise InputError(
-                "Index: a worker does not know how a live view numbers its episodes, since it moves in the process that owns the loader; use "
+                "Index: a worker does not know how a live view numbers its episodes, since it moves in the process "
+                "that owns the loader; use "
                 "num_workers=0, or a view without live=True"
             )
         found = np.minimum(self.starts.searchsorted(starts), max(0, len(self.starts) - 1))
@@ -152,9 +155,7 @@ class PinnedView(Dataset):
             InputError: it is none of this buffer.
         """
         if not isinstance(moment, Mapping):
-            raise InputError(
-                f"{where}: expected what `moment` of a view returned, got {moment!r:.80}"
-            )
+            raise InputError(f"{where}: expected what `moment` of a view returned, got {moment!r:.80}")
         episodes = {name: value for name, value in moment.items() if name != "arcs"}
         made = cls._at(buffer, episodes, where)
         made._arcs = Arcs.of_json(moment["arcs"], where) if "arcs" in moment else None
@@ -162,7 +163,8 @@ class PinnedView(Dataset):
 
     @abstractmethod
     def redraw(self, count: int) -> Array:
-        """Return the anchors of `count` clips, as `engine` reads them, drawn uniformly from those that are still stored.
+        """Return the anchors of `count` clips, as `engine` reads them, drawn uniformly from those that are still
+        stored.
 
         Raises:
             NoClipsError: none is.
@@ -220,9 +222,7 @@ class PinnedView(Dataset):
     @transform.setter
     def transform(self, transform: Any) -> None:
         if transform is not None:
-            raise InputError(
-                f"{type(self).__name__}: set transform on the buffer; a view hands out the same clips"
-            )
+            raise InputError(f"{type(self).__name__}: set transform on the buffer; a view hands out the same clips")
 
     @property
     def num_redraws(self) -> int:
@@ -230,9 +230,14 @@ class PinnedView(Dataset):
         return self.engine.num_redraws
 
     def view(
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
-        drop_all_padded: bool = False, *, where: Where | None = None,
-    ) -> Self:  # fmt: skip
+        self,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
+        *,
+        where: Where | None = None,
+    ) -> Self:
         """Return a view of the same episodes with other items, or of some of them, as `ReplayBuffer.view` does.
 
         It stays as it is, also that of a live view: it has the episodes of this moment.
@@ -254,7 +259,8 @@ class PinnedView(Dataset):
 
     @property
     def moment(self) -> dict[str, Any]:
-        """The episodes of the view, as JSON: `buffer.view(at=moment)` has their number and ids, in any process, whatever was evicted since.
+        """The episodes of the view, as JSON: `buffer.view(at=moment)` has their number and ids, in any process,
+        whatever was evicted since.
 
         Cost: 1 to 3 bytes for each episode; made once.
         """
@@ -287,8 +293,10 @@ class PinnedView(Dataset):
         """
         if self._is_behind:
             raise StaleCopyError(
-                f"{type(self).__name__}: this worker has a copy of a live view from when it started, and the view moved since, so ids "
-                "and numbers of episodes mean others there; make the loader with sampler=view.pass_sampler(), whose items name "
+                f"{type(self).__name__}: this worker has a copy of a live view from when it started, and the view "
+                f"moved since, so ids "
+                "and numbers of episodes mean others there; make the loader with sampler=view.pass_sampler(), whose "
+                "items name "
                 "positions, or with persistent_workers=False"
             )
 
@@ -316,7 +324,8 @@ class PinnedView(Dataset):
         """
         if self._moves is None:
             raise InputError(
-                f"{type(self).__name__}.refresh: this view stays as it is; make it with view(live=True), or make a new one"
+                f"{type(self).__name__}.refresh: this view stays as it is; make it with view(live=True), or make a new "
+                f"one"
             )
         before = self.starts, self.lengths, self.ended
         self.engine.settle(f"{type(self).__name__}.refresh")  # workers see what is committed
@@ -334,7 +343,7 @@ class PinnedView(Dataset):
     @classmethod
     def asked(
         cls, buffer: Any, cut: Cut | None, where: Where | None, live: bool, at: Mapping[str, Any] | None, caller: str
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Return the view that `view` of a buffer was asked for; `caller`: to name in an error."""
         if at is None:
             made = cls.of(buffer)
@@ -343,7 +352,8 @@ class PinnedView(Dataset):
         else:
             if live or where is not None:
                 raise InputError(
-                    f"{caller}: at= names the episodes of a moment, and leaves no choice to where= or live=; give it alone, or with a window"
+                    f"{caller}: at= names the episodes of a moment, and leaves no choice to where= or live=; give it "
+                    f"alone, or with a window"
                 )
             made = cls.at(buffer, at, caller)
         made = made.with_cut(cut)
@@ -353,8 +363,8 @@ class PinnedView(Dataset):
         return made
 
     def redraw_here(self, count: int) -> Array:
-        """Do what `redraw` does; a worker's copy of a live view, which no pass moves, draws from what it selects now where the view moved,
-        or half of it is gone.
+        """Do what `redraw` does; a worker's copy of a live view, which no pass moves, draws from what it selects now
+        where the view moved, or half of it is gone.
 
         Raises:
             NoClipsError: nothing is left to draw.
@@ -401,16 +411,16 @@ class PinnedView(Dataset):
         made = self.at(self._buffer, moment, where)
         if self._moves is None and made.moment != self.moment:
             raise InputError(
-                f"{where}: the state is of a view of another moment; make this one with view(at=state['moment']), or with live=True"
+                f"{where}: the state is of a view of another moment; make this one with view(at=state['moment']), or "
+                f"with live=True"
             )
         if self._moves is not None and made._arcs != self._moves.arcs:
-            raise InputError(
-                f"{where}: the state is of another side of a split, or of a view that is none"
-            )
+            raise InputError(f"{where}: the state is of another side of a split, or of a view that is none")
         return made.with_cut(self._cut if self._moves is None else self._moves.cut)
 
     def move_to(self, view: Any) -> None:
-        """Move a live view to the moment of another view of the same buffer: for `PassSampler`. A view that is not live stays."""
+        """Move a live view to the moment of another view of the same buffer: for `PassSampler`. A view that is not live
+        stays."""
         if self._moves is None:
             return
         made = view.with_cut(self._moves.cut)
@@ -427,7 +437,7 @@ class PinnedView(Dataset):
 
     def pass_sampler(
         self, shuffle: bool = True, seed: int = 0, rank: int = 0, num_ranks: int = 1, drop_last: bool = False
-    ) -> PassSampler:  # fmt: skip
+    ) -> PassSampler:
         """Return a sampler for a DataLoader over this view: each item once in a pass, which can be resumed.
 
         A live view moves where a pass begins. See `ReplayBuffer.pass_sampler`.
@@ -439,8 +449,8 @@ class PinnedView(Dataset):
     def __getitem__(self, idx: Any) -> dict[str, Any]:
         """Return one clip, or with a list of ids the batch, as the buffer does.
 
-        In place of one whose episode was evicted comes another one of the view, drawn uniformly from those that are left. The batch
-        has the `ids` of what came, and `redrawn`, bool `(B,)`, marks it.
+        In place of one whose episode was evicted comes another one of the view, drawn uniformly from those that are
+        left. The batch has the `ids` of what came, and `redrawn`, bool `(B,)`, marks it.
 
         Raises:
             NoClipsError: none is left.
@@ -475,7 +485,8 @@ class PinnedView(Dataset):
         return self.cut.why_none(self.lengths)
 
     def split(self, train: float | Sequence[float] = 0.9, seed: int = 0) -> tuple[Self, ...]:
-        """Return views that share no episode; see `Dataset.split`. Of a live view they are live, each of its own side."""
+        """Return views that share no episode; see `Dataset.split`. Of a live view they are live, each of its own
+        side."""
         sides: tuple[Self, ...] = super().split(train, seed)  # type: ignore[assignment]
         if self._moves is not None:
             for side in sides:
@@ -485,9 +496,13 @@ class PinnedView(Dataset):
     # -- draws -------------------------------------------------------------------------------
 
     def sample(
-        self, batch_size: int, step: int | None = None, *, out: Mapping[str, Array] | None = None,
+        self,
+        batch_size: int,
+        step: int | None = None,
+        *,
+        out: Mapping[str, Array] | None = None,
         nest: bool = False,
-    ) -> Batch[Array]:  # fmt: skip
+    ) -> Batch[Array]:
         """Draw a batch of items of the view, through the sampler of the buffer.
 
         Args:
@@ -508,9 +523,14 @@ class PinnedView(Dataset):
         return batch.like(nested(batch, f"{type(self).__name__}.sample")) if nest else batch
 
     def batches(
-        self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",
-        device: Any = None, pin_memory: bool = False,
-    ) -> Batches:  # fmt: skip
+        self,
+        batch_size: int,
+        steps: int | None = None,
+        prefetch: int = 2,
+        to: str = "numpy",
+        device: Any = None,
+        pin_memory: bool = False,
+    ) -> Batches:
         """Return an endless iterator over `sample(batch_size)`, as `ReplayBuffer.batches` does."""
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
@@ -528,7 +548,8 @@ class PinnedView(Dataset):
 
 
 class _ViewClips:
-    """Finds and reads the clips of a view: `Clips`, with ids of the view, or PINNED + position. Redraws come from the view."""
+    """Finds and reads the clips of a view: `Clips`, with ids of the view, or PINNED + position. Redraws come from the
+    view."""
 
     def __init__(self, view: PinnedView) -> None:
         self._view, self._engine = view, view.engine
@@ -541,9 +562,15 @@ class _ViewClips:
         return self._engine.replaced(positions, cut, self._view.redraw_here)
 
     def read(
-        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
-        crossing: Crossing | None = None, *, numbers: EpisodeMoment | None = None,
-    ) -> dict[str, Array]:  # fmt: skip
+        self,
+        positions: Array,
+        cut: Cut,
+        out: dict[str, Array] | None = None,
+        asked: bool = False,
+        crossing: Crossing | None = None,
+        *,
+        numbers: EpisodeMoment | None = None,
+    ) -> dict[str, Array]:
         redraw = self._view.redraw_here
         return self._engine.read(positions, cut, out, asked, crossing, redraw, numbers=numbers)
 

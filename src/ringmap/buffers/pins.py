@@ -4,8 +4,8 @@
                                        |         reader: as of its last refresh
     a worker               pin <-------+         as of the moment of the loader's process
 
-Invariants: the ids of a reader do not change until it is refreshed; a worker counts clips as the process that owns its loader.
-Not here: what copies the clips (clips/gather.py), the shared memory (loader_state.py).
+Invariants: the ids of a reader do not change until it is refreshed; a worker counts clips as the process that owns its
+loader. Not here: what copies the clips (clips/gather.py), the shared memory (loader_state.py).
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class Pins:
 
 
 def _fetcher() -> Any:
-    """Return the object that PyTorch's worker reads this batch with: it differs for each pass, and nothing else shows a pass."""
+    """Return the object that PyTorch's worker reads this batch with: it differs for each pass, and nothing else shows a
+    pass."""
     return _local_of("fetch", "self")
 
 

@@ -34,9 +34,7 @@ Item = tuple[Batch[Any] | None, BaseException | None]
 _LOOK_S = 0.1
 
 
-def drawn_ahead(
-    clips: Clips, draw: Callable[[], Drawn], cut: Cut, count: int | None
-) -> Iterator[Batch[Any]]:
+def drawn_ahead(clips: Clips, draw: Callable[[], Drawn], cut: Cut, count: int | None) -> Iterator[Batch[Any]]:
     """Yield `count` batches; draw each, and ask the disk for it, before the last one is read.
 
     Args:
@@ -68,17 +66,28 @@ class Batches(Iterator[Batch[Any]]):
     """An endless, closable iterator over `buffer.sample`, made by `buffer.batches()`.
 
     Draws are ahead of the loop by up to `prefetch` + 1 batches, and so is the sampling state.
-    Close it, or use it in a `with` block, to end its thread. The thread also ends when the iterator is no longer referenced.
+    Close it, or use it in a `with` block, to end its thread. The thread also ends when the iterator is no longer
+    referenced.
 
-    `sample` draws one batch; `ahead` draws many, and asks the disk for each before the last one is read. `wait` is called before each
-    is handed out; the first call comes before anything is drawn. `hand_out` is called with each batch that is.
+    `sample` draws one batch; `ahead` draws many, and asks the disk for each before the last one is read. `wait` is
+    called before each is handed out; the first call comes before anything is drawn. `hand_out` is called with each
+    batch that is.
     """
 
     def __init__(
-        self, sample: Sample, ahead: Ahead, batch_size: int, steps: int | None, prefetch: int,
-        to: str, device: Any, pin_memory: bool, where: str = "ReplayBuffer.batches",
-        wait: Callable[[], None] | None = None, hand_out: Callable[[Batch[Any]], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        sample: Sample,
+        ahead: Ahead,
+        batch_size: int,
+        steps: int | None,
+        prefetch: int,
+        to: str,
+        device: Any,
+        pin_memory: bool,
+        where: str = "ReplayBuffer.batches",
+        wait: Callable[[], None] | None = None,
+        hand_out: Callable[[Batch[Any]], None] | None = None,
+    ) -> None:
         batch_size = positive(where, "batch_size", batch_size)
         if steps is not None and steps < 0:
             raise InputError(f"{where}: steps must not be negative, got {steps}")
@@ -108,9 +117,11 @@ class Batches(Iterator[Batch[Any]]):
         if self._starts_later:
             self._starts_later = False
             self._thread = threading.Thread(
-                target=_fill, args=(self._make, self._shelf, self._left), daemon=True,
+                target=_fill,
+                args=(self._make, self._shelf, self._left),
+                daemon=True,
                 name="ringmap-batches",
-            )  # fmt: skip
+            )
             try:
                 self._thread.start()
             except RuntimeError:  # no thread can start here: batches are gathered on request
@@ -137,9 +148,7 @@ class Batches(Iterator[Batch[Any]]):
             self._left -= 1
         if self._device is not None:  # here, on the stream of the caller's computation
             device = self._device
-            return batch.mapped(
-                lambda v: v.to(device, non_blocking=True) if hasattr(v, "to") else v
-            )
+            return batch.mapped(lambda v: v.to(device, non_blocking=True) if hasattr(v, "to") else v)
         return batch
 
     def _wait(self) -> Item:
@@ -177,8 +186,8 @@ class Batches(Iterator[Batch[Any]]):
 class _Shelf:
     """The batches drawn ahead: up to `size`, put by one thread, taken by another.
 
-    Made of `SimpleQueue`s, which are C code: Ctrl-C in the middle of a `queue.Queue`, an `Event` or a `Condition`, which are
-    Python code, leaves its lock taken, and both threads wait forever.
+    Made of `SimpleQueue`s, which are C code: Ctrl-C in the middle of a `queue.Queue`, an `Event` or a `Condition`,
+    which are Python code, leaves its lock taken, and both threads wait forever.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,4 +1,5 @@
-"""A buffer that a source of episodes reads: one that its caller holds, or a directory that it opens itself, and again after `close`."""
+"""A buffer that a source of episodes reads: one that its caller holds, or a directory that it opens itself, and again
+after `close`."""
 
 from __future__ import annotations
 
@@ -54,9 +55,7 @@ class Reopened(Generic[B]):
             uuid = opened.engine.owned.manifest.uuid
             if self._uuid not in (None, uuid):
                 opened.close()
-                raise ReplacedError(
-                    f"{self._path}: holds another buffer than when it was opened; open it again"
-                )
+                raise ReplacedError(f"{self._path}: holds another buffer than when it was opened; open it again")
             self._open, self._uuid = opened, uuid
         return self._open
 

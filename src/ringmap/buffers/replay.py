@@ -98,13 +98,14 @@ class ReplayBuffer(Sampled):
         path: directory of the buffer; None for RAM.
         storage: how columns are stored: "memmap", "zarr" (compressed; strings and dates stay memmaps),
             `ringmap.Zarr(...)` with options, or column -> one of these (the rest "memmap").
-        schema: fixes the columns at creation: column -> (shape, dtype) or `ringmap.Column`, a Gymnasium space or an example
-            episode. Columns that `update` may change need it. Without it, the first episode fixes names, shapes and dtypes. Text
+        schema: fixes the columns at creation: column -> (shape, dtype) or `ringmap.Column`, a Gymnasium space or an
+            example episode. Columns that `update` may change need it. Without it, the first episode fixes names, shapes
+            and dtypes. Text
             may be of any length, unless the schema names a width: `((), "U40")`.
         durability: "process": a kill of the process loses no write that has returned, and a power cut at
             most those of the last `sync_every_s` seconds. "power": a power cut loses none either.
-        casting: "safe" refuses values that the column's dtype can't hold; "unsafe" converts them. Text that a named width can't
-            hold is refused by both.
+        casting: "safe" refuses values that the column's dtype can't hold; "unsafe" converts them. Text that a named
+            width can't hold is refused by both.
         interrupted: what to do with an episode that `begin_episode` was recording at a kill: "drop" it,
             or "keep" the steps seen.
         seed: of the buffer's own random generator. Used when the buffer is made, not when it is opened later.
@@ -114,14 +115,15 @@ class ReplayBuffer(Sampled):
         threads: number of threads that copy a large batch; None: the number of cores for this process, which DataLoader
             workers share. May be assigned.
         reads: "map": rows are read through maps, which is fastest; a bad sector, or a file that another program
-            truncates, then ends the process (SIGBUS). "pread": rows are read by system calls, and both are errors. Applies to this
-            handle and its copies, and is not stored; in RAM there is no difference.
-        disk: the door to the file system, for tests to replace; None: the system's own. Applies to this handle, not to its pickled copies.
-        reward_at: where rewards stand: "next": in the row of the step that their action led to (the first row of an episode has no
-            reward, the last no action), as `World` and the recording wrapper write them; "same": in the row of the action. None:
-            not known. Stored; windows and sums over rewards follow it.
-        fps: steps per second, for windows in seconds: a number of Python or NumPy, or a `Fraction`. Kept as `Fraction(str(fps))`, in
-            every copy of the episodes. Stored.
+            truncates, then ends the process (SIGBUS). "pread": rows are read by system calls, and both are errors.
+            Applies to this handle and its copies, and is not stored; in RAM there is no difference.
+        disk: the door to the file system, for tests to replace; None: the system's own. Applies to this handle, not to
+            its pickled copies.
+        reward_at: where rewards stand: "next": in the row of the step that their action led to (the first row of an
+            episode has no reward, the last no action), as `World` and the recording wrapper write them; "same": in the
+            row of the action. None: not known. Stored; windows and sums over rewards follow it.
+        fps: steps per second, for windows in seconds: a number of Python or NumPy, or a `Fraction`. Kept as
+            `Fraction(str(fps))`, in every copy of the episodes. Stored.
         kind: what the rows are, for other buffers that keep theirs in this one; None: episodes. Stored.
 
     Raises:
@@ -177,9 +179,7 @@ class ReplayBuffer(Sampled):
         where = "ReplayBuffer"
         kind = kind or Kind()
         max_steps = positive(where, "max_steps", max_steps)
-        options = Options(
-            history_len, frameskip, durability, casting, interrupted, sync_every_s, reward_at, fps
-        )
+        options = Options(history_len, frameskip, durability, casting, interrupted, sync_every_s, reward_at, fps)
         options.check(where)
         check_storage(storage, where)
         if threads is not None:
@@ -199,9 +199,7 @@ class ReplayBuffer(Sampled):
             else:
                 spare = spare_of(steps, spare_rows, where)
                 lineage = lineage_of(seed, "" if path is None else os.path.basename(folder))
-                opened.append(
-                    Store.create(through, folder, steps, spare, settings, parsed, kind, lineage)
-                )
+                opened.append(Store.create(through, folder, steps, spare, settings, parsed, kind, lineage))
             self._start(opened[0], options, sampler, transform, key_filter, seed, disk)
         self.engine.threads = threads
 
@@ -233,10 +231,7 @@ class ReplayBuffer(Sampled):
         where = "ReplayBuffer.open"
         if mode not in ("r", "r+"):
             raise InputError(f"{where}: mode must be 'r' (read) or 'r+' (write), got {mode!r}")
-        calls = {
-            name: overrides.pop(name, None)
-            for name in ("sampler", "transform", "key_filter", "seed", "disk")
-        }
+        calls = {name: overrides.pop(name, None) for name in ("sampler", "transform", "key_filter", "seed", "disk")}
         threads = overrides.pop("threads", None)
         if threads is not None:
             threads = positive(where, "threads", threads)
@@ -244,9 +239,7 @@ class ReplayBuffer(Sampled):
         known = [field.name for field in fields(Options)]
         for name in overrides:
             if name not in known:
-                raise InputError(
-                    f"{where}: unknown option {name!r}; known: {[*known, *calls, 'threads', 'reads']}"
-                )
+                raise InputError(f"{where}: unknown option {name!r}; known: {[*known, *calls, 'threads', 'reads']}")
         folder, disk = local_path(path), door(calls["disk"])
 
         def options_of(manifest: Manifest) -> Options:
@@ -304,17 +297,21 @@ class ReplayBuffer(Sampled):
         return {**sizes, "total": sum(sizes.values())}
 
     def _start(
-        self, source: Handle, options: Options, sampler: Sampler | None, transform: Transform | None,
-        key_filter: Transform | None, seed: int | None, disk: Disk | None,
-    ) -> None:  # fmt: skip
+        self,
+        source: Handle,
+        options: Options,
+        sampler: Sampler | None,
+        transform: Transform | None,
+        key_filter: Transform | None,
+        seed: int | None,
+        disk: Disk | None,
+    ) -> None:
         self._choose(options, transform, key_filter)
         self.engine = Engine(source, sampler, seed, disk=disk)
         if isinstance(source, Store):
             finish_open(source, keep=options.interrupted == "keep")
 
-    def _choose(
-        self, options: Options, transform: Transform | None, key_filter: Transform | None
-    ) -> None:
+    def _choose(self, options: Options, transform: Transform | None, key_filter: Transform | None) -> None:
         self.options = options
         self.frameskip = options.frameskip
         self.num_steps = options.history_len
@@ -350,21 +347,23 @@ class ReplayBuffer(Sampled):
 
     @property
     def fps(self) -> Fraction | float | None:
-        """Steps per second, a `Fraction`, or None where that is not known. May be assigned: a writer stores it at once."""
+        """Steps per second, a `Fraction`, or None where that is not known. May be assigned: a writer stores it at
+        once."""
         return self.options.fps
 
     @fps.setter
     def fps(self, fps: Any) -> None:
-        self._set_facts("ReplayBuffer.fps", Facts(self.reward_at, check_fps("ReplayBuffer.fps", fps)))  # fmt: skip
+        self._set_facts("ReplayBuffer.fps", Facts(self.reward_at, check_fps("ReplayBuffer.fps", fps)))
 
     @property
     def reward_at(self) -> str | None:
-        """Where rewards stand: "next", "same", or None where that is not known. May be assigned: a writer stores it at once."""
+        """Where rewards stand: "next", "same", or None where that is not known. May be assigned: a writer stores it at
+        once."""
         return self.options.reward_at
 
     @reward_at.setter
     def reward_at(self, reward_at: str | None) -> None:
-        self._set_facts("ReplayBuffer.reward_at", Facts.named("ReplayBuffer.reward_at", reward_at, self.fps))  # fmt: skip
+        self._set_facts("ReplayBuffer.reward_at", Facts.named("ReplayBuffer.reward_at", reward_at, self.fps))
 
     def _set_facts(self, where: str, facts: Facts) -> None:
         if facts == Facts.of(self):
@@ -386,7 +385,8 @@ class ReplayBuffer(Sampled):
         own = Facts.of(self)
         if None not in (facts.reward_at, own.reward_at) and facts.reward_at != own.reward_at:
             raise InputError(
-                f"{where}: it writes rewards at reward_at={facts.reward_at!r}, but the buffer has reward_at={own.reward_at!r}; "
+                f"{where}: it writes rewards at reward_at={facts.reward_at!r}, but the buffer has "
+                f"reward_at={own.reward_at!r}; "
                 "record into another buffer"
             )
         own.refuse_rate(facts, where, "the buffer", "what is to be stored")
@@ -420,13 +420,14 @@ class ReplayBuffer(Sampled):
 
         Args:
             ep_data: column -> one value per step: a list of per-step arrays, an array `(T, ...)` or a
-                tensor; or nested, a mapping of such, or a list of one mapping per step: a slash joins the keys. The key `_episode_data` may hold a mapping of values constant within
+                tensor; or nested, a mapping of such, or a list of one mapping per step: a slash joins the keys. The key
+                `_episode_data` may hold a mapping of values constant within
                 the episode: str, bytes, numbers, arrays. An empty episode, or one of length 0, is ignored.
             notes: name -> JSON value, small: they join `notes` with this episode or not at all, and remain
                 when it is evicted.
-            sync: at durability "power", whether the episode is durable when this returns. False: it survives a kill of the
-                process at once, and a power cut from the next `flush` on, or the next episode that is synced; so several episodes
-                cost one sync.
+            sync: at durability "power", whether the episode is durable when this returns. False: it survives a kill of
+                the process at once, and a power cut from the next `flush` on, or the next episode that is synced; so
+                several episodes cost one sync.
 
         Raises:
             InputError: a scalar column, unequal lengths, a schema mismatch, a value that does not fit,
@@ -468,8 +469,13 @@ class ReplayBuffer(Sampled):
             store.commit(schema, fitted, encoded, flags, small=small, sync=sync)
 
     def write_joined(
-        self, rows: Mapping[str, Any], lengths: Sequence[int], episode_data: Sequence[Mapping[str, Any]] = (), *, sync: bool = True,
-    ) -> int:  # fmt: skip
+        self,
+        rows: Mapping[str, Any],
+        lengths: Sequence[int],
+        episode_data: Sequence[Mapping[str, Any]] = (),
+        *,
+        sync: bool = True,
+    ) -> int:
         """Store whole episodes whose rows lie one behind the other, with fewer writes than `write_episode` of each.
 
         Each counts whole or not at all, in order, as if it was stored alone.
@@ -481,9 +487,10 @@ class ReplayBuffer(Sampled):
             sync: as for `write_episode`.
 
         Returns:
-            How many were stored, the first ones. If they are not all, pass the next one to `write_episode`, which stores it or raises
-            the error. None are stored while the buffer has no columns, with a `key_filter`, in a subclass, and where they do not fit
-            in the spare rows together. At durability "power" those stored are durable, unless the disk refuses a sync: the next call says so.
+            How many were stored, the first ones. If they are not all, pass the next one to `write_episode`, which
+            stores it or raises the error. None are stored while the buffer has no columns, with a `key_filter`, in a
+            subclass, and where they do not fit in the spare rows together. At durability "power" those stored are
+            durable, unless the disk refuses a sync: the next call says so.
 
         Raises:
             InputError: `episode_data` is not one for each episode.
@@ -491,7 +498,8 @@ class ReplayBuffer(Sampled):
         where = "ReplayBuffer.write_joined"
         if episode_data and len(episode_data) != len(lengths):
             raise InputError(
-                f"{where}: {len(lengths)} lengths, but episode_data of {len(episode_data)} episodes; give one for each, or none"
+                f"{where}: {len(lengths)} lengths, but episode_data of {len(episode_data)} episodes; give one for "
+                f"each, or none"
             )
         stored: list[NewEpisode] = []
         try:
@@ -523,11 +531,13 @@ class ReplayBuffer(Sampled):
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The notes stored with episodes, as of the newest commit, for a reader of its last refresh: name -> JSON value."""
+        """The notes stored with episodes, as of the newest commit, for a reader of its last refresh: name -> JSON
+        value."""
         return copy.deepcopy(self.engine.source.carried.get("notes", {}))
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-        """Store episodes as they arrive, as `write_episode` does. At durability "power" one sync makes all of them durable.
+        """Store episodes as they arrive, as `write_episode` does. At durability "power" one sync makes all of them
+        durable.
 
         Short episodes in a list or a tuple share their writes, as with `write_joined`.
         """
@@ -559,23 +569,27 @@ class ReplayBuffer(Sampled):
         return self.write_joined(rows, lengths, data, sync=False)
 
     def begin_episode(
-        self, *, commit_every: int | None = None, episode_data: Mapping[str, Any] | None = None, lane: int = 0,
-    ) -> OpenEpisode:  # fmt: skip
+        self,
+        *,
+        commit_every: int | None = None,
+        episode_data: Mapping[str, Any] | None = None,
+        lane: int = 0,
+    ) -> OpenEpisode:
         """Begin an episode whose steps reach the disk as they are appended; see `OpenEpisode`.
 
         Args:
-            commit_every: commit this many steps at a time, so that they can be drawn before the episode ends, and other processes see
-                them. They are parts of one episode, which grows, may never end, and may be longer than the buffer: its oldest parts
-                go like other episodes, and `first_step` in its data is then how many steps went. Clips cross parts. A kill ends the
-                episode with what was committed (and with `interrupted="keep"` all that was appended). None: the episode is committed
-                when it ends.
-            episode_data: as for `OpenEpisode.finish`, if it is known already. With `commit_every` it is stored with each part, and so is
-                there before the episode ends, and after a kill.
+            commit_every: commit this many steps at a time, so that they can be drawn before the episode ends, and other
+                processes see them. They are parts of one episode, which grows, may never end, and may be longer than
+                the buffer: its oldest parts go like other episodes, and `first_step` in its data is then how many steps
+                went. Clips cross parts. A kill ends the episode with what was committed (and with `interrupted="keep"`
+                all that was appended). None: the episode is committed when it ends.
+            episode_data: as for `OpenEpisode.finish`, if it is known already. With `commit_every` it is stored with
+                each part, and so is there before the episode ends, and after a kill.
             lane: 0 or more: which of several environments, for `commit_every` with `Sequences(..., across=True)`.
 
         Raises:
-            InputError: `commit_every` is not positive, or greater than the spare rows; episode data that can't be stored, or, with
-                `commit_every`, more than 1 MiB of them; the lane is no whole number.
+            InputError: `commit_every` is not positive, or greater than the spare rows; episode data that can't be
+                stored, or, with `commit_every`, more than 1 MiB of them; the lane is no whole number.
         """
         where = "ReplayBuffer.begin_episode"
         store = self.engine.writer(where)
@@ -585,9 +599,14 @@ class ReplayBuffer(Sampled):
             raise InputError(f"{where}: lane must be an integer below 2**32, got {lane!r}")
         store.disk.check_held(where)
         return OpenEpisode(
-            store, self.options.casting, self.key_filter, self.engine.committing,
-            None if commit_every is None else int(commit_every), episode_data, int(lane),
-        )  # fmt: skip
+            store,
+            self.options.casting,
+            self.key_filter,
+            self.engine.committing,
+            None if commit_every is None else int(commit_every),
+            episode_data,
+            int(lane),
+        )
 
     def check_commit_every(self, where: str, commit_every: int | None) -> None:
         """Raise InputError unless parts of so many steps can be committed to this buffer; None: no parts.
@@ -602,7 +621,8 @@ class ReplayBuffer(Sampled):
         spare = self.engine.writer(where).ring.spare
         if commit_every > spare:
             raise InputError(
-                f"{where}: commit_every={commit_every} steps don't fit in the {spare} spare rows; choose fewer, or make the buffer "
+                f"{where}: commit_every={commit_every} steps don't fit in the {spare} spare rows; choose fewer, or "
+                f"make the buffer "
                 "with spare_rows="
             )
 
@@ -613,8 +633,8 @@ class ReplayBuffer(Sampled):
             dataset: anything with `lengths` and `load_episode(i)`.
 
         Raises:
-            InputError: its rewards stand elsewhere than those of this buffer (`reward_at`), or it is not known where; it has another
-                rate (`fps`). Nothing was stored.
+            InputError: its rewards stand elsewhere than those of this buffer (`reward_at`), or it is not known where;
+                it has another rate (`fps`). Nothing was stored.
         """
         self._expect_those_of(dataset, "ReplayBuffer.extend_from")
         if isinstance(dataset, ReplayBuffer):
@@ -626,27 +646,29 @@ class ReplayBuffer(Sampled):
     def update(self, ids: Any, values: Mapping[str, Any]) -> int:
         """Change values of stored steps, in columns that were made with `ringmap.Column(..., mutable=True)`.
 
-        Each value is old or new as a whole, for readers in other processes, too, and after a kill. At durability "process" a
-        power cut may bring back values from before the last sync; at "power" none. `sample`, `load_episode`, `dump` and all other
-        reads show the newest values.
+        Each value is old or new as a whole, for readers in other processes, too, and after a kill. At durability
+        "process" a power cut may bring back values from before the last sync; at "power" none. `sample`,
+        `load_episode`, `dump` and all other reads show the newest values.
 
         Args:
-            ids: of the steps, integers: `batch.ids`, which are the anchors of the batch: a clip's first step, or the step t of a window.
-                In an episode that was stored whole the next step has the next number, so `batch.ids[:, None] + np.arange(T)` are all
-                steps of clips of T. For episodes in parts take `step_id` of `Sequences`.
-            values: column -> array or CPU tensor of shape `(*ids.shape, *shape of a step)`. For a step that is named twice the last
-                value counts. The other mutable columns keep their values.
+            ids: of the steps, integers: `batch.ids`, which are the anchors of the batch: a clip's first step, or the
+                step t of a window. In an episode that was stored whole the next step has the next number, so
+                `batch.ids[:, None] + np.arange(T)` are all steps of clips of T. For episodes in parts take `step_id` of
+                `Sequences`.
+            values: column -> array or CPU tensor of shape `(*ids.shape, *shape of a step)`. For a step that is named
+                twice the last value counts. The other mutable columns keep their values.
 
         Returns:
             The number of steps updated: steps that were evicted are left out.
 
         Raises:
-            InputError: a column is unknown or not mutable; a value has another shape, or a dtype that does not fit; an id is of
-                another buffer. Nothing was changed.
+            InputError: a column is unknown or not mutable; a value has another shape, or a dtype that does not fit; an
+                id is of another buffer. Nothing was changed.
             ReadOnlyError, ClosedError: this handle may not write.
             EnvironmentFault: the disk is full or fails. Nothing was changed, if the disk can still be written at all.
 
-        Cost: one checksum for each step, one write for each run of steps that lie side by side; no commit. At "power" one sync.
+        Cost: one checksum for each step, one write for each run of steps that lie side by side; no commit. At "power"
+        one sync.
 
         Processes and threads: may be called while other threads sample.
 
@@ -693,7 +715,8 @@ class ReplayBuffer(Sampled):
             RoleError: a writer is in the middle of another call of the same thread (from a signal handler or a
                 callable): it stays open, and nothing was changed.
             ReplacedError: the directory was removed, renamed or replaced since it was opened. Files and lock are still
-                released, nothing was written at the path, and the committed data are in the directory, wherever it is now.
+                released, nothing was written at the path, and the committed data are in the directory, wherever it is
+                now.
             SyncFailedError, EnvironmentFault: the disk refused; see `flush`.
         """
         self.engine.close()
@@ -716,7 +739,8 @@ class ReplayBuffer(Sampled):
 
     @property
     def schema(self) -> Schema | None:
-        """The columns with their per-step shapes and dtypes; None before the first episode, unless a schema was given."""
+        """The columns with their per-step shapes and dtypes; None before the first episode, unless a schema was
+        given."""
         return self.engine.source.schema
 
     @property
@@ -757,14 +781,13 @@ class ReplayBuffer(Sampled):
         """
         return self.engine.episodes.data_names()
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return values constant within an episode: name -> one value per requested episode, None where it has none.
 
         Args:
-            idx: an episode, several (duplicates are allowed), or None for all. Numbers that are all in the last batch of this
-                handle (`<name>_episode` of a column `Index`) mean the episodes of that batch, whatever was written since.
+            idx: an episode, several (duplicates are allowed), or None for all. Numbers that are all in the last batch
+                of this handle (`<name>_episode` of a column `Index`) mean the episodes of that batch, whatever was
+                written since.
 
         Raises:
             ClipIndexError: there is no such episode, or it was evicted.
@@ -781,7 +804,8 @@ class ReplayBuffer(Sampled):
         return engine.episodes.data(names, lambda place: evicted(where, int(numbers[place])))
 
     def dropped_episode_data(self) -> list[dict[str, Any] | None]:
-        """Return the data of episodes that were dropped because their rows were lost, None where the data were lost too.
+        """Return the data of episodes that were dropped because their rows were lost, None where the data were lost
+        too.
 
         Covers those among the stored ones, oldest first. A power cut at durability="process" can cause them.
         """
@@ -800,8 +824,7 @@ class ReplayBuffer(Sampled):
             CorruptError: rows differ from what was stored.
         """
         each = (
-            {n: v if n == EPISODE_DATA_KEY else list(v) for n, v in one.items()}
-            for one in self.engine.episodes.each()
+            {n: v if n == EPISODE_DATA_KEY else list(v) for n, v in one.items()} for one in self.engine.episodes.each()
         )
         return (nested(one, "ReplayBuffer.episodes") for one in each) if nest else each
 
@@ -842,16 +865,14 @@ class ReplayBuffer(Sampled):
         for name in columns:
             self._check_column(name, "load_steps")
         number = operator.index(episode_idx)
-        steps = self.engine.episodes.steps(
-            number, start, end, "ReplayBuffer.load_steps", list(columns)
-        )
+        steps = self.engine.episodes.steps(number, start, end, "ReplayBuffer.load_steps", list(columns))
         return dict(zip(columns, steps, strict=True))
 
     def episode_spans(self) -> tuple[Array, Array]:
         """Return where each stored episode lies, oldest first: `(positions, lengths)`, int64, both of one moment.
 
-        The position of its first step names an episode for as long as the buffer lives: its number falls with each eviction, its
-        position stays. (An episode in parts keeps the position of its very first step.)
+        The position of its first step names an episode for as long as the buffer lives: its number falls with each
+        eviction, its position stays. (An episode in parts keeps the position of its very first step.)
 
         Cost: copies; O(episodes).
 
@@ -943,24 +964,25 @@ class ReplayBuffer(Sampled):
     ) -> None:
         """Write the stored episodes as a regular dataset, episode by episode, in the memory that the longest one takes.
 
-        An episode in parts is written as one if it fits twice into the memory that is left; otherwise as several episodes, each with
-        the data of the episode and `first_step`, the number of steps before it, and a warning says so. One that has not ended is
-        written as far as it is stored.
+        An episode in parts is written as one if it fits twice into the memory that is left; otherwise as several
+        episodes, each with the data of the episode and `first_step`, the number of steps before it, and a warning says
+        so. One that has not ended is written as far as it is stored.
 
         Args:
             path: target; existing data stay until the new dataset is complete.
-            format: name of a registered format; None: the suffix of `path` decides (.h5, .zarr, .lance), or the existing data.
+            format: name of a registered format; None: the suffix of `path` decides (.h5, .zarr, .lance), or the
+                existing data.
             mode: "overwrite", "append" or "error".
             progress: show a progress bar if the export takes a while.
             fps: steps per second of the dataset, where that is to be another rate than the buffer's.
-            drop: names of columns, and of data of episodes, to leave out. What the format can't hold has to be here: but for it, and
-                for `seed` and `policy_step`, which `World` adds, nothing is left out.
+            drop: names of columns, and of data of episodes, to leave out. What the format can't hold has to be here:
+                but for it, and for `seed` and `policy_step`, which `World` adds, nothing is left out.
             writer_options: passed to the format's writer.
 
         Raises:
-            InputError: an unknown format or mode, a format that is read-only, or an unknown suffix; the format can't hold a column, or
-                data of an episode: all of them are named, with the `drop=` that would do, and nothing was written; `path` is appended to,
-                and has another rate, or rewards that stand elsewhere.
+            InputError: an unknown format or mode, a format that is read-only, or an unknown suffix; the format can't
+                hold a column, or data of an episode: all of them are named, with the `drop=` that would do, and nothing
+                was written; `path` is appended to, and has another rate, or rewards that stand elsewhere.
             FileExistsError: mode="error" and the target exists.
         """
         where = "ReplayBuffer.dump"
@@ -974,28 +996,34 @@ class ReplayBuffer(Sampled):
 
         def tell(number: int, length: int) -> None:
             warnings.warn(
-                f"ReplayBuffer.dump: episode {number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit into memory "
-                f"twice: it is written as several episodes of up to {int(most / 2)} steps, with {FIRST_STEP!r} in their data",
+                f"ReplayBuffer.dump: episode {number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit "
+                f"into memory "
+                f"twice: it is written as several episodes of up to {int(most / 2)} steps, with {FIRST_STEP!r} in "
+                f"their data",
                 stacklevel=3,
             )
 
-        episodes: Iterable[Any] = self.engine.episodes.each(
-            most, tell, chosen.supports_episode_data
-        )
+        episodes: Iterable[Any] = self.engine.episodes.each(most, tell, chosen.supports_episode_data)
         if progress:
             episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
         fill(
-            chosen, path, episodes, where, facts=facts, drop=left_out, ahead=partial(outlines_of, self),
+            chosen,
+            path,
+            episodes,
+            where,
+            facts=facts,
+            drop=left_out,
+            ahead=partial(outlines_of, self),
             options={**writer_options, "mode": mode},
-        )  # fmt: skip
+        )
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
         """Copy the buffer in its present state to a new buffer, while its writer continues.
 
         The copy equals one committed state, the newest or one shortly before it, with every episode and the small
-        state (sampling, progress) of that commit. Positions are the same; the copy has its own UUID. Priorities are as of the
-        last update before the copy was finished. Episodes that are still being recorded are left out. The copy is made under a
-        temporary name beside `path`, and appears at `path` whole and durable, or not at all.
+        state (sampling, progress) of that commit. Positions are the same; the copy has its own UUID. Priorities are as
+        of the last update before the copy was finished. Episodes that are still being recorded are left out. The copy
+        is made under a temporary name beside `path`, and appears at `path` whole and durable, or not at all.
 
         Args:
             path: a directory that does not exist or is empty.
@@ -1035,13 +1063,16 @@ class ReplayBuffer(Sampled):
     # -- copies ------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle path and settings; a buffer in RAM pickles its stored episodes. A callable without an importable name is refused."""
+        """Pickle path and settings; a buffer in RAM pickles its stored episodes. A callable without an importable name
+        is refused."""
         cut: dict[str, Any] = {"history_len": self.num_steps, "frameskip": self.frameskip}
         return {
-            "options": asdict(replace(self.options, **cut)), "transform": sendable("ReplayBuffer", "transform", self.transform),
-            "key_filter": sendable("ReplayBuffer", "key_filter", self.key_filter), "engine": self.engine.to_send(),
+            "options": asdict(replace(self.options, **cut)),
+            "transform": sendable("ReplayBuffer", "transform", self.transform),
+            "key_filter": sendable("ReplayBuffer", "key_filter", self.key_filter),
+            "engine": self.engine.to_send(),
             "pace": self.pace,
-        }  # fmt: skip
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._choose(Options(**state["options"]), state["transform"], state["key_filter"])
@@ -1050,11 +1081,12 @@ class ReplayBuffer(Sampled):
     def _card(self) -> dict[str, str]:
         self.engine.check_open()
         return {
-            "episodes": f"{self.num_episodes:,}", "steps": f"{self.num_steps_stored:,} of {self.max_steps:,}",
+            "episodes": f"{self.num_episodes:,}",
+            "steps": f"{self.num_steps_stored:,} of {self.max_steps:,}",
             "clips": f"history_len {self.num_steps}, frameskip {self.frameskip}",
             "columns": ", ".join(self.column_names[:20]) or "none yet",
             "path": "RAM" if self.path is None else f"{self.path}, mode {self.mode!r}",
-        }  # fmt: skip
+        }
 
     def __repr__(self) -> str:
         try:
@@ -1096,10 +1128,9 @@ def _at(arrays: Mapping[str, Array], names: Sequence[str], row: int) -> int:
     return int(values.item(row) == 1)
 
 
-def _runs(
-    episodes: Sequence[Mapping[str, Any]], most: int
-) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """Yield episodes in runs that can be stored together: dicts of arrays of the same columns, of at most `most` steps, and little size."""
+def _runs(episodes: Sequence[Mapping[str, Any]], most: int) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield episodes in runs that can be stored together: dicts of arrays of the same columns, of at most `most` steps,
+    and little size."""
     begin, before, steps, nbytes = 0, None, 0, 0
     for number, episode in enumerate(episodes):
         kind, length, size = _kind_of(episode)

@@ -3,8 +3,8 @@
     rows          r0 r1 r2 | r3 | r4 ..        | a flag says so, or the next row does not begin with what a row led to
     columns       those of the rows: obs, action, reward, next_obs, ...; an action's reward is in its row
 
-Rows of several environments that were added in turn do not go on from each other: where rows have next observations, each is an
-episode of its own then, never one of rows that do not belong together.
+Rows of several environments that were added in turn do not go on from each other: where rows have next observations,
+each is an episode of its own then, never one of rows that do not belong together.
 
 Invariants: each row that counts is in one episode, once, in the order in which they came.
 Not here: the ring (steps.py), batches of rows (offline_to_online/).
@@ -75,13 +75,16 @@ class RowSource:
             (name, name.removeprefix(prefix))
             for prefix in _NEXT
             for name in self.schema.names
-            if name.startswith(prefix) and name.removeprefix(prefix) in names
+            if name.startswith(prefix)
+            and name.removeprefix(prefix) in names
             and name.removeprefix(prefix) not in (*_FLAGS, "reward")
-        ]  # fmt: skip
+        ]
         if not flags and not pairs:
             raise InputError(
-                f"{self.path}: no column of its rows, {self.schema.names}, tells where an episode ends (terminated, truncated, done, or "
-                "next observations); read them as rows: for batch in OfflineToOnlineReplayBuffer.open(path, offline).rows()"
+                f"{self.path}: no column of its rows, {self.schema.names}, tells where an episode ends (terminated, "
+                f"truncated, done, or "
+                "next observations); read them as rows: for batch in OfflineToOnlineReplayBuffer.open(path, "
+                "offline).rows()"
             )
         for flag in flags:
             ends |= self._ring.column(flag, at).reshape(len(at), -1).any(1)
@@ -94,9 +97,7 @@ class RowSource:
         ends[-1] = True
         return ends
 
-    def windows(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
-    ) -> dict[str, Array]:
+    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
         """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
 
         Raises:
@@ -104,11 +105,11 @@ class RowSource:
         """
         for name in columns:
             if name not in self.schema.names:
-                raise UnknownColumnError(f"{self.path}: no column {name!r}; there are {self.schema.names}")  # fmt: skip
+                raise UnknownColumnError(f"{self.path}: no column {name!r}; there are {self.schema.names}")
         rows = np.asarray(starts, np.int64)[:, None] + np.arange(0, length, stride)
         at, specs = self._positions[rows.reshape(-1)], {s.name: s for s in self.schema.columns}
         try:
-            return {n: self._ring.column(n, at).reshape(*rows.shape, *specs[n].shape) for n in columns}  # fmt: skip
+            return {n: self._ring.column(n, at).reshape(*rows.shape, *specs[n].shape) for n in columns}
         except LappedError:
             raise ReplacedError(
                 f"{self.path}: rows were evicted since its episodes were looked up; look them up again"

@@ -84,7 +84,8 @@ class Sampled(InNotebook, PassBuffer, Dataset):
 
     @property
     def clip_indices(self) -> Sequence[tuple[int, int]]:
-        """The `(episode, first step)` of every clip, oldest first, by the number of the clip: a lazy sequence, no memory per clip.
+        """The `(episode, first step)` of every clip, oldest first, by the number of the clip: a lazy sequence, no
+        memory per clip.
 
         Of the ids of a batch `locate` says the same.
         """
@@ -140,7 +141,8 @@ class Sampled(InNotebook, PassBuffer, Dataset):
 
     @property
     def num_redraws(self) -> int:
-        """Clips redrawn so far because they were evicted before they could be read, including those of DataLoader workers."""
+        """Clips redrawn so far because they were evicted before they could be read, including those of DataLoader
+        workers."""
         return self.engine.num_redraws
 
     def refresh(self) -> bool:
@@ -179,42 +181,51 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         """Return several clips, transformed. PyTorch's DataLoader calls this method.
 
         A clip that was evicted since its id was drawn is redrawn and counted, so that a pass continues
-        while the buffer is written; the collated batch has the `ids` of what came, and `redrawn` marks it. Returns a list of clips over one block of rows, which
-        `default_collate` accepts; in a worker the block is shared memory that is reused.
+        while the buffer is written; the collated batch has the `ids` of what came, and `redrawn` marks it. Returns a
+        list of clips over one block of rows, which `default_collate` accepts; in a worker the block is shared memory
+        that is reused.
         """
         return lookup.several(self, clip_ids(indices, "ReplayBuffer"))
 
     # -- passes, views, batches --------------------------------------------------------------
 
     def view(
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
-        drop_all_padded: bool = False, *, where: Where | None = None, live: bool = False,
+        self,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
+        *,
+        where: Where | None = None,
+        live: bool = False,
         at: Mapping[str, Any] | None = None,
-    ) -> BufferView:  # fmt: skip
+    ) -> BufferView:
         """Return a dataset of what is stored now: its ids do not change, in any process that receives it.
 
-        A live view moves to what is stored now at its `refresh()`, and where a pass of its own `pass_sampler()` begins; nothing else
-        moves it, neither `len` nor a draw. It selects by `where` anew each time.
+        A live view moves to what is stored now at its `refresh()`, and where a pass of its own `pass_sampler()` begins;
+        nothing else moves it, neither `len` nor a draw. It selects by `where` anew each time.
 
         Args:
             window: as for `sample`: one item per anchor.
             columns: as for `sample`.
             anchors: as for `sample`. It changes the items and their number alone.
             drop_all_padded: as for `sample`.
-            where: the episodes to keep, numbered from 0 (`source_episodes` has their numbers before): a condition such as
-                `"return > 100 and not flags contains bad"`, or a function of an episode's data (a dict) that tells whether the episode
-                is wanted. An episode that is still being recorded is not selected before it ends.
+            where: the episodes to keep, numbered from 0 (`source_episodes` has their numbers before): a condition such
+                as `"return > 100 and not flags contains bad"`, or a function of an episode's data (a dict) that tells
+                whether the episode is wanted. An episode that is still being recorded is not selected before it ends.
             live: whether the view moves.
             at: the `moment` of another view, whose episodes and ids this one has, whatever was evicted since.
 
-        An item whose episode was evicted is replaced by another one of the view. An episode that is still being recorded has the items
+        An item whose episode was evicted is replaced by another one of the view. An episode that is still being
+        recorded has the items
         that it had: their padding, and columns that are computed up to its end, are those of when they are read.
 
         Raises:
             InputError: as for `sample`; `at` with `where` or `live`, or of another buffer.
             NoClipsError: a window over a buffer that has no columns yet.
 
-        Cost: 12 bytes for each stored episode; no rows are copied or protected from eviction. `where` reads the data of every
+        Cost: 12 bytes for each stored episode; no rows are copied or protected from eviction. `where` reads the data of
+        every
             episode, and of `return` and `ended` the columns behind them.
         """
         wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
@@ -231,10 +242,16 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         return BufferView.of(self)
 
     def split(
-        self, train: float | Sequence[float] = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
-        columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
+        self,
+        train: float | Sequence[float] = 0.9,
+        seed: int = 0,
+        *,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
         where: Where | None = None,
-    ) -> tuple[BufferView, ...]:  # fmt: skip
+    ) -> tuple[BufferView, ...]:
         """Return views that share no episode: `train` of the episodes, and the rest; see `Dataset.split`.
 
         Args:
@@ -250,10 +267,19 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         return made.split(train, seed)
 
     def batches(
-        self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",
-        device: Any = None, pin_memory: bool = False, *, window: WindowSpec | None = None,
-        columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
-    ) -> Batches:  # fmt: skip
+        self,
+        batch_size: int,
+        steps: int | None = None,
+        prefetch: int = 2,
+        to: str = "numpy",
+        device: Any = None,
+        pin_memory: bool = False,
+        *,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
+    ) -> Batches:
         """Return an endless iterator over `sample(batch_size)`, the next batches gathered while one is used.
 
         Args:
@@ -292,16 +318,32 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         pace = self._checked_pace(self.pace, "ReplayBuffer.batches")
         wait = None if pace is None else partial(pace.draw, int(batch_size) * cut.widest)
         return Batches(
-            sample, ahead, batch_size, steps, prefetch, to, device, pin_memory, wait=wait,
+            sample,
+            ahead,
+            batch_size,
+            steps,
+            prefetch,
+            to,
+            device,
+            pin_memory,
+            wait=wait,
             hand_out=self.engine.hand_out,
-        )  # fmt: skip
+        )
 
     def sample(
-        self, batch_size: int, history_len: int | None = None, step: int | None = None,
-        *, out: Mapping[str, Array] | None = None, window: WindowSpec | None = None,
-        columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
-        pace: Pace | None = None, nest: bool = False,
-    ) -> Batch[Array]:  # fmt: skip
+        self,
+        batch_size: int,
+        history_len: int | None = None,
+        step: int | None = None,
+        *,
+        out: Mapping[str, Array] | None = None,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
+        pace: Pace | None = None,
+        nest: bool = False,
+    ) -> Batch[Array]:
         """Draw a batch of clips through the sampler.
 
         Args:
@@ -310,21 +352,21 @@ class Sampled(InNotebook, PassBuffer, Dataset):
             step: passed to the sampler; None uses the internal counter, and advances it.
             out: column -> array to fill and return, of exactly the shape and dtype of the result, C-contiguous,
                 such as an earlier batch; missing columns are returned in new arrays.
-            window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch that returns a
-                column. In place of `history_len`: a column without a window comes at t alone.
+            window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch
+                that returns a column. In place of `history_len`: a column without a window comes at t alone.
             columns: names of the columns to read; None: all.
             anchors: the steps t to leave out at the ends of episodes: `slice(2, -7)` the first 2 and the last 7.
-            drop_all_padded: whether to leave out steps t at which a padded column would be padding alone. Where the offsets of a
-                window have gaps, episodes shorter than the widest gap have no anchors then.
-            pace: waits while the learner is too far ahead of the collectors; counts B times the most steps of a column. Of a ring in
-                its directory.
+            drop_all_padded: whether to leave out steps t at which a padded column would be padding alone. Where the
+                offsets of a window have gaps, episodes shorter than the widest gap have no anchors then.
+            pace: waits while the learner is too far ahead of the collectors; counts B times the most steps of a column.
+                Of a ring in its directory.
             nest: return the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`.
 
         Returns:
-            column -> `(B, H, ...)` array; `action` `(B, H, -1)`; with a window of n offsets `(B, n, ...)`, without one `(B, ...)`.
-            `transform` is not applied. The attribute `ids`, int64 `(B,)`, is for `update_priorities`; `weights`, float32 `(B,)`,
-            is for losses, or None if the sampler has no weights; `redrawn`, bool `(B,)`, marks clips that came in place of others,
-            evicted before they were read.
+            column -> `(B, H, ...)` array; `action` `(B, H, -1)`; with a window of n offsets `(B, n, ...)`, without one
+            `(B, ...)`. `transform` is not applied. The attribute `ids`, int64 `(B,)`, is for `update_priorities`;
+            `weights`, float32 `(B,)`, is for losses, or None if the sampler has no weights; `redrawn`, bool `(B,)`,
+            marks clips that came in place of others, evicted before they were read.
 
         Raises:
             InputError: a size is not positive, or the sampler's result does not have shape `(B,)`.
@@ -350,9 +392,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
             return batch.like(nested(batch, "ReplayBuffer.sample")) if nest else batch
         wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
         counted = 0
-        if (
-            pace is not None and self.engine.schema is None
-        ):  # until then nothing is known of a window
+        if pace is not None and self.engine.schema is None:  # until then nothing is known of a window
             pace.draw(batch_size)
             self.engine.refresh()
             counted = batch_size
@@ -375,27 +415,34 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         return pace
 
     def _wanted(
-        self, history_len: int | None, window: WindowSpec | None, columns: Iterable[str] | None,
-        anchors: slice | None, drop_all_padded: bool,
-    ) -> Wanted:  # fmt: skip
+        self,
+        history_len: int | None,
+        window: WindowSpec | None,
+        columns: Iterable[str] | None,
+        anchors: slice | None,
+        drop_all_padded: bool,
+    ) -> Wanted:
         check_anchors(type(self).__name__, anchors)
         history = self.num_steps if history_len is None else history_len
         history = positive("ReplayBuffer.sample", "history_len", history)
         if window is not None and history_len is not None:
             raise InputError(
-                f"ReplayBuffer.sample: history_len={history_len} and a window contradict; a window says which steps of each "
+                f"ReplayBuffer.sample: history_len={history_len} and a window contradict; a window says which steps of "
+                f"each "
                 "column an item holds"
             )
         if columns is not None and not isinstance(columns, str):
             columns = tuple(columns)
-        return Wanted(
-            history, self.frameskip, window, columns, anchors, drop_all_padded, self.fps, self.reward_at
-        )  # fmt: skip
+        return Wanted(history, self.frameskip, window, columns, anchors, drop_all_padded, self.fps, self.reward_at)
 
     def cut_of(
-        self, history_len: int | None = None, window: WindowSpec | None = None, columns: Iterable[str] | None = None,
-        anchors: slice | None = None, drop_all_padded: bool = False,
-    ) -> Cut:  # fmt: skip
+        self,
+        history_len: int | None = None,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
+    ) -> Cut:
         """Return what an item of `sample` with these arguments holds, and which steps are its anchors.
 
         Raises:
@@ -416,9 +463,13 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         return self._cuts.of(self, wanted, schema, where)
 
     def _sample(
-        self, cut: Cut, clips: Any, size: int, step: int | None = None,
+        self,
+        cut: Cut,
+        clips: Any,
+        size: int,
+        step: int | None = None,
         out: Mapping[str, Array] | None = None,
-    ) -> Batch[Array]:  # fmt: skip
+    ) -> Batch[Array]:
         into = None if out is None else fitting(out, self.engine, size, cut)
         positions, crossing, weigh = self.engine.draw(clips, size, cut, step)
         asked, numbers = positions.copy(), self.engine.numbering(cut)

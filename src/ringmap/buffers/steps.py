@@ -8,8 +8,8 @@ whole groups, and has room for one group more than the window, so all rows in th
 The manifest says the capacity, and what the rows are.
 
 Invariants: len == min(rows ever added, capacity), except for damaged rows; a row keeps its id, its position
-on the ring, for life; one commit of `add` is at most as long as the spare rows. With `older` rows, as many rows before the window
-are stored, too, for those that need them.
+on the ring, for life; one commit of `add` is at most as long as the spare rows. With `older` rows, as many rows before
+the window are stored, too, for those that need them.
 Not here: which rows are drawn, and their meaning.
 """
 
@@ -115,8 +115,13 @@ class StepRing:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], mode: str = "r", kind: str = ROWS, where: str = "StepRing.open", **options: Any
-    ) -> StepRing:  # fmt: skip
+        cls,
+        path: str | os.PathLike[str],
+        mode: str = "r",
+        kind: str = ROWS,
+        where: str = "StepRing.open",
+        **options: Any,
+    ) -> StepRing:
         """Return the ring at a path, of any capacity: "r" for a live reader, "r+" for the writer."""
         cls.capacity_at(path, where, options.get("disk"), kind)
         ring = cls.__new__(cls)
@@ -175,9 +180,7 @@ class StepRing:
             window = self.window()
             return window.positions(np.arange(window.count))
 
-    def draw_or_count(
-        self, source: Handle, count: int, rng: np.random.Generator
-    ) -> tuple[Array, int]:  # fmt: skip
+    def draw_or_count(self, source: Handle, count: int, rng: np.random.Generator) -> tuple[Array, int]:
         """Return the ids of `count` rows drawn uniformly from the window, none if it has fewer; and how many it has.
 
         `source`: that of the engine, which the caller has asked for.
@@ -205,9 +208,7 @@ class StepRing:
         with source.memory:
             window = self.window()
             if not window.count or since >= source.head:
-                raise NoClipsError(
-                    f"{source.folder}: no rows are left to draw from; add some first"
-                )
+                raise NoClipsError(f"{source.folder}: no rows are left to draw from; add some first")
             least = int(window.ids(np.array([since]))[0]) if since > window.low else 0
             return window.positions(integers(rng, least, window.count, count))
 
@@ -240,9 +241,7 @@ class StepRing:
         positions = engine.replaced(asked, ROW)
         return engine.read(positions, ROW), positions
 
-    def read(
-        self, ids: Array, names: Sequence[str] | None = None
-    ) -> tuple[dict[str, Array], Array]:
+    def read(self, ids: Array, names: Sequence[str] | None = None) -> tuple[dict[str, Array], Array]:
         """Return rows as `rows` does, and which of them are still in the window: the others are meaningless.
 
         Args:
@@ -279,9 +278,7 @@ class StepRing:
         assert rows is not None
         return rows.take([name], ids)[0]
 
-    def read_whole(
-        self, read: Callable[[], tuple[Array, T]], refresh: Callable[[], object] | None = None
-    ) -> T:
+    def read_whole(self, read: Callable[[], tuple[Array, T]], refresh: Callable[[], object] | None = None) -> T:
         """Return a read of one consistent state.
 
         Args:
@@ -324,9 +321,7 @@ class StepRing:
         arrays: Mapping[str, Array] = as_columns(rows, where)
         count = len(next(iter(arrays.values()))) if arrays else 0
         if count > self.capacity:
-            raise InputError(
-                f"{where}: {count} rows exceed capacity={self.capacity}; raise it, or add fewer at a time"
-            )
+            raise InputError(f"{where}: {count} rows exceed capacity={self.capacity}; raise it, or add fewer at a time")
         store.recover_if_stale()
         if count > self.group:  # a value that does not fit must be found before the first commit
             schema = Schema.of(arrays) if store.schema is None else store.schema
@@ -340,8 +335,9 @@ class StepRing:
 
     def append(
         self, rows: Mapping[str, Any], notes: Mapping[str, Any] | None = None, where: str = "StepRing.append"
-    ) -> Array:  # fmt: skip
-        """Store rows as `add` does, to be committed later, together with those of other calls. This handle shows them at once.
+    ) -> Array:
+        """Store rows as `add` does, to be committed later, together with those of other calls. This handle shows them
+        at once.
 
         Args:
             rows: as for `add`.
@@ -366,18 +362,14 @@ class StepRing:
         if not 0 < count <= limit:
             return self.add(arrays, notes, where)
         fitted = schema.fit(arrays, self.buffer.options.casting, where)
-        first = store.append(
-            list(fitted.values()), count, limit, where, small=lambda: self.engine.committing(notes)
-        )
+        first = store.append(list(fitted.values()), count, limit, where, small=lambda: self.engine.committing(notes))
         return np.arange(first, first + count)
 
     def at_once(self, row_nbytes: int) -> int:
         """Return how many rows of this size are committed together; a call with more is a commit of its own."""
         return min(self.group, _AT_ONCE_NBYTES // row_nbytes) if row_nbytes else 0
 
-    def commit(
-        self, arrays: list[Array], data: bytes, where: str, following: Mapping[str, Array]
-    ) -> None:
+    def commit(self, arrays: list[Array], data: bytes, where: str, following: Mapping[str, Array]) -> None:
         """Store rows of a ring with fixed columns in one commit, however many they are.
 
         Args:
@@ -393,9 +385,7 @@ class StepRing:
         store = engine.writer(where)
         assert store.schema is not None
         with engine.committing() as small:
-            store.commit(
-                store.schema, arrays, data, 0, where=where, small=small, following=following
-            )
+            store.commit(store.schema, arrays, data, 0, where=where, small=small, following=following)
 
     def notes(self) -> dict[str, Any]:
         """Return the notes of the newest rows; for a reader, as of its last refresh."""
@@ -411,15 +401,11 @@ class StepRing:
             if not small or small.lost:  # overwritten meanwhile, or nothing is stored
                 return int(source.refresh() or source.seq != seq)
             if small.fault:
-                raise CorruptError(
-                    f"{source.paths.table}: {small.fault}; run ringmap.check on the buffer"
-                )
+                raise CorruptError(f"{source.paths.table}: {small.fault}; run ringmap.check on the buffer")
             found.update(small.state.get("notes") or {})
             return 0
 
-        look_again(
-            attempt, lambda: None, source.folder, "raise the capacity", retry_s=source.retry_s
-        )
+        look_again(attempt, lambda: None, source.folder, "raise the capacity", retry_s=source.retry_s)
         return found
 
     # -- whole rings -------------------------------------------------------------------------
@@ -430,7 +416,8 @@ class StepRing:
         return self.engine.is_closed
 
     def refuse_close_within(self, where: str) -> None:
-        """Raise in the middle of another call of the same thread, before a close of the ring's owner changes anything."""
+        """Raise in the middle of another call of the same thread, before a close of the ring's owner changes
+        anything."""
         self.engine.refuse_close_within(where)
 
     def close(self) -> None:
@@ -453,9 +440,7 @@ class StepRing:
                 copy.close()
 
     @staticmethod
-    def capacity_at(
-        path: str | os.PathLike[str], where: str, disk: Disk | None = None, kind: str = ROWS
-    ) -> int:
+    def capacity_at(path: str | os.PathLike[str], where: str, disk: Disk | None = None, kind: str = ROWS) -> int:
         """Return the capacity of the ring at a path.
 
         Raises:

@@ -4,8 +4,8 @@
                      |
     RoundRobinWriter writes only at the cursor, the index of the next position
 
-Invariants: the rows are the newest `max_size`; no row is overwritten: a write at any index other than the cursor is refused.
-Not here: the ring (steps.py).
+Invariants: the rows are the newest `max_size`; no row is overwritten: a write at any index other than the cursor is
+refused. Not here: the ring (steps.py).
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ _WHERE = "torchrl_storage"
 def torchrl_storage(buf: ReplayBuffer | StepRing) -> Any:
     """Return a TorchRL `Storage` over the rows of a buffer.
 
-    Rows of the buffer are in the storage, and rows that TorchRL writes are in the buffer, with `path=`, live readers and
-    both durability levels. The keys of nested TensorDicts are joined by slashes.
+    Rows of the buffer are in the storage, and rows that TorchRL writes are in the buffer, with `path=`, live readers
+    and both durability levels. The keys of nested TensorDicts are joined by slashes.
 
     Args:
-        buf: a `ReplayBuffer`, whose steps are the rows, or a `StepRing`. Of a ReplayBuffer the newest 15/16 of `max_steps` rows
-            are in the storage, so that TorchRL's batches evict row by row. Where episodes longer than 1/16 of it were
-            written by other means, rows may be evicted earlier: `len` still counts their indices, and `get` returns another row, drawn
-            uniformly, in place of an evicted one. A sampler of slices needs a ring that TorchRL fills, or short episodes.
+        buf: a `ReplayBuffer`, whose steps are the rows, or a `StepRing`. Of a ReplayBuffer the newest 15/16 of
+            `max_steps` rows are in the storage, so that TorchRL's batches evict row by row. Where episodes longer than
+            1/16 of it were
+            written by other means, rows may be evicted earlier: `len` still counts their indices, and `get` returns
+            another row, drawn uniformly, in place of an evicted one. A sampler of slices needs a ring that TorchRL
+            fills, or short episodes.
 
     Returns:
         A `torchrl.data.replay_buffers.Storage`, of CPU tensors. Pass `writer=storage.writer()` to TorchRL's
@@ -62,9 +64,7 @@ def torchrl_storage(buf: ReplayBuffer | StepRing) -> Any:
     elif isinstance(buf, ReplayBuffer):
         ring = StepRing.over(buf, _WHERE)
     else:
-        raise InputError(
-            f"{_WHERE}: expected a ReplayBuffer or a StepRing, got {type(buf).__name__}"
-        )
+        raise InputError(f"{_WHERE}: expected a ReplayBuffer or a StepRing, got {type(buf).__name__}")
     return _storage_class()(ring)
 
 
@@ -85,9 +85,7 @@ def to_torchrl(buf: ReplayBuffer | StepRing, **options: Any) -> Any:
     """
     taken = [name for name in ("storage", "writer") if name in options]
     if taken:
-        raise InputError(
-            f"to_torchrl: {taken} can't be chosen: the rows are the ring's; use torchrl_storage"
-        )
+        raise InputError(f"to_torchrl: {taken} can't be chosen: the rows are the ring's; use torchrl_storage")
     require("torchrl", "to_torchrl")
     from torchrl.data import TensorDictReplayBuffer
 
@@ -128,7 +126,8 @@ def _storage_class() -> Any:
 
         @property
         def _last_cursor_index(self) -> int | None:
-            """Return the index of the newest row, behind which SliceSampler cuts a full ring: that of the ring, whoever wrote it."""
+            """Return the index of the newest row, behind which SliceSampler cuts a full ring: that of the ring, whoever
+            wrote it."""
             return (self.cursor - 1) % self.max_size if len(self) else None
 
         _last_cursor = _last_cursor_index
@@ -183,7 +182,8 @@ def _storage_class() -> Any:
             if not set_cursor or not np.array_equal(numbers, expected):
                 raise InputError(
                     f"{where}: index {numbers[:1].tolist()} is not the cursor, {self.cursor}: rows of a ring are never "
-                    "overwritten. Extend the buffer; and if rows were there before it, make it with writer=storage.writer()"
+                    "overwritten. Extend the buffer; and if rows were there before it, make it with "
+                    "writer=storage.writer()"
                 )
             rows, deep = flat(data, where)
             self.ring.add(rows, {"deep": self._deep or deep}, where)
@@ -203,12 +203,14 @@ def _storage_class() -> Any:
             return {**state, "path": str(self.buffer.path)}
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            """Load rows into an empty ring in RAM; for a ring on disk, verify that its positions are those of the state."""
+            """Load rows into an empty ring in RAM; for a ring on disk, verify that its positions are those of the
+            state."""
             if "rows" in state:
                 self._take_over(state["rows"], state)
             elif state["added"] != self.ring.added:
                 raise RoleError(
-                    f"{_WHERE}: the state is of {state['path']} after {state['added']} rows, but {self.buffer.path} has "
+                    f"{_WHERE}: the state is of {state['path']} after {state['added']} rows, but {self.buffer.path} "
+                    f"has "
                     f"{self.ring.added}; load a snapshot of that moment, or leave out the storage's state"
                 )
             else:
@@ -221,9 +223,7 @@ def _storage_class() -> Any:
             first = state["added"] - count
             ids = self.ring.add(rows, {"deep": state["deep"]}, f"{_WHERE}.load_state_dict")
             # Each row keeps its index, which the sampler's state refers to.
-            self._base = (
-                int(ids[0] if count else self.ring.added) - (first - state["base"]) % self.max_size
-            )
+            self._base = int(ids[0] if count else self.ring.added) - (first - state["base"]) % self.max_size
             self._deep = state["deep"]
 
         def dumps(self, path: Any) -> None:
@@ -244,9 +244,7 @@ def _storage_class() -> Any:
                 copied.close()
 
         def __getstate__(self) -> dict[str, Any]:
-            state: dict[str, Any] = Storage.__getstate__(
-                self
-            )  # a list must not be sent to a spawned process
+            state: dict[str, Any] = Storage.__getstate__(self)  # a list must not be sent to a spawned process
             return state
 
         def __repr__(self) -> str:

@@ -21,9 +21,7 @@ __all__ = ["updated"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def updated(
-    schema: Schema | None, ids: Any, values: Any, casting: str, where: str
-) -> tuple[Array, dict[str, Array]]:
+def updated(schema: Schema | None, ids: Any, values: Any, casting: str, where: str) -> tuple[Array, dict[str, Array]]:
     """Return the positions of an update, int64 `(n,)`, and column -> `(n, *shape)` in the column's dtype.
 
     Raises:
@@ -49,7 +47,8 @@ def updated(
         expected = (*positions.shape, *spec.shape)
         if array.shape != expected:
             raise InputError(
-                f"{where}: column {name!r} has shape {array.shape}, expected {expected}: that of the ids {positions.shape}, and "
+                f"{where}: column {name!r} has shape {array.shape}, expected {expected}: that of the ids "
+                f"{positions.shape}, and "
                 f"of a step {spec.shape}"
             )
         rows = array.reshape(positions.size, *spec.shape)

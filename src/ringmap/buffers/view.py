@@ -5,8 +5,8 @@
 
 An item is a clip, or holds what a window says, around one step, its anchor.
 
-Invariants: ids, length, and the steps of a clip never change; in place of a clip whose episode was evicted comes another one of
-the view, drawn uniformly from those that are left, and counted.
+Invariants: ids, length, and the steps of a clip never change; in place of a clip whose episode was evicted comes
+another one of the view, drawn uniformly from those that are left, and counted.
 Not here: rows (the buffer's), the order of a pass (passes.py).
 """
 
@@ -68,12 +68,18 @@ class BufferView(PinnedView):
     """
 
     def __init__(
-        self, buffer: ClipBuffer, starts: Array, lengths: Array, cut: Cut | None = None,
-        stored: tuple[WholeEpisodes, Array] | None = None, is_part: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        buffer: ClipBuffer,
+        starts: Array,
+        lengths: Array,
+        cut: Cut | None = None,
+        stored: tuple[WholeEpisodes, Array] | None = None,
+        is_part: bool = False,
+    ) -> None:
         if is_part and cut is not None and cut.across:
             raise InputError(
-                "BufferView: a sequence with across=True runs on into the next stored episode, which this view may have left out; use "
+                "BufferView: a sequence with across=True runs on into the next stored episode, which this view may "
+                "have left out; use "
                 "across=False, or a view of the whole buffer"
             )
         super().__init__(buffer, np.array(starts, np.int64), np.asarray(lengths, np.int64), cut)
@@ -105,9 +111,7 @@ class BufferView(PinnedView):
         """Return a view of some of the episodes, in this order."""
         chosen = self._episode_numbers(episodes)
         stored = self._stored and (self._stored[0], self._stored[1][chosen])
-        made = BufferView(
-            self._buffer, self.starts[chosen], self.lengths[chosen], self._cut, stored, True
-        )
+        made = BufferView(self._buffer, self.starts[chosen], self.lengths[chosen], self._cut, stored, True)
         made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
         return made
 
@@ -153,7 +157,8 @@ class BufferView(PinnedView):
         return [] if schema is None else schema.names
 
     def positions(self, ids: Array) -> Array:
-        """Return the positions on the ring of the anchors of the clips with these ids: of their first steps, without a window."""
+        """Return the positions on the ring of the anchors of the clips with these ids: of their first steps, without a
+        window."""
         return self.positions_of(*self._locate(ids))
 
     def origins(self) -> tuple[Array, Array]:
@@ -188,9 +193,7 @@ class BufferView(PinnedView):
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         return self._read_steps(ep, start, end, None)
 
-    def _read_steps(
-        self, ep: int, start: int, end: int, columns: Sequence[str] | None
-    ) -> dict[str, Any]:
+    def _read_steps(self, ep: int, start: int, end: int, columns: Sequence[str] | None) -> dict[str, Any]:
         index, gone = self._index_now(ep), 0
         if self._stored is not None:
             whole, chosen = self._stored
@@ -199,9 +202,7 @@ class BufferView(PinnedView):
             if gone > start:
                 raise self._evicted(ep)
         names = self.column_names if columns is None else list(columns)
-        steps = self.engine.episodes.steps(
-            index, start - gone, end - gone, "ReplayBuffer", columns and names
-        )
+        steps = self.engine.episodes.steps(index, start - gone, end - gone, "ReplayBuffer", columns and names)
         return dict(zip(names, steps, strict=True))
 
     def load_steps(
@@ -231,18 +232,14 @@ class BufferView(PinnedView):
         """Names of the episode data of the episodes that the buffer holds now."""
         return self.engine.episodes.data_names()
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return values constant within an episode, as the buffer does.
 
         Raises:
             ClipIndexError: there is no such episode, or it was evicted since.
         """
         numbers = self._episode_numbers(idx)
-        return self.engine.episodes.data(
-            self.starts[numbers], lambda place: self._evicted(int(numbers[place]))
-        )
+        return self.engine.episodes.data(self.starts[numbers], lambda place: self._evicted(int(numbers[place])))
 
     def _lane_runs(self) -> Runs:
         if self._stored is None:
@@ -292,9 +289,7 @@ class BufferView(PinnedView):
         most = int(times.max(initial=1))
         rounds = [whole.parts_in(numbers[times > again]) for again in range(most)]
         starts, lengths = (np.concatenate([one[i] for one in rounds]) for i in (0, 1))
-        chains, steps, lanes = (
-            np.concatenate(v) for v in zip(*(one[2] for one in rounds), strict=True)
-        )
+        chains, steps, lanes = (np.concatenate(v) for v in zip(*(one[2] for one in rounds), strict=True))
         # What was taken again is an episode of its own, whose name comes right after that of the first.
         again = np.repeat(np.arange(most), [len(one[0]) for one in rounds])
         order = np.argsort(starts, kind="stable")
@@ -345,7 +340,9 @@ class BufferView(PinnedView):
         return ClipIndexError(f"BufferView: episode {ep} was evicted since the view was made")
 
     def __repr__(self) -> str:
-        return f"BufferView({'live, ' * self.is_live}episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"
+        return (
+            f"BufferView({'live, ' * self.is_live}episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"
+        )
 
 
 def _name_of(engine: Engine) -> bytes:

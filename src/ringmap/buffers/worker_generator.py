@@ -17,7 +17,8 @@ __all__ = ["WorkerGenerator"]
 
 
 class WorkerGenerator(Forkable):
-    """One generator, from a seed; a copy in a worker begins with the seed that PyTorch gave the worker, and the given one."""
+    """One generator, from a seed; a copy in a worker begins with the seed that PyTorch gave the worker, and the given
+    one."""
 
     def __init__(self, seed: int | None = None, where: str = "WorkerGenerator") -> None:
         self._rng, self._where = generator(seed, where, "seed"), where

@@ -69,9 +69,7 @@ class Commands(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for name, line in COMMANDS.items():
-            self.commands[name] = TyperCommand(
-                name, help=line
-            )  # for the list; a call imports the real one
+            self.commands[name] = TyperCommand(name, help=line)  # for the list; a call imports the real one
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the table."""
@@ -177,15 +175,11 @@ def _group(
     ctx: typer.Context,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", "-V", callback=_version, is_eager=True, help="Print the version, and exit."
-        ),
+        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version, and exit."),
     ] = False,
     traceback: Annotated[
         bool,
-        typer.Option(
-            "--traceback", help=f"Show the traceback of an error; as {TRACEBACK_VARIABLE}=1 does."
-        ),
+        typer.Option("--traceback", help=f"Show the traceback of an error; as {TRACEBACK_VARIABLE}=1 does."),
     ] = False,
 ) -> None:
     """Look into replay buffers and datasets, and mend, copy and convert them."""

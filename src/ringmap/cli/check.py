@@ -24,7 +24,8 @@ def check(path: Place, as_json: AsJson = False, quiet: Quiet = False) -> None:
     Of a directory of rings, each is checked.
 
     Reads every live byte, takes no lock and changes nothing: a writer may be at work. Works on a directory that can't
-    be opened, too. Rows of an open group are counted, and are no finding. Exit code 0: sound; 1: something is wrong; 2: nothing of ours is there, or it can't be read.
+    be opened, too. Rows of an open group are counted, and are no finding. Exit code 0: sound; 1: something is wrong; 2:
+    nothing of ours is there, or it can't be read.
     """
     found = findings_at(path, "check")
     pending = 0 if found or is_dataset(path) else pending_at(path)
@@ -87,9 +88,7 @@ def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
         return found
     for part, folder in folders_of(path).items():
         with bar(f"check {part}".strip()) as progress:
-            found += [
-                (f"{part}/{x.file}" if part else x.file, x) for x in check_buffer(folder, progress)
-            ]
+            found += [(f"{part}/{x.file}" if part else x.file, x) for x in check_buffer(folder, progress)]
     return found
 
 

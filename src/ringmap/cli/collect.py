@@ -22,16 +22,10 @@ Spec = Annotated[
 ]
 Path = Annotated[str, typer.Option("--path", metavar="DIR", help="Directory of the rings.")]
 Episodes = Annotated[int, typer.Option("--episodes", metavar="N", min=0, help="How many in all.")]
-Collectors = Annotated[
-    int, typer.Option("--collectors", metavar="N", min=1, help="How many processes.")
-]
-MaxSteps = Annotated[
-    int, typer.Option("--max-steps", metavar="N", min=1, help="Capacity of each ring, in steps.")
-]
+Collectors = Annotated[int, typer.Option("--collectors", metavar="N", min=1, help="How many processes.")]
+MaxSteps = Annotated[int, typer.Option("--max-steps", metavar="N", min=1, help="Capacity of each ring, in steps.")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the first episode.")]
-Resume = Annotated[
-    bool, typer.Option("--resume/--no-resume", help="Go on with what is there, or refuse it.")
-]
+Resume = Annotated[bool, typer.Option("--resume/--no-resume", help="Go on with what is there, or refuse it.")]
 Policy = Annotated[
     str | None,
     typer.Option("--policy", metavar="SPEC", help="module:name; by default the World has one."),
@@ -47,14 +41,23 @@ CommitEvery = Annotated[
 
 
 def collect(
-    spec: Spec, path: Path, episodes: Episodes, collectors: Collectors, max_steps: MaxSteps, seed: Seed = 0,
-    resume: Resume = True, policy: Policy = None, weights: WeightsDir = None, commit_every: CommitEvery = None,
-    option: WriterOptions = None, drop: DropNames = None,
-) -> None:  # fmt: skip
+    spec: Spec,
+    path: Path,
+    episodes: Episodes,
+    collectors: Collectors,
+    max_steps: MaxSteps,
+    seed: Seed = 0,
+    resume: Resume = True,
+    policy: Policy = None,
+    weights: WeightsDir = None,
+    commit_every: CommitEvery = None,
+    option: WriterOptions = None,
+    drop: DropNames = None,
+) -> None:
     """Collect with several processes, each into a ring of its own.
 
-    Killed at any moment, the same call goes on, with any number of collectors: each seed is played once. -O gives each ring an
-    option of ReplayBuffer, such as interrupted=keep.
+    Killed at any moment, the same call goes on, with any number of collectors: each seed is played once. -O gives each
+    ring an option of ReplayBuffer, such as interrupted=keep.
     """
     from ringmap.collection.arguments import imported
     from ringmap.collection.collect import collect as collect_with
@@ -63,14 +66,26 @@ def collect(
     if (here := os.getcwd()) not in sys.path:  # a command, unlike a script, does not look there
         sys.path.insert(0, here)
     collect_with(
-        imported(spec, "collect"), path, episodes, collectors, seed, resume, max_steps=max_steps,
+        imported(spec, "collect"),
+        path,
+        episodes,
+        collectors,
+        seed,
+        resume,
+        max_steps=max_steps,
         policy=None if policy is None else imported(policy, "collect"),
-        weights=None if weights is None else Weights(weights), commit_every=commit_every, progress=is_watched(),
-        drop=drop or (), **writer_options(option, "collect"),
-    )  # fmt: skip
+        weights=None if weights is None else Weights(weights),
+        commit_every=commit_every,
+        progress=is_watched(),
+        drop=drop or (),
+        **writer_options(option, "collect"),
+    )
     if episodes:
         buffer = opened(path)
         now = look_at(buffer)
         buffer.close()
         stored = f"{count(now.sum_of('episodes'), 'episode')}, {count(now.sum_of('steps'), 'step')}"
-        show(f"{count(episodes, 'seed')} {'is' if episodes == 1 else 'are'} played, each once; {count(len(now.shards), 'ring')} in {path} hold {stored}.")  # fmt: skip
+        show(
+            f"{count(episodes, 'seed')} {'is' if episodes == 1 else 'are'} played, each once; "
+            f"{count(len(now.shards), 'ring')} in {path} hold {stored}."
+        )

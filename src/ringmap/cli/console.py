@@ -21,7 +21,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["clean", "console", "count", "nbytes", "percent", "plain", "say", "show", "show_json", "show_table", "value_text"]  # fmt: skip
+__all__ = [
+    "clean",
+    "console",
+    "count",
+    "nbytes",
+    "percent",
+    "plain",
+    "say",
+    "show",
+    "show_json",
+    "show_table",
+    "value_text",
+]
 
 _WIDE = 100_000
 """Columns of an output that is not a terminal: nothing is wrapped."""

@@ -18,8 +18,18 @@ from ringmap.cli.options import (
 from ringmap.cli.progress import is_watched
 from ringmap.cli.resolve import episodes_at, format_for, say_written
 
-Where = Annotated[list[str] | None, typer.Option("--where", "-w", metavar="CONDITION", help="Only these episodes, as in `return > 100 and not flags contains bad`. Given again, all have to be met.")]  # fmt: skip
-MarksFile = Annotated[str | None, typer.Option("--marks", metavar="FILE", help="The file of marks; by default that beside the source.")]  # fmt: skip
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        "-w",
+        metavar="CONDITION",
+        help="Only these episodes, as in `return > 100 and not flags contains bad`. Given again, all have to be met.",
+    ),
+]
+MarksFile = Annotated[
+    str | None, typer.Option("--marks", metavar="FILE", help="The file of marks; by default that beside the source.")
+]
 
 
 def convert(

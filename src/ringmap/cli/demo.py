@@ -25,18 +25,12 @@ from ringmap.storage.disk.local import refuse_address
 if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
 
-Episodes = Annotated[
-    int, typer.Option("--episodes", metavar="N", min=8, help="How many to collect.")
-]
+Episodes = Annotated[int, typer.Option("--episodes", metavar="N", min=8, help="How many to collect.")]
 Folder = Annotated[
     str | None,
-    typer.Option(
-        "--dir", metavar="DIR", help="Work here, and keep it; by default a temporary folder."
-    ),
+    typer.Option("--dir", metavar="DIR", help="Work here, and keep it; by default a temporary folder."),
 ]
-Batches = Annotated[
-    int, typer.Option("--batches", metavar="N", min=1, help="How many to train on.")
-]
+Batches = Annotated[int, typer.Option("--batches", metavar="N", min=1, help="How many to train on.")]
 
 _SEED = 0
 _MOST = 41
@@ -96,9 +90,7 @@ def _run(path: str, dumped: str, episodes: int, batches: int) -> None:
         collector.kill()
         collector.wait()
         reader.refresh()
-        show(
-            f"A collector was killed in the middle of its work: {count(reader.num_episodes, 'episode')} are stored."
-        )
+        show(f"A collector was killed in the middle of its work: {count(reader.num_episodes, 'episode')} are stored.")
         show("The same command again, and meanwhile a network learns to see where the point is:")
         collector = _start(path, episodes)
         _train(reader, batches)
@@ -110,14 +102,10 @@ def _run(path: str, dumped: str, episodes: int, batches: int) -> None:
             collector.kill()
             collector.wait()
     reader.refresh()
-    seeds = sorted(
-        int(values[0]) if isinstance(values, list) else int(values) for values in _seeds(reader)
-    )
+    seeds = sorted(int(values[0]) if isinstance(values, list) else int(values) for values in _seeds(reader))
     if seeds != list(range(_SEED, _SEED + episodes)):
         raise RingmapError(f"demo: expected the seeds 0 to {episodes - 1}, each once, got {seeds}")
-    show(
-        f"{count(episodes, 'episode')} of {count(episodes, 'seed')}: none is lost, none is there twice."
-    )
+    show(f"{count(episodes, 'episode')} of {count(episodes, 'seed')}: none is lost, none is there twice.")
     show(f"check: {'sound' if not check(path) else 'NOT SOUND'}")
     reader.dump(dumped, "hdf5")
     show(f"{_compared(reader, dumped)} values equal in the HDF5 dump.")
@@ -197,9 +185,7 @@ def _compared(reader: ReplayBuffer, dumped: str) -> str:
     for number in range(reader.num_episodes):
         mine, theirs = reader.load_episode(number), dataset.load_episode(number)
         for name, column in mine.items():
-            if not np.array_equal(
-                column, np.asarray(theirs[name]), equal_nan=column.dtype.kind == "f"
-            ):
+            if not np.array_equal(column, np.asarray(theirs[name]), equal_nan=column.dtype.kind == "f"):
                 raise RingmapError(f"demo: episode {number}, column {name!r} differs in the dump")
             values += column.size
     return count(values)

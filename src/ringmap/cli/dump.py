@@ -37,8 +37,8 @@ def dump(
 ) -> None:
     """Write the episodes of a buffer as a dataset.
 
-    Each is verified by its checksum; a writer may be at work. Of a directory of rings it is those of all, ring by ring; transitions,
-    and rows of a mix, are cut into episodes. `ringmap convert` does the same for datasets.
+    Each is verified by its checksum; a writer may be at work. Of a directory of rings it is those of all, ring by ring;
+    transitions, and rows of a mix, are cut into episodes. `ringmap convert` does the same for datasets.
     """
     options, is_ring = writer_options(option, "dump"), not holds_rings(path)
     if is_ring:

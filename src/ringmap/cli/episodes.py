@@ -10,24 +10,21 @@ from ringmap.cli.console import show, show_json, show_table, value_text
 from ringmap.cli.options import AsJson, Place
 from ringmap.cli.table import kept, rows_at, sorted_by
 
-MinLength = Annotated[
-    int, typer.Option("--min-length", metavar="N", help="Only those of at least N steps.")
-]
+MinLength = Annotated[int, typer.Option("--min-length", metavar="N", help="Only those of at least N steps.")]
 Where = Annotated[
     list[str] | None,
     typer.Option(
-        "--where", "-w", metavar="CONDITION",
-        help="Only these, as in `return > 20 and seed < 5`: names of the table and of their data. Given again, all have to be met.",
+        "--where",
+        "-w",
+        metavar="CONDITION",
+        help="Only these, as in `return > 20 and seed < 5`: names of the table and of their data. Given again, all "
+        "have to be met.",
     ),
-]  # fmt: skip
-Last = Annotated[
-    int | None, typer.Option("--last", metavar="N", min=0, help="Only the newest N of these.")
 ]
+Last = Annotated[int | None, typer.Option("--last", metavar="N", min=0, help="Only the newest N of these.")]
 Sort = Annotated[
     str,
-    typer.Option(
-        "--sort", "-s", metavar="NAME", help="Order by this value; by default the oldest is first."
-    ),
+    typer.Option("--sort", "-s", metavar="NAME", help="Order by this value; by default the oldest is first."),
 ]
 Reverse = Annotated[bool, typer.Option("--reverse", "-r", help="In the other order.")]
 
@@ -43,7 +40,8 @@ def episodes(
 ) -> None:
     """List episodes: length, return, ending and data of each.
 
-    Episode 0 is the oldest one stored; of a directory of rings, that of the first ring, and a column names the ring. The return is the sum of the column `reward` (or `rewards`, `next.reward`, `next/reward`), if there is one.
+    Episode 0 is the oldest one stored; of a directory of rings, that of the first ring, and a column names the ring.
+    The return is the sum of the column `reward` (or `rewards`, `next.reward`, `next/reward`), if there is one.
     """
     rows = [row for row in rows_at(path, "episodes") if row["length"] >= min_length]
     rows = kept(rows, where or ())
@@ -59,8 +57,7 @@ def episodes(
     own = [name for name in rows[0] if name != "data"]
     data = list(dict.fromkeys(name for row in rows for name in row["data"]))
     cells = [
-        [value_text(row.get(name)) for name in own]
-        + [value_text(row["data"].get(name)) for name in data]
+        [value_text(row.get(name)) for name in own] + [value_text(row["data"].get(name)) for name in data]
         for row in rows
     ]
     show_table([*own, *data], cells, right="episode length return")

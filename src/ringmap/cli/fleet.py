@@ -57,25 +57,35 @@ def look_at(buffer: ShardedReplayBuffer) -> FleetLook:
 def total(path: str, now: FleetLook, before: FleetLook | None) -> dict[str, Any]:
     """Return what the rings hold together, and at which rate steps come."""
     rate = None
-    if before is not None and now.at > before.at and now.sum_of("written") >= before.sum_of("written"):  # fmt: skip
+    if before is not None and now.at > before.at and now.sum_of("written") >= before.sum_of("written"):
         rate = round((now.sum_of("written") - before.sum_of("written")) / (now.at - before.at), 1)
     return {
-        "path": path, "kind": "rings", "rings": len(now.shards), "episodes": now.sum_of("episodes"),
-        "steps": now.sum_of("steps"), "steps_written": now.sum_of("written"), "steps_per_s": rate,
+        "path": path,
+        "kind": "rings",
+        "rings": len(now.shards),
+        "episodes": now.sum_of("episodes"),
+        "steps": now.sum_of("steps"),
+        "steps_written": now.sum_of("written"),
+        "steps_per_s": rate,
         "writers_alive": sum(s.writer is not None and bool(s.writer.alive) for s in now.shards),
         "problems": sum(s.problem is not None for s in now.shards),
         "shards": [_described(shard) for shard in now.shards],
-    }  # fmt: skip
+    }
 
 
 def _described(shard: Shard) -> dict[str, Any]:
     writer = shard.writer
     return {
-        "name": shard.name, "path": str(shard.path), "episodes": shard.episodes, "steps": shard.steps,
-        "steps_written": shard.written, "idle_s": None if shard.idle_s is None else round(shard.idle_s, 1),
+        "name": shard.name,
+        "path": str(shard.path),
+        "episodes": shard.episodes,
+        "steps": shard.steps,
+        "steps_written": shard.written,
+        "idle_s": None if shard.idle_s is None else round(shard.idle_s, 1),
         "writer": None if writer is None else {"alive": writer.alive, "pid": writer.pid, "host": writer.host},
-        "problem": shard.problem, "policy_step": shard.policy_step,
-    }  # fmt: skip
+        "problem": shard.problem,
+        "policy_step": shard.policy_step,
+    }
 
 
 def cells(facts: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -87,16 +97,26 @@ def cells(facts: dict[str, Any]) -> list[tuple[str, ...]]:
         who = "?" if alive is None else f"process {writer['pid']}" if alive else "none"
         rows.append(
             (
-                shard["name"], count(shard["episodes"]), count(shard["steps"]), count(shard["steps_written"]), who,
-                "-" if idle is None else f"{idle:,.0f} s ago", shard["problem"] or "",
+                shard["name"],
+                count(shard["episodes"]),
+                count(shard["steps"]),
+                count(shard["steps_written"]),
+                who,
+                "-" if idle is None else f"{idle:,.0f} s ago",
+                shard["problem"] or "",
             )
-        )  # fmt: skip
+        )
     rate = "" if facts["steps_per_s"] is None else f"{facts['steps_per_s']:,.0f} steps/s"
     bad = f"{count(facts['problems'])} left out" if facts["problems"] else ""
     rows.append(
         (
-            f"total of {count(facts['rings'], 'ring')}", count(facts["episodes"]), count(facts["steps"]),
-            count(facts["steps_written"]), f"{count(facts['writers_alive'])} alive", rate, bad,
+            f"total of {count(facts['rings'], 'ring')}",
+            count(facts["episodes"]),
+            count(facts["steps"]),
+            count(facts["steps_written"]),
+            f"{count(facts['writers_alive'])} alive",
+            rate,
+            bad,
         )
-    )  # fmt: skip
+    )
     return rows

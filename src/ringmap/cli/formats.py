@@ -18,20 +18,29 @@ def formats(as_json: AsJson = False) -> None:
         show_json(
             [
                 {
-                    "name": f.name, "reads": f.reads, "writes": f.writes, "appends": f.appends,
-                    "lossless": f.lossless, "installed": f.available, "install": f.install,
+                    "name": f.name,
+                    "reads": f.reads,
+                    "writes": f.writes,
+                    "appends": f.appends,
+                    "lossless": f.lossless,
+                    "installed": f.available,
+                    "install": f.install,
                 }
                 for f in found
             ]
-        )  # fmt: skip
+        )
         return
     rows = [
         (
-            f.name, _word(f.reads), _word(f.writes), _word(f.appends), _word(f.lossless),
+            f.name,
+            _word(f.reads),
+            _word(f.writes),
+            _word(f.appends),
+            _word(f.lossless),
             "yes" if f.available else f'pip install "{f.install}"' if f.install else "no",
         )
         for f in found
-    ]  # fmt: skip
+    ]
     show_table(("format", "read", "write", "append", "lossless", "installed"), rows)
 
 

@@ -16,7 +16,8 @@ def info(path: Place, as_json: AsJson = False) -> None:
     """Say what a buffer or a dataset holds.
 
     Of a buffer: its columns, how full it is, what it takes on disk, and who writes it. It is read as any live reader
-    reads it: a writer may be at work. Of a dataset: its columns, episodes and steps. Of a directory with buffers below it: a table of these, and the total.
+    reads it: a writer may be at work. Of a dataset: its columns, episodes and steps. Of a directory with buffers below
+    it: a table of these, and the total.
     """
     if holds_rings(path):
         _show_rings(path, as_json)
@@ -32,17 +33,33 @@ def info(path: Place, as_json: AsJson = False) -> None:
     if full is not None:
         full += taken - facts.nbytes  # of a buffer of several folders: the labels
     described: dict[str, Any] = {
-        "path": path, "kind": found.kind, "format": "ringmap", "format_version": facts.version, "uuid": facts.uuid,
-        "capacity": facts.capacity, "max_steps": facts.max_steps,
-        "steps": facts.steps, "steps_written": facts.steps_written, "pending": facts.pending,
-        "episodes": len(facts.lengths) if episodic else None, "commits": facts.commits,
+        "path": path,
+        "kind": found.kind,
+        "format": "ringmap",
+        "format_version": facts.version,
+        "uuid": facts.uuid,
+        "capacity": facts.capacity,
+        "max_steps": facts.max_steps,
+        "steps": facts.steps,
+        "steps_written": facts.steps_written,
+        "pending": facts.pending,
+        "episodes": len(facts.lengths) if episodic else None,
+        "commits": facts.commits,
         "lengths": _spread(facts.lengths) if episodic else None,
-        "settings": facts.settings, "nbytes": taken, "nbytes_full": full,
-        "writer": {"alive": facts.writer.alive, "pid": facts.writer.pid, "host": facts.writer.host,
-                   "since": facts.writer.since},
-        "columns": [{"name": c.name, "dtype": c.dtype, "shape": list(c.shape), "storage": c.storage,
-                     "codecs": list(c.codecs)} for c in facts.columns],
-    }  # fmt: skip
+        "settings": facts.settings,
+        "nbytes": taken,
+        "nbytes_full": full,
+        "writer": {
+            "alive": facts.writer.alive,
+            "pid": facts.writer.pid,
+            "host": facts.writer.host,
+            "since": facts.writer.since,
+        },
+        "columns": [
+            {"name": c.name, "dtype": c.dtype, "shape": list(c.shape), "storage": c.storage, "codecs": list(c.codecs)}
+            for c in facts.columns
+        ],
+    }
     if as_json:
         show_json(described)
         return
@@ -66,8 +83,10 @@ def _spread(lengths: Any) -> dict[str, Any] | None:
     if not len(lengths):
         return None
     return {
-        "least": int(lengths.min()), "median": float(np.median(lengths)), "most": int(lengths.max()),
-    }  # fmt: skip
+        "least": int(lengths.min()),
+        "median": float(np.median(lengths)),
+        "most": int(lengths.max()),
+    }
 
 
 def _show_buffer(described: dict[str, Any], facts: Facts) -> None:
@@ -92,11 +111,7 @@ def _show_buffer(described: dict[str, Any], facts: Facts) -> None:
             f"history_len {settings.get('history_len')}, frameskip {settings.get('frameskip')}",
         )
     seconds = settings.get("sync_every_s")
-    synced = (
-        "each commit is synced"
-        if settings.get("durability") == "power"
-        else f"synced every {seconds} s"
-    )
+    synced = "each commit is synced" if settings.get("durability") == "power" else f"synced every {seconds} s"
     _fact("durability", f"{settings.get('durability')}: {synced}")
     most = described["nbytes_full"]
     full = "" if most is None else f"; at most about {nbytes(most)}"
@@ -107,9 +122,7 @@ def _show_buffer(described: dict[str, Any], facts: Facts) -> None:
         _fact("columns", "none before the first episode")
         return
     show()
-    rows = [
-        (c.name, c.dtype, _shape(c.shape), " ".join((c.storage, *c.codecs))) for c in facts.columns
-    ]
+    rows = [(c.name, c.dtype, _shape(c.shape), " ".join((c.storage, *c.codecs))) for c in facts.columns]
     show_table(("column", "dtype", "shape", "storage"), rows)
 
 
@@ -140,10 +153,16 @@ def _show_dataset(path: str, as_json: bool) -> None:
     detected = detect_format(at)
     lengths = dataset.lengths
     described: dict[str, Any] = {
-        "path": path, "kind": "dataset", "format": None if detected is None else detected.name,
-        "episodes": len(lengths), "steps": int(lengths.sum()), "lengths": _spread(lengths),
-        "nbytes": nbytes_of(at), "columns": _columns(dataset), "episode_data": list(dataset.episode_column_names),
-    }  # fmt: skip
+        "path": path,
+        "kind": "dataset",
+        "format": None if detected is None else detected.name,
+        "episodes": len(lengths),
+        "steps": int(lengths.sum()),
+        "lengths": _spread(lengths),
+        "nbytes": nbytes_of(at),
+        "columns": _columns(dataset),
+        "episode_data": list(dataset.episode_column_names),
+    }
     if as_json:
         show_json(described)
         return

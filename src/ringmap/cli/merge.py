@@ -13,22 +13,22 @@ from ringmap.errors import InputError
 
 Sources = Annotated[
     list[str],
-    typer.Argument(
-        metavar="DIR... DEST", help="Datasets and buffers, of the same columns, and where to write."
-    ),
+    typer.Argument(metavar="DIR... DEST", help="Datasets and buffers, of the same columns, and where to write."),
 ]
 Output = Annotated[
     str | None,
-    typer.Option(
-        "--output", "-o", metavar="DEST", help="Where to write, if not the last argument."
-    ),
+    typer.Option("--output", "-o", metavar="DEST", help="Where to write, if not the last argument."),
 ]
 
 
 def merge(
-    sources: Sources, output: Output = None, format: FormatName = None, mode: Mode = "error",
-    option: WriterOptions = None, drop: DropNames = None,
-) -> None:  # fmt: skip
+    sources: Sources,
+    output: Output = None,
+    format: FormatName = None,
+    mode: Mode = "error",
+    option: WriterOptions = None,
+    drop: DropNames = None,
+) -> None:
     """Write the episodes of several datasets into one.
 
     One after the other, in the order given. Sources that do not fit together are refused before anything is written.
@@ -37,9 +37,7 @@ def merge(
 
     *given, dest = sources if output is None else [*sources, output]
     if not given:
-        raise InputError(
-            f"merge: {dest}: say at least one source, and where to write: merge DIR... DEST"
-        )
+        raise InputError(f"merge: {dest}: say at least one source, and where to write: merge DIR... DEST")
     chosen = format_for(dest, format, mode, "merge")
     options = writer_options(option, "merge")
     datasets = [episodes_at(source, "merge") for source in given]

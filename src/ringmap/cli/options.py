@@ -42,34 +42,40 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing; the e
 FormatName = Annotated[
     str | None,
     typer.Option(
-        "--format", "-f", metavar="NAME",
+        "--format",
+        "-f",
+        metavar="NAME",
         help="Format to write; by default what the suffix of DEST says. `ringmap formats` lists them.",
     ),
-]  # fmt: skip
+]
 
 Mode = Annotated[
     str,
     typer.Option(
-        "--mode", metavar="MODE",
+        "--mode",
+        metavar="MODE",
         help="What to do where something is: error, append or overwrite.",
     ),
-]  # fmt: skip
+]
 
 DropNames = Annotated[
     list[str] | None,
     typer.Option(
-        "--drop", metavar="NAME",
+        "--drop",
+        metavar="NAME",
         help="A column, or data of episodes, to leave out; may be given several times. Nothing else is left out.",
     ),
-]  # fmt: skip
+]
 
 WriterOptions = Annotated[
     list[str] | None,
     typer.Option(
-        "--option", "-O", metavar="KEY=VALUE",
+        "--option",
+        "-O",
+        metavar="KEY=VALUE",
         help="An option of the format's writer, such as level=3 or image_format=png; may be given several times.",
     ),
-]  # fmt: skip
+]
 
 
 def writer_options(given: list[str] | None, where: str) -> dict[str, Any]:
@@ -82,9 +88,7 @@ def writer_options(given: list[str] | None, where: str) -> dict[str, Any]:
     for pair in given or ():
         key, sign, value = pair.partition("=")
         if not (key.isidentifier() and sign) or key in ("path", "mode", "progress"):
-            raise InputError(
-                f"{where}: -O {pair}: expected KEY=VALUE, an option of the format's writer"
-            )
+            raise InputError(f"{where}: -O {pair}: expected KEY=VALUE, an option of the format's writer")
         try:
             found[key] = json.loads(value)
         except ValueError:

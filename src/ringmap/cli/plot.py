@@ -41,9 +41,7 @@ def plot(path: Place, output: Output = "ringmap.png", force: Force = False) -> N
     show(f"wrote {target}")
 
 
-def _draw(
-    target: str, title: str, series: list[tuple[str, list[float]]], commits: Any, max_steps: int
-) -> None:
+def _draw(target: str, title: str, series: list[tuple[str, list[float]]], commits: Any, max_steps: int) -> None:
     require("plot", "plot: drawing")
     from matplotlib.figure import Figure
 

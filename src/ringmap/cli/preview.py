@@ -21,9 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 Output = Annotated[
     str,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="What to write: a .png, or an .mp4 (extra video)."
-    ),
+    typer.Option("--output", "-o", metavar="FILE", help="What to write: a .png, or an .mp4 (extra video)."),
 ]
 Column = Annotated[
     str | None,
@@ -35,14 +33,15 @@ Column = Annotated[
 ]
 Which = Annotated[
     list[int] | None,
-    typer.Option("--episode", "-e", metavar="N", help="An episode, 0 the oldest, -1 the newest. May be given again; by default the newest 4."),
-]  # fmt: skip
-Frames = Annotated[
-    int, typer.Option("--frames", metavar="N", min=1, help="Of each episode, on a contact sheet.")
+    typer.Option(
+        "--episode",
+        "-e",
+        metavar="N",
+        help="An episode, 0 the oldest, -1 the newest. May be given again; by default the newest 4.",
+    ),
 ]
-Fps = Annotated[
-    int, typer.Option("--fps", metavar="N", min=1, help="Frames per second, of a video.")
-]
+Frames = Annotated[int, typer.Option("--frames", metavar="N", min=1, help="Of each episode, on a contact sheet.")]
+Fps = Annotated[int, typer.Option("--fps", metavar="N", min=1, help="Frames per second, of a video.")]
 
 _NEWEST = 4
 _SMALLEST = 96
@@ -75,9 +74,7 @@ def preview(
     chosen = list(episode) if episode else list(range(max(0, number - _NEWEST), number))
     for wanted in chosen:
         if not -number <= wanted < number:
-            raise InputError(
-                f"preview: --episode {wanted}: {path} has {count(number, 'episode')}, 0 to {number - 1}"
-            )
+            raise InputError(f"preview: --episode {wanted}: {path} has {count(number, 'episode')}, 0 to {number - 1}")
     name = _column(dataset, column, path)
     if kind == ".mp4":
         shown = _video(target, dataset, chosen, name, fps)
@@ -108,9 +105,7 @@ def _is_picture(values: Array) -> bool:
 def _frames(dataset: Any, episode: int, name: str) -> Array:
     frames = np.asarray(dataset.load_episode(episode)[name])
     if not _is_picture(frames):
-        raise InputError(
-            f"preview: column {name!r} holds no pictures (uint8, height x width x 1, 3 or 4)"
-        )
+        raise InputError(f"preview: column {name!r} holds no pictures (uint8, height x width x 1, 3 or 4)")
     return frames
 
 
@@ -120,9 +115,7 @@ def _sheet(target: str, dataset: Any, chosen: Sequence[int], name: str, most: in
     for number in chosen:
         found = _frames(dataset, number, name)
         rows.append([enlarged(shown(found[t]), _SMALLEST) for t in spread(len(found), most)])
-        captions.append(
-            clean(f"episode {number % len(dataset.lengths)}, {count(len(found), 'step')}")
-        )
+        captions.append(clean(f"episode {number % len(dataset.lengths)}, {count(len(found), 'step')}"))
     with open(target, "wb") as file:
         file.write(sheet(rows, captions, _GAP))
     return sum(map(len, rows))

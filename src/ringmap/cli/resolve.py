@@ -24,12 +24,27 @@ from ringmap.buffers.located import (
 from ringmap.errors import ExistsError, NotFoundError
 from ringmap.storage.disk.local import refuse_address
 
-__all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "ROWS", "TRANSITIONS", "Located", "episodes_at", "folders_of", "format_for", "free_path", "holds_rings", "is_dataset", "look", "say_written"]  # fmt: skip
+__all__ = [
+    "BUFFERS",
+    "DISTILLATION",
+    "EPISODES",
+    "ROWS",
+    "TRANSITIONS",
+    "Located",
+    "episodes_at",
+    "folders_of",
+    "format_for",
+    "free_path",
+    "holds_rings",
+    "is_dataset",
+    "look",
+    "say_written",
+]
 
 
 def episodes_at(path: str, where: str) -> Any:
-    """Open the episodes at a path: a buffer as a live reader, a directory of rings as one, transitions or rows as they are now, or a
-    dataset, images as they are stored.
+    """Open the episodes at a path: a buffer as a live reader, a directory of rings as one, transitions or rows as they
+    are now, or a dataset, images as they are stored.
 
     Raises:
         InputError: it is a buffer of something else.
@@ -64,7 +79,8 @@ def format_for(dest: str, name: str | None, mode: str, where: str) -> str:
 
 
 def say_written(dest: str, name: str) -> None:
-    """Say what a destination holds now, by looking: a writer may have evicted episodes meanwhile, or some were there."""
+    """Say what a destination holds now, by looking: a writer may have evicted episodes meanwhile, or some were
+    there."""
     from ringmap.cli.console import count, show
     from ringmap.formats.registry import get_format
 

@@ -29,7 +29,8 @@ OWN = ("episode", "ring", "length", "return", "ended")
 
 
 def rows_at(path: str, where: str) -> list[Row]:
-    """Return a row for each episode at a path; of a directory of rings ring by ring, each as of a moment, with its name.
+    """Return a row for each episode at a path; of a directory of rings ring by ring, each as of a moment, with its
+    name.
 
     Raises:
         InputError, NotFoundError, UnknownFormatError, CorruptError: as `episodes_at`.
@@ -166,9 +167,7 @@ def _must_be_known(rows: Sequence[Row], name: str, option: str) -> None:
     if not rows or any(value_of(row, name) is not None for row in rows) or name in OWN:
         return
     known = dict.fromkeys(name for row in rows for name in row["data"])
-    raise InputError(
-        f"episodes: {option} names {name!r}, which no episode here has; there are {[*OWN, *known]}"
-    )
+    raise InputError(f"episodes: {option} names {name!r}, which no episode here has; there are {[*OWN, *known]}")
 
 
 def sorted_by(rows: Sequence[Row], name: str, reverse: bool) -> list[Row]:

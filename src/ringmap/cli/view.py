@@ -19,16 +19,14 @@ Paths = Annotated[
         help="Buffers, datasets, or folders with some below them; by default this folder.",
     ),
 ]
-Port = Annotated[int, typer.Option("--port", metavar="N", help="If it is taken, the next one; 0: any.")]  # fmt: skip
+Port = Annotated[int, typer.Option("--port", metavar="N", help="If it is taken, the next one; 0: any.")]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
 NoOpen = Annotated[bool, typer.Option("--no-open", help="Don't open a browser.")]
 
-ReadOnly = Annotated[bool, typer.Option("--read-only", help="Show marks, but don't let them be changed.")]  # fmt: skip
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Show marks, but don't let them be changed.")]
 MarksFile = Annotated[
     str | None,
-    typer.Option(
-        "--marks", metavar="FILE", help="Where marks are kept; by default beside the data."
-    ),
+    typer.Option("--marks", metavar="FILE", help="Where marks are kept; by default beside the data."),
 ]
 
 _SLOW_S = 2.0
@@ -47,8 +45,8 @@ def view(
 ) -> None:
     """Show buffers and datasets as a web page, while they are written.
 
-    Prints the address, and opens it. The page needs no network, and changes no data: it writes flags and notes of episodes beside them.
-    Only who has the address can see it.
+    Prints the address, and opens it. The page needs no network, and changes no data: it writes flags and notes of
+    episodes beside them. Only who has the address can see it.
     Ends on Ctrl-C, with exit code 0.
     """
     require("view", "ringmap view")
@@ -60,9 +58,7 @@ def view(
     slow = threading.Timer(
         _SLOW_S,
         say,
-        [
-            f"ringmap: looking for buffers and datasets below {', '.join(given)}; a folder closer to the data is quicker"
-        ],
+        [f"ringmap: looking for buffers and datasets below {', '.join(given)}; a folder closer to the data is quicker"],
     )
     slow.daemon = True
     slow.start()
@@ -77,19 +73,16 @@ def view(
     for place in wrong[:_SAID]:
         say(f"ringmap: warning: {place.name}: {place.problem}")
     if len(wrong) > _SAID:
-        say(
-            f"ringmap: warning: {count(len(wrong) - _SAID, 'place')} more can't be read; the page says why"
-        )
+        say(f"ringmap: warning: {count(len(wrong) - _SAID, 'place')} more can't be read; the page says why")
     if not found:
-        say(
-            f"ringmap: warning: no buffers or datasets below {', '.join(given)} yet; the page shows those that come"
-        )
+        say(f"ringmap: warning: no buffers or datasets below {', '.join(given)} yet; the page shows those that come")
     server = Server(library, host, port)
     if server.port != port and port:
         say(f"ringmap: warning: port {port} is taken; using {server.port}")
     if server.address_outside is not None:
         say(
-            f"ringmap: warning: --host {host}: other machines can connect, without encryption; only the token keeps them out"
+            f"ringmap: warning: --host {host}: other machines can connect, without encryption; only the token keeps "
+            f"them out"
         )
 
     def ready() -> None:

@@ -36,14 +36,12 @@ class Look:
     alive: bool | None
 
 
-def watch(
-    path: Buffer, once: Once = False, interval: Interval = 1.0, as_json: AsJson = False
-) -> None:
+def watch(path: Buffer, once: Once = False, interval: Interval = 1.0, as_json: AsJson = False) -> None:
     """Show how a buffer fills while a collector writes it.
 
-    Each line says what is stored, and at which rate steps come; of a directory with buffers below it, a table does. A terminal shows one line that changes; anything else
-    gets a line for each look, with --json an object. Takes no lock and slows no writer. Ends on Ctrl-C, with exit
-    code 0.
+    Each line says what is stored, and at which rate steps come; of a directory with buffers below it, a table does. A
+    terminal shows one line that changes; anything else gets a line for each look, with --json an object. Takes no lock
+    and slows no writer. Ends on Ctrl-C, with exit code 0.
     """
 
     from ringmap.storage.disk.files import Disk
@@ -102,38 +100,44 @@ def _look(reader: Reader) -> Look:
     with reader.memory:
         live = reader.live
         return Look(
-            time.monotonic(), reader.head, reader.seq, live.num_steps, live.num_episodes,
+            time.monotonic(),
+            reader.head,
+            reader.seq,
+            live.num_steps,
+            live.num_episodes,
             writer_of(reader.folder).alive,
-        )  # fmt: skip
+        )
 
 
 def _rate(now: Look, before: Look | None) -> float | None:
-    """Return steps per second between two looks; None for a single look, or if the buffer was created again between them."""
+    """Return steps per second between two looks; None for a single look, or if the buffer was created again between
+    them."""
     if before is None or now.at <= before.at or now.written < before.written:
         return None
     return (now.written - before.written) / (now.at - before.at)
 
 
-def _facts(
-    path: str, reader: Reader, now: Look, before: Look | None, first: Look
-) -> dict[str, Any]:
+def _facts(path: str, reader: Reader, now: Look, before: Look | None, first: Look) -> dict[str, Any]:
     rate = _rate(now, before)
     evicted = (now.written - now.steps) - (first.written - first.steps)
     return {
-        "path": path, "steps": now.steps, "max_steps": reader.manifest.max_steps, "episodes": now.episodes,
-        "steps_written": now.written, "commits": now.commits,
+        "path": path,
+        "steps": now.steps,
+        "max_steps": reader.manifest.max_steps,
+        "episodes": now.episodes,
+        "steps_written": now.written,
+        "commits": now.commits,
         "steps_per_s": None if rate is None else round(rate, 1),
-        "steps_evicted": evicted, "writer_alive": now.alive,
-    }  # fmt: skip
+        "steps_evicted": evicted,
+        "writer_alive": now.alive,
+    }
 
 
 def _line(facts: dict[str, Any], noun: str) -> str:
     rate, evicted = facts["steps_per_s"], facts["steps_evicted"]
     parts = [
         f"{count(facts['steps'])} of {count(facts['max_steps'], noun)}, {percent(facts['steps'], facts['max_steps'])}",
-        count(facts["episodes"], "episode")
-        if noun == "step"
-        else count(facts["commits"], "commit"),
+        count(facts["episodes"], "episode") if noun == "step" else count(facts["commits"], "commit"),
         f"{'-' if rate is None else f'{rate:,.0f}'} {noun}s/s",
         f"{count(facts['steps_written'])} written",
         f"{count(evicted)} evicted since",
@@ -142,9 +146,7 @@ def _line(facts: dict[str, Any], noun: str) -> str:
     return " | ".join(parts)
 
 
-def _tell(
-    path: str, reader: Reader, now: Look, before: Look | None, first: Look, noun: str, as_json: bool
-) -> None:
+def _tell(path: str, reader: Reader, now: Look, before: Look | None, first: Look, noun: str, as_json: bool) -> None:
     facts = _facts(path, reader, now, before, first)
     if as_json:
         import json

@@ -1,12 +1,15 @@
 """The open rings side by side: what is asked of each of them for a batch is asked of all at once.
 
     ids       ring numbers -> places     [2 0 2 1 0]           one table
-              positions    -> slots      slot + place * stride   one modulo, then one take for each column (columns/adjacent.py)
-    after     states of all rings: as they were at the last look at their tails?     then one comparison with these tails
+              positions    -> slots      slot + place * stride   one modulo, then one take for each column
+              (columns/adjacent.py)
+    after     states of all rings: as they were at the last look at their tails?     then one comparison with these
+    tails
 
-Invariants: a tail counts only while the state of its ring is the one that was shown before the tail was read, and for `HELD_S` seconds
-at most, as in a reader's own second look; a ring whose tail can't be read has lost every row.
-Not here: which rings are open (buffers/sharded/members.py), what is read at the slots (gather.py), what becomes of lost clips.
+Invariants: a tail counts only while the state of its ring is the one that was shown before the tail was read, and for
+`HELD_S` seconds at most, as in a reader's own second look; a ring whose tail can't be read has lost every row.
+Not here: which rings are open (buffers/sharded/members.py), what is read at the slots (gather.py), what becomes of lost
+clips.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class _Reads(Protocol):
 
 
 class _Tails(NamedTuple):
-    """The tails of the rings, as of the states that were seen before; all are read again at `until`, in monotonic seconds.
+    """The tails of the rings, as of the states that were seen before; all are read again at `until`, in monotonic
+    seconds.
 
     `sweep`: these states seen at once; None: each must be looked at.
     """
@@ -90,12 +94,12 @@ class AdjacentRings:
 
     def __init__(
         self, readers: Mapping[int, _Reads], pulse: Pulse, seen: Sequence[Rows | None], rows: AdjacentRows
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._pulse = pulse
         self._all = [reader.source for reader in readers.values()]
         self._rows = list(seen)
         self.rows = rows
-        held = {n: reader for (n, reader), own in zip(readers.items(), seen, strict=True) if own is not None}  # fmt: skip
+        held = {n: reader for (n, reader), own in zip(readers.items(), seen, strict=True) if own is not None}
         self.readers: list[Any] = list(held.values())
         self.sources = [reader.source for reader in self.readers]
         self.plans: dict[int, Any] = {}
@@ -142,21 +146,15 @@ class AdjacentRings:
         known, last = self._memory, self._pulse.last
         if known.as_of is last:
             return known
-        is_current = all(
-            source.rows is rows for source, rows in zip(self._all, self._rows, strict=True)
-        )
-        found = self._memory = _Memory(
-            last, is_current, all(live.chains is None for live in self._lives)
-        )
+        is_current = all(source.rows is rows for source, rows in zip(self._all, self._rows, strict=True))
+        found = self._memory = _Memory(last, is_current, all(live.chains is None for live in self._lives))
         return found
 
     # -- places -------------------------------------------------------------------------------
 
     def places(self, numbers: Array) -> Array | None:
         """Return the place among these rings of each ring number, at least one; None if one is not among them."""
-        found = self._place.take(
-            numbers, 0, None, "clip"
-        )  # one that is too large finds the last entry
+        found = self._place.take(numbers, 0, None, "clip")  # one that is too large finds the last entry
         return None if lowest(found) < 0 else found
 
     def laps(self, places: Array) -> int | Array:
@@ -205,7 +203,8 @@ class AdjacentRings:
     def lost(self, places: Array, oldest: Array, good: Array | None = None) -> Array | None:
         """Look again: return which rows may have been overwritten during their copy, bool `(B,)`, None for none.
 
-        Call it once the copy is complete. All rows of a ring that can't be looked at are lost: who reads it alone learns why.
+        Call it once the copy is complete. All rows of a ring that can't be looked at are lost: who reads it alone
+        learns why.
 
         Args:
             places: of the rings.

@@ -65,7 +65,8 @@ class ClipRange:
         self.follow()
 
     def follow(self) -> None:
-        """Move to the clips that exist now. For a caller that holds `lock`: episodes may have come or gone before it did."""
+        """Move to the clips that exist now. For a caller that holds `lock`: episodes may have come or gone before it
+        did."""
         index = self.index
         index.follow()
         self.base, self.end = index.base, index.end
@@ -84,7 +85,8 @@ class ClipRange:
 
     @property
     def anchors(self) -> tuple[Any, ...]:
-        """What decides which steps are anchors: clip ranges with equal values have the same ones, at the same moment."""
+        """What decides which steps are anchors: clip ranges with equal values have the same ones, at the same
+        moment."""
         index = self.index
         return self.before, index.span, index.least, index.across, index.live
 
@@ -105,9 +107,7 @@ class ClipRange:
             return self.source.head
         if self.index.shift is not None:
             return Position(self.base + self.index.shift)
-        if (
-            self.index.is_joined
-        ):  # the first number may be that of a lost clip, or not the lowest position
+        if self.index.is_joined:  # the first number may be that of a lost clip, or not the lowest position
             return self.live.start(self.live.first)
         return Position(int(self.index.positions(np.array([self.base]))[0]) + self.before)
 
@@ -123,7 +123,8 @@ class ClipRange:
         return None if drawn is None else drawn.positions
 
     def positions(self, ids: Array) -> Array:
-        """Return the positions of the anchors of these clips, -1 for one that lost its first steps. O(B log episodes)."""
+        """Return the positions of the anchors of these clips, -1 for one that lost its first steps. O(B log
+        episodes)."""
         return self.index.positions(ids + self.base, self.before)
 
     def ids(self, positions: Array) -> Array:
@@ -131,7 +132,8 @@ class ClipRange:
         return self.index.numbers(positions, self.before) - self.base
 
     def late(self, position: int) -> Array:
-        """Return the anchors before a position whose clips end after it: steps of a chain that goes on there. O(clips after it)."""
+        """Return the anchors before a position whose clips end after it: steps of a chain that goes on there. O(clips
+        after it)."""
         if not self.index.is_joined:
             return np.empty(0, np.int64)
         first = max(self.base, self.end_before(Position(position)))
@@ -149,12 +151,7 @@ class ClipRange:
             return self.index.are(np.arange(first, last), self.before)
         starts, lengths = live.starts, live.lengths
         # Rows damaged by a power cut may lie after the newest episode.
-        if (
-            span == 1
-            and not self.index.least
-            and live.is_dense
-            and last <= starts[-1] + lengths[-1]
-        ):
+        if span == 1 and not self.index.least and live.is_dense and last <= starts[-1] + lengths[-1]:
             return np.ones(last - first, np.bool_)
         from_ = max(0, int(starts.searchsorted(first, side="right")) - 1)
         upto = int(starts.searchsorted(last))

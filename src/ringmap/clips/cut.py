@@ -4,7 +4,8 @@
                       | before -->|      |<-- after |        steps that exist on both sides of every anchor
     a column     anchor + offsets                            clamped to the episode where it is padded
 
-An item belongs to its anchor, a step of an episode. A clip of H observations with frameskip K is the cut whose anchor is
+An item belongs to its anchor, a step of an episode. A clip of H observations with frameskip K is the cut whose anchor
+is
 its first step: offsets 0, K, 2K, ..., and all H * K steps of `action`.
 
 Invariants: an episode of L steps has max(0, L - before - after) anchors, one after the other (none if L < least); a
@@ -54,7 +55,8 @@ class Steps:
     Args:
         offsets: of each step from the anchor, in any order.
         padded: whether an offset may leave the episode; it then means the nearest step that has a value.
-        blank_first, blank_last: number of steps at the start, and at the end, of each episode in which the column has no value.
+        blank_first, blank_last: number of steps at the start, and at the end, of each episode in which the column has
+            no value.
 
     Example:
         >>> Steps((-1, 0, 1), padded=True).places(np.array([10]), np.array([10]), np.array([2]))
@@ -81,9 +83,12 @@ class Steps:
         stride = gaps.pop() if len(gaps) == 1 else 0
         run = range(lowest, int(offsets[-1]) + 1, stride) if stride > 0 else None
         for name, value in (
-            ("array", offsets), ("lowest", lowest), ("highest", int(offsets.max())), ("run", run),
+            ("array", offsets),
+            ("lowest", lowest),
+            ("highest", int(offsets.max())),
+            ("run", run),
             ("_upward", offsets - lowest),
-        ):  # fmt: skip
+        ):
             object.__setattr__(self, name, value)
 
     @property
@@ -104,11 +109,10 @@ class Steps:
         first = anchors + self.lowest if self.lowest else anchors
         slots: Array = first[:, None] % rows
         if len(self.offsets) > 1:
-            wraps = not isinstance(rows, int) or (
-                len(slots) and highest(slots) + self.highest - self.lowest >= rows
-            )
+            wraps = not isinstance(rows, int) or (len(slots) and highest(slots) + self.highest - self.lowest >= rows)
             slots = slots + self._upward
-            # An episode is at most as long as the ring, so one lap back is enough; a second modulo costs 4 times as much.
+            # An episode is at most as long as the ring, so one lap back is enough; a second modulo costs 4 times as
+            # much.
             if wraps:
                 np.subtract(slots, rows, out=slots, where=slots >= rows)
         return slots
@@ -132,11 +136,12 @@ class Steps:
 
 
 Places = tuple[Array, Array | None, Array | None]
-"""Where the rows of one column of a batch are: slots, `(B, n)`, or `(B,)` for a step without an axis of its own; which are padding,
-`(B, n)`, None if none can be; and positions as slots, None where rows are in the files alone, which are read by slots."""
+"""Where the rows of one column of a batch are: slots, `(B, n)`, or `(B,)` for a step without an axis of its own; which
+are padding, `(B, n)`, None if none can be; and positions as slots, None where rows are in the files alone, which are
+read by slots."""
 
 
-def places_of(slots: Array, is_pad: Array | None, positions: Array | None, is_alone: bool) -> Places:  # fmt: skip
+def places_of(slots: Array, is_pad: Array | None, positions: Array | None, is_alone: bool) -> Places:
     """Return where rows are. `is_alone`: whether the only step comes without an axis of its own."""
     if not is_alone:
         return slots, is_pad, positions
@@ -145,7 +150,7 @@ def places_of(slots: Array, is_pad: Array | None, positions: Array | None, is_al
 
 def clamp(
     wanted: Array, starts: Array, lengths: Array, blank_first: int | Array = 0, blank_last: int | Array = 0
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """Return positions moved into their episodes, and which of them had to move, or have no value.
 
     Args:
@@ -162,11 +167,7 @@ def clamp(
     shape = (-1, *(1,) * (wanted.ndim - 1))
     low = starts.reshape(shape)
     high = low + (lengths.reshape(shape) - 1)
-    if (
-        isinstance(blank_first, int)
-        and isinstance(blank_last, int)
-        and not (blank_first or blank_last)
-    ):
+    if isinstance(blank_first, int) and isinstance(blank_last, int) and not (blank_first or blank_last):
         places = np.minimum(np.maximum(wanted, low), high)
         return places, places != wanted
     first = low + (blank_first if isinstance(blank_first, int) else blank_first.reshape(shape))
@@ -199,7 +200,8 @@ class Ends:
     is_open: Array
 
     def blanks(self, first: int, last: int) -> tuple[Array, Array]:
-        """Return how many stored steps at the start and at the end of each episode have no value, given those of a whole one."""
+        """Return how many stored steps at the start and at the end of each episode have no value, given those of a
+        whole one."""
         return np.where(self.is_cut, 0, first), np.where(self.is_open, 0, last)
 
 
@@ -245,9 +247,10 @@ class Cut:
         blanks: column -> steps without a value at the start and at the end of each episode.
         reward_at: where rewards stand, "next" or "same"; None: not known.
         computed: pairs of a name and the `Computed` behind it, in the order in which they are computed.
-        functions: pairs of a name and a function of the whole batch that returns the column, called in this order at the end.
-        episode_numbers: returns the numbers of episodes in a view, given the positions of their first steps; None: they are counted
-            among those that are stored.
+        functions: pairs of a name and a function of the whole batch that returns the column, called in this order at
+            the end.
+        episode_numbers: returns the numbers of episodes in a view, given the positions of their first steps; None: they
+            are counted among those that are stored.
         step_ids: returns the ids of steps, given their positions; None: these are the ids.
         ring: the number of the ring that computes it, among several.
         history, frameskip: of a clip, for messages; 0 for any other cut.
@@ -307,9 +310,7 @@ class Cut:
 
     @staticmethod
     @functools.lru_cache(maxsize=64)
-    def clip(
-        history_len: int, frameskip: int = 1, columns: tuple[str, ...] | None = None
-    ) -> Cut:  # fmt: skip
+    def clip(history_len: int, frameskip: int = 1, columns: tuple[str, ...] | None = None) -> Cut:
         """Return the cut of clips: every `frameskip`-th step of a column, all steps of `action`.
 
         Args:
@@ -323,7 +324,8 @@ class Cut:
         span = history_len * frameskip
         if span > _MOST_STEPS:
             raise InputError(
-                f"a clip of history_len={history_len} and frameskip={frameskip} has {span:,} steps; at most {_MOST_STEPS:,}"
+                f"a clip of history_len={history_len} and frameskip={frameskip} has {span:,} steps; at most "
+                f"{_MOST_STEPS:,}"
             )
         strided = Taken(Steps(tuple(range(0, span, frameskip))))
         steps = strided.steps if frameskip == 1 else Steps(tuple(range(span)))
@@ -357,7 +359,8 @@ class Cut:
         return counts(lengths, self.span, self.least)
 
     def unreached(self, lengths: Array) -> int:
-        """Return how many steps of episodes of these lengths no item holds. O(episodes, and distinct lengths times offsets)."""
+        """Return how many steps of episodes of these lengths no item holds. O(episodes, and distinct lengths times
+        offsets)."""
         if self.across:  # as one run
             lengths = np.asarray(lengths, np.int64).sum(keepdims=True)
         sizes, many = np.unique(np.asarray(lengths, np.int64), return_counts=True)
@@ -373,12 +376,16 @@ class Cut:
     def why_none(self, lengths: Array, option: str = "history_len") -> str:
         """Return why episodes of these lengths have no anchor, and how to change that."""
         if self.across and len(lengths):
-            return f"no sequence of {self.span} steps fits in a lane: {int(np.sum(lengths))} steps are stored; collect more first"
+            return (
+                f"no sequence of {self.span} steps fits in a lane: {int(np.sum(lengths))} steps are stored; collect "
+                f"more first"
+            )
         if self.history or not len(lengths):
             return why_no_clips(lengths, self.span, self.frameskip, option)
         longest = int(np.max(lengths))
         return (
             f"no step can be an anchor: this window needs episodes of at least {max(self.span, self.least)} steps "
-            f"({self.before} before the anchor, {self.after} after it), and the longest stored episode (of {len(lengths)}) "
+            f"({self.before} before the anchor, {self.after} after it), and the longest stored episode (of "
+            f"{len(lengths)}) "
             f"has {longest} steps; give the columns a pad=, choose smaller offsets, or collect longer episodes"
         )

@@ -2,9 +2,9 @@
 
     random()  in [0, 1)  * count  -> cut off -> + low
 
-`Generator.integers` calls Python code of NumPy for the size, which takes longer than the draw; this takes 0.4 of its time for 32.
-A double has 53 bits, so each integer is drawn with a probability that differs from 1 / count by at most a part of count / 2**53: for a
-ring of a million steps by 1e-10 of it.
+`Generator.integers` calls Python code of NumPy for the size, which takes longer than the draw; this takes 0.4 of its
+time for 32. A double has 53 bits, so each integer is drawn with a probability that differs from 1 / count by at most a
+part of count / 2**53: for a ring of a million steps by 1e-10 of it.
 
 Invariants: the same generator in the same state gives the same integers; none is below `low`, none reaches `high`.
 Not here: what the integers number.

@@ -4,11 +4,11 @@
                   \\--> clips that begin in an earlier part: a walk from
                             part to part, positions of all steps --> slots of these few
 
-A draw looks up the part of each clip, and so it knows which clips begin in an earlier one. A read that is given anchors alone
-looks up the parts of all of them again.
+A draw looks up the part of each clip, and so it knows which clips begin in an earlier one. A read that is given anchors
+alone looks up the parts of all of them again.
 
-Invariants: a step is read at the position where its part is stored; an item is whole only if the lowest position that was read
-for it is still live after the copy.
+Invariants: a step is read at the position where its part is stored; an item is whole only if the lowest position that
+was read for it is still live after the copy.
 Not here: which parts make an episode (storage/ring/chains.py), items with padding (parts.py).
 """
 
@@ -84,10 +84,17 @@ class Crossing:
 
     @classmethod
     def before(
-        cls, which: Array, live: LiveEpisodes | WholeEpisodes, index: Array, first: Array, step: int, around: Around,
+        cls,
+        which: Array,
+        live: LiveEpisodes | WholeEpisodes,
+        index: Array,
+        first: Array,
+        step: int,
+        around: Around,
         enough: Array | None = None,
-    ) -> Crossing:  # fmt: skip
-        """Return items that begin before the part that they belong to, or lie in an episode of which too little is left.
+    ) -> Crossing:
+        """Return items that begin before the part that they belong to, or lie in an episode of which too little is
+        left.
 
         Args:
             which: the items.
@@ -127,9 +134,7 @@ class Crossing:
         found = self.positions[:, self._around.zero]
         anchors[self.which] = found if self.good is None else np.where(self.good, found, NONE)
 
-    def put(
-        self, slots: Array, spots: slice | Array, rows: int, positions: Array | None = None
-    ) -> None:
+    def put(self, slots: Array, spots: slice | Array, rows: int, positions: Array | None = None) -> None:
         """Replace the slots, and positions, of these items, which were found as if each lay in one part.
 
         Args:
@@ -148,8 +153,8 @@ class Crossing:
     def still_whole(self, source: Handle, count: int) -> Array | None:
         """Look again: return which items of the batch of `count` are good, None for all.
 
-        Positions rise with the steps, so it is the first step that is overwritten first. Where that is the anchor, the reader looks
-        at it anyway.
+        Positions rise with the steps, so it is the first step that is overwritten first. Where that is the anchor, the
+        reader looks at it anyway.
         """
         good = self.good
         if self._around.zero:
@@ -171,8 +176,8 @@ NO_CROSSING = Crossing(_NOTHING, _NOTHING[:, None], ANCHOR_ONLY, _NOTHING)
 class Drawn(NamedTuple):
     """Clips that were drawn.
 
-    `positions`: of their anchors, int64 `(B,)`; `crossing`: those that cross parts, None if that is not known; `weigh`: the
-    function that returns their weights, None if they have none.
+    `positions`: of their anchors, int64 `(B,)`; `crossing`: those that cross parts, None if that is not known; `weigh`:
+    the function that returns their weights, None if they have none.
     """
 
     positions: Array

@@ -1,6 +1,7 @@
 """What a source of episodes knows of all its steps: where rewards stand, and how many steps are a second.
 
-    source (dataset, buffer) --Facts.of--> Facts --encode--> {"reward_at": "next", "fps": "30000/1001"} --Facts.stated--> Facts
+    source (dataset, buffer) --Facts.of--> Facts --encode--> {"reward_at": "next", "fps": "30000/1001"}
+    --Facts.stated--> Facts
 
 Whatever copies, joins or stores episodes carries both in this one object.
 Invariants: a rate that is not known agrees with every other; a place of rewards that is not known, only with itself.
@@ -32,7 +33,7 @@ PREFIX = "ringmap_"
 def check_reward_at(where: str, reward_at: Any) -> str | None:
     """Return `reward_at` if it is valid: "next", "same" or None."""
     if reward_at is not None and reward_at not in REWARD_AT:
-        raise InputError(f"{where}: reward_at must be one of {(*REWARD_AT, None)}, got {reward_at!r}")  # fmt: skip
+        raise InputError(f"{where}: reward_at must be one of {(*REWARD_AT, None)}, got {reward_at!r}")
     found: str | None = reward_at
     return found
 
@@ -44,9 +45,7 @@ def check_fps(where: str, fps: Any) -> Fraction | None:
     try:
         return as_rate(fps)
     except ValueError:
-        raise InputError(
-            f"{where}: fps must be a positive number of steps per second, got {fps!r}"
-        ) from None
+        raise InputError(f"{where}: fps must be a positive number of steps per second, got {fps!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +57,9 @@ class Facts:
 
     @classmethod
     def of(cls, source: Any) -> Facts:
-        """Return what a dataset, a buffer or a part of one knows; a third party's may say nothing, or nothing that has a meaning here."""
-        return cls._lenient(
-            getattr(source, "reward_at", None), getattr(source, "fps", None), as_rate
-        )
+        """Return what a dataset, a buffer or a part of one knows; a third party's may say nothing, or nothing that has
+        a meaning here."""
+        return cls._lenient(getattr(source, "reward_at", None), getattr(source, "fps", None), as_rate)
 
     @classmethod
     def stated(cls, stored: Any, prefix: str = "") -> Facts:
@@ -90,7 +88,7 @@ class Facts:
     def encode(self, prefix: str = "") -> dict[str, str]:
         """Return what is known, for JSON: name -> text."""
         rate = None if self.fps is None else rate_text(self.fps)
-        return {prefix + n: v for n, v in zip(NAMES, (self.reward_at, rate), strict=True) if v is not None}  # fmt: skip
+        return {prefix + n: v for n, v in zip(NAMES, (self.reward_at, rate), strict=True) if v is not None}
 
     def give(self, source: Any) -> None:
         """Set them on a source or a dataset."""
@@ -111,6 +109,7 @@ class Facts:
         """
         if self.fps is not None and others.fps is not None and not same_rate(self.fps, others.fps):
             raise InputError(
-                f"{where}: {mine} has {rate_text(self.fps)} steps per second, and {theirs} {rate_text(others.fps)}; name the rate "
+                f"{where}: {mine} has {rate_text(self.fps)} steps per second, and {theirs} {rate_text(others.fps)}; "
+                f"name the rate "
                 "that counts: load_dataset(..., fps=), or fps= of convert, merge and dump"
             )

@@ -77,9 +77,7 @@ class Pinned:
 
     __slots__ = ("base", "end", "head", "numbering")
 
-    def __init__(
-        self, base: ClipNumber, end: ClipNumber, numbering: object, head: Position
-    ) -> None:
+    def __init__(self, base: ClipNumber, end: ClipNumber, numbering: object, head: Position) -> None:
         self.base, self.end, self.numbering, self.head = base, end, numbering, head
 
     @property
@@ -89,7 +87,8 @@ class Pinned:
 
 
 class Together(NamedTuple):
-    """Clips of several rings: their columns, the position of the oldest row of each, and which are good so far, None for all."""
+    """Clips of several rings: their columns, the position of the oldest row of each, and which are good so far, None
+    for all."""
 
     batch: dict[str, Array]
     oldest: Array
@@ -130,10 +129,16 @@ class ClipReader(Forkable):
             return ClipRange(self.source, index, before=cut.before)
 
     def at(
-        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False, crossing: Crossing | None = None, redraw: Redraw | None = None,
+        self,
+        positions: Array,
+        cut: Cut,
+        out: dict[str, Array] | None = None,
+        threads: int = 1,
+        asked: bool = False,
+        crossing: Crossing | None = None,
+        redraw: Redraw | None = None,
         numbers: EpisodeMoment | None = None,
-    ) -> dict[str, Array]:  # fmt: skip
+    ) -> dict[str, Array]:
         """Return the clips with these anchors, column -> `(B, ...)` as the cut has it.
 
         Args:
@@ -170,10 +175,17 @@ class ClipReader(Forkable):
         return batch
 
     def once(
-        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False, crossing: Crossing | None = None, numbers: Numbers | None = None,
-    ) -> tuple[dict[str, Array], Array | None]:  # fmt: skip
-        """Do what `at` does, without redraws and functions; return the columns, and which clips are not whole, None for none."""
+        self,
+        positions: Array,
+        cut: Cut,
+        out: dict[str, Array] | None = None,
+        threads: int = 1,
+        asked: bool = False,
+        crossing: Crossing | None = None,
+        numbers: Numbers | None = None,
+    ) -> tuple[dict[str, Array], Array | None]:
+        """Do what `at` does, without redraws and functions; return the columns, and which clips are not whole, None for
+        none."""
         if self.source.rows is None:  # nothing was ever stored
             return {}, np.ones(len(positions), np.bool_)
         batch, good = self._gather(positions, cut, out, threads, asked, crossing, numbers)
@@ -181,7 +193,7 @@ class ClipReader(Forkable):
 
     def read_adjacent(
         self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int
-    ) -> Together:  # fmt: skip
+    ) -> Together:
         """Return clips of this ring and others as they are now; the caller looks again.
 
         Args:
@@ -207,9 +219,15 @@ class ClipReader(Forkable):
         return Together(batch, anchors, None)
 
     def read_together(
-        self, pieces: Sequence[Any], size: int, batch: dict[str, Array], threads: int, fail: Callable[[Any, Exception], None]
-    ) -> list[Array] | None:  # fmt: skip
-        """Do what `gather_many` does, for this ring and others at once; None: clips of its kind are read ring by ring."""
+        self,
+        pieces: Sequence[Any],
+        size: int,
+        batch: dict[str, Array],
+        threads: int,
+        fail: Callable[[Any, Exception], None],
+    ) -> list[Array] | None:
+        """Do what `gather_many` does, for this ring and others at once; None: clips of its kind are read ring by
+        ring."""
         return None
 
     def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
@@ -219,9 +237,14 @@ class ClipReader(Forkable):
         return {**found, **{n: ((size, *shape), dtype) for n, (shape, dtype) in computed.items()}}
 
     def _read_again(
-        self, batch: dict[str, Array], positions: Array, bad: Array, cut: Cut, redraw: Redraw | None,
+        self,
+        batch: dict[str, Array],
+        positions: Array,
+        bad: Array,
+        cut: Cut,
+        redraw: Redraw | None,
         numbers: Numbers | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Redraw the bad clips of a batch, and read them."""
 
         def gather(which: Array) -> Array | None:
@@ -236,7 +259,8 @@ class ClipReader(Forkable):
         draw, choices = redraw or partial(self._redraw, cut=cut), 0
 
         def newer(count: int) -> Array:
-            """Draw for each clip the newest of so many: a reader that is overtaken again and again must get ahead of the writer."""
+            """Draw for each clip the newest of so many: a reader that is overtaken again and again must get ahead of
+            the writer."""
             nonlocal choices
             choices = min(2 * choices or 1, MOST_CHOICES)
             found: Array = draw(count * choices).reshape(choices, count).max(axis=0)
@@ -278,7 +302,8 @@ class ClipReader(Forkable):
         return positions if good.all() else np.where(good, positions, GONE)
 
     def bounds_of(self, positions: Array) -> tuple[Array, Array, Array]:
-        """Return start and length of the episode of each position, and whether it lies in one; where not, 1 step at the position."""
+        """Return start and length of the episode of each position, and whether it lies in one; where not, 1 step at the
+        position."""
         with self.source.memory:
             live = self.source.live
             if not len(live):
@@ -314,7 +339,8 @@ class ClipReader(Forkable):
             return positions
 
     def replaced(self, positions: Array, cut: Cut, redraw: Redraw | None = None) -> Array:
-        """Return the positions, with another clip in place of each that is GONE: drawn from what is stored, and counted.
+        """Return the positions, with another clip in place of each that is GONE: drawn from what is stored, and
+        counted.
 
         Args:
             positions: of anchors, int64 `(B,)`.
@@ -348,9 +374,15 @@ class ClipReader(Forkable):
         return drawn.positions
 
     def _gather(
-        self, anchors: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False, crossing: Crossing | None = None, numbers: Numbers | None = None,
-    ) -> tuple[dict[str, Array], Array | None]:  # fmt: skip
+        self,
+        anchors: Array,
+        cut: Cut,
+        out: dict[str, Array] | None = None,
+        threads: int = 1,
+        asked: bool = False,
+        crossing: Crossing | None = None,
+        numbers: Numbers | None = None,
+    ) -> tuple[dict[str, Array], Array | None]:
         """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
         assert rows is not None
@@ -396,9 +428,7 @@ class ClipReader(Forkable):
             inside = joined.still_whole(inside)
         return batch, inside
 
-    def _compute(
-        self, batch: dict[str, Array], items: Items, cut: Cut, inside: Array | None
-    ) -> Array | None:
+    def _compute(self, batch: dict[str, Array], items: Items, cut: Cut, inside: Array | None) -> Array | None:
         """Add the computed columns; return which items are good so far, None for all."""
         try:
             compute(batch, items, cut)
@@ -441,12 +471,11 @@ class ClipReader(Forkable):
                 if column.is_large:
                     column.want(places[number][0])
 
-    def _places(
-        self, plan: Plan, anchors: Array, is_covered: bool
-    ) -> tuple[list[Places], Array, Array, Array | None]:
+    def _places(self, plan: Plan, anchors: Array, is_covered: bool) -> tuple[list[Places], Array, Array, Array | None]:
         """Return where each of the plan's steps is, with its positions if rows are covered.
 
-        Also, where needed: start and length of the episode of each anchor, and which of them lie in one, None if all do.
+        Also, where needed: start and length of the episode of each anchor, and which of them lie in one, None if all
+        do.
         """
         size, starts, lengths, inside = plan.size, anchors, anchors, None
         if plan.needs_bounds:
@@ -468,14 +497,23 @@ class ClipReader(Forkable):
 class Plan:
     """What to gather for a cut over these rows, on a ring of `size`: made once.
 
-    `steps`: the distinct steps, and whether they come without an axis of their own; `columns`: name, column, how it is held, the
-    number of its steps, and the shape of a row that is folded; `computed`: the shape of a row and the dtype of computed columns, as
-    of the last batch.
+    `steps`: the distinct steps, and whether they come without an axis of their own; `columns`: name, column, how it is
+    held, the number of its steps, and the shape of a row that is folded; `computed`: the shape of a row and the dtype
+    of computed columns, as of the last batch.
     """
 
     __slots__ = (
-        "can_cross", "columns", "computed", "cut", "has_text", "needs_bounds", "rows", "size", "spots", "steps"
-    )  # fmt: skip
+        "can_cross",
+        "columns",
+        "computed",
+        "cut",
+        "has_text",
+        "needs_bounds",
+        "rows",
+        "size",
+        "spots",
+        "steps",
+    )
 
     def __init__(self, cut: Cut, rows: Rows | AdjacentRows, size: int) -> None:
         self.cut, self.rows = cut, rows
@@ -498,9 +536,14 @@ class Plan:
         """Where the steps are among those of an item that does."""
 
     def copy(
-        self, places: list[Places], size: int, out: dict[str, Array] | None, threads: int, head: int,
+        self,
+        places: list[Places],
+        size: int,
+        out: dict[str, Array] | None,
+        threads: int,
+        head: int,
         covered: Rows | None = None,
-    ) -> dict[str, Array]:  # fmt: skip
+    ) -> dict[str, Array]:
         """Return the columns of a batch of `size` clips, given where each of the plan's steps is.
 
         `covered`: the rows, if they may be elsewhere than in the files.

@@ -4,9 +4,10 @@
     clip number    0     2     4     6     8    10
     table         e0    e0    e0    e2    e3    e3      (stride 2)
 
-Only for many episodes: among few, a binary search of the ends is faster (index.py). A lookup starts at the entry at or before its number and walks on, one episode at a time: a step
-or two, since entries are about as dense as episodes. A binary search over the ends
-of 1,000,000 episodes misses the cache ten times for each clip after a batch of pixels passed
+Only for many episodes: among few, a binary search of the ends is faster (index.py). A lookup starts at the entry at or
+before its number and walks on, one episode at a time: a step or two, since entries are about as dense as episodes. A
+binary search over the ends of 1,000,000 episodes misses the cache ten times for each clip after a batch of pixels
+passed
 through it: 190 us for 256 clips, where the table takes 45.
 
 Invariants: entries never decrease; entry k is the episode of clip `k * stride`, or one that

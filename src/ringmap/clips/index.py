@@ -6,24 +6,27 @@ of all episodes up to ordinal o, evicted ones included, so that an eviction move
 
     number = base + id        base = clips evicted so far (of this span)
 
-Numbers are assigned again, from 0 on, when an era ends, when an update was interrupted, and when the index of a span that
-was dropped is built again. `numbering` is another object then; positions keep their meaning.
+Numbers are assigned again, from 0 on, when an era ends, when an update was interrupted, and when the index of a span
+that was dropped is built again. `numbering` is another object then; positions keep their meaning.
 
-A lookup searches the ends of few episodes; of many it starts at an entry of the guide table, and walks to the first episode whose
-end is beyond the number. From there it is one addition: the first steps of the clips of an episode follow one another as their numbers do.
+A lookup searches the ends of few episodes; of many it starts at an entry of the guide table, and walks to the first
+episode whose
+end is beyond the number. From there it is one addition: the first steps of the clips of an episode follow one another
+as their numbers do.
 
     position of the first step == number + shifts[o]       shifts[o] == start of o + L[o] - (span - 1) - ends[o]
 
-A long episode may be stored in parts (storage/ring/chains.py). A clip belongs to the part that holds its last step, so a part
-that is added adds numbers at the end only, as if all parts before it were live:
+A long episode may be stored in parts (storage/ring/chains.py). A clip belongs to the part that holds its last step, so
+a part that is added adds numbers at the end only, as if all parts before it were live:
 
     ends[o] - ends[o - 1] == clips(step + L) - clips(step)         step = steps of the chain before part o
     last step of a clip   == stop of o - (ends[o] - number)
 
-So a clip whose first step would lie before its part begins in an earlier one: its steps are looked up one by one (drawn.py). A clip
-that begins in an earlier part is lost with that part, although the part that it belongs to stays. So are all clips of a chain that
-is now shorter than a clip's episode must be. Their numbers stay, and have no position: of such numbers there are at most span - 1, or
-twice as many as an episode must have steps, for each chain that has lost a part.
+So a clip whose first step would lie before its part begins in an earlier one: its steps are looked up one by one
+(drawn.py). A clip that begins in an earlier part is lost with that part, although the part that it belongs to stays. So
+are all clips of a chain that is now shorter than a clip's episode must be. Their numbers stay, and have no position: of
+such numbers there are at most span - 1, or twice as many as an episode must have steps, for each chain that has lost a
+part.
 
 Invariants: ends never decrease; ends[o] - ends[o - 1] == max(0, L[o] - span + 1) for an episode that is not a part;
 0 <= base <= ends[last - 1]; no lookup walks more than a few steps.
@@ -56,7 +59,8 @@ __all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "counts", "why_no_clips"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _MAX_SPANS = 16
-"""Number of spans updated together: for one more, the one that was built first is dropped, and built again on request."""
+"""Number of spans updated together: for one more, the one that was built first is dropped, and built again on
+request."""
 
 _BETWEEN = -1
 """The era of an index that is being changed: an interrupt leaves this value, and the next look starts over."""
@@ -68,7 +72,8 @@ _MAX_STEPS = 4
 """Steps to walk from an entry of the guide table before a binary search is faster."""
 
 _FEW = 4096
-"""Episodes among which a binary search is faster than the guide table: their ends stay in the processor's second cache."""
+"""Episodes among which a binary search is faster than the guide table: their ends stay in the processor's second
+cache."""
 
 _TRIES = 8
 """Draws of clips in place of lost ones, before all clips are looked at."""
@@ -99,7 +104,8 @@ def why_no_clips(lengths: Array, span: int, frameskip: int = 0, option: str = "h
     Example:
         >>> why = why_no_clips(np.array([5, 7]), span=16, frameskip=2)
         >>> why.partition(": ")[0], why.partition("; ")[2]
-        ('no clip of 16 steps (history_len=8 * frameskip=2) fits', 'choose history_len=3 or less, or collect longer episodes')
+        ('no clip of 16 steps (history_len=8 * frameskip=2) fits', 'choose history_len=3 or less, or collect longer
+        episodes')
     """
     if not len(lengths):
         return f"no clips of {span} steps are stored (0 episodes); collect more first"
@@ -122,14 +128,30 @@ class SpanIndex:
         live: the episodes.
         span: steps of a clip.
         least: steps that an episode with a clip has at least.
-        across: whether clips run on into the next episode of their lane. Then every step is the last of one clip, which is lost
-            if it would begin before the oldest step of the lane.
+        across: whether clips run on into the next episode of their lane. Then every step is the last of one clip, which
+            is lost if it would begin before the oldest step of the lane.
     """
 
     __slots__ = (
-        "_ends", "_era", "_follower", "_guide", "_length", "_num_steps", "_shifts", "_upto", "across", "base", "end", "first", "last",
-        "least", "live", "numbering", "shift", "span",
-    )  # fmt: skip
+        "_ends",
+        "_era",
+        "_follower",
+        "_guide",
+        "_length",
+        "_num_steps",
+        "_shifts",
+        "_upto",
+        "across",
+        "base",
+        "end",
+        "first",
+        "last",
+        "least",
+        "live",
+        "numbering",
+        "shift",
+        "span",
+    )
 
     def __init__(self, live: LiveEpisodes, span: int, least: int = 0, across: bool = False) -> None:
         self.live = live
@@ -148,7 +170,8 @@ class SpanIndex:
         self.base = self.end = ClipNumber(0)
         """The number of the oldest clip, and one past that of the newest."""
         self.shift: int | None = None
-        """From a number to the position of its clip, where every step starts a clip and episodes lie end to end: no search is needed."""
+        """From a number to the position of its clip, where every step starts a clip and episodes lie end to end: no
+        search is needed."""
         self.numbering = object()
         self._ends: GrowingArray[ClipNumber] = GrowingArray(np.empty(0, np.int64), live.first)
         self._shifts: GrowingArray[int] = GrowingArray(np.empty(0, np.int64), live.first)
@@ -168,8 +191,8 @@ class SpanIndex:
     def follow(self) -> None:
         """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise.
 
-        A signal handler may draw in the middle of an update, in the same thread. It finds the index being changed, and starts
-        over; the interrupted update detects this, and starts over too.
+        A signal handler may draw in the middle of an update, in the same thread. It finds the index being changed, and
+        starts over; the interrupted update detects this, and starts over too.
         """
         live = self.live
         if (
@@ -271,7 +294,8 @@ class SpanIndex:
         return self._ends.at(self.first + count - 1) if count else self.base
 
     def episodes_from(self, number: int) -> tuple[Array, Array]:
-        """Return the episodes, or parts, from that of a clip number on: where each starts, and one past the number of its last clip."""
+        """Return the episodes, or parts, from that of a clip number on: where each starts, and one past the number of
+        its last clip."""
         ends = self._ends.span(self.first, self.last)
         at = int(ends.searchsorted(number, side="right"))
         return self.live.starts[at:], ends[at:].copy()
@@ -293,15 +317,18 @@ class SpanIndex:
         return index
 
     def _first_steps(self, numbers: Array) -> tuple[Array, Array]:
-        """Return the index of the episode, or part, of each clip number in `[base, end)`, and the position of the clip's first step.
+        """Return the index of the episode, or part, of each clip number in `[base, end)`, and the position of the
+        clip's first step.
 
-        If the clip begins in an earlier part, the position lies before its part by as many steps, and belongs to something else.
+        If the clip begins in an earlier part, the position lies before its part by as many steps, and belongs to
+        something else.
         """
         index = self._find(numbers)
         return index, numbers + self._shifts.span(self.first, self.last).take(index)
 
     def locate(self, numbers: Array) -> tuple[Array, Array]:
-        """Return the episode ordinal and the first step in it of each clip number in `[base, end)`; the step is -1 for a lost clip.
+        """Return the episode ordinal and the first step in it of each clip number in `[base, end)`; the step is -1 for
+        a lost clip.
 
         Episodes of parts are counted from `first` on, as they are named.
         """
@@ -330,7 +357,8 @@ class SpanIndex:
         return positions
 
     def _placed(self, numbers: Array, step: int, around: Around) -> tuple[Array, Crossing | None]:
-        """Return the position of a step of each clip number in `[base, end)`, and the clips that begin in an earlier part.
+        """Return the position of a step of each clip number in `[base, end)`, and the clips that begin in an earlier
+        part.
 
         The positions of these are still to be put there, by `Crossing.put_anchors`.
         """
@@ -346,15 +374,21 @@ class SpanIndex:
             if len(which):
                 live = self.whole if self.across or self.least else self.live.links
                 crossing = Crossing.before(
-                    which, live, index.take(which), steps.take(which), step, around,
+                    which,
+                    live,
+                    index.take(which),
+                    steps.take(which),
+                    step,
+                    around,
                     None if enough is None else enough.take(which),
-                )  # fmt: skip
+                )
         if step:
             positions += step
         return positions, crossing
 
     def draw(self, count: int, rng: np.random.Generator, base: int) -> Array:
-        """Return the positions of the first steps of `count` clips drawn uniformly, -1 for a lost clip. There must be a clip.
+        """Return the positions of the first steps of `count` clips drawn uniformly, -1 for a lost clip. There must be a
+        clip.
 
         Args:
             count: number of clips.
@@ -366,7 +400,8 @@ class SpanIndex:
         return self.positions(integers(rng, base, self.end, count))
 
     def numbers(self, positions: Array, step: int = 0) -> Array:
-        """Return the number of the clip whose step `step` is at each position, a clip of a live episode. O(B log episodes)."""
+        """Return the number of the clip whose step `step` is at each position, a clip of a live episode. O(B log
+        episodes)."""
         live = self.live
         if self.shift is not None:
             shifted: Array = positions - self.shift
@@ -392,10 +427,9 @@ class SpanIndex:
         found = self._ends.span(self.first, self.last).take(part) - (stops - last)
         return found
 
-    def drawn(
-        self, numbers: Array, step: int, rng: np.random.Generator, around: Around = ANCHOR_ONLY
-    ) -> Drawn | None:
-        """Return the clips with these numbers, which were drawn uniformly; lost ones are redrawn. None if all clips are lost.
+    def drawn(self, numbers: Array, step: int, rng: np.random.Generator, around: Around = ANCHOR_ONLY) -> Drawn | None:
+        """Return the clips with these numbers, which were drawn uniformly; lost ones are redrawn. None if all clips are
+        lost.
 
         Args:
             numbers: of the clips, in `[base, end)`; changed where a clip is lost.
@@ -447,20 +481,14 @@ class SpanIndex:
         expected = np.cumsum(self._clips_of(self.first, self.last)) + self.base
         got = self._ends.span(self.first, self.last)
         if not np.array_equal(expected, got):
-            return [
-                f"clip index of span {self.span}: clip counts do not follow the episode lengths"
-            ]
+            return [f"clip index of span {self.span}: clip counts do not follow the episode lengths"]
         shifts = self.live.stops_between(self.first, self.last) - (self.span - 1) - got
         if not np.array_equal(shifts, self._shifts.span(self.first, self.last)):
-            return [
-                f"clip index of span {self.span}: a clip's position does not follow from its number"
-            ]
+            return [f"clip index of span {self.span}: a clip's position does not follow from its number"]
         numbers = np.arange(self.base, self.end)
         entries = self._guide.before(numbers, self.base)
         if (entries > expected.searchsorted(numbers, side="right") + self.first).any():
-            return [
-                f"clip index of span {self.span}: an entry of the guide table is beyond its clip"
-            ]
+            return [f"clip index of span {self.span}: an entry of the guide table is beyond its clip"]
         return []
 
 
@@ -505,7 +533,8 @@ class ClipPairs(Sequence[tuple[int, int]]):
         lock: held while the index is updated and searched, if another thread may add episodes.
         before: steps of a clip before the one to return: 0 for its first.
         least: steps that an episode with a clip has at least.
-        of_run: where the episodes of `index` are runs of episodes: returns the episodes, and the steps in them, of steps of runs.
+        of_run: where the episodes of `index` are runs of episodes: returns the episodes, and the steps in them, of
+            steps of runs.
 
     Example:
         >>> pairs = ClipPairs(ClipIndex(LiveEpisodes.from_lengths(np.array([3, 1, 2]))), span=2)
@@ -516,9 +545,14 @@ class ClipPairs(Sequence[tuple[int, int]]):
     """
 
     def __init__(
-        self, index: ClipIndex, span: int, lock: AbstractContextManager[Any] | None = None,
-        before: int = 0, least: int = 0, of_run: Callable[[Array, Array], tuple[Array, Array]] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        index: ClipIndex,
+        span: int,
+        lock: AbstractContextManager[Any] | None = None,
+        before: int = 0,
+        least: int = 0,
+        of_run: Callable[[Array, Array], tuple[Array, Array]] | None = None,
+    ) -> None:
         self._of_run = of_run
         self._index = index
         self._span = span, least
@@ -546,7 +580,8 @@ class ClipPairs(Sequence[tuple[int, int]]):
     def _at(self, item: Any) -> tuple[int, int] | Sequence[tuple[int, int]]:
         if np.ndim(item):
             raise SubscriptError(
-                "clip_indices: takes the number of one clip, or a slice of them; of the ids of a batch locate(batch.ids) says the same"
+                "clip_indices: takes the number of one clip, or a slice of them; of the ids of a batch "
+                "locate(batch.ids) says the same"
             )
         of = self._index.of(*self._span)
         if isinstance(item, slice):

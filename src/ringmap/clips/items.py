@@ -6,9 +6,9 @@
                                               |
                                               +-- ItemRows: the rows of a ring, or of a dataset
 
-Invariants: `take` returns rows of the anchor's own episode, whatever steps are asked for. Over a ring all of it happens between
-the copy of the rows and the look after it: an item whose rows were overwritten meanwhile is drawn and computed again.
-Not here: what is computed (the modules of `clips/computed`), which steps columns hold (cut.py).
+Invariants: `take` returns rows of the anchor's own episode, whatever steps are asked for. Over a ring all of it happens
+between the copy of the rows and the look after it: an item whose rows were overwritten meanwhile is drawn and computed
+again. Not here: what is computed (the modules of `clips/computed`), which steps columns hold (cut.py).
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class _RingMoment:
 class EpisodeMoment:
     """The numbers of the stored episodes as of one moment, ring by ring and oldest first: those of one batch.
 
-    An episode that is evicted meanwhile keeps its number. One that began later has the next one, unless that is another's.
+    An episode that is evicted meanwhile keeps its number. One that began later has the next one, unless that is
+    another's.
 
     Args:
         rings: returns the rings now, each with what turns positions on it into names; None: these are the names.
@@ -193,7 +194,7 @@ class EpisodeMoment:
     def _numbers(self, source: Handle, starts: Array) -> Array:
         moment, before, name = self._moments.get(source, (None, 0, None))
         found = None if moment is None else moment.of(starts)
-        if moment is None or found is None or (len(self._moments) > 1 and (found >= moment.count).any()):  # fmt: skip
+        if moment is None or found is None or (len(self._moments) > 1 and (found >= moment.count).any()):
             self.is_outdated = True
             return np.zeros(len(starts), np.int64)
         numbers = found + before
@@ -227,10 +228,19 @@ class Items:
     """
 
     def __init__(
-        self, rows: ItemRows, cut: Cut, anchors: Array, starts: Array, lengths: Array,
-        columns: Mapping[str, Array], rng: np.random.Generator, numbers: Numbers, steps: Array | None = None,
-        origins: Array | None = None, ends: Ends | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        rows: ItemRows,
+        cut: Cut,
+        anchors: Array,
+        starts: Array,
+        lengths: Array,
+        columns: Mapping[str, Array],
+        rng: np.random.Generator,
+        numbers: Numbers,
+        steps: Array | None = None,
+        origins: Array | None = None,
+        ends: Ends | None = None,
+    ) -> None:
         self.name = ""
         self.rows = rows
         self.columns = columns
@@ -247,7 +257,8 @@ class Items:
 
     @property
     def episode(self) -> Array:
-        """Number of each anchor's episode in the view; without a view among those stored when the batch was read, oldest first."""
+        """Number of each anchor's episode in the view; without a view among those stored when the batch was read,
+        oldest first."""
         return self._numbers(self.start)
 
     @property
@@ -290,8 +301,8 @@ class Items:
 
         Args:
             column: its name.
-            steps: steps in the episode, integers `(B,)` or `(B, n)`; the first step of an episode is 0. One that lies outside the
-                episode, or where the column has no value, means the nearest that has one.
+            steps: steps in the episode, integers `(B,)` or `(B, n)`; the first step of an episode is 0. One that lies
+                outside the episode, or where the column has no value, means the nearest that has one.
 
         Returns:
             values `(B, ...)` or `(B, n, ...)`, and bool `(B,)` or `(B, n)`, True where a step was moved.
@@ -312,7 +323,8 @@ class Items:
         return self.terminated_at(self.length - 1)
 
     def terminated_at(self, steps: Array) -> Array:
-        """Return whether the flags at these steps `(B,)` or `(B, n)` say that the episode terminated; False without such a column.
+        """Return whether the flags at these steps `(B,)` or `(B, n)` say that the episode terminated; False without
+        such a column.
 
         The column is `terminated`, of LeRobot `next.terminated`.
         """
@@ -326,10 +338,18 @@ class Items:
     def part(self, which: Array) -> Items:
         """Return some of the items: `which` is a mask, or numbers. `columns` are left out."""
         found = Items(
-            self.rows, self._cut, self.position[which], self.start[which], self.length[which], {}, self.rng,
-            self._numbers, self.step[which], self.origin[which],
+            self.rows,
+            self._cut,
+            self.position[which],
+            self.start[which],
+            self.length[which],
+            {},
+            self.rng,
+            self._numbers,
+            self.step[which],
+            self.origin[which],
             self._ends and Ends(self._ends.is_cut[which], self._ends.is_open[which]),
-        )  # fmt: skip
+        )
         found.name = self.name
         return found
 
@@ -337,8 +357,8 @@ class Items:
 class Computed(ABC):
     """A column that is computed from stored ones, for a whole batch at once.
 
-    A subclass implements `compute`; `reads` names the stored columns that must exist, so that a wrong name is refused before
-    anything is drawn.
+    A subclass implements `compute`; `reads` names the stored columns that must exist, so that a wrong name is refused
+    before anything is drawn.
 
     Processes and threads: an object may be used by several threads, and is pickled to the workers of a DataLoader.
 
@@ -375,8 +395,8 @@ class Computed(ABC):
     def compute(self, items: Items) -> Array | dict[str, Array]:
         """Return the column, `(B, ...)`, or name -> column; each in memory of its own.
 
-        It may be called again for some items of a batch, whose rows were overwritten during the call. An error that it raises over
-        such rows is dropped.
+        It may be called again for some items of a batch, whose rows were overwritten during the call. An error that it
+        raises over such rows is dropped.
         """
 
 
@@ -417,6 +437,7 @@ def call_functions(batch: dict[str, Array], cut: Cut, size: int) -> None:
         made = np.asarray(function(batch))
         if made.ndim < 1 or len(made) != size:
             raise InputError(
-                f"window[{name!r}]: the function returned shape {made.shape} for a batch of {size}; expected ({size}, ...)"
+                f"window[{name!r}]: the function returned shape {made.shape} for a batch of {size}; expected ({size}, "
+                f"...)"
             )
         batch[name] = made

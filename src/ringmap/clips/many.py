@@ -5,8 +5,8 @@
       pieces               ring 0: places 1, 4 · ring 1: place 3 · ring 2: places 0, 2
                            slots of all anchors at once; then for each piece and column one take
 
-Invariants: a clip is in the place in which it was asked for; one counts only if a look at its own ring after the copy shows
-that its rows were live meanwhile (storage/read/read_live.py), else its place is returned as bad.
+Invariants: a clip is in the place in which it was asked for; one counts only if a look at its own ring after the copy
+shows that its rows were live meanwhile (storage/read/read_live.py), else its place is returned as bad.
 Not here: what is drawn in place of a bad clip, what becomes of a ring that fails (buffers/sharded/engine.py).
 """
 
@@ -34,18 +34,21 @@ __all__ = ["RING_FAULTS", "Piece", "are_plain", "gather_many", "groups"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _APART_NBYTES = 1 << 12
-"""Bytes of a clip from which it is copied to its place by a call of its own: the call takes as long as a second copy of so many."""
+"""Bytes of a clip from which it is copied to its place by a call of its own: the call takes as long as a second copy of
+so many."""
 
 _Made = tuple[str, Places, Array, bool]
-"""A column of a batch: its name, where all clips are in the order of the pieces, the array to copy them to, and whether that is in
-the same order: small clips are copied piece after piece, and all put into their places by one take. Large ones go there at once."""
+"""A column of a batch: its name, where all clips are in the order of the pieces, the array to copy them to, and whether
+that is in
+the same order: small clips are copied piece after piece, and all put into their places by one take. Large ones go there
+at once."""
 
 
 class Piece(NamedTuple):
     """The clips of a batch that one ring holds.
 
-    `number`: of the ring; `places`: in the batch, rising; `anchors`: positions on its ring; `cut`: what they hold, as this ring
-    computes it; `numbers`: of its episodes, where the cut needs them.
+    `number`: of the ring; `places`: in the batch, rising; `anchors`: positions on its ring; `cut`: what they hold, as
+    this ring computes it; `numbers`: of its episodes, where the cut needs them.
     """
 
     number: int
@@ -74,9 +77,13 @@ def groups(keys: Array) -> list[tuple[int, Array]]:
 
 
 def gather_many(
-    pieces: Sequence[Piece], cut: Cut, size: int, batch: dict[str, Array], threads: int,
+    pieces: Sequence[Piece],
+    cut: Cut,
+    size: int,
+    batch: dict[str, Array],
+    threads: int,
     fail: Callable[[Piece, Exception], None],
-) -> list[Array]:  # fmt: skip
+) -> list[Array]:
     """Copy the clips of all pieces into a batch; return the places of those that are still to be read.
 
     Args:
@@ -100,9 +107,7 @@ def gather_many(
         is_whole = len(piece.places) == size  # and needs no second copy
         try:
             out = batch if batch and is_whole else None
-            found, gone = piece.reader.once(
-                piece.anchors, piece.cut, out, threads, numbers=piece.numbers
-            )
+            found, gone = piece.reader.once(piece.anchors, piece.cut, out, threads, numbers=piece.numbers)
         except RING_FAULTS as error:
             fail(piece, error)
             bad.append(piece.places)
@@ -135,10 +140,15 @@ def are_plain(pieces: Sequence[Piece], cut: Cut) -> bool:
 
 
 def _gather_plain(
-    pieces: Sequence[Piece], cut: Cut, size: int, batch: dict[str, Array], threads: int,
+    pieces: Sequence[Piece],
+    cut: Cut,
+    size: int,
+    batch: dict[str, Array],
+    threads: int,
     fail: Callable[[Piece, Exception], None],
-) -> list[Array]:  # fmt: skip
-    """Do what `gather_many` does, for clips whose steps all lie in one episode: slots are computed for all rings at once."""
+) -> list[Array]:
+    """Do what `gather_many` does, for clips whose steps all lie in one episode: slots are computed for all rings at
+    once."""
     if not pieces:
         return []
     all_rows = [piece.reader.source.rows for piece in pieces]
@@ -220,9 +230,7 @@ def _gather_plain(
     return bad
 
 
-def _copy(
-    piece: Piece, rows: Rows, made: list[_Made], start: int, stop: int, threads: int
-) -> None:  # fmt: skip
+def _copy(piece: Piece, rows: Rows, made: list[_Made], start: int, stop: int, threads: int) -> None:
     """Copy the clips of one piece into their places."""
     reader, places = piece.reader, piece.places
     large, head = bool(rows.large), reader.source.head

@@ -4,8 +4,8 @@
                                                                     |
                       an item whose steps lie in one part needs no search for them, and no place if nothing is clamped
 
-Invariants: a step is read at the position where its part is stored; an item is whole only if the lowest position that was read
-for it is still live after the copy.
+Invariants: a step is read at the position where its part is stored; an item is whole only if the lowest position that
+was read for it is still live after the copy.
 Not here: which parts make an episode (storage/ring/chains.py); rings without parts, which pay nothing (gather.py).
 """
 
@@ -41,8 +41,14 @@ class Joined:
     """
 
     def __init__(
-        self, source: Handle, whole: WholeEpisodes, anchors: Array, index: Array, starts: Array, lengths: Array,
-    ) -> None:  # fmt: skip
+        self,
+        source: Handle,
+        whole: WholeEpisodes,
+        anchors: Array,
+        index: Array,
+        starts: Array,
+        lengths: Array,
+    ) -> None:
         self._source, self.whole, self.anchors = source, whole, anchors
         offsets = anchors - starts
         good = (offsets >= 0) & (offsets < lengths)
@@ -74,9 +80,7 @@ class Joined:
             starts, lengths = live.starts.take(index), live.lengths.take(index)
         return cls(source, whole, anchors, index, starts, lengths.astype(np.int64))
 
-    def places(
-        self, kinds: list[tuple[Steps, bool]], rows: int, is_covered: bool
-    ) -> tuple[list[Places], Array | None]:
+    def places(self, kinds: list[tuple[Steps, bool]], rows: int, is_covered: bool) -> tuple[list[Places], Array | None]:
         """Return where each of the steps is; and which items lie in their episodes, None if all do.
 
         Args:
@@ -126,12 +130,21 @@ class Joined:
 
     def items(
         self, rows: JoinedRows, cut: Cut, batch: Mapping[str, Array], rng: np.random.Generator, numbers: Numbers
-    ) -> Items:  # fmt: skip
+    ) -> Items:
         """Return the items, for computed columns."""
         return Items(
-            rows, cut, self.anchors, self._names, self._lengths, batch, rng, numbers, self._places - self._first, self._first,
+            rows,
+            cut,
+            self.anchors,
+            self._names,
+            self._lengths,
+            batch,
+            rng,
+            numbers,
+            self._places - self._first,
+            self._first,
             self._ends,
-        )  # fmt: skip
+        )
 
     def reach(self, position: int) -> None:
         """Note that a position was read for some item."""

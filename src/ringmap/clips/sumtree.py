@@ -5,8 +5,8 @@
     leaves   [..16..|..16..|..16..|..16..| ... ]
 
 Levels of 16, not of 2: a batch descends through all of them at once, and a few wide NumPy calls
-take less time than many narrow ones. The running sums of 16 masses are a product with a triangle of ones, which takes a quarter
-of the time of `cumsum`. A parent is always recomputed from its children, so
+take less time than many narrow ones. The running sums of 16 masses are a product with a triangle of ones, which takes a
+quarter of the time of `cumsum`. A parent is always recomputed from its children, so
 that rounding errors don't pile up over a million updates.
 
 Invariants: a parent is the sum of its children; no leaf is negative; a leaf of mass 0 is never found.
@@ -31,7 +31,8 @@ _TOP = 4096
 """Maximum number of entries in the highest level: it is summed completely after each change, in 15 us."""
 
 _BEFORE = np.triu(np.ones((_FAN, _FAN)), 1)
-"""Masses times this are the sums of the masses before each: in any order of additions they never decrease, and a mass of 0 changes none."""
+"""Masses times this are the sums of the masses before each: in any order of additions they never decrease, and a mass
+of 0 changes none."""
 
 
 class SumTree:
@@ -106,13 +107,15 @@ class SumTree:
         found = self._find(masses, False)
         got = self._levels[0].take(found)
         if len(got) and got[got.argmin()] <= 0:
-            # Rounding carried a mass beyond the last leaf of a block: rare, so that a bound at each level is only paid for then.
+            # Rounding carried a mass beyond the last leaf of a block: rare, so that a bound at each level is only paid
+            # for then.
             empty = got <= 0
             found[empty] = self._find(masses[empty], True)
         return found
 
     def _find(self, masses: Array, is_bounded: bool) -> Array:
-        """Return what `find` does. `is_bounded`: whether a mass is kept below the sum of each block that it falls on."""
+        """Return what `find` does. `is_bounded`: whether a mass is kept below the sum of each block that it falls
+        on."""
         sums = self._top()
         rest = np.minimum(masses, np.nextafter(sums[-1], 0.0))
         slots: Array = sums.searchsorted(rest, side="right")

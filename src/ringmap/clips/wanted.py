@@ -58,8 +58,15 @@ class Wanted(NamedTuple):
             cut = tuple([(n, w if isinstance(w, Window) else id(w)) for n, w in window.items()])
         ends = (slice_.start, slice_.stop, slice_.step) if isinstance(slice_, slice) else slice_
         return (
-            self.history, self.frameskip, cut, self.columns, ends, self.drop_all_padded, self.fps, self.reward_at,
-        )  # fmt: skip
+            self.history,
+            self.frameskip,
+            cut,
+            self.columns,
+            ends,
+            self.drop_all_padded,
+            self.fps,
+            self.reward_at,
+        )
 
     def cut(self, where: str, schema: Schema) -> Cut:
         """Return the cut of this request over stored columns.
@@ -73,9 +80,16 @@ class Wanted(NamedTuple):
             )
         if self.window is not None:
             return cut_of(
-                where, schema, self.window, columns=self.columns, anchors=self.anchors,
-                drop_all_padded=self.drop_all_padded, frameskip=self.frameskip, fps=self.fps, reward_at=self.reward_at,
-            )  # fmt: skip
+                where,
+                schema,
+                self.window,
+                columns=self.columns,
+                anchors=self.anchors,
+                drop_all_padded=self.drop_all_padded,
+                frameskip=self.frameskip,
+                fps=self.fps,
+                reward_at=self.reward_at,
+            )
         checked = cut_of(where, schema, {}, columns=self.columns, anchors=self.anchors)
         columns = None if self.columns is None else tuple(self.columns)
         cut = Cut.clip(self.history, self.frameskip, columns)
@@ -88,7 +102,8 @@ def check_anchors(where: str, anchors: Any) -> None:
     """Raise ArgumentTypeError if episodes are to be selected by `anchors`, which selects steps."""
     if callable(anchors) or isinstance(anchors, str):
         raise ArgumentTypeError(
-            f"{where}: anchors= takes a slice of steps, such as slice(2, -7), got {anchors!r:.80}; which episodes are wanted "
+            f"{where}: anchors= takes a slice of steps, such as slice(2, -7), got {anchors!r:.80}; which episodes are "
+            f"wanted "
             "says where=, of view, split and load_dataset"
         )
 
@@ -96,9 +111,10 @@ def check_anchors(where: str, anchors: Any) -> None:
 def tell_no_lanes(where: str) -> None:
     """Say in the log in which order sequences run over episodes without lanes."""
     log.info(
-        "%s: across=True: the lanes of the stored episodes are not known; sequences run from one to the next in the order of storage",
+        "%s: across=True: the lanes of the stored episodes are not known; sequences run from one to the next in the "
+        "order of storage",
         where,
-    )  # fmt: skip
+    )
 
 
 def warn_unreached(lengths: Array, cut: Cut, where: str) -> None:
@@ -108,7 +124,12 @@ def warn_unreached(lengths: Array, cut: Cut, where: str) -> None:
     steps, missed = int(lengths.sum()), int(lengths[cut.counts(lengths) == 0].sum())
     if _MUCH * steps < missed < steps:
         log.warning(
-            "%s: %d of %d stored steps are in no clip: episodes shorter than %d steps have none (the longest has %d); use a smaller "
+            "%s: %d of %d stored steps are in no clip: episodes shorter than %d steps have none (the longest has %d); "
+            "use a smaller "
             "history, or pad=",
-            where, missed, steps, max(cut.span, cut.least), int(lengths.max()),
-        )  # fmt: skip
+            where,
+            missed,
+            steps,
+            max(cut.span, cut.least),
+            int(lengths.max()),
+        )

@@ -2,12 +2,12 @@
 
     text -> tokens -> a tree of and, or, not, comparisons -> one bool per episode
 
-    condition   either or either ...        either   both and both ...      both   not both | ( condition ) | name op value
-    op          < <= > >= = == !=  contains
+    condition   either or either ...        either   both and both ...      both   not both | ( condition ) | name op
+    value op          < <= > >= = == !=  contains
 
 `contains` looks for a part of a text, and for a whole flag: `flags contains bad` is not met by `badly_lit`.
-Invariants: nothing of the text is evaluated as Python; an error says at which character; an episode that lacks a value meets
-no comparison with it but `!=`.
+Invariants: nothing of the text is evaluated as Python; an error says at which character; an episode that lacks a value
+meets no comparison with it but `!=`.
 Not here: where the columns come from.
 """
 
@@ -33,17 +33,21 @@ MOST = 2000
 """Characters of a condition."""
 DEEPEST = 50
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<op><=|>=|==|!=|<|>|=|\(|\))|(?P<text>'[^']*'|\"[^\"]*\")|(?P<word>[^\s<>=!()'\"]+))"
-)
+_TOKEN = re.compile(r"\s*(?:(?P<op><=|>=|==|!=|<|>|=|\(|\))|(?P<text>'[^']*'|\"[^\"]*\")|(?P<word>[^\s<>=!()'\"]+))")
 _NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
-    "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "=": np.equal, "==": np.equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "=": np.equal,
+    "==": np.equal,
     "!=": np.not_equal,
-}  # fmt: skip
+}
 
 
 class Values(NamedTuple):
-    """A value of each episode: `numbers`, NaN where it is none; `texts`, None where it is none, or None if none is text."""
+    """A value of each episode: `numbers`, NaN where it is none; `texts`, None where it is none, or None if none is
+    text."""
 
     numbers: Array
     texts: Array | None = None
@@ -121,9 +125,7 @@ class _Parser:
         known = name.text in self.columns
         if not known:
             self.at -= 1
-            raise self.fail(
-                f"no value {name.text!r}; there are {', '.join(map(repr, self.columns))};"
-            )
+            raise self.fail(f"no value {name.text!r}; there are {', '.join(map(repr, self.columns))};")
         if not self.next_is(*_NUMBERS, "contains"):
             raise self.fail("expected one of < <= > >= = != contains")
         how = self.take("an operator").text.lower()
@@ -164,7 +166,7 @@ def _compared(values: Values, how: str, value: _Token, words: bool) -> Array:
     compare = _NUMBERS[how]
     return np.fromiter(
         (bool(compare(t, value.text)) if t is not None else how == "!=" for t in texts), np.bool_, len(texts)
-    )  # fmt: skip
+    )
 
 
 def _number(value: _Token) -> float | None:
@@ -211,7 +213,5 @@ def names_in(text: str, where: str) -> list[str]:
     return [
         token.text
         for token, after in itertools.pairwise(tokens)
-        if token.kind != "op"
-        and after.kind != "text"
-        and after.text.lower() in (*_NUMBERS, "contains")
+        if token.kind != "op" and after.kind != "text" and after.text.lower() in (*_NUMBERS, "contains")
     ]

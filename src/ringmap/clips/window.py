@@ -59,7 +59,8 @@ _FAR = 1 << 31
 
 
 WindowSpec = Mapping[str, Any] | WindowMaker
-"""Name -> `Window`, `Computed`, or a function of the batch that returns a column; or what makes them, such as `Sequences`."""
+"""Name -> `Window`, `Computed`, or a function of the batch that returns a column; or what makes them, such as
+`Sequences`."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,14 @@ class Window:
 
     Args:
         offsets: of the steps from t, integers: a range, a list or an array, in any order. `frameskip` multiplies them.
-        pad: what stands for a step outside the episode. None: there is none; steps t for which an offset leaves the episode are
-            no anchors. "edge": the nearest step of the episode. "zero", "nan" (floats only), or a value.
-        mask: name of the column that tells which rows are padding, bool `(B, n)`; `{}` stands for the name of the column. It comes
-            for each padded column.
+        pad: what stands for a step outside the episode. None: there is none; steps t for which an offset leaves the
+            episode are no anchors. "edge": the nearest step of the episode. "zero", "nan" (floats only), or a value.
+        mask: name of the column that tells which rows are padding, bool `(B, n)`; `{}` stands for the name of the
+            column. It comes for each padded column.
         seconds: offsets in seconds, in place of `offsets`, where the rate is known (`fps=`). Each must lie within a
             quarter of a step of a step.
-        blanks: whether rows without a value (where rewards stand at the "next" step, the first reward and the last action of an
-            episode) count as steps like any other, as stored, instead of as padding.
+        blanks: whether rows without a value (where rewards stand at the "next" step, the first reward and the last
+            action of an episode) count as steps like any other, as stored, instead of as padding.
 
     Raises:
         InputError: no offsets, offsets that are no integers, or both `offsets` and `seconds`.
@@ -95,7 +96,7 @@ class Window:
     def __post_init__(self) -> None:
         if (self.offsets is None) == (self.seconds is None):
             raise InputError("Window: give offsets= or seconds=, and not both")
-        chosen, name = (self.offsets, "offsets") if self.seconds is None else (self.seconds, "seconds")  # fmt: skip
+        chosen, name = (self.offsets, "offsets") if self.seconds is None else (self.seconds, "seconds")
         try:
             values = np.asarray(list(chosen))
         except TypeError:
@@ -116,11 +117,11 @@ class Window:
             raise InputError(f"Window: {name} must lie within 2**31 of the anchor, got {chosen!r}")
         object.__setattr__(self, name, tuple(values.tolist()))
         if isinstance(self.pad, str) and self.pad not in _PADS:
-            raise InputError(f"Window: pad must be one of {(None, *_PADS)} or a value, got {self.pad!r}")  # fmt: skip
+            raise InputError(f"Window: pad must be one of {(None, *_PADS)} or a value, got {self.pad!r}")
         if np.ndim(self.pad):
-            raise InputError(f"Window: pad must be one value, got an array of shape {np.shape(self.pad)}")  # fmt: skip
+            raise InputError(f"Window: pad must be one value, got an array of shape {np.shape(self.pad)}")
         if not isinstance(self.mask, str) or not self.mask:
-            raise InputError(f"Window: mask must be a name such as '{{}}_is_pad', got {self.mask!r}")  # fmt: skip
+            raise InputError(f"Window: mask must be a name such as '{{}}_is_pad', got {self.mask!r}")
         if isinstance(self.pad, np.ndarray):
             object.__setattr__(self, "pad", self.pad[()])
         try:
@@ -139,9 +140,7 @@ class Window:
     def __reduce__(self) -> Any:
         return Window, self._fields  # the hash of a text differs from process to process
 
-    def steps(
-        self, where: str, name: str, frameskip: int, fps: Fraction | float | None
-    ) -> tuple[int, ...]:
+    def steps(self, where: str, name: str, frameskip: int, fps: Fraction | float | None) -> tuple[int, ...]:
         """Return the offsets in stored steps.
 
         Raises:
@@ -183,12 +182,14 @@ def cut_of(
         where: the call to name in an error.
         schema: the stored columns.
         window: name -> `Window`, `Computed`, or a function.
-        columns: names of the columns to hold, those of `window` included; None: all. Those without a window come at the anchor alone.
+        columns: names of the columns to hold, those of `window` included; None: all. Those without a window come at the
+            anchor alone.
         anchors: leaves steps out: `slice(2, -7)` the first 2 and the last 7 of each episode.
         drop_all_padded: whether steps are left out at which a padded column would be padding alone.
         frameskip: multiplies offsets in steps.
         fps: steps per second.
-        reward_at: "next": the first row of an episode has no reward, and the last no action; "same": all have; None: not known.
+        reward_at: "next": the first row of an episode has no reward, and the last no action; "same": all have; None:
+            not known.
 
     Raises:
         InputError: an unknown column, a fill value that a column can't hold, a name that is taken, or a sum over
@@ -197,7 +198,8 @@ def cut_of(
     across = isinstance(window, WindowMaker) and window.across
     if across and anchors is not None:
         raise InputError(
-            f"{where}: anchors= leaves out steps at the ends of episodes, and {type(window).__name__}(across=True) runs over these; "
+            f"{where}: anchors= leaves out steps at the ends of episodes, and {type(window).__name__}(across=True) "
+            f"runs over these; "
             "leave one of them out"
         )
     if isinstance(window, WindowMaker):
@@ -227,9 +229,7 @@ def cut_of(
             continue
         if not isinstance(how, Window):
             if not callable(how):
-                raise InputError(
-                    f"{where}: window[{name!r}] must be a Window, a Computed or a function, got {how!r}"
-                )
+                raise InputError(f"{where}: window[{name!r}] must be a Window, a Computed or a function, got {how!r}")
             _claim(where, made, name, name, names)
             functions.append((name, how))
             continue
@@ -242,10 +242,10 @@ def cut_of(
         mask = None
         if steps.padded:
             mask = how.mask.replace("{}", name)
-            _claim(where, made, mask, name, names, " ; rename the mask: Window(..., mask='{}_padding')")  # fmt: skip
+            _claim(where, made, mask, name, names, " ; rename the mask: Window(..., mask='{}_padding')")
             if drop_all_padded:
                 run_first, run_last, shortest = _some_real(steps)
-                first, last, least = max(first, run_first), max(last, run_last), max(least, shortest)  # fmt: skip
+                first, last, least = max(first, run_first), max(last, run_last), max(least, shortest)
         else:
             first, last = max(first, steps.before), max(last, steps.after)
         named[name] = Taken(steps, fill=_fill(where, specs[name], how.pad), mask=mask)
@@ -253,9 +253,7 @@ def cut_of(
     for name in wanted or ():
         if name in specs:
             named.setdefault(name, ANCHOR)
-    return Cut(
-        named, others, first, last, least, blanks, reward_at, tuple(computed), tuple(functions), across=across
-    )  # fmt: skip
+    return Cut(named, others, first, last, least, blanks, reward_at, tuple(computed), tuple(functions), across=across)
 
 
 def unknown(name: str, names: Iterable[str]) -> str:
@@ -266,11 +264,9 @@ def unknown(name: str, names: Iterable[str]) -> str:
     return f"a column {name!r} that is not stored{hint}; there are {known}"
 
 
-def _columns(
-    where: str, columns: Iterable[str], window: Mapping[str, Any], names: list[str]
-) -> list[str]:
+def _columns(where: str, columns: Iterable[str], window: Mapping[str, Any], names: list[str]) -> list[str]:
     if isinstance(columns, str):
-        raise InputError(f"{where}: columns must be a list of names, got {columns!r}; write [{columns!r}]")  # fmt: skip
+        raise InputError(f"{where}: columns must be a list of names, got {columns!r}; write [{columns!r}]")
     wanted = list(columns)
     for name in wanted:
         if name not in names and name not in window:
@@ -290,36 +286,34 @@ def _ends(where: str, anchors: slice | None) -> tuple[int, int]:
         good = False
     if not good or first < 0 or last > 0 or (anchors.stop == 0):
         raise InputError(
-            f"{where}: anchors must be a slice that leaves out steps at the ends of episodes, such as slice(2, -7), got {anchors!r}"
+            f"{where}: anchors must be a slice that leaves out steps at the ends of episodes, such as slice(2, -7), "
+            f"got {anchors!r}"
         )
     return first, -last
 
 
-def _claim(
-    where: str, made: dict[str, str], name: str, by: str, names: Iterable[str], remedy: str = ""
-) -> None:
+def _claim(where: str, made: dict[str, str], name: str, by: str, names: Iterable[str], remedy: str = "") -> None:
     """Take a name for a column that is added."""
     if name in names or name in made:
         taken = "is stored" if name in names else f"comes from window[{made[name]!r}]"
         raise InputError(
-            f"{where}: window[{by!r}] adds a column {name!r}, but one of that name {taken}{remedy or '; choose another name'}"
+            f"{where}: window[{by!r}] adds a column {name!r}, but one of that name "
+            f"{taken}{remedy or '; choose another name'}"
         )
     made[name] = by
 
 
-def _check_computed(
-    where: str, name: str, how: Computed, schema: Schema, reward_at: str | None
-) -> None:
+def _check_computed(where: str, name: str, how: Computed, schema: Schema, reward_at: str | None) -> None:
     for column in how.reads(schema):
         if column not in schema.names:
             kind = type(how).__name__
-            raise InputError(
-                f"{where}: window[{name!r}], {kind}, reads {unknown(column, schema.names)}"
-            )
+            raise InputError(f"{where}: window[{name!r}], {kind}, reads {unknown(column, schema.names)}")
     if how.needs_reward_at and reward_at is None:
         raise InputError(
-            f"{where}: window[{name!r}] needs the rewards, and it is not known where they stand: pass reward_at='next' if the reward "
-            "of an action stands in the row of the step that it led to (as World and the recording wrapper write it), 'same' if "
+            f"{where}: window[{name!r}] needs the rewards, and it is not known where they stand: pass reward_at='next' "
+            f"if the reward "
+            "of an action stands in the row of the step that it led to (as World and the recording wrapper write it), "
+            "'same' if "
             "in the row of the action"
         )
     how.check(schema, where)
@@ -334,7 +328,8 @@ def _fill(where: str, spec: ColumnSpec, pad: Any) -> Any:
     if isinstance(pad, str):
         if spec.dtype.kind not in "fc":
             raise InputError(
-                f"{where}: the window of {spec.name!r} has pad='nan', but the column holds {spec.kind}; choose 'zero', 'edge' or a value"
+                f"{where}: the window of {spec.name!r} has pad='nan', but the column holds {spec.kind}; choose 'zero', "
+                f"'edge' or a value"
             )
         return np.array(np.nan, spec.dtype)[()]
     value = _held(spec.dtype, np.asarray(pad))

@@ -39,9 +39,17 @@ _NOT_FOR_RINGS = {"self", "max_steps", "path", "seed", "disk"}
 
 
 def job_of(
-    where: str, parts: Parts, episodes: int, collectors: int, seed: int, options: Mapping[str, Any] | None, commit_every: int | None,
-    threads: int | None, wait_s: float, dumps: Callable[[Any], bytes],
-) -> Job:  # fmt: skip
+    where: str,
+    parts: Parts,
+    episodes: int,
+    collectors: int,
+    seed: int,
+    options: Mapping[str, Any] | None,
+    commit_every: int | None,
+    threads: int | None,
+    wait_s: float,
+    dumps: Callable[[Any], bytes],
+) -> Job:
     """Return what every collector is told.
 
     Args:
@@ -65,13 +73,9 @@ def job_of(
     if threads is not None:
         threads = positive(where, "threads", threads)
     if not (options is None or isinstance(options, Mapping)):
-        raise InputError(
-            f"{where}: options must be one mapping for all episodes, got {type(options).__name__}"
-        )
+        raise InputError(f"{where}: options must be one mapping for all episodes, got {type(options).__name__}")
     if not (parts.weights is None or isinstance(parts.weights, Weights)):
-        raise InputError(
-            f"{where}: weights= must be a ringmap.Weights, got {type(parts.weights).__name__}"
-        )
+        raise InputError(f"{where}: weights= must be a ringmap.Weights, got {type(parts.weights).__name__}")
     _check_ring(parts.ring, where)
     collection = Collection(whole(where, "seed", seed), count, options)
     return Job(where, collection, _pickled(parts, where, dumps), commit_every, threads, wait_s)
@@ -85,9 +89,7 @@ def function_of(make_world: Any, where: str) -> Callable[[int], World]:
     """
     found = imported(make_world, where) if isinstance(make_world, str) else make_world
     if not callable(found):
-        raise InputError(
-            f"{where}: make_world must be a function of the collector's number, got {found!r}"
-        )
+        raise InputError(f"{where}: make_world must be a function of the collector's number, got {found!r}")
     given: Callable[[int], World] = found
     return given
 
@@ -100,7 +102,8 @@ def seeds_left(path: str, job: Job, finished: set[int], collectors: int, resume:
     """
     if finished and not resume:
         raise ExistsError(
-            f"{job.where}: the rings in {path} hold {len(finished)} episodes of a collection with seed {job.collection.seed}; choose "
+            f"{job.where}: the rings in {path} hold {len(finished)} episodes of a collection with seed "
+            f"{job.collection.seed}; choose "
             "another seed or path, or resume=True to go on with it"
         )
     return Seeds(job.collection.episodes, finished, collectors)
@@ -119,7 +122,8 @@ def imported(name: str, where: str) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise InputError(
-            f"{where}: {name!r}: {error}; a module is looked for where Python looks, in PYTHONPATH and beside the script"
+            f"{where}: {name!r}: {error}; a module is looked for where Python looks, in PYTHONPATH and beside the "
+            f"script"
         ) from error
     try:
         return operator.attrgetter(attribute)(found)
@@ -128,9 +132,7 @@ def imported(name: str, where: str) -> Any:
 
 
 def _check_ring(ring: Mapping[str, Any], where: str) -> None:
-    known = [
-        n for n in inspect.signature(ReplayBuffer.__init__).parameters if n not in _NOT_FOR_RINGS
-    ]
+    known = [n for n in inspect.signature(ReplayBuffer.__init__).parameters if n not in _NOT_FOR_RINGS]
     for name in ring:
         if name not in {*known, "max_steps"}:
             raise InputError(f"{where}: unknown argument {name!r}; for a ring there are {known}")
@@ -164,7 +166,8 @@ def alone(folder: str, where: str) -> Iterator[None]:
         make_folder(disk, folder)
     if disk.system.is_network(folder):
         raise EnvironmentFault(
-            f"{where}: {folder} lies on a network file system, where locks and maps of other hosts are not ours; put the rings on a local disk"
+            f"{where}: {folder} lies on a network file system, where locks and maps of other hosts are not ours; put "
+            f"the rings on a local disk"
         )
     lock = WriterLock(disk, os.path.join(folder, _LOCK), folder)
     try:

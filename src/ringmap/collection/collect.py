@@ -56,13 +56,13 @@ def collect(
 ) -> None:
     """Collect episodes with several processes, each into a ring of its own below one directory.
 
-    Just the seeds `seed ... seed + episodes - 1` are played, each once, whoever is killed meanwhile, and when: a collector is started
-    again; after a kill of this process, or of all, the same call goes on, with any number of collectors. Read the rings with
-    `ringmap.data.ShardedReplayBuffer(path)`, also meanwhile.
+    Just the seeds `seed ... seed + episodes - 1` are played, each once, whoever is killed meanwhile, and when: a
+    collector is started again; after a kill of this process, or of all, the same call goes on, with any number of
+    collectors. Read the rings with `ringmap.data.ShardedReplayBuffer(path)`, also meanwhile.
 
     Args:
-        make_world: called in each collector with its number, 0 to `collectors - 1`; returns its `World`. A function at the top level of a
-            module, something else that can be pickled, or text, "module:function".
+        make_world: called in each collector with its number, 0 to `collectors - 1`; returns its `World`. A function at
+            the top level of a module, something else that can be pickled, or text, "module:function".
         path: the directory. The rings are `collector-0`, `collector-1`, ... in it, and what the collectors print is in
             `collect/collector-0.log`, ...
         episodes: how many in all.
@@ -76,21 +76,24 @@ def collect(
         options: reset options.
         commit_every: commit this many rows of an open episode at a time, as for `World.collect`.
         drop: names of columns, and of data of episodes, to leave out.
-        threads: of OpenMP and PyTorch in each collector. None: what `OMP_NUM_THREADS` says, else an equal part of the cores.
+        threads: of OpenMP and PyTorch in each collector. None: what `OMP_NUM_THREADS` says, else an equal part of the
+            cores.
         progress: show a progress bar once it takes a while.
         wait_s: how long to wait for a ring that another process writes, which may be about to end.
         context: how the processes start: "spawn", or "forkserver".
         ring: other arguments of `ReplayBuffer` for each ring, such as `interrupted="keep"`.
 
     Raises:
-        InputError: an argument is wrong; rings below `path` do not fit together, or hold another collection with this seed; two hold
-            the same seed. Or as `World.collect` raised it in a collector that could not begin.
+        InputError: an argument is wrong; rings below `path` do not fit together, or hold another collection with this
+            seed; two hold the same seed. Or as `World.collect` raised it in a collector that could not begin.
         ExistsError: with `resume=False`, there is something to resume.
         LockedError: another call runs on this directory, or another process writes a ring in it.
-        RolloutError: `make_world` failed, with its traceback; or every collector ended five times without a new episode: the message
-            has the last lines of the log.
-        DamageError, EnvironmentFault: a ring is damaged, or the disk fails. So with all of these: what was collected stays.
-        KeyboardInterrupt: Ctrl-C. The collectors end within two seconds, and what is open is treated as `interrupted` says.
+        RolloutError: `make_world` failed, with its traceback; or every collector ended five times without a new
+            episode: the message has the last lines of the log.
+        DamageError, EnvironmentFault: a ring is damaged, or the disk fails. So with all of these: what was collected
+            stays.
+        KeyboardInterrupt: Ctrl-C. The collectors end within two seconds, and what is open is treated as `interrupted`
+            says.
 
     Cost: a process and its imports for each collector; a message for each episode. To begin: O(episodes in the rings).
 
@@ -112,7 +115,9 @@ def collect(
         >>> import sys
         >>> here = str(Path.cwd())  # a script's own folder is there already
         >>> sys.path.insert(0, here)
-        >>> ringmap.collect("rooms:make_world", "runs/replay", episodes=6, collectors=2, max_steps=1000, context="forkserver")
+        >>> ringmap.collect(
+        ...     "rooms:make_world", "runs/replay", episodes=6, collectors=2, max_steps=1000, context="forkserver"
+        ... )
         >>> buf = ringmap.data.ShardedReplayBuffer("runs/replay")
         >>> sorted(buf.get_episode_data()["seed"])
         [0, 1, 2, 3, 4, 5]
@@ -122,7 +127,8 @@ def collect(
     path = local_path(path)
     if context not in ("spawn", "forkserver"):
         raise InputError(
-            f"{_WHERE}: context must be 'spawn' or 'forkserver', got {context!r}: a forked process would have the locks of this one"
+            f"{_WHERE}: context must be 'spawn' or 'forkserver', got {context!r}: a forked process would have the "
+            f"locks of this one"
         )
     if pace is not None:
         if not isinstance(pace, Pace):

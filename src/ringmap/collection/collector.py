@@ -3,10 +3,12 @@
     supervisor    ◄── Ask, Began, Done, Failed ───┐
                   ─── a range, or None: the end ──► collector ─► runs/replay/collector-3
 
-It holds the lock of its ring before it asks for the first seeds. So whoever takes that lock knows that it plays no more.
+It holds the lock of its ring before it asks for the first seeds. So whoever takes that lock knows that it plays no
+more.
 
 Invariants: it plays what it was leased, and nothing else.
-Not here: what is leased to whom (supervisor.py), the process that it runs in (process.py; over Ray, ringmap.ray.collector).
+Not here: what is leased to whom (supervisor.py), the process that it runs in (process.py; over Ray,
+ringmap.ray.collector).
 """
 
 from __future__ import annotations
@@ -146,9 +148,7 @@ def play(number: int, job: Job, ring: str, pipe: Pipe) -> None:
     parts: Parts = pickle.loads(job.parts)
     world = parts.make_world(number)
     if not isinstance(world, World):
-        raise InputError(
-            f"{job.where}: make_world({number}) must return a ringmap.World, got {type(world).__name__}"
-        )
+        raise InputError(f"{job.where}: make_world({number}) must return a ringmap.World, got {type(world).__name__}")
     with world:
         if parts.policy is not None:
             world.set_policy(parts.policy)
@@ -156,9 +156,16 @@ def play(number: int, job: Job, ring: str, pipe: Pipe) -> None:
             seeds = _Seeds(pipe)
             while (block := seeds.ask(waits=True)) is not None:
                 collect_some(
-                    world, buffer, job.collection, seeds.stream(block), seeds.finished, job.commit_every, parts.weights,
-                    parts.pace, parts.drop,
-                )  # fmt: skip
+                    world,
+                    buffer,
+                    job.collection,
+                    seeds.stream(block),
+                    seeds.finished,
+                    job.commit_every,
+                    parts.weights,
+                    parts.pace,
+                    parts.drop,
+                )
 
 
 class _Seeds:

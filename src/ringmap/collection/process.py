@@ -58,11 +58,11 @@ class Processes:
         """Start a collector."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=run, args=(number, self._job, self._path, self._folder, os.getpid(), theirs), name=f"ringmap-collector {number}"
-        )  # fmt: skip
-        started = _Process(
-            process, ours, ring_of(self._path, number), log_of(self._folder, number), self._job
+            target=run,
+            args=(number, self._job, self._path, self._folder, os.getpid(), theirs),
+            name=f"ringmap-collector {number}",
         )
+        started = _Process(process, ours, ring_of(self._path, number), log_of(self._folder, number), self._job)
         # A fork server would keep what it is started with, for all of its children.
         held = _interrupts_held() if self._is_spawned else contextlib.nullcontext()
         with theirs, held, _environment(self._job.threads):
@@ -135,9 +135,7 @@ class _Process:
             '`if __name__ == "__main__":` around it'
         )
         is_its_own = code > 0 and code != STOPPED
-        return Ending(
-            _ending(code), f" (process {self.process.pid})", code == 0, hint if is_its_own else None
-        )
+        return Ending(_ending(code), f" (process {self.process.pid})", code == 0, hint if is_its_own else None)
 
     def finished(self) -> set[int]:
         """Return what its ring holds."""

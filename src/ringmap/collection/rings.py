@@ -54,7 +54,8 @@ def _rings_below(path: str, where: str) -> list[str]:
             uuid = read_manifest(disk, ring).uuid
         if uuid in found:
             raise InputError(
-                f"{where}: {found[uuid]} and {ring} are the same ring, by a link or a copy: its seeds would count twice; move one of "
+                f"{where}: {found[uuid]} and {ring} are the same ring, by a link or a copy: its seeds would count "
+                f"twice; move one of "
                 "them elsewhere"
             )
         found[uuid] = ring
@@ -100,9 +101,7 @@ def finished_below(path: str, collection: Collection, wait_s: float, where: str)
 
 
 @contextlib.contextmanager
-def held(
-    rings: Iterable[str], collection: Collection, wait_s: float
-) -> Iterator[dict[str, Progress]]:
+def held(rings: Iterable[str], collection: Collection, wait_s: float) -> Iterator[dict[str, Progress]]:
     """Hold the locks of rings; yield the progress of those that have a part in a collection. See `finished_below`."""
     found: dict[str, Progress] = {}
     with contextlib.ExitStack() as stack:

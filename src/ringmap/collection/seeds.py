@@ -3,8 +3,8 @@
     offsets   0 ....... [a, b) ....... [c, d) ....... episodes
               finished  leased to 0    leased to 1    waiting
 
-A lease is a block of consecutive seeds, so that the progress that each ring keeps stays a few ranges. A block is a part of what
-waits, so that blocks get smaller, and the collectors end together.
+A lease is a block of consecutive seeds, so that the progress that each ring keeps stays a few ranges. A block is a part
+of what waits, so that blocks get smaller, and the collectors end together.
 
 Invariants: each offset is finished, leased to one holder, or waiting.
 Not here: who plays them, and where it is kept that they are finished.
@@ -111,12 +111,8 @@ class Seeds:
         """Raise AssertionError unless the invariants hold."""
         waiting = [k for block in self._waiting for k in block]
         held = [k for offsets in self._held.values() for k in offsets]
-        assert len({*waiting, *held}) == len(waiting) + len(held) == self.left, (
-            "an offset is at two places"
-        )
-        assert {*waiting, *held} <= set(range(self._episodes)), (
-            "an offset is none of the collection"
-        )
+        assert len({*waiting, *held}) == len(waiting) + len(held) == self.left, "an offset is at two places"
+        assert {*waiting, *held} <= set(range(self._episodes)), "an offset is none of the collection"
         for holder, blocks in self._again.items():
             assert {k for block in blocks for k in block} <= self._held.get(holder, set())
 
@@ -139,13 +135,15 @@ def finished_in(rings: Mapping[str, Progress], where: str) -> set[int]:
         first = first or (name, progress)
         if progress.identity != first[1].identity:
             raise InputError(
-                f"{where}: {name} holds a part of another collection with this seed than {first[0]}: {progress.identity} there, "
+                f"{where}: {name} holds a part of another collection with this seed than {first[0]}: "
+                f"{progress.identity} there, "
                 f"{first[1].identity} here; move one of them elsewhere"
             )
         for k in progress.finished():
             if k in owner:
                 raise InputError(
-                    f"{where}: {owner[k]} and {name} both hold seed {progress.identity['seed'] + k}: was a ring copied? Each seed is "
+                    f"{where}: {owner[k]} and {name} both hold seed {progress.identity['seed'] + k}: was a ring "
+                    f"copied? Each seed is "
                     "collected once; move one of the rings elsewhere"
                 )
             owner[k] = name

@@ -8,7 +8,8 @@ A ring that can't be counted now, on a node that is away, keeps what was leased 
 Nothing of this is stored: a supervisor that is killed is run again, and counts the rings.
 
 Invariants: no collector runs when `run` returns or raises.
-Not here: who may begin (collect.py), which seeds are whose (seeds.py), what a collector runs in (process.py, ringmap.ray.actors).
+Not here: who may begin (collect.py), which seeds are whose (seeds.py), what a collector runs in (process.py,
+ringmap.ray.actors).
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class Supervisor(Generic[W]):
 
     def __init__(
         self, where: str, workers: Workers[W], seeds: Seeds, collectors: int, bar: Any, away_s: float = 0.0
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._where, self._workers, self._seeds, self._bar = where, workers, seeds, bar
         self._seats = [_Seat[W](number) for number in range(collectors)]
         self._away: list[_Away[W]] = []
@@ -218,9 +219,7 @@ class Supervisor(Generic[W]):
         seat.episodes += episodes
         seat.deaths = 0
         if shutil.get_terminal_size().columns >= _WIDE:
-            each = " ".join(
-                f"{s.number}:{'-' if s.is_given_up else s.episodes}" for s in self._seats
-            )
+            each = " ".join(f"{s.number}:{'-' if s.is_given_up else s.episodes}" for s in self._seats)
             self._bar.set_postfix_str(each, refresh=False)
         self._bar.update(episodes)
 
@@ -235,8 +234,11 @@ class Supervisor(Generic[W]):
         finished = worker.finished()
         if finished is None:
             log.warning(
-                "%s: the ring of %s can't be reached, and keeps its seeds until it can; %s", self._where, seat.name, worker.place
-            )  # fmt: skip
+                "%s: the ring of %s can't be reached, and keeps its seeds until it can; %s",
+                self._where,
+                seat.name,
+                worker.place,
+            )
             self._away.append(_Away(seat, seat.holder, worker))
             seat.holder = (seat.number, object())
         elif found := self._seeds.died(seat.holder, finished):
@@ -246,18 +248,25 @@ class Supervisor(Generic[W]):
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (seat.deaths - 1))
             seat.due = time.monotonic() + pause_s
             log.warning(
-                "%s: %s%s %s, and is started again in %.1f s; %s", self._where, seat.name, ending.process, ending.text, pause_s,
+                "%s: %s%s %s, and is started again in %.1f s; %s",
+                self._where,
+                seat.name,
+                ending.process,
+                ending.text,
+                pause_s,
                 worker.place,
-            )  # fmt: skip
+            )
             return
         seat.is_given_up = True
         text = (
-            f"{self._where}: {seat.name} is given up: it ended {_MOST_DEATHS} times without a new episode, the last time it "
+            f"{self._where}: {seat.name} is given up: it ended {_MOST_DEATHS} times without a new episode, the last "
+            f"time it "
             f"{ending.text}; {worker.place}; the last lines:\n{worker.tail()}"
         )
         if all(s.is_given_up for s in self._seats):
             raise RolloutError(
-                f"{text}\nNo collector is left, and {self._seeds.left} episodes are missing; what was collected stays: call it again "
+                f"{text}\nNo collector is left, and {self._seeds.left} episodes are missing; what was collected stays: "
+                f"call it again "
                 "once the cause is gone"
             )
         log.warning("%s\nIts seeds go to the others", text)
@@ -272,9 +281,7 @@ class Supervisor(Generic[W]):
         """Raise the error of a collector that could not begin: it would not the next time."""
         failure = seat.failure
         if failure is None:
-            raise RolloutError(
-                f"{self._where}: {seat.name} {ending.text} before it began; {worker.place}{ending.hint}"
-            )
+            raise RolloutError(f"{self._where}: {seat.name} {ending.text} before it began; {worker.place}{ending.hint}")
         if failure.error is not None:
             failure.error.add_note(f"{self._where}: in {seat.name}; {worker.place}")
             raise failure.error
@@ -304,7 +311,8 @@ class Supervisor(Generic[W]):
         elif now - self._idle_since > self._away_s:
             places = "; ".join(sorted({one.worker.place for one in self._away}))
             raise EnvironmentFault(
-                f"{self._where}: the last {held} seeds are leased to collectors whose rings can't be reached: {places}. What was collected "
+                f"{self._where}: the last {held} seeds are leased to collectors whose rings can't be reached: "
+                f"{places}. What was collected "
                 "stays: bring them back and call it again"
             )
 
@@ -322,7 +330,7 @@ class Supervisor(Generic[W]):
                 names = ", ".join(seat.name for seat, _ in running)
                 log.warning(
                     "%s: all is collected, but %s did not end in %.0f s, and is stopped", self._where, names, _CLOSING_S
-                )  # fmt: skip
+                )
                 return
             self._workers.wait([worker for _, worker in running], min(_LOOK_S, left))
             for seat, worker in running:
@@ -333,4 +341,10 @@ class Supervisor(Generic[W]):
                     seat.worker = None
                     worker.close()
                     if not ending.is_clean:
-                        log.warning("%s: all is collected, but %s %s as it closed; %s", self._where, seat.name, ending.text, worker.place)  # fmt: skip
+                        log.warning(
+                            "%s: all is collected, but %s %s as it closed; %s",
+                            self._where,
+                            seat.name,
+                            ending.text,
+                            worker.place,
+                        )

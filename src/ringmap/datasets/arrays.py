@@ -50,19 +50,13 @@ class ArraySource:
 
     def __init__(self, path: str, columns: Mapping[str, Array], lengths: Array) -> None:
         self.path = path
-        self._columns = {
-            n: v.astype(v.dtype.newbyteorder("="), copy=False) for n, v in columns.items()
-        }
-        self.schema = Schema(
-            tuple(ColumnSpec(n, v.shape[1:], v.dtype) for n, v in self._columns.items())
-        )
+        self._columns = {n: v.astype(v.dtype.newbyteorder("="), copy=False) for n, v in columns.items()}
+        self.schema = Schema(tuple(ColumnSpec(n, v.shape[1:], v.dtype) for n, v in self._columns.items()))
         self.lengths = np.asarray(lengths, np.int32)
         self.offsets = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
         self.episode_columns: list[str] = []
 
-    def windows(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
-    ) -> dict[str, Array]:
+    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
         """Read rows, as `ColumnSource.windows` does."""
         rows = np.asarray(starts, np.int64)[:, None] + np.arange(0, length, stride)
         return {name: self._columns[name][rows] for name in columns}
@@ -92,8 +86,10 @@ def cut_into_episodes(
     count = len(terminated)
     if truncated is None and max_episode_steps is None:
         raise InputError(
-            f"{where}: it is not known where its episodes end: there are terminals, but no timeouts, and an episode that ran into its "
-            "time limit goes on into the next one; pass max_episode_steps=, the time limit of the environment (1000 in MuJoCo's)"
+            f"{where}: it is not known where its episodes end: there are terminals, but no timeouts, and an episode "
+            f"that ran into its "
+            "time limit goes on into the next one; pass max_episode_steps=, the time limit of the environment (1000 in "
+            "MuJoCo's)"
         )
     cut = np.zeros(count, bool) if truncated is None else truncated & ~terminated
     if max_episode_steps is not None:
@@ -119,10 +115,11 @@ def from_arrays(
     """Return a dataset of arrays in memory, each with all steps of all episodes, one episode after the other.
 
     Args:
-        arrays: name -> array (N, ...). `terminals` (or `terminated`) and `timeouts` (or `truncated`), or `dones` (or `done`), say
-            where episodes end. Names of offline RL become those that columns have here: `observations, actions, rewards, terminals,
-            timeouts, dones, next_observations` are read as `observation, action, reward, terminated, truncated, done,
-            next_observation`; any other name stays. Values stay as they are; `truncated` is added where it is not given.
+        arrays: name -> array (N, ...). `terminals` (or `terminated`) and `timeouts` (or `truncated`), or `dones` (or
+            `done`), say where episodes end. Names of offline RL become those that columns have here: `observations,
+            actions, rewards, terminals, timeouts, dones, next_observations` are read as `observation, action, reward,
+            terminated, truncated, done, next_observation`; any other name stays. Values stay as they are; `truncated`
+            is added where it is not given.
         max_episode_steps: the time limit of the environment, where there are no timeouts.
         output: "numpy" or "torch".
         options: of any dataset: `num_steps`, `frameskip`, `transform`, `layout`, `keys_to_load`.
@@ -158,7 +155,8 @@ def from_arrays(
     terminated, truncated, done = (_flags(columns, n) for n in ("terminated", "truncated", "done"))
     if terminated is None and truncated is None and done is None:
         raise InputError(
-            f"{where}: no array says where episodes end; give 'terminals' and 'timeouts', or 'dones'; there are {list(arrays)}"
+            f"{where}: no array says where episodes end; give 'terminals' and 'timeouts', or 'dones'; there are "
+            f"{list(arrays)}"
         )
     ended = np.zeros(len(next(iter(columns.values()))), bool) if terminated is None else terminated
     cut_short = truncated if done is None else done | (False if truncated is None else truncated)

@@ -67,7 +67,7 @@ __all__ = [
     "fold_actions",
     "in_range",
     "num_rows",
-]  # fmt: skip
+]
 
 log = logging.getLogger("ringmap")
 
@@ -130,7 +130,8 @@ class Dataset(LoaderDataset):
     fps: Fraction | float | None = None
     """Steps per second, for windows in seconds; None: not known."""
     reward_at: str | None = None
-    """Where rewards stand: "next": in the row of the step that their action led to, "same": in the row of the action."""
+    """Where rewards stand: "next": in the row of the step that their action led to, "same": in the row of the
+    action."""
     _cut: Cut | None = None
     _source_episodes: Array | None = None
     _arcs: Arcs | None = None
@@ -213,9 +214,7 @@ class Dataset(LoaderDataset):
         episode = self._load_slice(ep, 0, int(self.lengths[ep]))
         return as_nested(episode, self._where("load_episode")) if nest else episode
 
-    def load_chunk(
-        self, episodes_idx: Sequence[int] | Array, start: Any, end: Any
-    ) -> list[dict[str, Any]]:
+    def load_chunk(self, episodes_idx: Sequence[int] | Array, start: Any, end: Any) -> list[dict[str, Any]]:
         """Return steps `[start[i], end[i])` of episode `episodes_idx[i]`, for each i.
 
         Shapes: observations (end - start, ...), dense; `action` ((end - start) // frameskip, -1).
@@ -231,9 +230,7 @@ class Dataset(LoaderDataset):
                 f"and {len(ends)} ends; expected as many of each"
             )
         chunks = []
-        for number, first, stop in zip(
-            episodes.tolist(), starts.tolist(), ends.tolist(), strict=True
-        ):
+        for number, first, stop in zip(episodes.tolist(), starts.tolist(), ends.tolist(), strict=True):
             steps = self._load_slice(self._episode_number(number), first, stop)
             if "action" in steps:
                 if (stop - first) % self.frameskip:
@@ -250,10 +247,7 @@ class Dataset(LoaderDataset):
     def _chunks(self, *given: Any) -> list[Array]:
         """Return the episodes, starts and ends of chunks as arrays."""
         where, names = self._where("load_chunk"), ("episodes", "starts", "ends")
-        return [
-            whole_numbers(v, f"{where}: {name}").reshape(-1)
-            for name, v in zip(names, given, strict=True)
-        ]
+        return [whole_numbers(v, f"{where}: {name}").reshape(-1) for name, v in zip(names, given, strict=True)]
 
     def load_steps(
         self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
@@ -283,9 +277,7 @@ class Dataset(LoaderDataset):
         """Names of the values that are constant within an episode, first seen first."""
         return []
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return the values that are constant within an episode.
 
         Args:
@@ -301,7 +293,8 @@ class Dataset(LoaderDataset):
         return {}
 
     def first_steps(self) -> Array:
-        """Return how many steps of each episode were evicted before it was copied, int64 `(n,)`: `first_step` in its data, where it is.
+        """Return how many steps of each episode were evicted before it was copied, int64 `(n,)`: `first_step` in its
+        data, where it is.
 
         The first step that is left of such an episode is no beginning: it has a reward, and nothing is reset there.
 
@@ -315,7 +308,8 @@ class Dataset(LoaderDataset):
         return found
 
     def marked_ring(self) -> tuple[Handle, Array] | None:
-        """Return the ring that the episodes are in, for `Marks`, and the positions of their first steps; None if they are in none."""
+        """Return the ring that the episodes are in, for `Marks`, and the positions of their first steps; None if they
+        are in none."""
         return None
 
     def close(self) -> None:
@@ -330,7 +324,8 @@ class Dataset(LoaderDataset):
 
     @property
     def cut(self) -> Cut:
-        """What an item holds, and which steps are its anchors: those of a clip are its first steps, with `span` steps from each on."""
+        """What an item holds, and which steps are its anchors: those of a clip are its first steps, with `span` steps
+        from each on."""
         if self._cut is not None:
             return self._cut
         cut, span = Cut.clip(self.num_steps, self.frameskip), self.span
@@ -338,7 +333,8 @@ class Dataset(LoaderDataset):
 
     @property
     def clip_indices(self) -> Sequence[tuple[int, int]]:
-        """The `(episode, step)` of the anchor of every clip, its first step, oldest episode first; no memory per clip."""
+        """The `(episode, step)` of the anchor of every clip, its first step, oldest episode first; no memory per
+        clip."""
         cut = self.cut
         if cut.across:
             runs = self._lane_runs()
@@ -389,8 +385,8 @@ class Dataset(LoaderDataset):
         """Return what each episode was first stored as, by which it is the same in every copy.
 
         Returns:
-            The lineage of the ring of each, uint8 `(n, 16)`, and its number there, uint64 `(n,)`. A file that does not say it: lineage
-            zero, and the numbers of the episodes in the file.
+            The lineage of the ring of each, uint8 `(n, 16)`, and its number there, uint64 `(n,)`. A file that does not
+            say it: lineage zero, and the numbers of the episodes in the file.
         """
         pinned = self.pinned()
         if pinned is not self:  # a buffer
@@ -401,8 +397,9 @@ class Dataset(LoaderDataset):
     def split(self, train: float | Sequence[float] = 0.9, seed: int = 0) -> tuple[Dataset, ...]:
         """Return datasets that share no episode: `train` of the episodes, and the rest.
 
-        The side of an episode depends on the episode and the seed alone: it is the same in every process, after any growth and
-        eviction, and in every copy of the episode. The share is exact to within 3 episodes of a ring, or of a file. A split of a side
+        The side of an episode depends on the episode and the seed alone: it is the same in every process, after any
+        growth and eviction, and in every copy of the episode. The share is exact to within 3 episodes of a ring, or of
+        a file. A split of a side
         divides that side: 0.9 of 0.8 is 0.72. Episodes that a view has lost are on no side.
 
         Args:
@@ -434,7 +431,8 @@ class Dataset(LoaderDataset):
             chosen = np.flatnonzero(part.hold(lineages, ordinals) & there)
             if not len(chosen):
                 raise InputError(
-                    f"{where}: the side of {share:g} has none of the {int(there.sum())} episodes; of {part.longest_wait} episodes in a row "
+                    f"{where}: the side of {share:g} has none of the {int(there.sum())} episodes; of "
+                    f"{part.longest_wait} episodes in a row "
                     "it has one: collect more first, or make it larger"
                 )
             side = pinned.take(chosen)
@@ -472,28 +470,37 @@ class Dataset(LoaderDataset):
         return found if names else {name: v for name, v in found.items() if v.ndim <= 2}
 
     def view(
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
-        drop_all_padded: bool = False, *, where: Where | None = None,
-    ) -> Dataset:  # fmt: skip
+        self,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
+        *,
+        where: Where | None = None,
+    ) -> Dataset:
         """Return this dataset with other items: what a window says, around one step each, the anchor.
 
         Args:
-            window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch, columns as
-                they are stored, that returns a column. In place of `num_steps`: a column without a window comes at t alone.
+            window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch,
+                columns as they are stored, that returns a column. In place of `num_steps`: a column without a window
+                comes at t alone.
             columns: names of the columns to read; None: all.
-            anchors: the steps t to leave out at the ends of episodes, `slice(2, -7)` the first 2 and the last 7. It changes the items
-                and their number alone.
+            anchors: the steps t to leave out at the ends of episodes, `slice(2, -7)` the first 2 and the last 7. It
+                changes the items and their number alone.
             drop_all_padded: whether to leave out steps t at which a padded column would be padding alone.
-            where: the episodes to keep, numbered from 0 (`source_episodes` has their numbers before): a condition such as
-                `"return > 100 and task = 'lift'"`, or a function of an episode's data (a dict) that tells whether the episode is wanted.
+            where: the episodes to keep, numbered from 0 (`source_episodes` has their numbers before): a condition such
+                as `"return > 100 and task = 'lift'"`, or a function of an episode's data (a dict) that tells whether
+                the episode is wanted.
 
         Raises:
             ArgumentTypeError: (TypeError) `anchors` is a function.
-            InputError: an unknown column, a name that is taken, a value that a column can't hold, a sum over rewards while it is
-                not known where they stand (`reward_at`); a condition that can't be read, or names what no episode has.
+            InputError: an unknown column, a name that is taken, a value that a column can't hold, a sum over rewards
+                while it is not known where they stand (`reward_at`); a condition that can't be read, or names what no
+                episode has.
             NoClipsError: a window over a dataset without steps, whose columns are not known.
 
-        Cost: no rows are copied. `where` reads the data of every episode, and of `return` and `ended` the columns behind them.
+        Cost: no rows are copied. `where` reads the data of every episode, and of `return` and `ended` the columns
+        behind them.
 
         Example:
             >>> from ringmap.data import Window, load_dataset, get_format
@@ -519,15 +526,22 @@ class Dataset(LoaderDataset):
 
     def _cut_for(
         self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
-    ) -> Cut | None:  # fmt: skip
+    ) -> Cut | None:
         """Return the cut of a request; as it is now, if nothing else is asked for."""
         where = self._where("view")
         check_anchors(where, anchors)
         if columns is not None and not isinstance(columns, str):
             columns = tuple(columns)
         wanted = Wanted(
-            self.num_steps, self.frameskip, window, columns, anchors, drop_all_padded, self.fps, self.reward_at,
-        )  # fmt: skip
+            self.num_steps,
+            self.frameskip,
+            window,
+            columns,
+            anchors,
+            drop_all_padded,
+            self.fps,
+            self.reward_at,
+        )
         if not wanted.is_plain:
             return wanted.cut(where, self._schema(where))
         if drop_all_padded:
@@ -539,7 +553,8 @@ class Dataset(LoaderDataset):
         return f"{type(self).__name__}.{method}"
 
     def picture_axes(self) -> PictureAxes:
-        """Return the columns of pictures, as far as they are known without reading, and how their axes are handed out."""
+        """Return the columns of pictures, as far as they are known without reading, and how their axes are handed
+        out."""
         schema = getattr(self, "schema", None)
         if not isinstance(schema, Schema):
             return {}
@@ -575,9 +590,11 @@ class Dataset(LoaderDataset):
         return len(self.clip_indices) or self._no_length()
 
     def __getitem__(self, idx: Any) -> dict[str, Any]:
-        """Return one clip, or what the window of a view says; with a list of ids the batch: column -> `(B, ...)`, text as arrays.
+        """Return one clip, or what the window of a view says; with a list of ids the batch: column -> `(B, ...)`, text
+        as arrays.
 
-        Shapes: observations (num_steps, ...), `action` (num_steps, -1); with a window of n offsets (n, ...), without one (...).
+        Shapes: observations (num_steps, ...), `action` (num_steps, -1); with a window of n offsets (n, ...), without
+        one (...).
 
         Raises:
             ClipIndexError: the id is out of range, or there are no clips. Negative ids count
@@ -592,7 +609,8 @@ class Dataset(LoaderDataset):
     def sample(self, batch_size: int, *, nest: bool = False) -> dict[str, Any]:
         """Draw a batch of clips, each equally likely, with replacement: column -> `(B, ...)`, as `dataset[ids]`.
 
-        Draws are another process's in each worker of a DataLoader. For draws that repeat: `dataset[rng.integers(len(dataset), size=B)]`.
+        Draws are another process's in each worker of a DataLoader. For draws that repeat:
+        `dataset[rng.integers(len(dataset), size=B)]`.
 
         Args:
             batch_size: B.
@@ -632,9 +650,7 @@ class Dataset(LoaderDataset):
         episodes, steps = self._locate(clip_ids(indices, type(self).__name__))
         if self._cut is None or not len(episodes):
             return [as_clip(clip) for clip in self._load_clips(episodes, steps)]
-        return self._as_batch(
-            self._columns_at(episodes, steps, self._cut), len(episodes), self._cut
-        )
+        return self._as_batch(self._columns_at(episodes, steps, self._cut), len(episodes), self._cut)
 
     # -- whole columns -----------------------------------------------------------------------
 
@@ -681,8 +697,7 @@ class Dataset(LoaderDataset):
         steps = rows - self.offsets[episodes]
         names = self.column_names
         parts = [
-            self._stored_rows(ep, at, at + 1, names)
-            for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)
+            self._stored_rows(ep, at, at + 1, names) for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)
         ]
         found = {name: np.concatenate([part[name] for part in parts]) for name in names if parts}
         return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
@@ -709,9 +724,7 @@ class Dataset(LoaderDataset):
             name = type(self).__name__
             if not size:
                 raise ClipIndexError(f"{name}: empty: {self._why_no_clips()}")
-            raise ClipIndexError(
-                f"{name}: clip {low if low < -size else high} is out of range for {size} clips"
-            )
+            raise ClipIndexError(f"{name}: clip {low if low < -size else high} is out of range for {size} clips")
         if low < 0:
             ids = np.where(ids < 0, ids + size, ids)
         ordinals, starts = index.locate(ids + index.base)
@@ -728,7 +741,8 @@ class Dataset(LoaderDataset):
         lengths = self.lengths
         if self._source_episodes is not None:
             raise InputError(
-                f"{type(self).__name__}: a sequence with across=True runs on into the next episode, which this view may have left out; "
+                f"{type(self).__name__}: a sequence with across=True runs on into the next episode, which this view "
+                f"may have left out; "
                 "use across=False, or a view of all episodes"
             )
         if self._found_runs is None or self._found_runs[0] is not lengths:
@@ -755,14 +769,11 @@ class Dataset(LoaderDataset):
     def _as_items(self, columns: dict[str, Any], count: int) -> list[dict[str, Any]]:
         """Return the items of a batch one by one, with text as Python's own."""
         columns = {
-            name: v.tolist() if isinstance(v, np.ndarray) and v.dtype.kind in "SU" else v
-            for name, v in columns.items()
+            name: v.tolist() if isinstance(v, np.ndarray) and v.dtype.kind in "SU" else v for name, v in columns.items()
         }
         return [{name: values[i] for name, values in columns.items()} for i in range(count)]
 
-    def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
-    ) -> dict[str, Array]:
+    def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
         """Return steps of episodes, name -> `(B, n, ...)`, fresh arrays, images in stored order.
 
         Args:
@@ -798,8 +809,14 @@ class Dataset(LoaderDataset):
             or (rows.given is not lengths and not np.array_equal(rows.given, lengths))
         ):
             rows = self._rows = DatasetRows(
-                cut, self._rows_at, self.column_names, lengths, self.offsets, self._rows_are_fixed(), self.first_steps,
-            )  # fmt: skip
+                cut,
+                self._rows_at,
+                self.column_names,
+                lengths,
+                self.offsets,
+                self._rows_are_fixed(),
+                self.first_steps,
+            )
         return rows
 
     def _generator(self) -> np.random.Generator:
@@ -831,10 +848,7 @@ class Dataset(LoaderDataset):
 
     def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
         """Return one step of each episode: for each, column -> (1, ...), of `names` at least."""
-        return [
-            self._load_slice(ep, at, at + 1)
-            for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)
-        ]
+        return [self._load_slice(ep, at, at + 1) for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)]
 
     @property
     def items_are_rows(self) -> bool:
@@ -844,7 +858,8 @@ class Dataset(LoaderDataset):
         return plain and self.transform is None and self.are_stored(none, none) is None
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
-        """Tell which steps are still stored, bool `(B,)`; None for all: only a view of a buffer loses any, the oldest first."""
+        """Tell which steps are still stored, bool `(B,)`; None for all: only a view of a buffer loses any, the oldest
+        first."""
         return None
 
     def _why_no_clips(self) -> str:
@@ -854,8 +869,9 @@ class Dataset(LoaderDataset):
         """Return 0, and say why in the log, once, if there are episodes.
 
         Raises:
-            NoClipsError: a sampler of PyTorch asks, and all episodes are too short: a shuffling one would say `num_samples=0`, and
-                nothing else, the other yield nothing. To others it is no error, since they may wait for longer episodes.
+            NoClipsError: a sampler of PyTorch asks, and all episodes are too short: a shuffling one would say
+                `num_samples=0`, and nothing else, the other yield nothing. To others it is no error, since they may
+                wait for longer episodes.
         """
         if len(self.lengths):
             if _loader_asks():
@@ -880,11 +896,7 @@ class Dataset(LoaderDataset):
     def _episode_numbers(self, idx: int | Sequence[int] | Array | None) -> Array:
         """Return episode numbers as an array, checked, negative ones counted from the end."""
         count = len(self.lengths)
-        return (
-            np.arange(count)
-            if idx is None
-            else in_range(idx, count, "episode", type(self).__name__)
-        )
+        return np.arange(count) if idx is None else in_range(idx, count, "episode", type(self).__name__)
 
     def _row_numbers(self, idx: int | Sequence[int] | Array) -> Array:
         """Return row numbers as an array, checked, negative ones counted from the end."""
@@ -905,9 +917,7 @@ class Dataset(LoaderDataset):
         lengths = np.asarray(self.lengths)
         for number in np.flatnonzero(lengths).tolist():
             with contextlib.suppress(ClipIndexError):  # evicted since; the last step goes last
-                return self._stored_rows(
-                    number, int(lengths[number]) - 1, int(lengths[number]), names
-                )
+                return self._stored_rows(number, int(lengths[number]) - 1, int(lengths[number]), names)
         return None
 
     def _stored_rows(self, ep: int, start: int, end: int, names: Sequence[str]) -> dict[str, Array]:
@@ -926,12 +936,14 @@ class Dataset(LoaderDataset):
 
 
 def axes_of(dataset: Any) -> PictureAxes:
-    """Return the columns of pictures of a part of a dataset, and how it hands out their axes; one of another library says nothing."""
+    """Return the columns of pictures of a part of a dataset, and how it hands out their axes; one of another library
+    says nothing."""
     return dataset.picture_axes() if isinstance(dataset, Dataset) else {}
 
 
 def _loader_asks() -> bool:
-    """Tell whether the caller outside of this package is a sampler of PyTorch, which is given no other way to say that it asks."""
+    """Tell whether the caller outside of this package is a sampler of PyTorch, which is given no other way to say that
+    it asks."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("ringmap."):
         frame = frame.f_back
@@ -980,9 +992,7 @@ class SelectedDataset(Dataset):
         """Tell which steps are still stored in the whole dataset."""
         return stored_steps(self.dataset, self._episodes[episodes], steps)
 
-    def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
-    ) -> dict[str, Array]:
+    def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
         return self._steps_of(self.dataset, names, self._episodes[episodes], steps, run)
 
     def picture_axes(self) -> PictureAxes:
@@ -1008,9 +1018,7 @@ class SelectedDataset(Dataset):
         """Names of the values that are constant within an episode, first seen first."""
         return list(self.dataset.episode_column_names)
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return the values that are constant within an episode, as the whole dataset does.
 
         Raises:
@@ -1038,13 +1046,12 @@ def check_dataset(part: Any, where: str) -> None:
         remedy = f"open it first: load_dataset({os.fspath(part)!r})"
     elif hasattr(part, "sample"):
         remedy = (
-            "a buffer of rows has no episodes to join, and no goals: draw from it with sample(batch_size), or mix it with a "
+            "a buffer of rows has no episodes to join, and no goals: draw from it with sample(batch_size), or mix it "
+            "with a "
             "dataset in an OfflineToOnlineReplayBuffer"
         )
     else:
-        remedy = (
-            "expected a ReplayBuffer, what load_dataset returns, or another ringmap.data.Dataset"
-        )
+        remedy = "expected a ReplayBuffer, what load_dataset returns, or another ringmap.data.Dataset"
     raise InputError(f"{where} is a {type(part).__name__}, and no dataset of episodes; {remedy}")
 
 
@@ -1106,7 +1113,8 @@ def whole_numbers(given: Any, where: str) -> Array:
     numbers = np.asarray(given)
     if numbers.size and numbers.dtype.kind not in "iu":
         raise InputError(
-            f"{where} must be a list of integers, got {numbers.dtype} of shape {numbers.shape}; turn a mask into numbers with np.flatnonzero"
+            f"{where} must be a list of integers, got {numbers.dtype} of shape {numbers.shape}; turn a mask into "
+            f"numbers with np.flatnonzero"
         )
     if numbers.size and numbers.dtype == np.uint64 and int(numbers.max()) >> 63:
         raise ClipIndexError(f"{where}: {int(numbers.max())} is out of range")
@@ -1128,13 +1136,9 @@ def clip_id(idx: Any, where: str, has_batches: bool = False) -> ClipId:
         return ClipId(operator.index(idx))
     except TypeError:
         pass
-    instead = (
-        "for steps of an episode call load_chunk([i], start, end), for a column get_col_data(name)"
-    )
+    instead = "for steps of an episode call load_chunk([i], start, end), for a column get_col_data(name)"
     if isinstance(idx, str):
-        instead = (
-            f"for a whole column call get_col_data({idx!r}), of one clip take dataset[i][{idx!r}]"
-        )
+        instead = f"for a whole column call get_col_data({idx!r}), of one clip take dataset[i][{idx!r}]"
     elif isinstance(idx, slice) or np.ndim(idx):
         several = "dataset[list(range(...))]" if has_batches else "dataset.__getitems__(range(...))"
         instead = f"for several clips take {several}; {instead}"
@@ -1150,9 +1154,7 @@ def clip_ids(indices: Any, where: str) -> Array:
     given = np.asarray(indices if hasattr(indices, "__array__") else list(indices))
     ids = whole_numbers(given, f"{where}: clip ids")
     if ids.size and ids.ndim != 1:
-        raise InputError(
-            f"{where}: clip ids must be a list of integers, got an array of shape {ids.shape}"
-        )
+        raise InputError(f"{where}: clip ids must be a list of integers, got an array of shape {ids.shape}")
     return ids.reshape(-1)
 
 

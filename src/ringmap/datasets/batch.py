@@ -5,7 +5,8 @@
         collate_fn=mine  gets B clips, each {column: (H, ...)}, made when it looks
 
 Invariants: a batch that was changed, or accessed, is collated clip by clip as any list.
-Not here: tensors, and how they travel between processes (worker_slots.py); what makes these batches (loader_batches.py).
+Not here: tensors, and how they travel between processes (worker_slots.py); what makes these batches
+(loader_batches.py).
 """
 
 from __future__ import annotations
@@ -37,9 +38,7 @@ class ClipBatch(list[Clip]):
         like: what makes the collated batch of its columns, if that has more than these; it can be pickled.
     """
 
-    def __init__(
-        self, columns: dict[str, Array], size: int, like: Callable[..., Any] | None = None
-    ) -> None:
+    def __init__(self, columns: dict[str, Array], size: int, like: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self.columns = columns
         self.like = like
@@ -112,10 +111,34 @@ def _after_making(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "__add__", "__contains__", "__delitem__", "__eq__", "__ge__", "__gt__", "__iadd__", "__imul__", "__le__",
-    "__lt__", "__mul__", "__ne__", "__repr__", "__reversed__", "__rmul__", "__setitem__", "append", "clear", "copy",
-    "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort",
-):  # fmt: skip
+    "__add__",
+    "__contains__",
+    "__delitem__",
+    "__eq__",
+    "__ge__",
+    "__gt__",
+    "__iadd__",
+    "__imul__",
+    "__le__",
+    "__lt__",
+    "__mul__",
+    "__ne__",
+    "__repr__",
+    "__reversed__",
+    "__rmul__",
+    "__setitem__",
+    "append",
+    "clear",
+    "copy",
+    "count",
+    "extend",
+    "index",
+    "insert",
+    "pop",
+    "remove",
+    "reverse",
+    "sort",
+):
     setattr(ClipBatch, _name, _after_making(_name))
 ClipBatch.__hash__ = None
 

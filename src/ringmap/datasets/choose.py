@@ -49,14 +49,15 @@ def choose(
 
     Args:
         dataset: whose episodes keep their numbers (`Dataset.pinned`).
-        where: a condition, see `where.select`, over the names of `OWN` and of episode data; or a function of the data of an
-            episode, a dict with None for what it lacks.
+        where: a condition, see `where.select`, over the names of `OWN` and of episode data; or a function of the data
+            of an episode, a dict with None for what it lacks.
         marks: the file of marks, by default the one beside the data.
         caller: to name in an error.
 
     Raises:
         ArgumentTypeError: `where` is neither.
-        InputError: the condition can't be parsed, or names what no episode has; the function did not return a truth value.
+        InputError: the condition can't be parsed, or names what no episode has; the function did not return a truth
+            value.
 
     Cost: reads the episode data if they are asked for; the rewards or ends of all episodes if `return` or `ended` is.
     """
@@ -71,7 +72,8 @@ def choose(
         return np.flatnonzero(wanted)
     if not isinstance(where, str):
         raise ArgumentTypeError(
-            f"{caller}= takes a condition, such as 'return > 100', or a function of an episode's data, got {where!r:.80}"
+            f"{caller}= takes a condition, such as 'return > 100', or a function of an episode's data, got "
+            f"{where!r:.80}"
         )
     asked = set(names_in(where, caller))
     columns = {name: Values(np.full(count, np.nan)) for name in OWN}
@@ -93,9 +95,7 @@ def _truth(answer: Any, caller: str) -> bool:
     try:
         return bool(answer)
     except (TypeError, ValueError):
-        raise InputError(
-            f"{caller}: the function returned {answer!r:.80}, expected True or False"
-        ) from None
+        raise InputError(f"{caller}: the function returned {answer!r:.80}, expected True or False") from None
 
 
 def _each(count: int, read: Callable[[int], Any], stored: Array) -> Iterator[tuple[int, Any]]:
@@ -109,9 +109,7 @@ def _each(count: int, read: Callable[[int], Any], stored: Array) -> Iterator[tup
             yield number, found
 
 
-def _outcomes(
-    dataset: Any, count: int, asked: set[str], stored: Array, caller: str
-) -> dict[str, Values]:
+def _outcomes(dataset: Any, count: int, asked: set[str], stored: Array, caller: str) -> dict[str, Values]:
     """Return the sums of rewards, and how episodes ended, as far as they are asked for."""
     kinds = {"return": (REWARDS,), "ended": (TERMINATED, TRUNCATED)}
     every = [name for kind in asked & set(kinds) for names in kinds[kind] for name in names]
@@ -130,9 +128,7 @@ def _outcomes(
     for kind in asked & set(kinds):
         if count and not any(name_among(names, known) for names in kinds[kind]):
             expected = [name for names in kinds[kind] for name in names]
-            raise InputError(
-                f"{caller}: {kind!r} needs one of the columns {expected}, and none is stored"
-            )
+            raise InputError(f"{caller}: {kind!r} needs one of the columns {expected}, and none is stored")
     return {"return": Values(returns), "ended": Values(np.full(count, np.nan), endings)}
 
 

@@ -1,9 +1,10 @@
 """Items that have left a view of a buffer, for datasets that join several reads to one item.
 
-    ids -> replaced: others of the dataset in place of what was evicted -> read each part -> were_stored: nothing was evicted meanwhile
+    ids -> replaced: others of the dataset in place of what was evicted -> read each part -> were_stored: nothing was
+    evicted meanwhile
 
-A view redraws by itself what it has lost. Two views would redraw apart, and their columns would not belong together; a goal would lie in
-another episode than its clip. So such a dataset replaces items before it asks its parts.
+A view redraws by itself what it has lost. Two views would redraw apart, and their columns would not belong together; a
+goal would lie in another episode than its clip. So such a dataset replaces items before it asks its parts.
 
 Not here: what is stored (buffers/), the item of one view.
 """
@@ -39,9 +40,7 @@ class Losing(Protocol):
     def are_stored(self, episodes: Array, steps: Array) -> Array | None: ...
 
 
-def read_stored(
-    dataset: Losing, locate: Locate, ids: Array, read: Callable[[Array], T], where: str
-) -> T:
+def read_stored(dataset: Losing, locate: Locate, ids: Array, read: Callable[[Array], T], where: str) -> T:
     """Return `read(ids)`, with other items, drawn uniformly, in place of those that were evicted.
 
     Raises:
@@ -75,7 +74,7 @@ def _replaced(dataset: Losing, locate: Locate, ids: Array, where: str) -> Array:
         return ids
     left = np.flatnonzero(stored_items(dataset, locate, np.arange(len(dataset))))
     if not len(left):
-        raise NoClipsError(f"{where}: all episodes of the view were evicted since it was made; make a new view")  # fmt: skip
+        raise NoClipsError(f"{where}: all episodes of the view were evicted since it was made; make a new view")
     info = worker()
     rng = np.random.default_rng(None if info is None else (info.seed, int(ids.sum())))
     return np.where(stored, ids, left[rng.integers(len(left), size=len(ids))])

@@ -110,16 +110,15 @@ class GoalDataset(Forkable, Dataset):
                 f"uniform future, current), got {goal_probabilities!r}"
             )
         if not np.isclose(weights.sum(), 1.0) or (weights < 0).any():
-            raise InputError(
-                f"GoalDataset: goal_probabilities must be >= 0 and sum to 1, got {goal_probabilities!r}"
-            )
+            raise InputError(f"GoalDataset: goal_probabilities must be >= 0 and sum to 1, got {goal_probabilities!r}")
         if not 0 <= gamma < 1:
             raise InputError(f"GoalDataset: gamma must be in [0, 1), got {gamma}")
         check_dataset(dataset, "GoalDataset: the dataset")
         inner = cut_of_dataset(dataset)
         if inner.across:
             raise InputError(
-                "GoalDataset: a goal lies in the episode of its item, and with across=True items run on into the next; use across=False"
+                "GoalDataset: a goal lies in the episode of its item, and with across=True items run on into the next; "
+                "use across=False"
             )
         last = dataset.num_steps if inner.history else 1
         offset = last if current_goal_offset is None else current_goal_offset
@@ -191,9 +190,7 @@ class GoalDataset(Forkable, Dataset):
         episode: dict[str, Any] = self.dataset.load_episode(episode_idx)
         return as_nested(episode, "GoalDataset.load_episode") if nest else episode
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return the values that are constant within an episode."""
         found: dict[str, list[Any]] = self.dataset.get_episode_data(idx)
         return found
@@ -237,32 +234,31 @@ class GoalDataset(Forkable, Dataset):
         return self.cut.span
 
     def view(
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
-        drop_all_padded: bool = False, *, where: Where | None = None,
-    ) -> GoalDataset:  # fmt: skip
+        self,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
+        *,
+        where: Where | None = None,
+    ) -> GoalDataset:
         """Return the goals of a view of the wrapped dataset, as `Dataset.view` makes it; goals come after the anchor.
 
-        `current_goal_offset` then counts from the anchor, which is 1: it is what was given, or 1. With `where`, all goals are of the
-        episodes that it selects.
+        `current_goal_offset` then counts from the anchor, which is 1: it is what was given, or 1. With `where`, all
+        goals are of the episodes that it selects.
         """
         return self._over(self.dataset.view(window, columns, anchors, drop_all_padded, where=where))
 
     @property
     def source_episodes(self) -> Array:
         """Those of the wrapped dataset."""
-        return (
-            self.dataset.source_episodes
-            if isinstance(self.dataset, Dataset)
-            else super().source_episodes
-        )
+        return self.dataset.source_episodes if isinstance(self.dataset, Dataset) else super().source_episodes
 
     def take(self, episodes: Sequence[int] | Array) -> GoalDataset:
         """Return the clips of some of the episodes, as `Dataset.take`; all goals are of these."""
         chosen = self._episode_numbers(episodes)
         inner = self.dataset
-        return self._over(
-            inner.take(chosen) if isinstance(inner, Dataset) else SelectedDataset(inner, chosen)
-        )
+        return self._over(inner.take(chosen) if isinstance(inner, Dataset) else SelectedDataset(inner, chosen))
 
     def pinned(self) -> Dataset:
         """Return these clips over what the wrapped dataset has now."""
@@ -284,17 +280,20 @@ class GoalDataset(Forkable, Dataset):
     def _over(self, dataset: Any) -> GoalDataset:
         """Return the same goals over another dataset."""
         made = GoalDataset(
-            dataset, self.goal_probabilities, self.gamma, self._given_offset, self._goal_keys, self.seed,
-        )  # fmt: skip
+            dataset,
+            self.goal_probabilities,
+            self.gamma,
+            self._given_offset,
+            self._goal_keys,
+            self.seed,
+        )
         made._arcs = self._arcs
         return made
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips with their goals; goals are drawn again at each call."""
         ids = clip_ids(indices, "GoalDataset")
-        return (
-            read_stored(self, self._locate, ids, self._clips_at, "GoalDataset") if len(ids) else []
-        )
+        return read_stored(self, self._locate, ids, self._clips_at, "GoalDataset") if len(ids) else []
 
     def origins(self) -> tuple[Array, Array]:
         """Return those of the wrapped dataset."""
@@ -330,12 +329,11 @@ class GoalDataset(Forkable, Dataset):
         made = dict(clip)
         for name, target in keys.items():
             if name not in goal:
-                raise UnknownColumnError(
-                    f"GoalDataset: no column {name!r} to draw a goal from; there are {list(goal)}"
-                )
+                raise UnknownColumnError(f"GoalDataset: no column {name!r} to draw a goal from; there are {list(goal)}")
             if target in made:
                 raise InputError(
-                    f"GoalDataset: the goal of {name!r} would be {target!r}, which is a column of the clip; choose another name: "
+                    f"GoalDataset: the goal of {name!r} would be {target!r}, which is a column of the clip; choose "
+                    f"another name: "
                     f"goal_keys={{{name!r}: ...}}"
                 )
             made[target] = goal[name]
@@ -375,12 +373,12 @@ class GoalDataset(Forkable, Dataset):
         if stored is None or stored.all():
             return
         everywhere = np.repeat(np.arange(len(self.lengths)), self.lengths)
-        places = np.arange(len(everywhere)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)  # fmt: skip
+        places = np.arange(len(everywhere)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
         known = self.are_stored(everywhere, places)
         assert known is not None
         left = np.flatnonzero(known)
         if not len(left):
-            raise NoClipsError("GoalDataset: all steps of the view were evicted since it was made; make a new view")  # fmt: skip
+            raise NoClipsError("GoalDataset: all steps of the view were evicted since it was made; make a new view")
         chosen = left[rng.integers(len(left), size=int((~stored).sum()))]
         episodes[~stored], steps[~stored] = everywhere[chosen], places[chosen]
 

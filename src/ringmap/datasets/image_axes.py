@@ -97,7 +97,8 @@ def _stored(values: Mapping[str, Any], turned: frozenset[str], prefix: str) -> d
 
 
 def as_nested(episode: Mapping[str, Any], where: str) -> EpisodeDict:
-    """Return an episode with the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`, which a writer takes back.
+    """Return an episode with the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`, which a writer takes
+    back.
 
     Raises:
         InputError: a column has the name of what holds another one.
@@ -106,10 +107,9 @@ def as_nested(episode: Mapping[str, Any], where: str) -> EpisodeDict:
 
 
 def is_image(spec: ColumnSpec) -> bool:
-    """Return whether a column holds images, whose axes are turned: uint8 or uint16, three axes, the last of size 1, 3 or 4."""
-    return (
-        spec.dtype in ("uint8", "uint16") and len(spec.shape) == 3 and spec.shape[-1] in (1, 3, 4)
-    )
+    """Return whether a column holds images, whose axes are turned: uint8 or uint16, three axes, the last of size 1, 3
+    or 4."""
+    return spec.dtype in ("uint8", "uint16") and len(spec.shape) == 3 and spec.shape[-1] in (1, 3, 4)
 
 
 def channels_are_last(value: Any, spec: ColumnSpec) -> bool:

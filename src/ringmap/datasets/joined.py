@@ -87,7 +87,8 @@ class _Joined(Dataset):
                 isinstance(p, Dataset) and p.is_view for p in (part, first)
             ):
                 raise InputError(
-                    f"{name}: dataset {number} has other anchors than dataset 0; make views with the same windows, or join the "
+                    f"{name}: dataset {number} has other anchors than dataset 0; make views with the same windows, or "
+                    f"join the "
                     "datasets first and make a view of all"
                 )
         self.fps = _rate(self.datasets, name)
@@ -111,7 +112,7 @@ class _Joined(Dataset):
 
     def _cut_for(
         self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
-    ) -> Cut | None:  # fmt: skip
+    ) -> Cut | None:
         found = super()._cut_for(window, columns, anchors, drop_all_padded)
         parts = (part.is_view for part in self.datasets if isinstance(part, Dataset))
         return self.cut if found is None and any(parts) else found
@@ -124,11 +125,7 @@ class _Joined(Dataset):
     def pinned(self) -> Dataset:
         """Return what the parts have now, joined."""
         parts = [p.pinned() if isinstance(p, Dataset) else p for p in self.datasets]
-        return (
-            self
-            if all(a is b for a, b in zip(parts, self.datasets, strict=True))
-            else self._over(parts)
-        )
+        return self if all(a is b for a, b in zip(parts, self.datasets, strict=True)) else self._over(parts)
 
     def _over(self, parts: list[Any]) -> Self:
         """Return the same over other parts."""
@@ -149,7 +146,8 @@ class _Joined(Dataset):
         return [(part, part.column_names) for part in self.datasets]
 
     def picture_axes(self) -> PictureAxes:
-        """Return the columns of pictures of all parts: all come channels first if one part hands out one of its own so."""
+        """Return the columns of pictures of all parts: all come channels first if one part hands out one of its own
+        so."""
         found, turned = PictureAxes(), False
         for axes in (self._agreed, *map(axes_of, self.datasets)):
             found = {**axes, **found}
@@ -157,7 +155,8 @@ class _Joined(Dataset):
         return {name: (spec, turned) for name, (spec, _) in found.items()}
 
     def _aligner(self) -> Callable[[Any, Any], Any]:
-        """Return what gives the columns that a part hands out the axes on which all parts agree; an episode is marked."""
+        """Return what gives the columns that a part hands out the axes on which all parts agree; an episode is
+        marked."""
         turned = {name: spec for name, (spec, first) in self.picture_axes().items() if first}
         known = {id(part): axes_of(part) for part in self.datasets} if turned else {}
 
@@ -209,9 +208,7 @@ class MergeDataset(_Joined):
         ([2], [12])
     """
 
-    def __init__(
-        self, datasets: Sequence[Any], keys_from_dataset: Sequence[Sequence[str]] | None = None
-    ) -> None:
+    def __init__(self, datasets: Sequence[Any], keys_from_dataset: Sequence[Sequence[str]] | None = None) -> None:
         super().__init__(datasets)
         first = self.datasets[0]
         for number, part in enumerate(self.datasets[1:], 1):
@@ -276,9 +273,7 @@ class MergeDataset(_Joined):
         made = self._over([_take(part, chosen) for part in self.datasets])
         return self._name(made, chosen)
 
-    def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
-    ) -> dict[str, Array]:
+    def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
         found: dict[str, Array] = {}
         for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True):
             mine = [name for name in names if name in keys and name not in found]
@@ -307,7 +302,8 @@ class MergeDataset(_Joined):
         return found
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return several clips at once; each part is asked once. In place of one that a part has lost comes another one of all parts."""
+        """Return several clips at once; each part is asked once. In place of one that a part has lost comes another one
+        of all parts."""
         ids = _in_range(indices, len(self), "MergeDataset")
         return read_stored(self, self._locate, ids, self._clips_at, "MergeDataset")
 
@@ -321,9 +317,7 @@ class MergeDataset(_Joined):
             for part, keys, clips in zip(self.datasets, self.keys_from_dataset, parts, strict=True)
         ]
         aligned = self._aligner()
-        return [
-            as_clip(dict(self._join(clips, aligned, keys))) for clips in zip(*parts, strict=True)
-        ]
+        return [as_clip(dict(self._join(clips, aligned, keys))) for clips in zip(*parts, strict=True)]
 
     def _held(self, part: Any, keys: list[str], item: Any) -> list[str]:
         """Return the columns to take from the items of a part: with those that its window adds, if it has one."""
@@ -394,9 +388,7 @@ class MergeDataset(_Joined):
                 return
         raise InputError(f"MergeDataset.merge_col: no single dataset holds {list(source)}")
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return the values that are constant within an episode; of two of one name the first."""
         found: dict[str, list[Any]] = {}
         for part in self.datasets:
@@ -419,8 +411,8 @@ class ConcatDataset(_Joined):
         datasets: what to stack; at least one, opened with the same `num_steps` and `frameskip`.
 
     Raises:
-        InputError: (ValueError) no datasets, clips cut differently, other columns, shapes or dtypes, or rewards that stand elsewhere
-            (`reward_at`).
+        InputError: (ValueError) no datasets, clips cut differently, other columns, shapes or dtypes, or rewards that
+            stand elsewhere (`reward_at`).
 
     Example:
         >>> import numpy as np
@@ -441,7 +433,8 @@ class ConcatDataset(_Joined):
         for number, placed in enumerate(_placed(self.datasets)):
             if placed is not None and first is not None and placed != first[1]:
                 raise InputError(
-                    f"ConcatDataset: dataset {number} has its rewards at {placed!r}, dataset {first[0]} at {first[1]!r}; convert one of "
+                    f"ConcatDataset: dataset {number} has its rewards at {placed!r}, dataset {first[0]} at "
+                    f"{first[1]!r}; convert one of "
                     "them first, to rows of one kind"
                 )
             first = first or (None if placed is None else (number, placed))
@@ -483,12 +476,14 @@ class ConcatDataset(_Joined):
                 if name not in first[1] or name not in found:
                     lacks, has = (number, first[0]) if name not in found else (first[0], number)
                     raise InputError(
-                        f"ConcatDataset: dataset {lacks} has no column {name!r}, which dataset {has} has; load the same columns of all "
+                        f"ConcatDataset: dataset {lacks} has no column {name!r}, which dataset {has} has; load the "
+                        f"same columns of all "
                         "(columns=, or keys_to_load=)"
                     )
                 if one is not None and other is not None and _kind_of(one) != _kind_of(other):
                     raise InputError(
-                        f"ConcatDataset: column {name!r} is {other.dtype} {other.shape} in dataset {number}, but {one.dtype} {one.shape} "
+                        f"ConcatDataset: column {name!r} is {other.dtype} {other.shape} in dataset {number}, but "
+                        f"{one.dtype} {one.shape} "
                         f"in dataset {first[0]}; convert one of them first"
                     )
         return {} if first is None else first[1]
@@ -503,10 +498,7 @@ class ConcatDataset(_Joined):
         """Row of each episode's first step, int64."""
         before = np.cumsum([0, *map(_rows_of, self.datasets)])
         return np.concatenate(
-            [
-                np.asarray(p.offsets, np.int64) + n
-                for p, n in zip(self.datasets, before, strict=False)
-            ]
+            [np.asarray(p.offsets, np.int64) + n for p, n in zip(self.datasets, before, strict=False)]
         )
 
     def __len__(self) -> int:
@@ -524,9 +516,7 @@ class ConcatDataset(_Joined):
         made = self._over(parts or [_take(self.datasets[0], chosen)])
         return self._name(made, chosen)
 
-    def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
-    ) -> dict[str, Array]:
+    def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
         if not self._are_alike:  # a buffer may have its first episode by now
             self._columns()
         parts: dict[str, list[Array]] = {name: [] for name in names}
@@ -579,9 +569,7 @@ class ConcatDataset(_Joined):
         episode: dict[str, Any] = self._aligner()(part, part.load_episode(ep))
         return as_nested(episode, "ConcatDataset.load_episode") if nest else episode
 
-    def load_chunk(
-        self, episodes_idx: Sequence[int] | Array, start: Any, end: Any
-    ) -> list[dict[str, Any]]:
+    def load_chunk(self, episodes_idx: Sequence[int] | Array, start: Any, end: Any) -> list[dict[str, Any]]:
         """Return steps of episodes, grouped by part; as `Dataset.load_chunk`."""
         asked, starts, ends = self._chunks(episodes_idx, start, end)
         episodes = self._episode_numbers(asked)
@@ -605,9 +593,7 @@ class ConcatDataset(_Joined):
         found: list[Any] = [None] * len(episodes)
         sizes, aligned = [len(part.lengths) for part in self.datasets], self._aligner()
         for part, where, local in self._grouped(np.asarray(episodes), sizes):
-            for at, step in zip(
-                where.tolist(), part._load_steps(local, steps[where], names), strict=True
-            ):
+            for at, step in zip(where.tolist(), part._load_steps(local, steps[where], names), strict=True):
                 found[at] = aligned(part, step)
         return found
 
@@ -618,9 +604,7 @@ class ConcatDataset(_Joined):
             UnknownColumnError: no part has it.
         """
         self._check_column(col, "get_col_data")
-        return np.concatenate(
-            [part.get_col_data(col) for part in self.datasets if col in part.column_names]
-        )
+        return np.concatenate([part.get_col_data(col) for part in self.datasets if col in part.column_names])
 
     def get_dim(self, col: str) -> int:
         """Return how many values a step of a column holds."""
@@ -645,14 +629,10 @@ class ConcatDataset(_Joined):
             part.merge_col(source, target, dim)
         self._rows = None
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return the values that are constant within an episode; None where its part lacks one."""
         numbers = self._episode_numbers(idx)
-        found: dict[str, list[Any]] = {
-            name: [None] * len(numbers) for name in self.episode_column_names
-        }
+        found: dict[str, list[Any]] = {name: [None] * len(numbers) for name in self.episode_column_names}
         sizes = [len(part.lengths) for part in self.datasets]
         for part, where, local in self._grouped(numbers, sizes):
             for name, values in part.get_episode_data(local).items():

@@ -42,9 +42,7 @@ def allocate(layout: Layout) -> dict[str, Array] | None:
     return worker_slots().allocate(layout)
 
 
-def of_columns(
-    columns: dict[str, Array], size: int, like: Callable[..., Any] | None = None
-) -> ClipBatch:
+def of_columns(columns: dict[str, Array], size: int, like: Callable[..., Any] | None = None) -> ClipBatch:
     """Return a batch as `__getitems__` does. `like` makes what it is collated to; None: a dict."""
     _register()
     return ClipBatch(columns, size, like)

@@ -31,14 +31,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Marks:
     """The marks of a buffer's or a dataset's episodes.
 
-    An episode of a buffer is named by the position of its first step (`ReplayBuffer.episode_spans`), which no eviction changes; one of
-    a dataset by its number, in a dataset of some episodes by the number that it had before (`source_episodes`). What a dataset loads,
-    and makes of it, changes no mark.
+    An episode of a buffer is named by the position of its first step (`ReplayBuffer.episode_spans`), which no eviction
+    changes; one of a dataset by its number, in a dataset of some episodes by the number that it had before
+    (`source_episodes`). What a dataset loads, and makes of it, changes no mark.
 
     Args:
         of: a `ReplayBuffer`, writer or reader, or a dataset.
-        path: the file. By default `marks.json` in the buffer's directory, or `NAME.marks.json` beside the dataset. Give one where these
-            can't be written. It may hold the marks of several buffers.
+        path: the file. By default `marks.json` in the buffer's directory, or `NAME.marks.json` beside the dataset. Give
+            one where these can't be written. It may hold the marks of several buffers.
 
     Raises:
         InputError: what is marked is in RAM, and there is no `path`.
@@ -66,12 +66,14 @@ class Marks:
         given = None if path is None else local_path(path)
         if self._source is not None:
             if given is None and self._source.disk.volatile:
-                raise InputError("Marks: a buffer in RAM has no place for marks; give one: Marks(buf, path=FILE)")  # fmt: skip
+                raise InputError("Marks: a buffer in RAM has no place for marks; give one: Marks(buf, path=FILE)")
             self._file = mark_file(self._source, given or os.path.join(self._source.folder, MARKS))
         else:
             at = getattr(of, "path", None)
             if at is None:
-                raise InputError(f"Marks: marks are of a ReplayBuffer, or of a dataset with a path, got {type(of).__name__}")  # fmt: skip
+                raise InputError(
+                    f"Marks: marks are of a ReplayBuffer, or of a dataset with a path, got {type(of).__name__}"
+                )
             at = os.path.realpath(at)
             self._file = MarkFile(Disk(), given or f"{at}.{MARKS}", os.path.basename(at))
             self._numbers = {n: i for i, n in enumerate(self._of.source_episodes.tolist())}
@@ -82,7 +84,8 @@ class Marks:
         return self._file.path
 
     def names(self) -> Array:
-        """Return the names of all episodes, int64: their positions, or of a dataset their numbers in the whole of it."""
+        """Return the names of all episodes, int64: their positions, or of a dataset their numbers in the whole of
+        it."""
         ring = self._of.marked_ring()
         return self._of.source_episodes if ring is None else np.asarray(ring[1])
 
@@ -107,9 +110,7 @@ class Marks:
         """Return the mark of an episode, None if it has none."""
         return self.all().get(operator.index(episode))
 
-    def set(
-        self, episode: int, *, flags: str | Iterable[str] | None = None, note: str | None = None
-    ) -> None:
+    def set(self, episode: int, *, flags: str | Iterable[str] | None = None, note: str | None = None) -> None:
         """Mark an episode, durably. A mark without flags and note is removed; marks of evicted episodes go, too.
 
         Args:
@@ -131,14 +132,12 @@ class Marks:
             self._source.refresh()
         key = self._key(at)
         if key is None:
-            raise ClipIndexError(
-                f"Marks.set: no stored episode is named {at}; see ReplayBuffer.episode_spans"
-            )
+            raise ClipIndexError(f"Marks.set: no stored episode is named {at}; see ReplayBuffer.episode_spans")
 
         def work(mine: dict[int, Mark]) -> None:
             self._prune(mine)
             old = mine.pop(at, Mark(at, key))
-            new = Mark(at, key, old.flags if words is None else words, old.note if text is None else text)  # fmt: skip
+            new = Mark(at, key, old.flags if words is None else words, old.note if text is None else text)
             if new.flags or new.note:
                 mine[at] = new
 
@@ -168,13 +167,14 @@ class Marks:
         return self._keys[at]
 
     def _digest(self, number: int) -> str:
-        """Return the checksum of an episode's length and its first and last step as they are stored, without pictures."""
+        """Return the checksum of an episode's length and its first and last step as they are stored, without
+        pictures."""
         length = int(self._of.lengths[number])
         digest = xxhash.xxh3_64(str(length).encode())
         for t in sorted({0, length - 1}) if length else ():
             steps = self._of.steps_as_stored(number, t, t + 1)
             for name, values in sorted(steps.items()):
                 text = values.dtype.kind in "OSUT"
-                digest.update(f"{name} {values.tolist() if text else values.dtype}".encode("utf-8", "replace"))  # fmt: skip
+                digest.update(f"{name} {values.tolist() if text else values.dtype}".encode("utf-8", "replace"))
                 digest.update(b"" if text else np.ascontiguousarray(values).tobytes())
         return digest.hexdigest()

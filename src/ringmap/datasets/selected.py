@@ -29,9 +29,10 @@ class ColumnSource(Protocol):
     Obligations: `windows` returns fresh, writable arrays in native byte order, and may be called
     from any thread; the object pickles without data or handles and opens again by itself in
     whatever process it wakes up in (fork and spawn), where it refuses a path that now holds
-    something else. It may have `reward_at`, "next" or "same": where rewards stand; `fps`, the steps per second; `first_steps`, how
-    many steps of each episode were evicted; and
-    `unsupported`, name -> what it is ("of dtype ..., which is not read"): columns that are there, sound, and not in `schema`.
+    something else. It may have `reward_at`, "next" or "same": where rewards stand; `fps`, the steps per second;
+    `first_steps`, how many steps of each episode were evicted; and
+    `unsupported`, name -> what it is ("of dtype ..., which is not read"): columns that are there, sound, and not in
+    `schema`.
     """
 
     path: str
@@ -56,9 +57,7 @@ class ColumnSource(Protocol):
         """Names of the values that are constant within an episode, first seen first."""
         ...
 
-    def windows(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
-    ) -> dict[str, Array]:
+    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
         """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
 
         Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
@@ -83,9 +82,7 @@ class SelectedSource:
         episodes: their numbers there.
     """
 
-    def __init__(
-        self, source: ColumnSource, lengths: Array, offsets: Array, episodes: Array
-    ) -> None:
+    def __init__(self, source: ColumnSource, lengths: Array, offsets: Array, episodes: Array) -> None:
         self._source, self._episodes = source, episodes
         self.path = source.path
         self.lengths: Array = lengths[episodes]
@@ -116,9 +113,7 @@ class SelectedSource:
         found: Array = rows + self._moved.take(at)
         return found
 
-    def windows(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
-    ) -> dict[str, Array]:
+    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
         """Read rows, as `ColumnSource.windows` does; a window may run over episodes."""
         starts = np.asarray(starts, np.int64)
         if not length or not len(starts):  # of no rows
@@ -128,10 +123,7 @@ class SelectedSource:
         rows = self.rows_of(starts[:, None] + np.arange(0, length, stride))
         unique, back = np.unique(rows, return_inverse=True)
         cuts = [0, *(np.flatnonzero(np.diff(unique) != 1) + 1).tolist(), len(unique)]
-        parts = [
-            self._source.windows(columns, unique[a : a + 1], b - a)
-            for a, b in itertools.pairwise(cuts)
-        ]
+        parts = [self._source.windows(columns, unique[a : a + 1], b - a) for a, b in itertools.pairwise(cuts)]
         whole = {name: np.concatenate([part[name][0] for part in parts]) for name in columns}
         return {name: values.take(back.reshape(rows.shape), 0) for name, values in whole.items()}
 

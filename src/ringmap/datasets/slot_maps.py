@@ -5,11 +5,11 @@
                            v                    v                |       |
     worker 7 -> {        0: map,              1: map }  ---------+-------+
 
-PyTorch hands a descriptor over through a socket made for it, where both sides prove who they are: 0.5 ms of two processes' time for
-each batch. And of a map that is new, each piece that the loop looks at costs a page fault.
+PyTorch hands a descriptor over through a socket made for it, where both sides prove who they are: 0.5 ms of two
+processes' time for each batch. And of a map that is new, each piece that the loop looks at costs a page fault.
 
-Invariants: a map is kept only while the `Process` of its worker lives, which the loader's iterator holds, and at most until a new slot
-comes after the worker ended, or after it gave the slot up; a child that this process forks has none.
+Invariants: a map is kept only while the `Process` of its worker lives, which the loader's iterator holds, and at most
+until a new slot comes after the worker ended, or after it gave the slot up; a child that this process forks has none.
 Not here: what lies in a slot, and when it is free (worker_slots.py).
 """
 
@@ -66,7 +66,8 @@ class _Maps:
             return self._of[name][1][number]
         except KeyError:
             raise RoleError(
-                "DataLoader: this batch lies in a worker's memory that another process has mapped; iterate over a loader in the "
+                "DataLoader: this batch lies in a worker's memory that another process has mapped; iterate over a "
+                "loader in the "
                 "process that began to, or make a loader here"
             ) from None
 

@@ -4,11 +4,12 @@
     split(0.8)            [==== train ====================|= rest =]      arcs of that circle
     split(0.9) of train   [== train ================|rest]
 
-The places of any run of ordinals are spread evenly (Weyl's sequence on the golden ratio): so the share is exact to within 3 episodes in
-every span of 3 to 10,000, and no episode ever changes sides, in any process, after any growth, eviction or copy.
+The places of any run of ordinals are spread evenly (Weyl's sequence on the golden ratio): so the share is exact to
+within 3 episodes in every span of 3 to 10,000, and no episode ever changes sides, in any process, after any growth,
+eviction or copy.
 
-Invariants: sides share no episode; all sides together have every episode that is stored; a split of a side divides its arcs.
-Not here: ordinals and lineages (storage/), the episodes of a side as a dataset (`Dataset.take`).
+Invariants: sides share no episode; all sides together have every episode that is stored; a split of a side divides its
+arcs. Not here: ordinals and lineages (storage/), the episodes of a side as a dataset (`Dataset.take`).
 """
 
 from __future__ import annotations
@@ -113,9 +114,7 @@ class Arcs:
         """Of how many episodes in a row one at least is on the longest arc."""
         share = max(stop - start for start, stop in self.pieces) / _CIRCLE
         one, two, ratio = 1, 1, 1.0
-        while (
-            ratio > share
-        ):  # the time between two visits of an arc is one of three Fibonacci numbers
+        while ratio > share:  # the time between two visits of an arc is one of three Fibonacci numbers
             one, two, ratio = two, one + two, ratio * 0.6180339887498949
         return two
 
@@ -129,7 +128,7 @@ def shares_of(train: Any, where: str) -> list[float]:
     one = isinstance(train, float | int | np.number)
     given = [train, 1 - train] if one else list(train) if np.iterable(train) else [train]
     if not all(isinstance(share, float | int | np.integer | np.floating) for share in given):
-        raise InputError(f"{where}: expected a number between 0 and 1, or a list of such numbers, got {train!r}")  # fmt: skip
+        raise InputError(f"{where}: expected a number between 0 and 1, or a list of such numbers, got {train!r}")
     shares = [float(share) for share in given]
     if len(shares) < 2 or not all(0 < share < 1 for share in shares):
         raise InputError(
@@ -137,7 +136,8 @@ def shares_of(train: Any, where: str) -> list[float]:
         )
     if abs(sum(shares) - 1) > 1e-6:  # shares may be float32
         raise InputError(
-            f"{where}: the shares {train!r} add up to {sum(shares):g}, expected 1; leave a side unused to leave episodes out"
+            f"{where}: the shares {train!r} add up to {sum(shares):g}, expected 1; leave a side unused to leave "
+            f"episodes out"
         )
     return shares
 

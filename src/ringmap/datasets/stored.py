@@ -38,7 +38,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUTS = ("CHW", "HWC")
 OUTPUTS = ("torch", "numpy")
 _DENSE = 2
-"""Rows of a run for each step of an item: up to here, reading the whole run costs less than reading its steps one by one."""
+"""Rows of a run for each step of an item: up to here, reading the whole run costs less than reading its steps one by
+one."""
 
 
 class StoredDataset(Dataset):
@@ -98,9 +99,7 @@ class StoredDataset(Dataset):
         self.output = output
         stored = {spec.name: spec for spec in source.schema.columns}
         unsupported: Mapping[str, str] = getattr(source, "unsupported", {})
-        self.dropped = [
-            n for n in (*stored, *unsupported) if n in keys_to_drop and keys_to_load is None
-        ]
+        self.dropped = [n for n in (*stored, *unsupported) if n in keys_to_drop and keys_to_load is None]
         """The columns that were left out."""
         unsupported = {n: what for n, what in unsupported.items() if n not in self.dropped}
         names = [n for n in stored if n not in self.dropped]
@@ -112,9 +111,7 @@ class StoredDataset(Dataset):
                     f"keys_to_load={list(stored)}, or copy them with drop={list(unsupported)}"
                 )
             if name not in stored:
-                raise UnknownColumnError(
-                    f"{source.path}: no column {name!r}; there are {list(stored)}"
-                )
+                raise UnknownColumnError(f"{source.path}: no column {name!r}; there are {list(stored)}")
         self._specs: dict[str, ColumnSpec] = {name: stored[name] for name in names}
         self._cache: dict[str, Array] = {}
         self._turned = frozenset(n for n in names if layout == "CHW" and is_image(stored[n]))
@@ -172,7 +169,8 @@ class StoredDataset(Dataset):
     def load_steps(
         self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Return steps `[start, end)` of one episode, dense; with `columns`, only these are read, if there is no `transform`.
+        """Return steps `[start, end)` of one episode, dense; with `columns`, only these are read, if there is no
+        `transform`.
 
         Raises:
             ClipIndexError: there are no such steps.
@@ -195,9 +193,7 @@ class StoredDataset(Dataset):
     ) -> dict[str, Array]:
         """Return steps as they are stored; see `Dataset.steps_as_stored`."""
         specs = self.source.schema.columns
-        wanted = [
-            s.name for s in specs if (len(s.shape) <= 1 if names is None else s.name in names)
-        ]
+        wanted = [s.name for s in specs if (len(s.shape) <= 1 if names is None else s.name in names)]
         found = self.source.windows(wanted, self.offsets[[episode]] + start, end - start)
         return {name: values[0] for name, values in found.items()}
 
@@ -230,7 +226,8 @@ class StoredDataset(Dataset):
         return lineages, ordinals
 
     def first_steps(self) -> Array:
-        """Return how many steps of each episode were evicted; a ring knows it without its data. See `Dataset.first_steps`."""
+        """Return how many steps of each episode were evicted; a ring knows it without its data. See
+        `Dataset.first_steps`."""
         known = getattr(self.source, "first_steps", None)
         return super().first_steps() if known is None else known
 
@@ -254,9 +251,7 @@ class StoredDataset(Dataset):
         """Names of the values that are constant within an episode, first seen first."""
         return [name for name in self.source.episode_columns if is_shown(name)]
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return the values that are constant within an episode.
 
         Args:
@@ -290,9 +285,7 @@ class StoredDataset(Dataset):
         items = [{n: v[i] for n, v in columns.items()} for i in range(len(episodes))]
         return [as_clip(self._fold(self.transform(item))) for item in items]
 
-    def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
-    ) -> dict[str, Array]:
+    def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
         """As `Dataset._rows_at`, straight from the source: `transform` is not applied."""
         offsets = self.offsets[episodes]
         if run is not None:
@@ -304,9 +297,7 @@ class StoredDataset(Dataset):
             found.update(self._runs(stored, rows, offsets, offsets + self.lengths[episodes]))
         return found
 
-    def _runs(
-        self, names: Sequence[str], rows: Array, starts: Array, ends: Array
-    ) -> dict[str, Array]:
+    def _runs(self, names: Sequence[str], rows: Array, starts: Array, ends: Array) -> dict[str, Array]:
         """Return rows `(B, n)` of the source: each item out of one run of rows in its episode `[start, end)`."""
         lowest = rows.min(1)
         widths = rows.max(1) - lowest + 1
@@ -346,9 +337,7 @@ class StoredDataset(Dataset):
     def _fold(self, steps: Mapping[str, Any]) -> dict[str, Any]:
         items = super()._fold(steps) if self.cut.history else dict(steps)
         return {
-            name: value.tolist()
-            if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "SU"
-            else value
+            name: value.tolist() if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "SU" else value
             for name, value in items.items()
         }
 
@@ -365,9 +354,7 @@ class StoredDataset(Dataset):
         self._check_column(col, "get_col_data")
         if col in self._cache:
             return self._cache[col].copy()
-        rows: Array = self._windows(
-            [col], np.zeros(1, np.int64), num_rows(self.lengths, self.offsets), 1
-        )[col][0]
+        rows: Array = self._windows([col], np.zeros(1, np.int64), num_rows(self.lengths, self.offsets), 1)[col][0]
         return rows
 
     def get_dim(self, col: str) -> int:
@@ -410,15 +397,9 @@ class StoredDataset(Dataset):
         Cost: reads and holds all these columns.
         """
         where = f"{self.path}: merge_col"
-        names = (
-            [n for n in self._specs if re.match(source, n)]
-            if isinstance(source, str)
-            else list(source)
-        )
+        names = [n for n in self._specs if re.match(source, n)] if isinstance(source, str) else list(source)
         if not names:
-            raise InputError(
-                f"{where}: no column matches {source!r}; there are {self.column_names}"
-            )
+            raise InputError(f"{where}: no column matches {source!r}; there are {self.column_names}")
         parts = [self.get_col_data(name) for name in names]
         parts = [part[:, None] if part.ndim == 1 else part for part in parts]
         try:
@@ -435,9 +416,7 @@ class StoredDataset(Dataset):
 
     # -- helpers -----------------------------------------------------------------------------
 
-    def _windows(
-        self, names: Sequence[str], starts: Array, length: int, stride: int
-    ) -> dict[str, Array]:
+    def _windows(self, names: Sequence[str], starts: Array, length: int, stride: int) -> dict[str, Array]:
         """Return windows of columns, from memory where a column is held there."""
         if not self._cache:
             return self.source.windows(names, starts, length, stride)
@@ -446,9 +425,7 @@ class StoredDataset(Dataset):
         rows = starts[:, None] + np.arange(0, length, stride)
         return {n: found[n] if n in found else self._cache[n].take(rows, 0) for n in names}
 
-    def _read(
-        self, names: Sequence[str], starts: Array, length: int, stride: int
-    ) -> dict[str, Any]:
+    def _read(self, names: Sequence[str], starts: Array, length: int, stride: int) -> dict[str, Any]:
         """Return windows of columns in the form that users get."""
         return self._shown(self._windows(names, starts, length, stride))
 

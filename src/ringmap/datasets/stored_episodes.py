@@ -25,10 +25,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def episodes_of(
     dataset: Any, with_data: bool, is_live: bool = False
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield `(columns, values constant within the episode)` of each episode; the latter only on request, and with its origin.
+    """Yield `(columns, values constant within the episode)` of each episode; the latter only on request, and with its
+    origin.
 
-    A buffer's are those that it holds when this begins; what is evicted meanwhile is left out. So it is of a view that was made for
-    this (`is_live`).
+    A buffer's are those that it holds when this begins; what is evicted meanwhile is left out. So it is of a view that
+    was made for this (`is_live`).
 
     Raises:
         ClipIndexError: an episode of another view was evicted.
@@ -54,7 +55,8 @@ def episodes_of(
 def outlines_of(
     dataset: Any, looks_at: Callable[[str, np.dtype[Any]], bool], with_data: bool
 ) -> Iterator[tuple[dict[str, Array], dict[str, Any]]]:
-    """Yield of each episode the columns that are asked for, and its data on request; nothing, if neither is. One that is evicted is left out.
+    """Yield of each episode the columns that are asked for, and its data on request; nothing, if neither is. One that
+    is evicted is left out.
 
     Args:
         dataset: any dataset or buffer.

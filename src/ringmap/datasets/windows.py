@@ -39,9 +39,7 @@ class Runs:
         breaks: places at which runs begin; None: there is one run.
     """
 
-    def __init__(
-        self, lengths: Array, order: Array | None = None, breaks: Array | None = None
-    ) -> None:
+    def __init__(self, lengths: Array, order: Array | None = None, breaks: Array | None = None) -> None:
         order = np.arange(len(lengths)) if order is None else order
         sizes = np.asarray(lengths, np.int64)
         begins = np.empty(len(sizes), np.int64)
@@ -69,7 +67,8 @@ class Runs:
 
 
 class DatasetRows:
-    """The rows of a dataset, as `ItemRows`, and what to read of them: the position of a row is its number in the dataset.
+    """The rows of a dataset, as `ItemRows`, and what to read of them: the position of a row is its number in the
+    dataset.
 
     Args:
         cut: what the items hold.
@@ -78,13 +77,20 @@ class DatasetRows:
         lengths: steps of each episode.
         offsets: row of each episode's first step.
         fixed: whether the rows stay as they are.
-        first_steps: returns how many steps of each episode were evicted before it was copied; asked once, if it matters.
+        first_steps: returns how many steps of each episode were evicted before it was copied; asked once, if it
+            matters.
     """
 
     def __init__(
-        self, cut: Cut, rows_at: RowsAt, names: Sequence[str], lengths: Array, offsets: Array, fixed: bool,
+        self,
+        cut: Cut,
+        rows_at: RowsAt,
+        names: Sequence[str],
+        lengths: Array,
+        offsets: Array,
+        fixed: bool,
         first_steps: Callable[[], Array],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.cut = cut
         self.rows_at = rows_at
         self.names: Collection[str] = names
@@ -170,9 +176,7 @@ class DatasetRows:
 
     def first_steps(self, starts: Array) -> Array:
         """Return how many steps were evicted of the episodes that begin at these rows, before they were copied."""
-        return self.gone(
-            self.episodes(starts) if self.run is None else np.zeros(len(starts), np.int64)
-        )
+        return self.gone(self.episodes(starts) if self.run is None else np.zeros(len(starts), np.int64))
 
     def gone(self, episodes: Array) -> Array:
         """Return how many steps of these episodes were evicted before they were copied."""
@@ -186,9 +190,7 @@ class DatasetRows:
         return 0
 
 
-def gather(
-    rows: DatasetRows, episodes: Array, steps: Array, rng: np.random.Generator | None
-) -> dict[str, Array]:
+def gather(rows: DatasetRows, episodes: Array, steps: Array, rng: np.random.Generator | None) -> dict[str, Array]:
     """Return the columns of items, `(B, n, ...)` as the cut holds them, not folded yet.
 
     Args:
@@ -222,9 +224,7 @@ def gather(
         if run is not None:
             origins, whole = np.zeros(len(steps), np.int64), np.full(len(steps), run.length)
             places = run.places(episodes, steps)
-            items = Items(
-                rows, cut, starts + steps, starts, whole, batch, rng, rows.episodes, places, origins
-            )
+            items = Items(rows, cut, starts + steps, starts, whole, batch, rng, rows.episodes, places, origins)
         compute(batch, items, cut)
     if cut.functions:
         call_functions(batch, cut, len(steps))
@@ -232,8 +232,14 @@ def gather(
 
 
 def _read_across(
-    rows: DatasetRows, run: Runs, held: Steps, names: list[str], episodes: Array, steps: Array, lengths: Array,
-) -> dict[str, Array]:  # fmt: skip
+    rows: DatasetRows,
+    run: Runs,
+    held: Steps,
+    names: list[str],
+    episodes: Array,
+    steps: Array,
+    lengths: Array,
+) -> dict[str, Array]:
     """Return columns with the same steps, `(B, n, ...)`, which run on into the next episodes."""
     inside = steps + held.highest < lengths
     if held.run is not None and inside.all():
@@ -278,9 +284,7 @@ def _read(
             found = rows.rows_at(names, episodes, first, range(0, width, run.step))
             is_pad = np.zeros((len(steps), len(run)), np.bool_)
             if len(late):
-                places, padding = held.places(
-                    steps[late], starts[late], lengths[late], blanks[late]
-                )
+                places, padding = held.places(steps[late], starts[late], lengths[late], blanks[late])
                 is_pad[late] = padding
                 where = late[:, None], places - first[late][:, None]
                 for values in found.values():
@@ -291,7 +295,8 @@ def _read(
 
 
 def fold(columns: dict[str, Any], cut: Cut) -> None:
-    """Fold the columns of clips that hold all their steps, `(B, n, ...)`, to `(B, history, ...)`: arrays and tensors alike."""
+    """Fold the columns of clips that hold all their steps, `(B, n, ...)`, to `(B, history, ...)`: arrays and tensors
+    alike."""
     for name, taken in cut.named.items():
         if taken.fold and name in columns:
             values = columns[name]
@@ -300,9 +305,12 @@ def fold(columns: dict[str, Any], cut: Cut) -> None:
 
 
 def rows_by_slices(
-    load_slice: Callable[[int, int, int], Any], names: Sequence[str], episodes: Array, steps: Array,
+    load_slice: Callable[[int, int, int], Any],
+    names: Sequence[str],
+    episodes: Array,
+    steps: Array,
     run: range | None,
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """Return steps of episodes out of one slice for each: the general form of `Dataset._rows_at`.
 
     Raises:
@@ -318,7 +326,8 @@ def rows_by_slices(
             values = np.asarray(found[name])
             if len(values) != high - low:
                 raise InputError(
-                    f"a window needs every step of column {name!r}, but steps [{low}, {high}) of episode {episode} came as "
+                    f"a window needs every step of column {name!r}, but steps [{low}, {high}) of episode {episode} "
+                    f"came as "
                     f"{len(values)} rows; open the dataset with frameskip=1"
                 )
             parts[name].append(values[wanted - low])

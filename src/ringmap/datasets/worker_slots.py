@@ -7,12 +7,14 @@
 
 A fresh block of shared memory for each batch, which PyTorch's own transport makes, costs more in page faults
 than the gather: 19 ms against 1.1 ms for 12.6 MB. The blocks themselves are PyTorch's: it names no file that a
-killed process could leave behind. A block travels once: that the receiver kept its map (slot_maps.py), the first byte says too.
+killed process could leave behind. A block travels once: that the receiver kept its map (slot_maps.py), the first byte
+says too.
 
 Invariants: a slot is written only while no array or tensor over it is left in either process, nor in a child that the
 loader's process forked; it is sent once for each time that it is filled; a worker keeps at most MAX_SLOTS, beyond
 them batches go the way PyTorch sends any tensor.
-Not here: which rows are gathered (clips/), the list that a collate_fn sees (batch.py), how long a map is kept (slot_maps.py).
+Not here: which rows are gathered (clips/), the list that a collate_fn sees (batch.py), how long a map is kept
+(slot_maps.py).
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
 
 
 def _stack(clips: Any, collate_fn_map: Any) -> dict[str, Any]:
-    """Collate clips one by one as PyTorch does, but arrays and tensors into a slot, and text and dates to a list of B, as a block has them."""
+    """Collate clips one by one as PyTorch does, but arrays and tensors into a slot, and text and dates to a list of B,
+    as a block has them."""
     columns = {name: [_as_array(clip[name]) for clip in clips] for name in clips[0]}
     alike = {
         name: ((len(values), *values[0].shape), values[0].dtype)
@@ -103,7 +106,8 @@ def _is_text(value: Any) -> bool:
 
 
 def _as_array(value: Any) -> Any:
-    """Return a plain tensor as an array over the same memory, text and dates as Python's own, and anything else as it is."""
+    """Return a plain tensor as an array over the same memory, text and dates as Python's own, and anything else as it
+    is."""
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _PLAIN_KINDS:
         return value.tolist()
     if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
@@ -117,8 +121,7 @@ def _as_array(value: Any) -> Any:
 def _are_alike(values: list[Any]) -> bool:
     first = values[0]
     return isinstance(first, np.ndarray) and all(
-        isinstance(v, np.ndarray) and v.shape == first.shape and v.dtype == first.dtype
-        for v in values
+        isinstance(v, np.ndarray) and v.shape == first.shape and v.dtype == first.dtype for v in values
     )
 
 
@@ -190,10 +193,7 @@ class Slots:
             if slot is None:
                 return None
             whole = slot.lease()
-        return {
-            name: _cut(whole, offsets[name], shape, dtype)
-            for name, (shape, dtype) in layout.items()
-        }
+        return {name: _cut(whole, offsets[name], shape, dtype) for name, (shape, dtype) in layout.items()}
 
     def _find(self, nbytes: int) -> _Slot | None:
         self._slots = [slot for slot in self._slots if not slot.is_seen]
@@ -213,9 +213,7 @@ class Slots:
     def places(self, arrays: dict[str, Array]) -> dict[str, tuple[_Slot, _Part]]:
         """Return, for those of the arrays that lie in a slot, the slot, and where in it."""
         with self._lock:
-            slots = [
-                (slot.address, slot.address + slot.block.numel(), slot) for slot in self._slots
-            ]
+            slots = [(slot.address, slot.address + slot.block.numel(), slot) for slot in self._slots]
         found = {}
         for name, array in arrays.items():
             at = array.__array_interface__["data"][0]
@@ -238,10 +236,7 @@ class Slots:
 
     def copies(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """Return copies of arrays over a free slot; none if there is no slot."""
-        made = (
-            self.allocate({name: (array.shape, array.dtype) for name, array in arrays.items()})
-            or {}
-        )
+        made = self.allocate({name: (array.shape, array.dtype) for name, array in arrays.items()}) or {}
         for name, copy in made.items():
             np.copyto(copy, arrays[name])
         return made
@@ -336,15 +331,11 @@ def _unpack_new(
     return _unpack(block, items, parts, keep(sender, number, block))
 
 
-def _unpack_kept(
-    name: bytes, number: int, items: dict[str, Any], parts: dict[str, _Part]
-) -> dict[str, Any]:
+def _unpack_kept(name: bytes, number: int, items: dict[str, Any], parts: dict[str, _Part]) -> dict[str, Any]:
     return _unpack(kept(name, number), items, parts, True)
 
 
-def _unpack(
-    block: Any, items: dict[str, Any], parts: dict[str, _Part], is_kept: bool = False
-) -> dict[str, Any]:
+def _unpack(block: Any, items: dict[str, Any], parts: dict[str, _Part], is_kept: bool = False) -> dict[str, Any]:
     """Return the batch in the loader's process: tensors over the slot, which is free when all are gone."""
     whole: Array = block.numpy()
     free = _KEPT if is_kept else _FREE

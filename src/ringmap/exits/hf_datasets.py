@@ -23,11 +23,12 @@ def to_datasets(data: Any, *, drop: str | Iterable[str] = ()) -> Any:
 
     Args:
         data: a buffer, or a dataset of `load_dataset`; its episodes of this moment.
-        drop: names of columns, and of data of episodes, to leave out, as for `convert`: a row has no place for data of its episode.
+        drop: names of columns, and of data of episodes, to leave out, as for `convert`: a row has no place for data of
+            its episode.
 
     Returns:
-        Rows of `episode_index`, `step_index` and the columns. Pictures (uint8, (H, W, 1 or 3)) are of the Image feature,
-        as PNG; arrays are lists of fixed length, which `with_format("numpy")` turns into arrays.
+        Rows of `episode_index`, `step_index` and the columns. Pictures (uint8, (H, W, 1 or 3)) are of the Image
+        feature, as PNG; arrays are lists of fixed length, which `with_format("numpy")` turns into arrays.
 
     Raises:
         InputError: there are no episodes, or they have data, which are named, beside `seed` and `policy_step`.

@@ -5,8 +5,8 @@
 
 Stable-Baselines3's own code draws `t` and `e` from its own generator, and counts calls modulo `buffer_size` in `pos`.
 
-Invariants: the same calls and the same seed give the batches of Stable-Baselines3's own buffers; what `add` returned from
-survives a kill; a pickle of a buffer on disk holds its path, not its transitions.
+Invariants: the same calls and the same seed give the batches of Stable-Baselines3's own buffers; what `add` returned
+from survives a kill; a pickle of a buffer on disk holds its path, not its transitions.
 Not here: the ring (buffers/transitions).
 """
 
@@ -80,7 +80,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     Cost: `add` is one write; a batch is one gather per column.
 
-    Processes and threads: one writer; a pickle (`save_replay_buffer`) of a buffer on disk opens it as the writer when it is first used.
+    Processes and threads: one writer; a pickle (`save_replay_buffer`) of a buffer on disk opens it as the writer when
+    it is first used.
         It makes nothing: where its ring is not, or another one is, loading it raises NotFoundError or ReplacedError.
 
     Source: Stable-Baselines3, Replay buffers (`common/buffers.py`).
@@ -91,24 +92,37 @@ class ReplayBuffer(buffers.ReplayBuffer):
         >>> for t in range(5):
         ...     buf.add(np.full((1, 3), t), np.full((1, 3), t + 1), np.array([1]), np.ones(1), np.array([False]), [{}])
         >>> batch = buf.sample(4)
-        >>> batch.observations.shape, batch.rewards.shape, bool((batch.next_observations == batch.observations + 1).all())
-        (torch.Size([4, 3]), torch.Size([4, 1]), True)
+        >>> batch.observations.shape, batch.rewards.shape
+        (torch.Size([4, 3]), torch.Size([4, 1]))
+        >>> bool((batch.next_observations == batch.observations + 1).all())
+        True
     """
 
     def __init__(
-        self, buffer_size: int, observation_space: Any, action_space: Any, device: Any = "auto", n_envs: int = 1,
-        optimize_memory_usage: bool = False, handle_timeout_termination: bool = True, *,
-        path: str | os.PathLike[str] | None = None, n_steps: int = 1, gamma: float = 0.99,
-        frame_stack: int | None = None, padding_type: str = "zero", storage: Any = "memmap",
-        durability: str = "process", sync_every_s: float = 30.0,
-    ) -> None:  # fmt: skip
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        device: Any = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        frame_stack: int | None = None,
+        padding_type: str = "zero",
+        storage: Any = "memmap",
+        durability: str = "process",
+        sync_every_s: float = 30.0,
+    ) -> None:
         if optimize_memory_usage:
             raise InputError(
-                f"{type(self).__name__}: optimize_memory_usage=True is not needed: each observation is stored once; leave it out"
+                f"{type(self).__name__}: optimize_memory_usage=True is not needed: each observation is stored once; "
+                f"leave it out"
             )
-        super(buffers.ReplayBuffer, self).__init__(
-            buffer_size, observation_space, action_space, device, n_envs=n_envs
-        )
+        super(buffers.ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
@@ -118,10 +132,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if n_envs > _EXACT_LANES:  # of a full ring a whole call may be missing
             capacity += n_envs
         self._options = {
-            "capacity": capacity, "path": None if path is None else local_path(path),
-            "n_step": n_steps, "gamma": gamma, "frame_stack": frame_stack, "padding_type": padding_type,
-            "storage": storage, "durability": durability, "sync_every_s": sync_every_s,
-        }  # fmt: skip
+            "capacity": capacity,
+            "path": None if path is None else local_path(path),
+            "n_step": n_steps,
+            "gamma": gamma,
+            "frame_stack": frame_stack,
+            "padding_type": padding_type,
+            "storage": storage,
+            "durability": durability,
+            "sync_every_s": sync_every_s,
+        }
         self._ring: TransitionReplayBuffer | None = None
         self._open()
 
@@ -138,14 +158,17 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if isinstance(shapes, dict):
             seen = {name: (shape, space[name].dtype) for name, shape in shapes.items()}
         make = partial(
-            TransitionReplayBuffer, obs_shape=seen, action_shape=(self.action_dim,), device=None, extra=self._beside,
-            action_dtype=self._maybe_cast_dtype(self.action_space.dtype), **self._options,
-        )  # fmt: skip
+            TransitionReplayBuffer,
+            obs_shape=seen,
+            action_shape=(self.action_dim,),
+            device=None,
+            extra=self._beside,
+            action_dtype=self._maybe_cast_dtype(self.action_space.dtype),
+            **self._options,
+        )
         try:
             self._ring = ring = make()
-        except (
-            LockedError
-        ):  # by the buffer that `load_replay_buffer` has dropped, which holds itself
+        except LockedError:  # by the buffer that `load_replay_buffer` has dropped, which holds itself
             gc.collect()
             self._ring = ring = make()
         # Lanes of an earlier process have ended, which the first observations need not show. Stacks show it.
@@ -169,19 +192,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
             return
         path, name = self._options["path"], type(self).__name__
         moved = (
-            "if the run was moved, make the model with replay_buffer_kwargs={'path': ...}, which opens the ring that is there, and load no "
+            "if the run was moved, make the model with replay_buffer_kwargs={'path': ...}, which opens the ring that "
+            "is there, and load no "
             "buffer"
         )
         try:
             found = read_manifest(Disk(), path).uuid
         except NotFoundError:
-            raise NotFoundError(
-                f"{name}: a saved buffer points to its ring, and none is at {path}; {moved}"
-            ) from None
+            raise NotFoundError(f"{name}: a saved buffer points to its ring, and none is at {path}; {moved}") from None
         if found != self._uuid:
-            raise ReplacedError(
-                f"{name}: a saved buffer points to its ring, and another one is at {path}; {moved}"
-            )
+            raise ReplacedError(f"{name}: a saved buffer points to its ring, and another one is at {path}; {moved}")
 
     _beside: Mapping[str, Any] | None = None
     """Further columns of the ring."""
@@ -194,7 +214,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def add(
         self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Store one step of every environment.
 
         Args:
@@ -214,10 +234,15 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if self.handle_timeout_termination:
             cut_off[:] = [info.get("TimeLimit.truncated", False) for info in infos]
         ring.add(
-            self._shaped(obs), as_array(action, f"{where}: action", "env").reshape(self.n_envs, self.action_dim), reward,
-            self._shaped(next_obs), ended & ~cut_off, truncated=cut_off, extra=self._values_beside(),
+            self._shaped(obs),
+            as_array(action, f"{where}: action", "env").reshape(self.n_envs, self.action_dim),
+            reward,
+            self._shaped(next_obs),
+            ended & ~cut_off,
+            truncated=cut_off,
+            extra=self._values_beside(),
             fresh=np.ones(self.n_envs, np.bool_) if self._fresh else None,
-        )  # fmt: skip
+        )
         self._fresh = False
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -344,7 +369,8 @@ class HerReplayBuffer(her.HerReplayBuffer, DictReplayBuffer):
     Raises:
         InputError: an argument is wrong, or the buffer on disk has another number of environments.
 
-    Where an episode begins is stored with each transition. An episode that a kill cut off counts as one that ended there.
+    Where an episode begins is stored with each transition. An episode that a kill cut off counts as one that ended
+    there.
 
     Cost: opening reads all transitions, for where their episodes begin; 16 bytes of memory for each.
     """
@@ -353,14 +379,25 @@ class HerReplayBuffer(her.HerReplayBuffer, DictReplayBuffer):
     _newest_read: tuple[Array, Array, dict[str, Any]] | None = None
 
     def __init__(
-        self, buffer_size: int, observation_space: Any, action_space: Any, env: Any, device: Any = "auto", n_envs: int = 1,
-        optimize_memory_usage: bool = False, handle_timeout_termination: bool = True, n_sampled_goal: int = 4,
-        goal_selection_strategy: Any = "future", copy_info_dict: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        env: Any,
+        device: Any = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: Any = "future",
+        copy_info_dict: bool = False,
+        **options: Any,
+    ) -> None:
         where = type(self).__name__
         if copy_info_dict:
             raise InputError(
-                f"{where}: copy_info_dict=True, but infos are not stored; give compute_reward what it needs in the observation"
+                f"{where}: copy_info_dict=True, but infos are not stored; give compute_reward what it needs in the "
+                f"observation"
             )
         refused = {"n_steps", "gamma", "frame_stack"} & options.keys()
         if refused:
@@ -368,16 +405,21 @@ class HerReplayBuffer(her.HerReplayBuffer, DictReplayBuffer):
         if isinstance(goal_selection_strategy, str):
             goal_selection_strategy = KEY_TO_GOAL_STRATEGY.get(goal_selection_strategy.lower())
         if not isinstance(goal_selection_strategy, GoalSelectionStrategy):
-            raise InputError(
-                f"{where}: goal_selection_strategy must be one of {list(KEY_TO_GOAL_STRATEGY)}"
-            )
+            raise InputError(f"{where}: goal_selection_strategy must be one of {list(KEY_TO_GOAL_STRATEGY)}")
         self.env, self.copy_info_dict = env, False
         self.goal_selection_strategy, self.n_sampled_goal = goal_selection_strategy, n_sampled_goal
         self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
         DictReplayBuffer.__init__(
-            self, buffer_size, observation_space, action_space, device, n_envs,
-            optimize_memory_usage, handle_timeout_termination, **options,
-        )  # fmt: skip
+            self,
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+            **options,
+        )
 
     def _open(self) -> TransitionReplayBuffer:
         ring = super()._open()
@@ -405,7 +447,8 @@ class HerReplayBuffer(her.HerReplayBuffer, DictReplayBuffer):
     def _refuse_lanes(self, ring: TransitionReplayBuffer) -> None:
         ring.close()
         raise InputError(
-            f"{type(self).__name__}: {ring.path} was filled by another number of environments than n_envs={self.n_envs}; "
+            f"{type(self).__name__}: {ring.path} was filled by another number of environments than "
+            f"n_envs={self.n_envs}; "
             "use as many, or another path"
         )
 
@@ -415,7 +458,7 @@ class HerReplayBuffer(her.HerReplayBuffer, DictReplayBuffer):
 
     def add(
         self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Store one step of every environment; as for `ReplayBuffer`."""
         self.transitions  # noqa: B018 - opened, it knows where episodes begin
         self._forget()

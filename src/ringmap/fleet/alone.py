@@ -1,7 +1,7 @@
 """Alone: one call at a time in a process, of calls that take a lock file or fill a model.
 
-A lock file keeps other processes out. Within a process it is not enough: a signal handler that calls in the middle of the same
-call would wait for itself, and two threads that fill one model would mix two sets.
+A lock file keeps other processes out. Within a process it is not enough: a signal handler that calls in the middle of
+the same call would wait for itself, and two threads that fill one model would mix two sets.
 
 Invariants: a thread waits for another one, never for itself; a forked child waits for no thread of its parent.
 """

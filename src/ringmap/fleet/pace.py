@@ -11,12 +11,12 @@
             -slack ............ 0 ............ +slack
     learners wait below                        collectors wait above     slack * samples_per_insert * min_steps
 
-A collector reserves its steps under the lock, commits them outside it, and then removes the reservation. For collectors `inserted` has
-all reservations, and the rows of open groups, so that no two of them find the same room.
+A collector reserves its steps under the lock, commits them outside it, and then removes the reservation. For collectors
+`inserted` has all reservations, and the rows of open groups, so that no two of them find the same room.
 
-Invariants: while both sides live, and once `min_steps` came in, `ahead` stays within the slack, but for a commit that is larger than
-what is left of it: that is let through where `ahead` is 0 or less, else both sides could wait for each other. Nobody waits for the dead,
-and no thread for itself.
+Invariants: while both sides live, and once `min_steps` came in, `ahead` stays within the slack, but for a commit that
+is larger than what is left of it: that is let through where `ahead` is 0 or less, else both sides could wait for each
+other. Nobody waits for the dead, and no thread for itself.
 Not here: what is collected, and what is drawn.
 """
 
@@ -64,32 +64,35 @@ _alone = Alone()
 class Pace:
     """Holds the ratio of steps drawn to steps collected, between processes that share a directory of rings.
 
-    Collectors wait while they are too far ahead of the learners, and learners while they are too far ahead of the collectors.
-    Before `min_steps` came in, nothing is drawn.
+    Collectors wait while they are too far ahead of the learners, and learners while they are too far ahead of the
+    collectors. Before `min_steps` came in, nothing is drawn.
 
     Args:
         path: the directory whose children are the rings. The counts lie in `pace/` in it, and survive restarts.
         samples_per_insert: steps drawn for each step that came in after the first `min_steps`.
         min_steps: steps that come in before the first is drawn.
         slack: how far either side may be ahead, as a part of `min_steps`.
-        max_ahead: while no learner is alive, collectors may go on until they are this many steps ahead, the slack at least; None:
-            without limit.
+        max_ahead: while no learner is alive, collectors may go on until they are this many steps ahead, the slack at
+            least; None: without limit.
         timeout_s: how long a learner waits while no collector is alive.
         rank: of this learner among several. Each has a counter of its own, and they add up.
         disk: through which the files change; for tests.
 
     Raises:
-        InputError: a number is wrong, or `path` is a ring itself. Of the first call that collects or draws: other processes gave
-            other numbers, or a file in `pace/` is of another fleet.
+        InputError: a number is wrong, or `path` is a ring itself. Of the first call that collects or draws: other
+            processes gave other numbers, or a file in `pace/` is of another fleet.
         EnvironmentFault: of that call: the directory lies on a network file system, or can't be written to.
 
-    Cost: a call that need not wait: a few system calls for each ring, and a small file for each learner; a draw and a commit write
+    Cost: a call that need not wait: a few system calls for each ring, and a small file for each learner; a draw and a
+    commit write
         one. About 0.5 ms. Waits look again after 0.5 to 50 ms. No lock is held during a commit.
 
-    Processes and threads: any. A thread that collects and draws in turn, through one object, only counts: it would wait for itself.
+    Processes and threads: any. A thread that collects and draws in turn, through one object, only counts: it would wait
+    for itself.
         Once it has drawn more than the slack since its own last commit, it is a learner as any other.
 
-    Source: Reverb's rate limiter (Cassirer et al., 2021), `SampleToInsertRatio`; its error buffer, set as in Acme (Hoffman et al.,
+    Source: Reverb's rate limiter (Cassirer et al., 2021), `SampleToInsertRatio`; its error buffer, set as in Acme
+    (Hoffman et al.,
         2020): a tolerance times `min_steps`.
 
     Example:
@@ -118,14 +121,10 @@ class Pace:
         disk: Disk | None = None,
     ) -> None:
         self.path = local_path(path)
-        self.samples_per_insert = arguments.positive_real(
-            "Pace", "samples_per_insert", samples_per_insert
-        )
+        self.samples_per_insert = arguments.positive_real("Pace", "samples_per_insert", samples_per_insert)
         self.min_steps = arguments.count("Pace", "min_steps", min_steps, 1)
         self.slack = arguments.positive_real("Pace", "slack", slack)
-        self.max_ahead = (
-            None if max_ahead is None else arguments.count("Pace", "max_ahead", max_ahead, 0)
-        )
+        self.max_ahead = None if max_ahead is None else arguments.count("Pace", "max_ahead", max_ahead, 0)
         self.timeout_s = arguments.positive_real("Pace", "timeout_s", timeout_s)
         self.rank = arguments.count("Pace", "rank", rank, 0)
         self._disk = disk or Disk()
@@ -175,9 +174,10 @@ class Pace:
         self._said = ""
 
     def __reduce__(self) -> Any:
-        again = _again, (
-            self.path, self.samples_per_insert, self.min_steps, self.slack, self.max_ahead, self.timeout_s, self.rank
-        )  # fmt: skip
+        again = (
+            _again,
+            (self.path, self.samples_per_insert, self.min_steps, self.slack, self.max_ahead, self.timeout_s, self.rank),
+        )
         return again
 
     def __enter__(self) -> Pace:
@@ -213,7 +213,8 @@ class Pace:
 
     @property
     def ahead(self) -> float:
-        """How far collectors are ahead, in steps drawn; learners, if it is negative. Within `slack_drawn` either way, but for a large commit."""
+        """How far collectors are ahead, in steps drawn; learners, if it is negative. Within `slack_drawn` either way,
+        but for a large commit."""
         return self.samples_per_insert * (self.inserted - self.min_steps) - self.drawn
 
     @property
@@ -235,7 +236,8 @@ class Pace:
     def insert(self, num_steps: int, flush: Callable[[], object] | None = None) -> Iterator[None]:
         """Wait until a commit of so many steps may come in; commit them in the `with` block.
 
-        Steps come in when they are committed: rows that a `TransitionReplayBuffer` keeps in an open group do so with the group.
+        Steps come in when they are committed: rows that a `TransitionReplayBuffer` keeps in an open group do so with
+        the group.
 
         Args:
             num_steps: of the commit.
@@ -323,9 +325,13 @@ class Pace:
         said = "ahead" if may else "waits"
         if self._said != said:
             self._said = said
-            most = "without limit" if self.max_ahead is None else f"up to max_ahead={self.max_ahead} steps ahead"  # fmt: skip
-            does = f"goes on, {most}" if may else f"waits: {ahead - count:.0f} steps are not used yet, with max_ahead={self.max_ahead}"  # fmt: skip
-            log.warning("%s: no learner is alive (%s); this collector %s", where, self._last_learner(), does)  # fmt: skip
+            most = "without limit" if self.max_ahead is None else f"up to max_ahead={self.max_ahead} steps ahead"
+            does = (
+                f"goes on, {most}"
+                if may
+                else f"waits: {ahead - count:.0f} steps are not used yet, with max_ahead={self.max_ahead}"
+            )
+            log.warning("%s: no learner is alive (%s); this collector %s", where, self._last_learner(), does)
         return may
 
     def _waits_for_itself(self) -> bool:
@@ -374,15 +380,18 @@ class Pace:
                     alive_at, came_in = now, came
                 if now - alive_at >= self.timeout_s:
                     raise NoClipsError(
-                        f"{where}: waited {self.timeout_s:g} s, and no {'other ' if turn.collects else ''}collector is alive; {came} "
-                        f"steps came in and {tally.drawn} were drawn here; the last was seen: {self._learning.last_writer()}; "
+                        f"{where}: waited {self.timeout_s:g} s, and no {'other ' if turn.collects else ''}collector is "
+                        f"alive; {came} "
+                        f"steps came in and {tally.drawn} were drawn here; the last was seen: "
+                        f"{self._learning.last_writer()}; "
                         "start a collector again"
                     )
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def over(self, batches: Iterable[Any], num_steps: int) -> Iterator[Any]:
-        """Yield batches of a `DataLoader`, or of any iterator, each once it may be drawn; it counts when it is handed out.
+        """Yield batches of a `DataLoader`, or of any iterator, each once it may be drawn; it counts when it is handed
+        out.
 
         Args:
             batches: for example `DataLoader(buf, batch_size=64)`. Workers may gather ahead.
@@ -408,7 +417,8 @@ class Pace:
                 lock.acquire()
             except LockedError:
                 raise LockedError(
-                    f"{where}: {describe(holder_of(lock.path))} is the learner of rank {self.rank} in {self.path}; give each "
+                    f"{where}: {describe(holder_of(lock.path))} is the learner of rank {self.rank} in {self.path}; "
+                    f"give each "
                     "learner a rank of its own, Pace(..., rank=1)"
                 ) from None
             self._alive = lock
@@ -438,7 +448,8 @@ class Pace:
             make_folder(self._disk, self._folder)
         if self._disk.system.is_network(self._folder):
             raise EnvironmentFault(
-                f"{where}: {self._folder} lies on a network file system, which does not tell who is alive on another host; "
+                f"{where}: {self._folder} lies on a network file system, which does not tell who is alive on another "
+                f"host; "
                 "put the rings of a fleet on a local disk"
             )
         with self._locked(where), clear_errors(where, self._folder):
@@ -447,14 +458,13 @@ class Pace:
             theirs = found.pop("fleet", "")
             if found and found != ours:
                 raise InputError(
-                    f"{where}: {path} is of a fleet with other numbers: {found}, expected {ours}; give all of them the same, or "
+                    f"{where}: {path} is of a fleet with other numbers: {found}, expected {ours}; give all of them the "
+                    f"same, or "
                     f"stop all of them and remove {self._folder} to count from zero"
                 )
             if theirs and theirs != known:
                 raise self._foreign(path, theirs, known, where)
-            if (
-                not known
-            ):  # first of both: a kill in between leaves no counts without the fleet they are of
+            if not known:  # first of both: a kill in between leaves no counts without the fleet they are of
                 known = uuid4().hex
                 self._disk.replace_file(identity, json.dumps({"fleet": known}).encode())
             if not theirs:
@@ -464,8 +474,10 @@ class Pace:
 
     def _foreign(self, path: str, theirs: str, known: str, where: str) -> InputError:
         return InputError(
-            f"{where}: {path} belongs to fleet {theirs}, and {self.path} is {f'fleet {known}' if known else 'none yet'}: it was copied "
-            f"from elsewhere; stop the fleet and remove {self._folder} to count from zero, or copy the whole directory, with {_FLEET}"
+            f"{where}: {path} belongs to fleet {theirs}, and {self.path} is "
+            f"{f'fleet {known}' if known else 'none yet'}: it was copied "
+            f"from elsewhere; stop the fleet and remove {self._folder} to count from zero, or copy the whole "
+            f"directory, with {_FLEET}"
         )
 
     @contextlib.contextmanager
@@ -504,20 +516,19 @@ class Pace:
 
     def _learner_locks(self) -> list[str]:
         names = self._disk.names(self._folder)
-        return [os.path.join(self._folder, n) for n in names if re.fullmatch(r"learner-\d+\.lock", n)]  # fmt: skip
+        return [os.path.join(self._folder, n) for n in names if re.fullmatch(r"learner-\d+\.lock", n)]
 
     def _last_learner(self) -> str:
         holders = [holder for lock in self._learner_locks() if (holder := holder_of(lock))]
         if not holders:
             return "none has come yet"
-        return (
-            f"the last was {describe(max(holders, key=lambda holder: holder.get('since') or ''))}"
-        )
+        return f"the last was {describe(max(holders, key=lambda holder: holder.get('since') or ''))}"
 
     def _check_slack(self, batch: int, where: str) -> None:
         if batch > self.slack_drawn:
             raise InputError(
-                f"{where}: slack={self.slack} of min_steps={self.min_steps} lets a side be {self.slack_drawn:g} steps drawn ahead, and a "
+                f"{where}: slack={self.slack} of min_steps={self.min_steps} lets a side be {self.slack_drawn:g} steps "
+                f"drawn ahead, and a "
                 f"batch of {batch} steps is more: it could wait for ever; raise slack to "
                 f"{batch / (self.samples_per_insert * self.min_steps):.3g}, or min_steps"
             )
@@ -536,7 +547,8 @@ class _Turn(threading.local):
         self.collects, self._drawn = True, 0
 
     def has(self, count: int, slack: float) -> bool:
-        """Tell whether a draw would only wait for the next commit of this thread: it is the first since the last one, or within the slack."""
+        """Tell whether a draw would only wait for the next commit of this thread: it is the first since the last one,
+        or within the slack."""
         return self._drawn is not None and (not self._drawn or self._drawn + count <= slack)
 
     def drew(self, count: int) -> None:
@@ -566,5 +578,7 @@ def _corrupt(where: str, path: str, error: Exception) -> CorruptError:
     return CorruptError(f"{where}: {path}: is not what was written ({error}); remove it")
 
 
-def _again(path: str, ratio: float, min_steps: int, slack: float, ahead: int | None, timeout_s: float, rank: int) -> Pace:  # fmt: skip
+def _again(
+    path: str, ratio: float, min_steps: int, slack: float, ahead: int | None, timeout_s: float, rank: int
+) -> Pace:
     return Pace(path, ratio, min_steps, slack, max_ahead=ahead, timeout_s=timeout_s, rank=rank)

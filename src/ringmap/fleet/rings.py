@@ -4,8 +4,8 @@
     runs/replay/collector-1    state.bin  head 11,900 ┼─► 31,300 steps
     (deleted)                  mark             7,000 ┘
 
-A mark is the highest head that was seen of a ring, by its uuid. So a ring that is deleted or cleared takes nothing back,
-and a copy of one is not counted twice. Rows of an open group are in no head yet: they are counted in its file.
+A mark is the highest head that was seen of a ring, by its uuid. So a ring that is deleted or cleared takes nothing
+back, and a copy of one is not counted twice. Rows of an open group are in no head yet: they are counted in its file.
 
 Invariants: the sum of the marks never falls; nothing is changed, locked or waited for.
 Not here: rows, episodes (storage), what the sum is compared with (pace.py).
@@ -39,7 +39,8 @@ class _Ring:
     groups: dict[str, OpenRows] = field(default_factory=dict)
 
     def open_rows(self) -> list[tuple[int, int]]:
-        """Return the rows of groups that were not committed a moment ago: the number of the record before, and how many."""
+        """Return the rows of groups that were not committed a moment ago: the number of the record before, and how
+        many."""
         folder, found = Paths(self.folder).open, []
         names = self.disk.names(folder)
         for gone in self.groups.keys() - set(names):
@@ -88,9 +89,7 @@ class Rings:
             ring = self._ring(name)
             if ring is None:
                 continue
-            groups = (
-                ring.open_rows() if uncommitted else []
-            )  # first: the state tells which of them are committed
+            groups = ring.open_rows() if uncommitted else []  # first: the state tells which of them are committed
             # The newest whole slot: at worst the head before a commit that is just being shown.
             state = ring.state.newest()
             if state is not None:
@@ -125,7 +124,8 @@ class Rings:
         return found
 
     def is_written(self, elsewhere: bool = False) -> bool:
-        """Whether a process writes any of them, or the system does not tell; `elsewhere`: a process other than this one."""
+        """Whether a process writes any of them, or the system does not tell; `elsewhere`: a process other than this
+        one."""
         return any(
             self._disk.system.is_locked(lock) is not False
             and not (elsewhere and holder_of(lock).get("pid") == os.getpid())
@@ -134,7 +134,7 @@ class Rings:
 
     def last_writer(self) -> str:
         """Name who wrote last, for a message."""
-        holders = [(h.get("since") or "", lock, h) for lock in self._locks() if (h := holder_of(lock))]  # fmt: skip
+        holders = [(h.get("since") or "", lock, h) for lock in self._locks() if (h := holder_of(lock))]
         if not holders:
             return f"no ring is below {self._path}"
         _, lock, holder = max(holders, key=lambda found: found[0])

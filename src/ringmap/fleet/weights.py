@@ -76,8 +76,12 @@ class _Latest:
 
     def encode(self) -> bytes:
         body = {
-            "version": _VERSION, "number": self.number, "step": self.step, "nbytes": self.nbytes, "xxh3": self.xxh3,
-        }  # fmt: skip
+            "version": _VERSION,
+            "number": self.number,
+            "step": self.step,
+            "nbytes": self.nbytes,
+            "xxh3": self.xxh3,
+        }
         return json.dumps({**body, "checksum": json_checksum(body)}).encode()
 
     @classmethod
@@ -93,9 +97,7 @@ class _Latest:
             checksum = body.pop("checksum")
             version = body.pop("version")
             if version != _VERSION and isinstance(version, int):
-                raise NewerVersionError(
-                    f"{path}: has version {version}, expected {_VERSION}: install a newer ringmap"
-                )
+                raise NewerVersionError(f"{path}: has version {version}, expected {_VERSION}: install a newer ringmap")
             found = cls(**body)
             if not all(type(value) is int for value in (found.number, found.step, found.nbytes)):
                 raise TypeError("a number is none")
@@ -104,9 +106,7 @@ class _Latest:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, NewerVersionError):
                 raise
-            raise CorruptError(
-                f"{path}: is not what was written ({error}); publish again, or remove it"
-            ) from error
+            raise CorruptError(f"{path}: is not what was written ({error}); publish again, or remove it") from error
         return found
 
 
@@ -140,8 +140,9 @@ class Weights:
         MissingExtraError: safetensors or torch is not installed.
 
     Processes and threads: one publisher at a time, any number of readers, in any process of one machine, or of several
-        that share a file system whose renames are atomic. Killed at any instruction, it leaves the set before or the new
-        one, whole. Threads take turns; a signal handler in the middle of a call is refused. It can be pickled, with its model.
+        that share a file system whose renames are atomic. Killed at any instruction, it leaves the set before or the
+        new one, whole. Threads take turns; a signal handler in the middle of a call is refused. It can be pickled, with
+        its model.
 
     Source: Decoupled actors and learners, as in Ape-X (Horgan et al., 2018). The file format:
         https://github.com/huggingface/safetensors
@@ -228,9 +229,7 @@ class Weights:
                 self._look(where)
             finally:
                 lock.release()
-            self._filled[model] = (
-                self._count
-            )  # a learner that collects by itself goes on with its own
+            self._filled[model] = self._count  # a learner that collects by itself goes on with its own
             self.step = step
 
     def _publish(self, step: int, data: bytes, where: str) -> None:
@@ -258,8 +257,8 @@ class Weights:
             True if it was copied; False if there is nothing new, or nothing was published yet.
 
         Raises:
-            InputError: the weights are of another model: the message names the first tensor that differs in its name, shape or
-                dtype. Or there is no model. The model is unchanged.
+            InputError: the weights are of another model: the message names the first tensor that differs in its name,
+                shape or dtype. Or there is no model. The model is unchanged.
             CorruptError: a file is damaged, cut or missing. The model is unchanged.
             NewerVersionError: a newer release published it.
             RoleError: this thread is in the middle of publishing or loading: the caller is a signal handler.
@@ -321,9 +320,7 @@ class Weights:
                 if len(data) == latest.nbytes and xxhash.xxh3_64_hexdigest(data) == latest.xxh3:
                     return latest, data
                 problem = f"is not the {latest.nbytes} bytes that were written"
-            if (
-                self._newest() == seen.which
-            ):  # else more were published meanwhile, and this one was removed
+            if self._newest() == seen.which:  # else more were published meanwhile, and this one was removed
                 raise CorruptError(f"{where}: {path} {problem}; publish again")
         return None
 
@@ -363,12 +360,11 @@ def _tensors(model: torch.nn.Module, where: str) -> tuple[dict[str, torch.Tensor
     for name, value in sorted(model.state_dict().items()):
         if not isinstance(value, torch.Tensor):
             raise InputError(
-                f"{where}: {name!r} is a {type(value).__name__}: only tensors are stored, without pickle; register it as a buffer"
+                f"{where}: {name!r} is a {type(value).__name__}: only tensors are stored, without pickle; register it "
+                f"as a buffer"
             )
         if torch.nn.parameter.is_lazy(value):
-            raise InputError(
-                f"{where}: {name!r} is not initialised; run the model once before that"
-            )
+            raise InputError(f"{where}: {name!r} is not initialised; run the model once before that")
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             kind = "on the device meta" if value.is_meta else "sparse or quantized"
             raise InputError(f"{where}: {name!r} is {kind}; only plain tensors are stored")
@@ -386,16 +382,14 @@ def _encoded(model: torch.nn.Module, step: int, where: str) -> bytes:
 
     tensors, stored = _tensors(model, where)
     # Copies, each of its own memory: tensors that overlap otherwise than by being the same are refused as they are.
-    copies = {
-        name: tensors[name].detach().to("cpu", copy=True).contiguous()
-        for name in sorted(set(stored.values()))
-    }
+    copies = {name: tensors[name].detach().to("cpu", copy=True).contiguous() for name in sorted(set(stored.values()))}
     try:
         return bytes(save(copies, {"format": "pt", "step": str(step)}))
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         odd = sorted({str(v.dtype).removeprefix("torch.") for v in copies.values()})
         raise InputError(
-            f"{where}: safetensors refuses the model ({error}); its dtypes are {odd}; store others as a buffer of plain "
+            f"{where}: safetensors refuses the model ({error}); its dtypes are {odd}; store others as a buffer of "
+            f"plain "
             "numbers"
         ) from error
 

@@ -92,23 +92,20 @@ class Format:
         return open_exported(cls, path, options)
 
     @classmethod
-    def export(
-        cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any
-    ) -> None:
+    def export(cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any) -> None:
         """Write a new dataset at `path`, which does not exist. It does not have to handle kills and full disks.
 
         Args:
             episodes: none or more, column -> array (T, ...), and `_episode_data` if the format holds it; they can be
                 iterated more than once.
             path: of a file or folder; its parent folder exists.
-            options: the writer's. A method with the parameters `fps` (a `Fraction`) or `reward_at` gets what is known of them.
+            options: the writer's. A method with the parameters `fps` (a `Fraction`) or `reward_at` gets what is known
+                of them.
         """
         raise NotImplementedError(f"{cls.__name__}.export")
 
     @classmethod
-    def extend(
-        cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any
-    ) -> None:
+    def extend(cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any) -> None:
         """Add episodes to a dataset that is a folder, in new files that count by one rename, the last change.
 
         After a kill in the middle, it is called again, with the episodes that do not count yet, and later ones.
@@ -118,7 +115,8 @@ class Format:
 
     @classmethod
     def refuses(cls, column: ColumnSpec) -> str | None:
-        """Return why the format can't hold a column, None if it can. Asked of a format with `export`, before anything is written.
+        """Return why the format can't hold a column, None if it can. Asked of a format with `export`, before anything
+        is written.
 
         All that is refused stands in one error, with the `drop=` that would do.
         """
@@ -126,9 +124,10 @@ class Format:
 
     @classmethod
     def open_writer(cls, path: str | PathLike[str], **options: Any) -> Writer:
-        """Return a writer to `path`; every writer takes the option `mode`, one of `WRITE_MODES` ("append" if `appends`)."""
+        """Return a writer to `path`; every writer takes the option `mode`, one of `WRITE_MODES` ("append" if
+        `appends`)."""
         if not cls._has("export"):
-            raise NotImplementedError(f"format {cls.name!r} does not support writing (it is read-only)")  # fmt: skip
+            raise NotImplementedError(f"format {cls.name!r} does not support writing (it is read-only)")
         from ringmap.formats.common.exported import ExportWriter
 
         return ExportWriter(cls, path, extends=cls._has("extend"), **options)

@@ -47,10 +47,11 @@ class D4RLDataset(StoredDataset):
         num_steps: observations in a clip.
         frameskip: stride between the observations of a clip.
         transform: maps a dict of columns to the one to return.
-        max_episode_steps: the time limit of the environment, which cuts episodes too. A file of before there were timeouts needs it.
+        max_episode_steps: the time limit of the environment, which cuts episodes too. A file of before there were
+            timeouts needs it.
         output: "numpy" or "torch".
-        keys_to_load: the columns to read, `infos/...` among them; None: observation, next_observation, action, reward, terminated,
-            truncated, and a warning names what else there is.
+        keys_to_load: the columns to read, `infos/...` among them; None: observation, next_observation, action, reward,
+            terminated, truncated, and a warning names what else there is.
         options: of any dataset: `layout`, `keys_to_cache`, `keys_to_merge`.
 
     Raises:
@@ -95,7 +96,8 @@ class D4RLDataset(StoredDataset):
         for name in wanted & set(raw):
             if raw[name].shape[:1] != raw.get("observations", raw[name]).shape[:1]:
                 raise UnsupportedError(
-                    f"{path}: {name!r} is {raw[name].dtype} {raw[name].shape}, which has no row for each step; leave it out of keys_to_load="
+                    f"{path}: {name!r} is {raw[name].dtype} {raw[name].shape}, which has no row for each step; leave "
+                    f"it out of keys_to_load="
                 )
         missing = [name for name in _NAMES if name not in raw]
         lengths = {name: len(values) if values.ndim else -1 for name, values in raw.items()}
@@ -106,9 +108,14 @@ class D4RLDataset(StoredDataset):
             )
         columns, sizes = _episodes_of(raw, path, max_episode_steps)
         super().__init__(
-            ArraySource(path, columns, sizes), num_steps=num_steps, frameskip=frameskip, transform=transform, output=output,
-            keys_to_load=keys_to_load, **options,
-        )  # fmt: skip
+            ArraySource(path, columns, sizes),
+            num_steps=num_steps,
+            frameskip=frameskip,
+            transform=transform,
+            output=output,
+            keys_to_load=keys_to_load,
+            **options,
+        )
 
 
 @register_format
@@ -155,7 +162,8 @@ def _read(file: Any, wanted: set[str]) -> tuple[dict[str, Array], list[str]]:
 
 
 def _datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the dataset of all that is below a group: what a link, or storage elsewhere, leads to is not read."""
+    """Yield the path and the dataset of all that is below a group: what a link, or storage elsewhere, leads to is not
+    read."""
     import h5py
 
     path = group.file.filename
@@ -164,9 +172,7 @@ def _datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[st
     for link in group:
         name = prefix + link
         if not isinstance(group.get(link, getlink=True), h5py.HardLink):
-            raise CorruptError(
-                f"{path}: {name!r} is no dataset of this file; links are not followed"
-            )
+            raise CorruptError(f"{path}: {name!r} is no dataset of this file; links are not followed")
         found = group[link]
         if isinstance(found, h5py.Group):
             yield from _datasets(found, f"{name}/", depth + 1)
@@ -175,9 +181,7 @@ def _datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[st
             yield name, found
 
 
-def _episodes_of(
-    raw: dict[str, Array], path: str, max_episode_steps: int | None
-) -> tuple[dict[str, Array], Array]:
+def _episodes_of(raw: dict[str, Array], path: str, max_episode_steps: int | None) -> tuple[dict[str, Array], Array]:
     """Return the columns of the rows that are kept, and the length of each episode."""
     count = len(raw["observations"])
     terminated = raw.pop("terminals").astype(bool).reshape(count)
@@ -200,7 +204,10 @@ def _episodes_of(
     sizes = np.bincount(episode[kept], minlength=len(sizes))
     first = ("observations", "next_observations", "actions")
     columns = {
-        **{NAMES[name]: raw.pop(name) for name in first}, "reward": raw.pop("rewards").reshape(count), "terminated": terminated,
-        "truncated": truncated, **raw,
-    }  # fmt: skip
+        **{NAMES[name]: raw.pop(name) for name in first},
+        "reward": raw.pop("rewards").reshape(count),
+        "terminated": terminated,
+        "truncated": truncated,
+        **raw,
+    }
     return {name: values[kept] for name, values in columns.items()}, sizes[sizes > 0]

@@ -21,9 +21,16 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 
 __all__ = [
-    "EPISODE_DATA_KEY", "INSTEAD", "WRITE_MODES", "CheckedEpisode", "Writer", "check_episode", "no_append", "split_episode_data",
+    "EPISODE_DATA_KEY",
+    "INSTEAD",
+    "WRITE_MODES",
+    "CheckedEpisode",
+    "Writer",
+    "check_episode",
+    "no_append",
+    "split_episode_data",
     "validate_write_mode",
-]  # fmt: skip
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,7 +41,8 @@ WRITE_MODES = ("append", "overwrite", "error")
 """What a writer does if a dataset exists: extend it (the default of a format that can), replace it, or refuse."""
 
 INSTEAD = (
-    "collect into a ring (ReplayBuffer(max_steps, path=...)) and convert that again with mode='overwrite', or merge the datasets "
+    "collect into a ring (ReplayBuffer(max_steps, path=...)) and convert that again with mode='overwrite', or merge "
+    "the datasets "
     "into a new one (ringmap.data.merge)"
 )
 """What to do where a format does not append."""
@@ -82,9 +90,7 @@ def validate_write_mode(mode: str) -> str:
 
 def no_append(where: str, path: Any) -> InputError:
     """Return the error for appending to a dataset of a format that can't."""
-    return InputError(
-        f"{where}: {path}: nothing is appended to a dataset of this format; {INSTEAD}"
-    )
+    return InputError(f"{where}: {path}: nothing is appended to a dataset of this format; {INSTEAD}")
 
 
 def split_episode_data(ep_data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -133,9 +139,7 @@ class CheckedEpisode:
         self.length = len(next(iter(columns.values())))
 
 
-def check_episode(
-    ep_data: Mapping[str, Any], schema: Schema | None, where: str
-) -> CheckedEpisode | None:
+def check_episode(ep_data: Mapping[str, Any], schema: Schema | None, where: str) -> CheckedEpisode | None:
     """Return an episode in the form in which it is written, or None if it is empty.
 
     Args:

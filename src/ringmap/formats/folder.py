@@ -89,7 +89,8 @@ class FolderSource(TabularSource):
 class FolderWriter(TabularWriter):
     """Writes episodes to a folder. Use it in a `with` block.
 
-    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. Images are encoded in parallel.
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. Images are encoded
+    in parallel.
 
     Args:
         image_format: "jpeg" (quality 95, full chroma) is lossy, "png" is not. Of a dataset that is

@@ -5,8 +5,8 @@
                         success ()            data of the episode: all else
     DIR/episode_1.npz   ...                   episodes in the order of the names, numbers in them by their value
 
-T is the number of rows of `action` or `reward`, if there is one, else that of all arrays. Names of offline RL (`observations`,
-`terminals`) become those that columns have here; any other name stays.
+T is the number of rows of `action` or `reward`, if there is one, else that of all arrays. Names of offline RL
+(`observations`, `terminals`) become those that columns have here; any other name stays.
 Not here: arrays of many episodes (`ringmap.datasets.arrays`), archives that our writers make (common/npz.py).
 """
 
@@ -77,7 +77,8 @@ class NpzSource(DirectorySource):
         super().__init__(path)
         if os.path.isfile(self.path):
             raise InputError(
-                f"{self.path}: is one .npz file; give the folder of files with an episode each, or, of arrays with many episodes, "
+                f"{self.path}: is one .npz file; give the folder of files with an episode each, or, of arrays with "
+                f"many episodes, "
                 "from_arrays(np.load(path))"
             )
         names = [n for n in os.listdir(self.path) if n.endswith(_SUFFIX) and not n.startswith(".")]
@@ -101,13 +102,12 @@ class NpzSource(DirectorySource):
             self.reward_at = "same"  # it stands between two observations
 
     def _columns_of(self, name: str) -> list[ColumnSpec]:
-        """Return the columns that a name stands for: one, now and next, or none where it is data of episodes, or not supported."""
+        """Return the columns that a name stands for: one, now and next, or none where it is data of episodes, or not
+        supported."""
         there = [n for n, found in enumerate(self._members) if name in found]
         _, shape, dtype = self._members[there[0]][name]
         more = {
-            self._members[n][name].shape[0] - int(self.lengths[n])
-            if self._members[n][name].shape
-            else -1
+            self._members[n][name].shape[0] - int(self.lengths[n]) if self._members[n][name].shape else -1
             for n in there
         }
         kinds = {_kind(self._members[n][name]): n for n in there}
@@ -124,9 +124,7 @@ class NpzSource(DirectorySource):
                 f"of {dtype} {shape[1:]} in {self._files[first]}, and another shape or dtype in {self._files[other]}"
             )
         elif more == {1} and any(next_of(name) in found for found in self._members):
-            self.unsupported[name] = (
-                f"one row longer than the episode, and {next_of(name)!r} is there too"
-            )
+            self.unsupported[name] = f"one row longer than the episode, and {next_of(name)!r} is there too"
         else:
             check_row(self._files[0], name, int(np.prod(shape[1:])) * dtype.itemsize)
             dtype = np.dtype("U") if dtype.kind == "U" else dtype.newbyteorder("=")
@@ -185,9 +183,7 @@ def _renamed(file: str, shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
     for name, (shape, dtype) in shapes.items():
         own = NAMES.get(name, name)
         if own in found:
-            raise InputError(
-                f"{file}: {name!r} and {found[own].name!r} are the same column; remove one"
-            )
+            raise InputError(f"{file}: {name!r} and {found[own].name!r} are the same column; remove one")
         found[own] = Stored(name, shape, dtype)
     return found
 
@@ -200,7 +196,8 @@ def _steps(file: str, found: Found) -> int:
             return rows[name]
     if len(set(rows.values())) != 1:
         raise InputError(
-            f"{file}: how many steps are these? There is no 'action' and no 'reward', and the arrays have {rows} rows; name one so, or "
+            f"{file}: how many steps are these? There is no 'action' and no 'reward', and the arrays have {rows} rows; "
+            f"name one so, or "
             "load them yourself (from_arrays)"
         )
     return next(iter(rows.values()))

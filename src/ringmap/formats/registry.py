@@ -58,7 +58,8 @@ class BuiltIn:
     Args:
         module: registers the format when it is imported; the packages of its extra are imported later.
         extra: the extra of ringmap whose packages the format needs; "" for none.
-        shares: the format whose suffixes it has, too, and ahead of which it is asked whether it knows a path; "" for none.
+        shares: the format whose suffixes it has, too, and ahead of which it is asked whether it knows a path; "" for
+            none.
         general: whether it is asked after all others, those of third parties too.
     """
 
@@ -180,7 +181,8 @@ class FormatTable(MutableMapping[str, type[Format]]):
         return {name: lazy for name, lazy in self._built_in.items() if not lazy.available}
 
     def recognising(self, path: str | PathLike[str]) -> Iterator[type[Format]]:
-        """Yield the formats that recognise a path, in order, also those whose packages are not installed: only a match asks for these.
+        """Yield the formats that recognise a path, in order, also those whose packages are not installed: only a match
+        asks for these.
 
         A third party's format that fails to load is logged and left out.
         """
@@ -301,9 +303,14 @@ def _meant(name: str) -> str:
 
 
 def resolve_format(
-    path: str | PathLike[str], format: str | None = None, *, mode: str = "append", default: str | None = None,
-    where: str = "resolve_format", option: str = "format=NAME",
-) -> type[Format]:  # fmt: skip
+    path: str | PathLike[str],
+    format: str | None = None,
+    *,
+    mode: str = "append",
+    default: str | None = None,
+    where: str = "resolve_format",
+    option: str = "format=NAME",
+) -> type[Format]:
     """Return the format to write at a path: the requested one, by suffix, by existing content, or the default.
 
     Args:
@@ -342,9 +349,7 @@ def resolve_format(
         )
     found = get_format(name)
     if not found.can_write():
-        raise InputError(
-            f"{where}: format {found.name!r} is read-only; choose another: {option}, one of {_writable()}"
-        )
+        raise InputError(f"{where}: format {found.name!r} is read-only; choose another: {option}, one of {_writable()}")
     if mode == "append" and there is not None and there is not found and not found.detect(place):
         raise InputError(
             f"{where}: {place} holds a dataset of format {there.name!r}, to which no {found.name!r} can be appended; "
@@ -363,7 +368,8 @@ def refuse_zip(path: str | PathLike[str], where: str) -> None:
     stem, suffix = os.path.splitext(place)
     if suffix.lower() == ".zip":
         raise UnsupportedError(
-            f"{where}: {place}: datasets are not read or written in zip files; unpack it (python -m zipfile -e {place} {stem}) and "
+            f"{where}: {place}: datasets are not read or written in zip files; unpack it (python -m zipfile -e {place} "
+            f"{stem}) and "
             f"name the folder, {stem}"
         )
 
@@ -384,7 +390,8 @@ def _writable() -> list[str]:
 def detect_format(path: str | PathLike[str]) -> type[Format] | None:
     """Return the first format that recognises `path`, or None.
 
-    A format whose packages are not installed is skipped; `refuse_missing` names it. A third party's format that fails to load is logged and skipped.
+    A format whose packages are not installed is skipped; `refuse_missing` names it. A third party's format that fails
+    to load is logged and skipped.
     """
     return next((found for found in FORMATS.recognising(path) if found.name in FORMATS), None)
 

@@ -57,7 +57,8 @@ class Ringmap(StoredFormat):
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the dataset at a path, which knows what the buffer does: its clips, its rate, and where rewards stand."""
+        """Return the dataset at a path, which knows what the buffer does: its clips, its rate, and where rewards
+        stand."""
         manifest = read_manifest(Disk(), local_path(path))
         settings, place = manifest.settings, _SOURCES.get(manifest.kind)
         if place is None:
@@ -71,7 +72,7 @@ class Ringmap(StoredFormat):
         return super().open_reader(path, **options)
 
     @classmethod
-    def _of_steps(cls, path: str | os.PathLike[str], place: str, options: dict[str, Any]) -> StoredDataset:  # fmt: skip
+    def _of_steps(cls, path: str | os.PathLike[str], place: str, options: dict[str, Any]) -> StoredDataset:
         """Return the episodes of a buffer of transitions or rows."""
         return StoredDataset(named(place)(path), **options)
 

@@ -84,9 +84,7 @@ class VideoSource(DecodingSource, TabularSource):
     def _most_images(self, folder: str, column: Column) -> int:
         """Return how many images a folder can hold at most: a frame takes a byte of its video."""
         sizes = (os.path.join(folder, video_name(i)) for i in range(len(self.lengths)))
-        return sum(
-            os.stat(path, follow_symlinks=False).st_size for path in sizes if not kind_at(path)
-        )
+        return sum(os.stat(path, follow_symlinks=False).st_size for path in sizes if not kind_at(path))
 
     def _images(self, out: Array, column: Column, episodes: Array, steps: Array) -> None:
         folder = os.path.join(self.path, column.file)
@@ -102,15 +100,16 @@ class VideoSource(DecodingSource, TabularSource):
 class VideoWriter(TabularWriter):
     """Writes episodes to a folder, images as videos. Use it in a `with` block.
 
-    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. The encoder has threads of its own.
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. The encoder has
+    threads of its own.
 
     Args:
-        lossless: keep every value of the images: H.264 in RGB with quantizer 0; PNG of uint16 with 1 or 3 channels, which is a
-            column of numbers without it.
+        lossless: keep every value of the images: H.264 in RGB with quantizer 0; PNG of uint16 with 1 or 3 channels,
+            which is a column of numbers without it.
         codec: the encoder, as PyAV names it.
         crf: quality, 0 to 51: less is better, and larger.
-        fps: steps per second of the dataset, and frames per second that a player shows; None: the rate of the source. Players show
-            30 where that is not known.
+        fps: steps per second of the dataset, and frames per second that a player shows; None: the rate of the source.
+            Players show 30 where that is not known.
 
     Raises:
         InputError: an option is wrong.

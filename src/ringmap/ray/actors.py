@@ -1,9 +1,10 @@
 """Collectors as actors of Ray: where they are, what they say, how they end.
 
     start ──► Ray finds a place ──► the census admits its node ──► play (until the end)
-                                                               └─► talk, talk, ... (one under way: answers there, messages back)
+                                                               └─► talk, talk, ... (one under way: answers back)
 
-A collector plays in one thread of its actor, and `talk` is served by another: it returns at once when there is something to hear.
+A collector plays in one thread of its actor, and `talk` is served by another: it returns at once when there is
+something to hear.
 
 Invariants: an actor is never started again by Ray, but by the supervisor, which counts its ring first.
 Not here: what is played (ringmap.collection.collector), restarts and leases (ringmap.collection.supervisor).
@@ -100,9 +101,7 @@ class Actors:
         options: of Ray, for each actor.
     """
 
-    def __init__(
-        self, ray: Any, census: Census, layout: Layout, job: Job, options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, ray: Any, census: Census, layout: Layout, job: Job, options: Mapping[str, Any]) -> None:
         self._ray, self._census, self._layout, self._job = ray, census, layout, job
         self._options = {"num_cpus": 1, **options}
         self._told = False
@@ -133,13 +132,15 @@ class Actors:
         ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
         for worker in workers:
             worker.take(set(ready))
-        late = [str(w.number) for w in workers if w.node is None and time.monotonic() - w.since > _PLACE_S]  # fmt: skip
+        late = [str(w.number) for w in workers if w.node is None and time.monotonic() - w.since > _PLACE_S]
         if late and not self._told:
             self._told = True
             log.warning(
-                "%s: Ray has no place yet for the collectors %s, and the others play: ask for fewer, or for less each (actor=)",
-                self._job.where, ", ".join(late),
-            )  # fmt: skip
+                "%s: Ray has no place yet for the collectors %s, and the others play: ask for fewer, or for less each "
+                "(actor=)",
+                self._job.where,
+                ", ".join(late),
+            )
 
     def stop(self, workers: Sequence[_Actor]) -> None:
         """End them by a kill: what is committed stays, and what is open is treated as after any kill."""
@@ -194,9 +195,7 @@ class _Actor:
                 rest = self._actor.talk.options(concurrency_group="talk").remote([])
                 self._hear(answer(self._ray, rest, _END_S))
                 is_clean = not any(isinstance(m, Failed) for m in self._messages)
-                self._ending = Ending(
-                    "ended" if is_clean else "ended by an error", "", is_clean, None
-                )
+                self._ending = Ending("ended" if is_clean else "ended by an error", "", is_clean, None)
         except (self._ray.exceptions.RayError, TimeoutError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self._last = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])

@@ -4,8 +4,8 @@
     a batch     one multinomial, 256 = 180 + 76             ─► read(180) on a, read(76) on b
     the parts   come through Ray's object store             ─► one copy into memory that is used again, in random order
 
-Invariants: a batch is whole; a part that fails is drawn again, from the nodes that are there; batches come in the order in which
-they were asked for.
+Invariants: a batch is whole; a part that fails is drawn again, from the nodes that are there; batches come in the order
+in which they were asked for.
 Not here: nodes and readers (readers.py).
 """
 
@@ -81,36 +81,42 @@ class _Asked:
 class ReplayBuffer:
     """The rings of all nodes of a Ray cluster, read as one buffer. Read-only.
 
-    On each node that holds rings a reader runs: an actor that draws from them and hands its part of a batch to this process through
-    Ray's object store. Rings and nodes that are added later join. While a node is away the others serve, and the log says so.
+    On each node that holds rings a reader runs: an actor that draws from them and hands its part of a batch to this
+    process through Ray's object store. Rings and nodes that are added later join. While a node is away the others
+    serve, and the log says so.
 
     Args:
-        path: the directory, the same on each node. A node's rings are the children of `path/NODE`, and of `path` itself. With `{node}`
-            or `{host}` in it: a template of the directory whose children are the rings.
+        path: the directory, the same on each node. A node's rings are the children of `path/NODE`, and of `path`
+            itself. With `{node}` or `{host}` in it: a template of the directory whose children are the rings.
         history_len: observations per clip; None: as the rings have stored.
         frameskip: stride between the observations of a clip; None: as the rings have stored.
         wait_s: how long to wait for the first ring, and for a node that is away while no other has clips.
         patience_s: how long a reader's answer may take before its node counts as away.
         threads: as for `ringmap.ReplayBuffer`, in each reader.
-        sampler: a `PrioritizedSampler(kind="proportional")`, whose priorities then span the rings of all nodes; None: every clip is
-            equally likely. It needs `state`. Each node draws by the priorities of its own rings; a node's share is up to a second old.
-            Another window than that of the last draw waits for a look at all nodes, O(rows).
-        state: with a sampler, the directory on each node where its reader keeps priorities: a template like `path`. They survive a kill
-            of the reader and of the learner; one learner at a time. When another node reads a ring, because the first is gone, all its clips have the highest priority again.
+        sampler: a `PrioritizedSampler(kind="proportional")`, whose priorities then span the rings of all nodes; None:
+            every clip is equally likely. It needs `state`. Each node draws by the priorities of its own rings; a node's
+            share is up to a second old. Another window than that of the last draw waits for a look at all nodes,
+            O(rows).
+        state: with a sampler, the directory on each node where its reader keeps priorities: a template like `path`.
+            They survive a kill of the reader and of the learner; one learner at a time. When another node reads a ring,
+            because the first is gone, all its clips have the highest priority again.
 
-        seed: of the draws: while rings, nodes and priorities stay as they are, `sample` gives the same batches again. A reader hands out
-            the parts that `batches` asks ahead two at a time, in any order.
+        seed: of the draws: while rings, nodes and priorities stay as they are, `sample` gives the same batches again. A
+            reader hands out the parts that `batches` asks ahead two at a time, in any order.
 
     Raises:
         MissingExtraError, RoleError: Ray is not installed, or not initialised.
         InputError: an argument is wrong.
         NoClipsError: no ring is there after `wait_s` seconds.
 
-    Cost: an actor on each node that holds rings, without a share of its processors (`num_cpus=0`), so that it starts where collectors
-        have them all. A batch: rows are copied twice where they lie (out of the ring, and into the object store), and once here; between
+    Cost: an actor on each node that holds rings, without a share of its processors (`num_cpus=0`), so that it starts
+    where collectors
+        have them all. A batch: rows are copied twice where they lie (out of the ring, and into the object store), and
+            once here; between
         hosts Ray transfers them in between. A ring, known by its uuid, is read at one place, however many nodes see it.
 
-    Processes and threads: any number of learners, each with readers of its own, which end with it. Methods may be called from several
+    Processes and threads: any number of learners, each with readers of its own, which end with it. Methods may be
+    called from several
         threads.
 
     Source: Ape-X (Horgan et al., 2018), replay on many machines; the sharding of Reverb (Cassirer et al., 2021).
@@ -124,11 +130,19 @@ class ReplayBuffer:
     """
 
     def __init__(
-        self, path: Any, history_len: int | None = None, frameskip: int | None = None, *, wait_s: float = 60.0,
-        patience_s: float = 30.0, threads: int | None = None, sampler: PrioritizedSampler | None = None, state: Any = None,
+        self,
+        path: Any,
+        history_len: int | None = None,
+        frameskip: int | None = None,
+        *,
+        wait_s: float = 60.0,
+        patience_s: float = 30.0,
+        threads: int | None = None,
+        sampler: PrioritizedSampler | None = None,
+        state: Any = None,
         seed: int | None = None,
-    ) -> None:  # fmt: skip
-        for name, value in (("history_len", history_len), ("frameskip", frameskip), ("threads", threads)):  # fmt: skip
+    ) -> None:
+        for name, value in (("history_len", history_len), ("frameskip", frameskip), ("threads", threads)):
             if value is not None:
                 positive(_WHERE, name, value)
         for name, seconds in (("wait_s", wait_s), ("patience_s", patience_s)):
@@ -214,25 +228,32 @@ class ReplayBuffer:
     # -- batches ------------------------------------------------------------------------------
 
     def sample(
-        self, batch_size: int, history_len: int | None = None, *, out: Mapping[str, Array] | None = None,
-        window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
+        self,
+        batch_size: int,
+        history_len: int | None = None,
+        *,
+        out: Mapping[str, Array] | None = None,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
         drop_all_padded: bool = False,
-    ) -> Batch[Array]:  # fmt: skip
+    ) -> Batch[Array]:
         """Draw a batch of clips: every clip of all nodes is equally likely.
 
         Args:
             batch_size: B, clips.
             history_len: H, observations per clip; None for the buffer's own.
-            out: column -> array to fill and return, of exactly the shape and dtype of the result, C-contiguous; missing columns are
-                returned in new arrays.
-            window: as for `ringmap.ReplayBuffer.sample`. Functions are computed by the readers, over their part of the batch.
+            out: column -> array to fill and return, of exactly the shape and dtype of the result, C-contiguous; missing
+                columns are returned in new arrays.
+            window: as for `ringmap.ReplayBuffer.sample`. Functions are computed by the readers, over their part of the
+                batch.
             columns: names of the columns to read; None: all.
             anchors: as for `ringmap.ReplayBuffer.sample`.
             drop_all_padded: as for `ringmap.ReplayBuffer.sample`.
 
         Returns:
-            column -> `(B, H, ...)` array, in memory that is used again once nobody refers to it. Its `ids` are unique to each clip,
-            whatever node it comes from. With priorities it has `weights`, float32 `(B,)`.
+            column -> `(B, H, ...)` array, in memory that is used again once nobody refers to it. Its `ids` are unique
+            to each clip, whatever node it comes from. With priorities it has `weights`, float32 `(B,)`.
 
         Raises:
             InputError: an argument is wrong; the rings of two nodes have other columns.
@@ -247,17 +268,27 @@ class ReplayBuffer:
         return batch
 
     def batches(
-        self, batch_size: int, steps: int | None = None, prefetch: int = 4, to: str = "numpy", device: Any = None,
-        pin_memory: bool = False, *, history_len: int | None = None, window: WindowSpec | None = None,
-        columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
-    ) -> Batches:  # fmt: skip
+        self,
+        batch_size: int,
+        steps: int | None = None,
+        prefetch: int = 4,
+        to: str = "numpy",
+        device: Any = None,
+        pin_memory: bool = False,
+        *,
+        history_len: int | None = None,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
+    ) -> Batches:
         """Return an endless iterator over `sample(batch_size)`; requests for the next batches are always under way.
 
         Args:
             batch_size: B, clips.
             steps: batches until it ends; None: never.
-            prefetch: batches asked for ahead of the loop, at most twice as many; 0: none. A reader hands over half of them at once, in
-                memory that later batches use again once no variable refers to any of them.
+            prefetch: batches asked for ahead of the loop, at most twice as many; 0: none. A reader hands over half of
+                them at once, in memory that later batches use again once no variable refers to any of them.
             to: "numpy" arrays or "torch" tensors.
             device: where tensors go.
             pin_memory: whether they go there from page-locked memory.
@@ -297,9 +328,7 @@ class ReplayBuffer:
                 while batches:  # and keep none: its memory is used again
                     yield batches.pop(0)
 
-        return Batches(
-            sample, ahead, batch_size, steps, prefetch, to, device, pin_memory, f"{_WHERE}.batches"
-        )
+        return Batches(sample, ahead, batch_size, steps, prefetch, to, device, pin_memory, f"{_WHERE}.batches")
 
     def _ask(self, size: int, request: bytes) -> list[_Asked]:
         """Ask for clips, each node for its part."""
@@ -311,11 +340,11 @@ class ReplayBuffer:
             _Asked(station, n, station.actor.read.options(concurrency_group="read").remote(n, request))
             for station, n in zip(stations, picks, strict=True)
             if n
-        ]  # fmt: skip
+        ]
 
     def _together(
         self, asked: list[_Asked], each: int, count: int, request: bytes, out: Mapping[str, Array] | None = None
-    ) -> list[Batch[Array]]:  # fmt: skip
+    ) -> list[Batch[Array]]:
         """Wait for the parts of so many batches of `each` clips, and put them together."""
         size = each * count
         places = self._rng.permutation(size)  # or the halves of a batch would be of different nodes
@@ -337,7 +366,7 @@ class ReplayBuffer:
             asked = self._ask(failed, request) if failed else []
         found = []
         for rows in (slice(n * each, (n + 1) * each) for n in range(count)):
-            batch = Batch({name: values[rows] if count > 1 else values for name, values in columns.items()})  # fmt: skip
+            batch = Batch({name: values[rows] if count > 1 else values for name, values in columns.items()})
             batch.ids = ids[rows]
             if self._sampler is not None:
                 self._step += 1
@@ -354,15 +383,16 @@ class ReplayBuffer:
 
         Args:
             ids: int64 `(B,)`: `batch.ids`.
-            values: `(B,)` priorities, such as absolute TD errors: finite and not negative. For an id that is named twice the last one
-                counts.
+            values: `(B,)` priorities, such as absolute TD errors: finite and not negative. For an id that is named
+                twice the last one counts.
 
         Returns:
-            The number that was sent: those of nodes that are away are passed over, as those of evicted clips are when they arrive.
+            The number that was sent: those of nodes that are away are passed over, as those of evicted clips are when
+            they arrive.
 
         Raises:
-            InputError: the buffer has no `PrioritizedSampler`; shapes differ, a value is not valid, or an id is of no ring that was
-                drawn from. Nothing was sent.
+            InputError: the buffer has no `PrioritizedSampler`; shapes differ, a value is not valid, or an id is of no
+                ring that was drawn from. Nothing was sent.
             EnvironmentFault: an earlier update failed on its node: the disk is full or fails.
             ClosedError: the buffer is closed.
 
@@ -380,16 +410,16 @@ class ReplayBuffer:
             uuids = list(self._numbers.uuids)
         parts = groups(numbers)
         if parts and not 0 <= parts[0][0] <= parts[-1][0] < len(uuids):
-            raise InputError(f"{where}: an id is of no ring that this buffer has drawn from; pass batch.ids")  # fmt: skip
+            raise InputError(f"{where}: an id is of no ring that this buffer has drawn from; pass batch.ids")
         self._settle(_MOST_UPDATES - 1)
         sent, changes = 0, dict[Station, list[Changed]]()
         for number, at in parts:
             station = self._readers.of_ring(uuids[number])
             if station is not None:
-                changes.setdefault(station, []).append((uuids[number], positions[at], priorities[at]))  # fmt: skip
+                changes.setdefault(station, []).append((uuids[number], positions[at], priorities[at]))
                 sent += len(at)
         for station, its in changes.items():
-            self._updates.append(station.actor.update.options(concurrency_group="update").remote(its))  # fmt: skip
+            self._updates.append(station.actor.update.options(concurrency_group="update").remote(its))
         return sent
 
     def flush(self) -> None:
@@ -446,9 +476,7 @@ class ReplayBuffer:
         faults = self._ray.exceptions
         text = str(error).strip().splitlines()[0] if str(error).strip() else ""
         if isinstance(error, faults.ObjectStoreFullError | faults.OutOfDiskError):
-            text = (
-                f"the object store is full; release batches, or start Ray with a larger one: {text}"
-            )
+            text = f"the object store is full; release batches, or start Ray with a larger one: {text}"
             time.sleep(_PAUSE_S)  # it gets free as batches are released
         why = f"{type(error).__name__}: {text}"
         if not may_fail:
@@ -458,9 +486,15 @@ class ReplayBuffer:
         self._readers.lose(one.station, why)
 
     def _put(
-        self, part: Part, one: _Asked, places: Array, size: int, batch: dict[str, Array], ids: Array,
+        self,
+        part: Part,
+        one: _Asked,
+        places: Array,
+        size: int,
+        batch: dict[str, Array],
+        ids: Array,
         out: Mapping[str, Array] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if batch and part.columns.keys() != batch.keys():
             raise self._differs(one, sorted(batch), sorted(part.columns))
         for name, values in part.columns.items():
@@ -494,13 +528,15 @@ class ReplayBuffer:
             return self._memory.empty(shape, dtype)
         if (given.shape, given.dtype) != (shape, dtype) or not given.flags.c_contiguous:
             raise InputError(
-                f"{_WHERE}.sample: out[{name!r}] must be a C-contiguous {dtype} array of shape {shape}, got {given.dtype} {given.shape}"
+                f"{_WHERE}.sample: out[{name!r}] must be a C-contiguous {dtype} array of shape {shape}, got "
+                f"{given.dtype} {given.shape}"
             )
         return given
 
     def _differs(self, one: _Asked, before: Any, here: Any) -> InputError:
         return InputError(
-            f"{_WHERE}: the rings of node {one.station.node.name} have other columns than those before them: {here} here, {before} "
+            f"{_WHERE}: the rings of node {one.station.node.name} have other columns than those before them: {here} "
+            f"here, {before} "
             "there; give rings of one schema"
         )
 
@@ -512,9 +548,11 @@ class ReplayBuffer:
         self._readers.session.check(f"{_WHERE}: the buffer of {self.path}")
 
     def close(self) -> None:
-        """End the readers. A closed buffer raises ClosedError on use; closing twice is allowed, and after `ray.shutdown()`.
+        """End the readers. A closed buffer raises ClosedError on use; closing twice is allowed, and after
+        `ray.shutdown()`.
 
-        Close it, and its `batches`, before `ray.shutdown()`: Ray ends a process in which another thread calls it at that moment.
+        Close it, and its `batches`, before `ray.shutdown()`: Ray ends a process in which another thread calls it at
+        that moment.
         """
         if not self._is_closed:
             self._is_closed = True
@@ -537,7 +575,8 @@ class ReplayBuffer:
         found = self.nodes
         return (
             f"ringmap.ray.ReplayBuffer(nodes={sum(bool(node.shards) for node in found)}, "
-            f"rings={sum(len(node.shards) for node in found)}, clips={sum(node.clips for node in found)}, below {self.path})"
+            f"rings={sum(len(node.shards) for node in found)}, clips={sum(node.clips for node in found)}, below "
+            f"{self.path})"
         )
 
 
@@ -549,28 +588,34 @@ def _kept(sampler: Any, state: Any, layout: Layout) -> Layout | None:
     """
     if sampler is None:
         if state is not None:
-            raise InputError(f"{_WHERE}: state={str(state)!r} keeps the priorities of a PrioritizedSampler; pass sampler= too")  # fmt: skip
+            raise InputError(
+                f"{_WHERE}: state={str(state)!r} keeps the priorities of a PrioritizedSampler; pass sampler= too"
+            )
         return None
     if not isinstance(sampler, PrioritizedSampler) or sampler.kind != "proportional":
         raise InputError(
-            f"{_WHERE}: sampler must be a PrioritizedSampler(kind='proportional'): no other spans nodes; got {sampler!r:.80}"
+            f"{_WHERE}: sampler must be a PrioritizedSampler(kind='proportional'): no other spans nodes; got "
+            f"{sampler!r:.80}"
         )
     if state is None:
         raise InputError(
-            f"{_WHERE}: a PrioritizedSampler needs state=, the directory on each node where its reader keeps priorities: readers are "
+            f"{_WHERE}: a PrioritizedSampler needs state=, the directory on each node where its reader keeps "
+            f"priorities: readers are "
             "started again"
         )
     kept = Layout(state, _WHERE)
     if kept.path == layout.path:
-        raise InputError(
-            f"{_WHERE}: state={kept.path} is where the rings lie; give a directory of its own"
-        )
+        raise InputError(f"{_WHERE}: state={kept.path} is where the rings lie; give a directory of its own")
     return kept
 
 
 def _request(
-    history_len: int | None, window: WindowSpec | None, columns: Iterable[str] | None, anchors: slice | None, drop_all_padded: bool
-) -> bytes:  # fmt: skip
+    history_len: int | None,
+    window: WindowSpec | None,
+    columns: Iterable[str] | None,
+    anchors: slice | None,
+    drop_all_padded: bool,
+) -> bytes:
     """Return a request as readers take it: equal ones are equal bytes.
 
     Raises:
@@ -580,18 +625,23 @@ def _request(
         history_len = positive(f"{_WHERE}.sample", "history_len", history_len)
         if window is not None:
             raise InputError(
-                f"{_WHERE}.sample: history_len={history_len} and a window contradict; a window says which steps of each column an item holds"
+                f"{_WHERE}.sample: history_len={history_len} and a window contradict; a window says which steps of "
+                f"each column an item holds"
             )
     given = {
-        "history_len": history_len, "window": window, "columns": columns if columns is None or isinstance(columns, str) else tuple(columns),
-        "anchors": anchors, "drop_all_padded": drop_all_padded or None,
-    }  # fmt: skip
+        "history_len": history_len,
+        "window": window,
+        "columns": columns if columns is None or isinstance(columns, str) else tuple(columns),
+        "anchors": anchors,
+        "drop_all_padded": drop_all_padded or None,
+    }
     wanted = {name: value for name, value in given.items() if value is not None}
     try:
         return pickle.dumps(wanted)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InputError(
-            f"{_WHERE}.sample: the request can't be sent to a reader: {error}; define its functions at the top level of a module"
+            f"{_WHERE}.sample: the request can't be sent to a reader: {error}; define its functions at the top level "
+            f"of a module"
         ) from error
 
 

@@ -6,8 +6,8 @@
 
 Before a collector plays on a node for the first time, the node's folder is noted at all nodes.
 
-Invariants: all locks are held at one moment; a ring counts once, by its uuid; a noted folder that no node sees stops the count.
-Not here: locks and files (keeper.py), who plays what (ringmap.collection.seeds).
+Invariants: all locks are held at one moment; a ring counts once, by its uuid; a noted folder that no node sees stops
+the count. Not here: locks and files (keeper.py), who plays what (ringmap.collection.seeds).
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ class Census:
             if time.monotonic() >= until:
                 places = ", ".join(f"{folder} of node {name}" for folder, name in away.items())
                 raise EnvironmentFault(
-                    f"{self._job.where}: these folders hold rings of this collection, and no node that is alive sees them: {places}. "
-                    "Their seeds can't be counted: start the node again, or, if its disk is gone, pass its name in lost= to play them "
+                    f"{self._job.where}: these folders hold rings of this collection, and no node that is alive sees "
+                    f"them: {places}. "
+                    "Their seeds can't be counted: start the node again, or, if its disk is gone, pass its name in "
+                    "lost= to play them "
                     "again"
                 )
             time.sleep(_PAUSE_S)
@@ -100,7 +102,7 @@ class Census:
         asked = {
             node.id: (node, self._scout.options(scheduling_strategy=pinned_to(node)).remote(self._layout.patterns))
             for node in nodes_of(self._ray)
-        }  # fmt: skip
+        }
         seen: dict[str, tuple[Node, Scan]] = {}
         for key, (node, ref) in asked.items():
             try:
@@ -111,7 +113,8 @@ class Census:
                 raise DamageError(f"{self._job.where}: node {node.name}: {folder}: {problem}")
         for one, other in copies(seen):
             raise InputError(
-                f"{self._job.where}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring, by a "
+                f"{self._job.where}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the "
+                f"same ring, by a "
                 "copy or a shared disk: its seeds would count twice; move one of them elsewhere"
             )
         return seen
@@ -124,9 +127,7 @@ class Census:
             self._keeper(node)
             rings.setdefault((self._layout.folder(node), node.host), []).extend(folders)
             self.homes |= {os.path.basename(folder): node.id for folder in folders}
-        asked = [
-            self._keepers[at][1].take.remote(folders, self._layout.patterns) for at, folders in rings.items()
-        ]  # fmt: skip
+        asked = [self._keepers[at][1].take.remote(folders, self._layout.patterns) for at, folders in rings.items()]
         return [answer(self._ray, ref) for ref in asked]
 
     def _keeper(self, node: Node) -> Any:
@@ -160,7 +161,8 @@ class Census:
             keeper.release.remote()
             if any(len(progress) for progress in count.progress.values()):
                 raise InputError(
-                    f"{self._job.where}: node {node.name} joined with rings that hold episodes of this collection; call it again, and "
+                    f"{self._job.where}: node {node.name} joined with rings that hold episodes of this collection; "
+                    f"call it again, and "
                     "they are counted"
                 )
             self._nodes[folder] = node.name
@@ -180,9 +182,7 @@ class Census:
         """Return what a ring holds whose collector has ended; None while no node sees it."""
         alive = sorted(nodes_of(self._ray), key=lambda other: other.id != node.id)
         for other in alive:
-            ref = self._counter.options(scheduling_strategy=pinned_to(other)).remote(
-                ring, self._job
-            )
+            ref = self._counter.options(scheduling_strategy=pinned_to(other)).remote(ring, self._job)
             found: set[int] | None = self._while_alive(other, ref)
             if found is not None:
                 return found
@@ -209,7 +209,5 @@ class Census:
     def __enter__(self) -> Census:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:  # fmt: skip
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()

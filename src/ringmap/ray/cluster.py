@@ -3,8 +3,8 @@
     path "/data/replay"           ->  /data/replay/{node}        rings of node a: /data/replay/a/collector-0, ...
     path "/data/{host}/replay"    ->  as it is
 
-A node looks at the folders of every node's name, not of its own alone: a node that comes back under another name, or beside
-another one on the same host, finds the rings that are there.
+A node looks at the folders of every node's name, not of its own alone: a node that comes back under another name, or
+beside another one on the same host, finds the rings that are there.
 
 Invariants: nothing is changed; Ray is imported by the call that needs it.
 Not here: who reads which ring (roster.py).
@@ -44,7 +44,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that is alive. `id`: Ray's, another one after each start; `name`: `ray start --node-name`, else its address."""
+    """A node that is alive. `id`: Ray's, another one after each start; `name`: `ray start --node-name`, else its
+    address."""
 
     id: str
     name: str
@@ -85,7 +86,8 @@ def ray_for(where: str) -> Any:
 
     if not ray.is_initialized():
         raise RoleError(
-            f"{where}: Ray is not initialised in this process; call ray.init() on one machine, or ray.init('auto') on a cluster"
+            f"{where}: Ray is not initialised in this process; call ray.init() on one machine, or ray.init('auto') on "
+            f"a cluster"
         )
     return ray
 
@@ -93,8 +95,8 @@ def ray_for(where: str) -> Any:
 class Session:
     """The cluster that this process is in now, as long as it stays in it.
 
-    Ray starts a new cluster for a call after `ray.shutdown()`, from any thread, and ends the process where an object of an
-    earlier one is used. So what outlives a call asks this before the next one.
+    Ray starts a new cluster for a call after `ray.shutdown()`, from any thread, and ends the process where an object of
+    an earlier one is used. So what outlives a call asks this before the next one.
 
     Args:
         ray: the module.
@@ -123,7 +125,8 @@ class Session:
         """
         if self.is_over:
             raise ClosedError(
-                f"{where}: Ray was shut down, or started again, since it was opened; its readers have ended: open it again"
+                f"{where}: Ray was shut down, or started again, since it was opened; its readers have ended: open it "
+                f"again"
             )
 
 

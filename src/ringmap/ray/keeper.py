@@ -1,4 +1,5 @@
-"""The keeper of a node's folder: an actor that holds its lock while a collection runs, and counts its rings under their locks.
+"""The keeper of a node's folder: an actor that holds its lock while a collection runs, and counts its rings under their
+locks.
 
     /data/replay/a/collect/lock          held from the first call to its end
     /data/replay/a/collect/nodes.json    the folders that hold rings of the collection, on all nodes
@@ -35,7 +36,8 @@ _PAUSE_S = 0.1
 
 @dataclass(slots=True)
 class Count:
-    """What a keeper found. `progress`: of each ring that has a part; `nodes`: folder -> node, as noted at this node so far."""
+    """What a keeper found. `progress`: of each ring that has a part; `nodes`: folder -> node, as noted at this node so
+    far."""
 
     progress: dict[str, Progress]
     nodes: dict[str, str]

@@ -2,10 +2,11 @@
 
     roster ─► each node lists its episodes, in parts ─► one dataset a node, whose tasks run there ─► their union
 
-Rows go from there to the next step of the job as Ray Data decides. A part names episodes by position, so what a live ring evicts meanwhile is passed over.
+Rows go from there to the next step of the job as Ray Data decides. A part names episodes by position, so what a live
+ring evicts meanwhile is passed over.
 
-Invariants: each episode that was stored at the call comes once, unless it is evicted before it is read; a ring is read at one node.
-Not here: batches for a learner (buffer.py).
+Invariants: each episode that was stored at the call comes once, unless it is evicted before it is read; a ring is read
+at one node. Not here: batches for a learner (buffer.py).
 """
 
 from __future__ import annotations
@@ -47,10 +48,17 @@ class _What:
 
 
 def read(
-    path: str | os.PathLike[str], history_len: int | None = None, frameskip: int = 1, *, columns: Iterable[str] | None = None,
-    block_steps: int = 10_000, wait_s: float = 60.0, remote_args: Mapping[str, Any] | None = None,
-) -> Any:  # fmt: skip
-    """Return a `ray.data.Dataset` of the episodes, or the clips, of the rings of all nodes. Nothing is read before it is used.
+    path: str | os.PathLike[str],
+    history_len: int | None = None,
+    frameskip: int = 1,
+    *,
+    columns: Iterable[str] | None = None,
+    block_steps: int = 10_000,
+    wait_s: float = 60.0,
+    remote_args: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return a `ray.data.Dataset` of the episodes, or the clips, of the rings of all nodes. Nothing is read before it
+    is used.
 
     Args:
         path: as for `ringmap.ray.ReplayBuffer`.
@@ -62,8 +70,9 @@ def read(
         remote_args: options of Ray for the tasks that read, such as `{"num_cpus": 0.5}`.
 
     Returns:
-        Rows: column -> `(T, ...)` array of an episode, with the values that are constant within it under their own names, or `(H, ...)`
-        of a clip; `_node`, the id of the node that read it; `_ring`, the ring's directory; and `_position`, which names the episode there.
+        Rows: column -> `(T, ...)` array of an episode, with the values that are constant within it under their own
+        names, or `(H, ...)` of a clip; `_node`, the id of the node that read it; `_ring`, the ring's directory; and
+        `_position`, which names the episode there.
 
     Raises:
         MissingExtraError, RoleError: Ray is not installed, or not initialised.
@@ -98,7 +107,7 @@ def read(
             partial(_rows, what=what), **_only_on(node, data.Dataset), **given
         )
         for node, of_node in parts
-    ]  # fmt: skip
+    ]
     return reads[0].union(*reads[1:]) if len(reads) > 1 else reads[0]
 
 
@@ -109,9 +118,7 @@ def _only_on(node: Node, dataset: Any) -> dict[str, Any]:
     return {"scheduling_strategy": pinned_to(node)}  # of a Ray that has no labels here
 
 
-def _parts(
-    ray: Any, layout: Layout, block_steps: int, wait_s: float
-) -> list[tuple[Node, list[dict[str, Any]]]]:
+def _parts(ray: Any, layout: Layout, block_steps: int, wait_s: float) -> list[tuple[Node, list[dict[str, Any]]]]:
     """Return what each node reads."""
     scout = ray.remote(num_cpus=0, max_retries=0)(rings_at)
     lister = ray.remote(num_cpus=0, max_retries=0)(_listed)
@@ -124,15 +131,13 @@ def _parts(
             lists = [
                 (seen[key][0], lister.options(scheduling_strategy=pinned_to(seen[key][0])).remote(folders, block_steps))
                 for key, folders in roster.items()
-            ]  # fmt: skip
+            ]
             parts = [(node, answer(ray, ref, _PATIENCE_S)) for node, ref in lists]
             found = [(node, of_node) for node, of_node in parts if of_node]
             why = f"on the nodes {', '.join(node.name for node, _ in seen.values())}"
         except ray.exceptions.RayTaskError:
             raise
-        except (
-            ray.exceptions.RayError
-        ) as error:  # a node that is going: a part of all would be no answer
+        except ray.exceptions.RayError as error:  # a node that is going: a part of all would be no answer
             if time.monotonic() >= until:
                 raise
             log.info("%s: looks again: %s", _WHERE, error)
@@ -153,8 +158,7 @@ def _seen(ray: Any, scout: Any, layout: Layout) -> dict[str, tuple[Node, Scan]]:
         RayError: a node does not answer.
     """
     asked = [
-        (node, scout.options(scheduling_strategy=pinned_to(node)).remote(layout.patterns))
-        for node in nodes_of(ray)
+        (node, scout.options(scheduling_strategy=pinned_to(node)).remote(layout.patterns)) for node in nodes_of(ray)
     ]
     seen = {node.id: (node, answer(ray, ref, _PATIENCE_S)) for node, ref in asked}
     for node, scan in seen.values():
@@ -162,7 +166,8 @@ def _seen(ray: Any, scout: Any, layout: Layout) -> dict[str, tuple[Node, Scan]]:
             raise DamageError(f"{_WHERE}: node {node.name}: {folder}: {problem}")
     for one, other in copies(seen):
         raise InputError(
-            f"{_WHERE}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring, by a copy or a "
+            f"{_WHERE}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring, by "
+            f"a copy or a "
             "shared disk: its episodes would come twice; move one of them elsewhere"
         )
     return seen
@@ -192,9 +197,7 @@ def _rows(item: dict[str, Any], what: _What) -> Iterator[dict[str, Any]]:
         for position in positions:
             try:
                 number = buffer.episode_number(position)
-                found = (
-                    _clips_of(buffer, number) if what.history_len else [_episode(buffer, number)]
-                )
+                found = _clips_of(buffer, number) if what.history_len else [_episode(buffer, number)]
                 for row in found:
                     kept = row if what.columns is None else _some(row, what.columns, ring)
                     yield {**kept, "_node": node, "_ring": ring, "_position": int(position)}

@@ -4,9 +4,10 @@
     read     a part of a batch                                 two at a time: one gathers while Ray stores the other
     update   priorities of clips                               one after the other
 
-Rows are gathered into arrays that are used again; Ray copies them into its object store before the thread takes the next call.
-Invariants: it opens the rings that the call names, and no others; it holds nothing that a restart would lose: priorities are in
-files of its node.
+Rows are gathered into arrays that are used again; Ray copies them into its object store before the thread takes the
+next call.
+Invariants: it opens the rings that the call names, and no others; it holds nothing that a restart would lose:
+priorities are in files of its node.
 Not here: which rings (roster.py), how many clips (readers.py).
 """
 
@@ -69,7 +70,8 @@ class Report:
 
 @dataclass(slots=True)
 class Part:
-    """A part of a batch. `ids`: of this reader; `uuids`: what their ring numbers mean; `masses`: of the clips, if they have priorities."""
+    """A part of a batch. `ids`: of this reader; `uuids`: what their ring numbers mean; `masses`: of the clips, if they
+    have priorities."""
 
     columns: dict[str, Array]
     ids: Array
@@ -83,7 +85,8 @@ Changed = tuple[bytes, Array, Array]
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How readers draw by priority: as a `PrioritizedSampler` with these options, whose priorities lie in the directory `state`."""
+    """How readers draw by priority: as a `PrioritizedSampler` with these options, whose priorities lie in the directory
+    `state`."""
 
     alpha: float
     eps: float
@@ -101,7 +104,7 @@ class Reader:
 
     def __init__(
         self, options: Mapping[str, Any], drawing: Drawing | None = None, seed: Sequence[int] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._options, self._drawing = dict(options), drawing
         self._seed = seed
         self._lock = threading.Lock()
@@ -109,9 +112,7 @@ class Reader:
         self._buffer: ShardedReplayBuffer | None = None
         self._out: dict[tuple[int, bytes], dict[str, Array]] = {}
 
-    def look(
-        self, patterns: tuple[str, ...], folders: tuple[str, ...], requests: list[bytes]
-    ) -> Report:
+    def look(self, patterns: tuple[str, ...], folders: tuple[str, ...], requests: list[bytes]) -> Report:
         """Return what is there, and open the rings of the roster."""
         scan = rings_at(patterns)
         buffer = self._opened(folders)
@@ -119,9 +120,7 @@ class Reader:
             return Report(scan, folders, {}, [], None, None, os.getpid())
         buffer.refresh()
         cuts = {request: _cut(buffer, pickle.loads(request)) for request in requests}
-        clips = {
-            r: 0 if cut is None else buffer.engine.count(cut, False) for r, cut in cuts.items()
-        }
+        clips = {r: 0 if cut is None else buffer.engine.count(cut, False) for r, cut in cuts.items()}
         sizes = buffer.history_len, buffer.frameskip
         priorities = buffer.engine.priorities
         masses: dict[bytes, float] | None = None
@@ -143,7 +142,8 @@ class Reader:
     def _read(self, buffer: ShardedReplayBuffer, size: int, request: bytes) -> Part:
         if buffer.engine.transitions is not None:
             raise InputError(
-                "ringmap.ray.ReplayBuffer: the rings hold transitions, and only episodes are read over Ray; read them on the machine "
+                "ringmap.ray.ReplayBuffer: the rings hold transitions, and only episodes are read over Ray; read them "
+                "on the machine "
                 "where they are, ringmap.data.ShardedReplayBuffer(path)"
             )
         wanted = pickle.loads(request)
@@ -161,7 +161,8 @@ class Reader:
         return Part(dict(batch), batch.ids, uuids, masses)
 
     def update(self, changes: Sequence[Changed]) -> int:
-        """Set priorities of clips; return how many: those evicted, and those of rings that are not open here, are passed over."""
+        """Set priorities of clips; return how many: those evicted, and those of rings that are not open here, are
+        passed over."""
         try:
             count: int = self._while_open(lambda buffer: self._update(buffer, changes))
         except NoClipsError:  # a restart, before the first look
@@ -232,8 +233,9 @@ def _cut(buffer: ShardedReplayBuffer, wanted: Mapping[str, Any]) -> Cut | None:
 
 def started_on(
     ray: Any, node: Node, options: Mapping[str, Any], drawing: Drawing | None = None, seed: Sequence[int] | None = None
-) -> Any:  # fmt: skip
-    """Start a reader on a node, where Ray restarts it for ever; return its handle. It ends with the process that has the handle."""
+) -> Any:
+    """Start a reader on a node, where Ray restarts it for ever; return its handle. It ends with the process that has
+    the handle."""
     groups = {"look": 1, "read": _READS, "update": 1}
     actor = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups=groups)(Reader)
     return actor.options(scheduling_strategy=pinned_to(node)).remote(dict(options), drawing, seed)

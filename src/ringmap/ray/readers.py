@@ -1,14 +1,14 @@
 """The readers of one learner: found, followed, lost and found again.
 
-    every second    which nodes are alive                one call to Ray's head, in a thread; while it is away, the nodes that it named last
-    4 in a second   a look of each reader
+    every second    which nodes are alive                one call to Ray's head, in a thread; while it is away, the
+    nodes that it named last 4 in a second   a look of each reader
     every second    a look at each other node, by a task: Ray needs 3 ms of processor time for it
     a fault         the node counts as away until a look is answered; the others serve
 
 A node that never had rings has no reader. Looks are sent while a learner draws.
 
-Invariants: a node is drawn from by counts that were asked for less than a second ago; a fault of one node stops no other.
-Not here: parts and batches (buffer.py), what a reader does (reader.py).
+Invariants: a node is drawn from by counts that were asked for less than a second ago; a fault of one node stops no
+other. Not here: parts and batches (buffer.py), what a reader does (reader.py).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Station:
         return self.report.clips.get(request, 0)
 
     def share(self, request: bytes) -> float:
-        """Return its chance against other nodes, not scaled: the mass of its clips, if they have priorities, else their number."""
+        """Return its chance against other nodes, not scaled: the mass of its clips, if they have priorities, else their
+        number."""
         clips, report = self.clips(request), self.report
         if not clips or report is None or report.masses is None:
             return clips
@@ -83,9 +84,15 @@ class Readers:
     """
 
     def __init__(
-        self, ray: Any, layout: Layout, options: Mapping[str, Any], patience_s: float,
-        sampler: PrioritizedSampler | None = None, state: Layout | None = None, seed: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        ray: Any,
+        layout: Layout,
+        options: Mapping[str, Any],
+        patience_s: float,
+        sampler: PrioritizedSampler | None = None,
+        state: Layout | None = None,
+        seed: int | None = None,
+    ) -> None:
         self._ray, self._layout, self._options = ray, layout, dict(options)
         self._sampler, self._state, self._seed = sampler, state, seed
         self._patience_s = patience_s
@@ -115,9 +122,7 @@ class Readers:
                 self._lookout.ask()
             pending = {s.pending: s for s in self.stations.values() if s.pending is not None}
             if pending:
-                done, _ = self._ray.wait(
-                    list(pending), num_returns=len(pending), timeout=0, fetch_local=True
-                )
+                done, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0, fetch_local=True)
                 for ref in done:
                     self._take_look(pending[ref])
                 if done:
@@ -134,9 +139,7 @@ class Readers:
         for gone in self.stations.keys() - alive.keys():
             station = self.stations.pop(gone)
             if station.actor is not None:
-                log.warning(
-                    "%s: node %s is gone; its clips are not drawn until it is back", _WHERE, station.node.name
-                )  # fmt: skip
+                log.warning("%s: node %s is gone; its clips are not drawn until it is back", _WHERE, station.node.name)
                 self._ray.kill(station.actor)
         for node in alive.values():
             if node.id not in self.stations:
@@ -147,14 +150,10 @@ class Readers:
         folders = self._roster.get(station.node.id, ())
         if folders and station.actor is None:
             seed = None if self._seed is None else [self._seed, *station.node.name.encode()]
-            station.actor = started_on(
-                self._ray, station.node, self._options, self._drawing(station.node), seed
-            )
+            station.actor = started_on(self._ray, station.node, self._options, self._drawing(station.node), seed)
         if station.actor is None:
             place = pinned_to(station.node)
-            station.pending = self._scout.options(scheduling_strategy=place).remote(
-                self._layout.patterns
-            )
+            station.pending = self._scout.options(scheduling_strategy=place).remote(self._layout.patterns)
             return
         look = station.actor.look.options(concurrency_group="look")
         station.pending = look.remote(self._layout.patterns, folders, list(self._requests))
@@ -195,7 +194,8 @@ class Readers:
         self._roster, self._owners = assign(seen, self._layout, self._owners)
         for one, other in copies(seen):
             self._tell(
-                f"{one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring (uuid {one.uuid.hex()}), "
+                f"{one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring (uuid "
+                f"{one.uuid.hex()}), "
                 "by a copy or a shared disk; it is read at one place. Copy rings with ReplayBuffer.snapshot"
             )
         for key, station in self.stations.items():
@@ -214,7 +214,7 @@ class Readers:
             if station.problem is None:
                 log.warning(
                     "%s: the reader of node %s is away, and the others serve: %s", _WHERE, station.node.name, why
-                )  # fmt: skip
+                )
             station.problem = why
             station.pending = None
 
@@ -261,9 +261,7 @@ class Readers:
 
         with self.lock:
             if self._sampler is not None:
-                self._requests = list(
-                    dict.fromkeys((PLAIN, request))
-                )  # masses are those of the last alone
+                self._requests = list(dict.fromkeys((PLAIN, request)))  # masses are those of the last alone
             elif request not in self._requests:
                 self._requests = [PLAIN, *self._requests[1:][-_MOST_REQUESTS:], request]
         self.wait(is_settled, wait_s)
@@ -292,18 +290,18 @@ class Readers:
             if away:
                 return f"no clips can be drawn; away are the nodes {', '.join(away)}"
             silent = [
-                s.node.name for s in stations
-                if not s.asked_at or (s.report is None and s.node.id in self._roster)
-            ]  # fmt: skip
+                s.node.name for s in stations if not s.asked_at or (s.report is None and s.node.id in self._roster)
+            ]
             if silent:
                 return f"the readers on the nodes {', '.join(silent)} have not answered yet; wait longer (wait_s=)"
             if not self._roster:
                 absent = [s.node.name for s in stations if not s.scan.folders]
                 why = f"; the path is not there on {', '.join(absent)}" if absent else ""
-                broken = "".join(
-                    f"; {f}: {w}" for s in stations for f, w in s.scan.problems.items()
+                broken = "".join(f"; {f}: {w}" for s in stations for f, w in s.scan.problems.items())
+                return (
+                    f"no ring below {self._layout.path} on the nodes {names}{why}{broken}; start a collector there, "
+                    f"or wait longer (wait_s=)"
                 )
-                return f"no ring below {self._layout.path} on the nodes {names}{why}{broken}; start a collector there, or wait longer (wait_s=)"
             return f"the rings below {self._layout.path} on the nodes {names} hold no clips that are long enough"
 
     def close(self) -> None:

@@ -4,8 +4,8 @@
     node b sees   ring 1 (/data/a/0)  ring 2 (/data/b/0)  ─►  b reads 2        two raylets on one host
     node c sees   ring 1, at another host                 ─►  a copy: named, and not read
 
-Invariants: a ring, known by its uuid, is read by at most one node: the one in whose folder it lies, else the one that read it before.
-Not here: how a node looks (cluster.py), when (readers.py).
+Invariants: a ring, known by its uuid, is read by at most one node: the one in whose folder it lies, else the one that
+read it before. Not here: how a node looks (cluster.py), when (readers.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def assign(
 
 
 def copies(seen: Mapping[str, tuple[Node, Scan]]) -> list[tuple[Found, Found]]:
-    """Return pairs of places that hold one ring: copies, or a disk that two hosts share. One place, seen twice, is none."""
+    """Return pairs of places that hold one ring: copies, or a disk that two hosts share. One place, seen twice, is
+    none."""
     first: dict[bytes, Found] = {}
     found: dict[tuple[str, str], tuple[Found, Found]] = {}
     for _, scan in seen.values():

@@ -35,7 +35,8 @@ __all__ = ["EpisodeSink", "RowSink", "Sink", "sink_of"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _NO_KEYS: dict[type, str] = {
-    DistillationBuffer: "a DistillationBuffer stores what a teacher would have done, which no environment says; call its add",
+    DistillationBuffer: "a DistillationBuffer stores what a teacher would have done, which no environment says; call "
+    "its add",
     RolloutBuffer: "a RolloutBuffer stores values and log-probabilities, which only the policy knows; call its add",
 }
 
@@ -70,7 +71,7 @@ class Sink:
     @property
     def layout(self) -> Any:
         """The properties that two buffers must share for a swap."""
-        found = None if self.columns is None else frozenset((c.name, c.shape, c.dtype.str) for c in self.columns)  # fmt: skip
+        found = None if self.columns is None else frozenset((c.name, c.shape, c.dtype.str) for c in self.columns)
         return self.by_step, found
 
     @property
@@ -78,9 +79,7 @@ class Sink:
         """Whether `write_joined` stores episodes."""
         return False
 
-    def write_joined(
-        self, rows: Mapping[str, Array], lengths: Sequence[int], data: Sequence[Mapping[str, Any]]
-    ) -> int:
+    def write_joined(self, rows: Mapping[str, Array], lengths: Sequence[int], data: Sequence[Mapping[str, Any]]) -> int:
         """Store whole episodes whose rows lie one behind the other; return how many: `write` is for the rest."""
         return 0
 
@@ -95,9 +94,13 @@ class EpisodeSink(Sink):
     """Whole episodes; with `stream`, their rows as they come; with `commit_every`, these as parts."""
 
     def __init__(
-        self, given: Any, buffer: ReplayBuffer, columns: tuple[ColumnSpec, ...] | None, stream: bool,
+        self,
+        given: Any,
+        buffer: ReplayBuffer,
+        columns: tuple[ColumnSpec, ...] | None,
+        stream: bool,
         commit_every: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(given, columns, buffer.options.casting)
         self.commit_every = commit_every
         self.max_steps = buffer.max_steps if commit_every is None else sys.maxsize
@@ -124,9 +127,7 @@ class EpisodeSink(Sink):
         """Whether `write_joined` stores episodes; with a pace each is stored alone, as it waits for its own room."""
         return not self.stream and self.buffer is self._inner and self.pace is None
 
-    def write_joined(
-        self, rows: Mapping[str, Array], lengths: Sequence[int], data: Sequence[Mapping[str, Any]]
-    ) -> int:
+    def write_joined(self, rows: Mapping[str, Array], lengths: Sequence[int], data: Sequence[Mapping[str, Any]]) -> int:
         """Store whole episodes, as `ReplayBuffer.write_joined` does."""
         count = self._inner.write_joined(rows, lengths, data)
         self.num_stored += count
@@ -139,13 +140,9 @@ class EpisodeSink(Sink):
     def append(self, slot: int, step: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         """Stream a row of a slot's open episode, which has this data."""
         if slot not in self._open:
-            self._open[slot] = self._inner.begin_episode(
-                commit_every=self.commit_every, episode_data=data, lane=slot
-            )
+            self._open[slot] = self._inner.begin_episode(commit_every=self.commit_every, episode_data=data, lane=slot)
         if self._inner.schema is None:
-            rows = self._typed(
-                {name: as_array(value, name, "item")[None] for name, value in step.items()}
-            )
+            rows = self._typed({name: as_array(value, name, "item")[None] for name, value in step.items()})
             step = {name: values[0] for name, values in rows.items()}
         stream, every = self._open[slot], self.commit_every
         with self.room(every if every and (stream.num_steps + 1) % every == 0 else 0):
@@ -179,13 +176,14 @@ class RowSink(Sink):
 
     def __init__(
         self, buffer: Any, columns: tuple[ColumnSpec, ...] | None, casting: str, extra: Sequence[str] = ()
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(buffer, columns, casting)
         self._extra = extra
         self._most, self._is_named = 0, False
 
     def add(self, rows: Mapping[str, Any], fresh: Array, slots: Sequence[int]) -> None:
-        """Store transitions, column -> `(n, ...)`, of these slots; `fresh` `(n,)` says which are the first of an episode."""
+        """Store transitions, column -> `(n, ...)`, of these slots; `fresh` `(n,)` says which are the first of an
+        episode."""
         with self.room(len(fresh)):
             self._add(rows, fresh, slots)
         self.num_stored += 1
@@ -195,14 +193,23 @@ class RowSink(Sink):
             self.buffer.extend(dict(rows))
             return
         rows = dict(rows)
-        # Slots that are reset have no transition; then each row says whose it is. A buffer of stacks refuses that, and says why.
+        # Slots that are reset have no transition; then each row says whose it is. A buffer of stacks refuses that, and
+        # says why.
         self._is_named |= len(slots) < self._most
         self._most = max(self._most, len(slots))
         self.buffer.add(
-            _nest(rows, "obs"), rows["action"], rows["reward"], _nest(rows, "next_obs"), rows["terminated"],
-            _nest(rows, "critic_obs"), _nest(rows, "next_critic_obs"), truncated=rows.get("truncated"),
-            fresh=fresh, extra={name: rows[name] for name in self._extra} or None, lane=slots if self._is_named else None,
-        )  # fmt: skip
+            _nest(rows, "obs"),
+            rows["action"],
+            rows["reward"],
+            _nest(rows, "next_obs"),
+            rows["terminated"],
+            _nest(rows, "critic_obs"),
+            _nest(rows, "next_critic_obs"),
+            truncated=rows.get("truncated"),
+            fresh=fresh,
+            extra={name: rows[name] for name in self._extra} or None,
+            lane=slots if self._is_named else None,
+        )
 
 
 def _nest(rows: Mapping[str, Any], name: str) -> Any:
@@ -251,9 +258,7 @@ def sink_of(
     return sink
 
 
-def _sink_of(
-    buffer: Any, keys: Keys, built: bool, stream: bool, commit_every: int | None = None
-) -> Sink:
+def _sink_of(buffer: Any, keys: Keys, built: bool, stream: bool, commit_every: int | None = None) -> Sink:
     """Return the sink for a buffer; see `sink_of`."""
     where, inner = keys.where, buffer
     for kind, why in _NO_KEYS.items():
@@ -291,7 +296,8 @@ def _sink_of(
         return EpisodeSink(buffer, inner, columns, stream, commit_every)
     if commit_every is not None:
         raise InputError(
-            f"{where}: commit_every={commit_every} is for buffers of episodes; a {type(inner).__name__} stores each step as it comes"
+            f"{where}: commit_every={commit_every} is for buffers of episodes; a {type(inner).__name__} stores each "
+            f"step as it comes"
         )
     extra = []
     if isinstance(inner, TransitionReplayBuffer):
@@ -320,7 +326,7 @@ def _ring_columns(
     buffer: OfflineToOnlineReplayBuffer, columns: tuple[ColumnSpec, ...] | None, keys: Keys
 ) -> tuple[ColumnSpec, ...]:
     """Return the columns of the ring of rows in a buffer that mixes: those of its offline data."""
-    names = [c.name for c in columns] if columns else list(getattr(buffer.offline_buffer, "column_names", []))  # fmt: skip
+    names = [c.name for c in columns] if columns else list(getattr(buffer.offline_buffer, "column_names", []))
     if not any(name.split("/")[0] == "next_obs" for name in names):
         # Rows of episodes have the reward that came with the observation, transitions the one that follows.
         raise InputError(
@@ -333,4 +339,4 @@ def _ring_columns(
     return tuple(
         ColumnSpec(name, *keys.known[name][:2]) if name in keys.known else ColumnSpec(name, (), np.dtype(float))
         for name in names
-    )  # fmt: skip
+    )

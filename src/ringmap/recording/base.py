@@ -56,7 +56,7 @@ class Recording:
         weights: Weights | None = None,
         pace: Pace | None = None,
     ) -> None:
-        self._num_slots: int | None = getattr(env, "num_envs", None) if isinstance(env, VectorEnv) else None  # fmt: skip
+        self._num_slots: int | None = getattr(env, "num_envs", None) if isinstance(env, VectorEnv) else None
         buffers = _listed(replay_buffers)
         self._replay_mode = _resolved(replay_mode, self._num_slots, len(buffers), WHERE)
         if (dump_on_episode_end or dump_on_reset_boundary) and dump_path is None:
@@ -64,18 +64,23 @@ class Recording:
         mode = self._mode_of(env) if autoreset_mode is None else autoreset_mode
         if not isinstance(mode, AutoresetMode):
             raise InputError(
-                f"{WHERE}: the autoreset mode must be one of gymnasium.vector.AutoresetMode, got {mode!r}; name it with "
+                f"{WHERE}: the autoreset mode must be one of gymnasium.vector.AutoresetMode, got {mode!r}; name it "
+                f"with "
                 "autoreset_mode="
             )
         _check_weights(weights)
         if pace is not None and not isinstance(pace, Pace):
             raise InputError(f"{WHERE}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
         single = self._num_slots is None
-        spaces = (env.observation_space, env.action_space) if single else (env.single_observation_space, env.single_action_space)  # fmt: skip
+        spaces = (
+            (env.observation_space, env.action_space)
+            if single
+            else (env.single_observation_space, env.single_action_space)
+        )
         self._keys = Keys(*spaces, context_fn is not None, WHERE)
         self._hooks = Hooks(self._keys, transition_builder, validate_transition, context_fn)
         self._stream, self._commit_every, self._pace = bool(stream), commit_every, pace
-        self._dumps_at_end, self._dumps_at_reset = bool(dump_on_episode_end), bool(dump_on_reset_boundary)  # fmt: skip
+        self._dumps_at_end, self._dumps_at_reset = bool(dump_on_episode_end), bool(dump_on_reset_boundary)
         if dump_path is not None:
             refuse_address(dump_path)
         self._dump_path = dump_path
@@ -131,8 +136,8 @@ class Recording:
     ) -> list[Any]:
         """Record into other buffers from now on.
 
-        An open episode is split: its rows so far go to its old buffer, as an interrupted episode, and the rest, from its
-        newest observation on, to the new one. With any of the last three arguments that is allowed.
+        An open episode is split: its rows so far go to its old buffer, as an interrupted episode, and the rest, from
+        its newest observation on, to the new one. With any of the last three arguments that is allowed.
 
         Args:
             replay_buffers: as for the constructor.
@@ -147,8 +152,8 @@ class Recording:
 
         Raises:
             InputError: (ValueError) the buffers do not fit the mode, or the environment, or have other columns.
-            RoleError: (RuntimeError) an episode is open and none of the three permissions is given; `dump_old` without `dump_path`;
-                a step was begun by `step_async`. Nothing has changed.
+            RoleError: (RuntimeError) an episode is open and none of the three permissions is given; `dump_old` without
+                `dump_path`; a step was begun by `step_async`. Nothing has changed.
             EnvironmentFault: the disk is full or fails. The old buffers stay.
         """
         where = f"{WHERE}.set_replay_buffers"
@@ -186,8 +191,7 @@ class Recording:
 
     def _sinks(self, buffers: list[Any]) -> list[Sink]:
         sinks = [
-            sink_of(b, self._keys, self._hooks.builds, self._stream, self._commit_every, self._pace)
-            for b in buffers
+            sink_of(b, self._keys, self._hooks.builds, self._stream, self._commit_every, self._pace) for b in buffers
         ]
         for sink in sinks:
             self._hooks.check(sink)
@@ -240,7 +244,8 @@ class Recording:
 def _check_weights(weights: Any) -> None:
     if weights is not None and (not isinstance(weights, Weights) or weights.model is None):
         raise InputError(
-            f"{WHERE}: weights= must be a ringmap.Weights with the model that acts, ringmap.Weights(path, model), got {weights!r}"
+            f"{WHERE}: weights= must be a ringmap.Weights with the model that acts, ringmap.Weights(path, model), got "
+            f"{weights!r}"
         )
 
 
@@ -274,9 +279,7 @@ def _resolved(mode: str, num: int | None, count: int, where: str) -> str:
             return "shared"
         if num is not None and num > 1 and count == num:
             return "per_env"
-        raise InputError(
-            f"{where}: {count} buffers for {envs}; expected 1{'' if num in (None, 1) else f', or {num}'}"
-        )
+        raise InputError(f"{where}: {count} buffers for {envs}; expected 1{'' if num in (None, 1) else f', or {num}'}")
     if mode == "shared" and count != 1:
         raise InputError(f"{where}: replay_mode='shared' takes one buffer, got {count}")
     if mode == "per_env" and (num is None or count != num):

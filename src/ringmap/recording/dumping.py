@@ -84,6 +84,4 @@ def _check_is_buffer(disk: Disk, folder: str, where: str) -> None:
     except DamageError:
         found = False
     if not found:
-        raise ExistsError(
-            f"{where}: {folder} holds something that is no buffer; choose another dump_path"
-        )
+        raise ExistsError(f"{where}: {folder} holds something that is no buffer; choose another dump_path")

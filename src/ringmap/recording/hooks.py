@@ -48,7 +48,8 @@ class Hooks:
         transforms = hasattr(transition_builder, "transform")
         if transition_builder is not None and not transforms and not callable(transition_builder):
             raise InputError(
-                f"{where}: transition_builder must be callable, or have transform(dict) -> dict, got {transition_builder!r}"
+                f"{where}: transition_builder must be callable, or have transform(dict) -> dict, got "
+                f"{transition_builder!r}"
             )
         if context_fn is not None and not callable(context_fn):
             raise InputError(f"{where}: context_fn must be callable, got {context_fn!r}")
@@ -95,10 +96,16 @@ class Hooks:
             made = self.builder.transform({**whole, **rest, "context": context})
         else:
             made = self.builder(
-                cached_obs=whole["obs"], cached_context=context, action=whole["action"], next_obs=whole["next_obs"],
-                reward=raw["reward"], terminated=raw["terminated"], truncated=raw["truncated"],
-                env_index=raw["env_index"], rb_single_space=self.space_of(sink),
-            )  # fmt: skip
+                cached_obs=whole["obs"],
+                cached_context=context,
+                action=whole["action"],
+                next_obs=whole["next_obs"],
+                reward=raw["reward"],
+                terminated=raw["terminated"],
+                truncated=raw["truncated"],
+                env_index=raw["env_index"],
+                rb_single_space=self.space_of(sink),
+            )
         if not isinstance(made, Mapping):
             raise InputError(
                 f"{keys.where}: transition_builder returned {type(made).__name__}, expected column -> value"
@@ -125,9 +132,7 @@ class Hooks:
     def _check_built(self, made: Mapping[str, Any], sink: Sink) -> None:
         known = self.space_of(sink).spaces
         if set(made) != set(known):
-            raise InputError(
-                f"{self.keys.where}: validate_transition: expected columns {[*known]}, got {[*made]}"
-            )
+            raise InputError(f"{self.keys.where}: validate_transition: expected columns {[*known]}, got {[*made]}")
         for name, value in made.items():
             space = known[name]
             array = np.asarray(value)
@@ -138,11 +143,10 @@ class Hooks:
 
     def _contains(self, name: str, space: Any, value: Any) -> None:
         value = np.asarray(value)
-        if not space.contains(
-            value.item() if isinstance(space, spaces.Text) and not value.ndim else value
-        ):
+        if not space.contains(value.item() if isinstance(space, spaces.Text) and not value.ndim else value):
             raise InputError(
-                f"{self.keys.where}: validate_transition: {name!r} is not in {space}: {np.array2string(value, threshold=8)}"
+                f"{self.keys.where}: validate_transition: {name!r} is not in {space}: "
+                f"{np.array2string(value, threshold=8)}"
             )
 
     def space_of(self, sink: Sink) -> Any:
@@ -165,5 +169,6 @@ class Hooks:
             whole = np.iinfo(column.dtype)
             return spaces.Box(whole.min, whole.max, column.shape, column.dtype.type)
         raise InputError(
-            f"{self.keys.where}: column {column.name!r} of {column.dtype} has no Gymnasium space; leave it out of the schema"
+            f"{self.keys.where}: column {column.name!r} of {column.dtype} has no Gymnasium space; leave it out of the "
+            f"schema"
         )

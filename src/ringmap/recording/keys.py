@@ -124,9 +124,7 @@ class Keys:
         InputError: a space without fixed shapes.
     """
 
-    def __init__(
-        self, observation_space: Any, action_space: Any, has_context: bool, where: str
-    ) -> None:
+    def __init__(self, observation_space: Any, action_space: Any, has_context: bool, where: str) -> None:
         self.where = where
         self.has_context = has_context
         self.observation_space, self.action_space = observation_space, action_space
@@ -135,8 +133,10 @@ class Keys:
         self.known: dict[str, tuple[tuple[int, ...], np.dtype[Any], Any]] = {}
         for leaf in self.obs:
             self.known[leaf.name] = self.known[f"next_{leaf.name}"] = (
-                leaf.shape, leaf.dtype, leaf.space,
-            )  # fmt: skip
+                leaf.shape,
+                leaf.dtype,
+                leaf.space,
+            )
         for leaf in self.action:
             self.known[leaf.name] = leaf.shape, leaf.dtype, leaf.space
         self.known["reward"] = (), np.dtype(np.float64), None

@@ -50,9 +50,7 @@ class OpenRows:
         self.before = np.zeros(num, np.int64)
         """Rows of each slot's open episode that are no longer here."""
         self.blanks = {
-            c.name: np.full(c.shape, "", np.object_)
-            if c.dtype.kind == "U"
-            else blank(c.shape, c.dtype)
+            c.name: np.full(c.shape, "", np.object_) if c.dtype.kind == "U" else blank(c.shape, c.dtype)
             for c in columns
         }
         self.row_nbytes = sum(c.row_nbytes for c in columns)
@@ -70,9 +68,7 @@ class OpenRows:
                 stop = self.at[slot] + 1  # beyond, a copy would make untouched pages real
                 rows[slot, :stop] = before[name][slot, :stop]
         self._room = room
-        self._flat = {
-            name: rows.reshape(num * room, *rows.shape[2:]) for name, rows in self.arrays.items()
-        }
+        self._flat = {name: rows.reshape(num * room, *rows.shape[2:]) for name, rows in self.arrays.items()}
         self._scalars = {name: _scalars(rows) for name, rows in self._flat.items()}
         self._first = np.arange(num) * room
 
@@ -154,7 +150,7 @@ class OpenRows:
         self.at[open_] = 0
         for name, none in self.blanks.items():
             theirs = other.arrays.get(name)
-            alike = theirs is not None and theirs.shape[2:] == none.shape and theirs.dtype == none.dtype  # fmt: skip
+            alike = theirs is not None and theirs.shape[2:] == none.shape and theirs.dtype == none.dtype
             self.arrays[name][open_, 0] = theirs[open_, other.at[open_]] if alike else none  # type: ignore[index]
 
     # -- out ---------------------------------------------------------------------------------
@@ -182,9 +178,13 @@ class OpenRows:
         return {name: self._column(slot, start, stop, name, ending) for name in names}
 
     def joined(
-        self, slots: Sequence[int], lengths: Sequence[int], names: Sequence[str], flags: Mapping[str, Sequence[bool]],
+        self,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+        names: Sequence[str],
+        flags: Mapping[str, Sequence[bool]],
         ending_of: Callable[[int], Mapping[str, Any]],
-    ) -> dict[str, Array]:  # fmt: skip
+    ) -> dict[str, Array]:
         """Return columns of whole episodes, one behind the other; of a single one views, as `cut` does.
 
         Args:
@@ -195,18 +195,15 @@ class OpenRows:
             ending_of: slot -> what `cut` needs, for columns that are neither rows nor flags.
 
         Raises:
-            ValueError: a value that is constant in an episode is missing, or has another shape or kind in another one: they would be
-                converted, as if they fitted.
+            ValueError: a value that is constant in an episode is missing, or has another shape or kind in another one:
+                they would be converted, as if they fitted.
         """
         made = {}
         for name in names:
             rows = self.arrays.get(name)
             if rows is not None:
                 kind, none = name.partition("/")[0], self.blanks[name]
-                pieces = [
-                    rows_of(kind, rows[slot, :length], none)
-                    for slot, length in zip(slots, lengths, strict=True)
-                ]
+                pieces = [rows_of(kind, rows[slot, :length], none) for slot, length in zip(slots, lengths, strict=True)]
             elif name in flags:
                 made[name] = column = np.zeros(sum(lengths), np.bool_)
                 stop = 0
@@ -224,9 +221,7 @@ class OpenRows:
             made[name] = _shown(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
         return made
 
-    def _column(
-        self, slot: int, start: int, stop: int, name: str, ending: Mapping[str, Any]
-    ) -> Array:
+    def _column(self, slot: int, start: int, stop: int, name: str, ending: Mapping[str, Any]) -> Array:
         """Return one column of rows `[start, stop)` of a slot's episode; see `cut`."""
         count, first = stop - start, start + int(self.before[slot])
         whole = ending["last"] is not None and stop > ending["last"]

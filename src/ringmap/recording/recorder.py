@@ -56,7 +56,7 @@ class Recorder:
 
     def __init__(
         self, num: int, mode: str, keys: Keys, sinks: Sequence[Sink], hooks: Hooks, weights: Weights | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.num, self.keys, self.hooks, self.where = num, keys, hooks, keys.where
         self.slots = Slots(num, mode)
         self._contexts: list[Any] = [None] * num
@@ -74,19 +74,20 @@ class Recorder:
         self.sinks, before = list(sinks), self._rows
         self._by_slot = list(sinks) if len(sinks) == self.num else [*sinks] * self.num
         episodes = [sink for sink in sinks if isinstance(sink, EpisodeSink)]
-        columns = {x.name: ColumnSpec(x.name, x.shape, x.dtype) for x in (*self.keys.obs, *self.keys.action)}  # fmt: skip
+        columns = {x.name: ColumnSpec(x.name, x.shape, x.dtype) for x in (*self.keys.obs, *self.keys.action)}
         columns["reward"] = ColumnSpec("reward", (), _REWARD)
         infos = {c.name: c for s in sinks for c in s.columns or () if c.name.startswith("info/")}
         self._infos = sorted(infos)
-        rows = OpenRows(self.num, [*columns.values(), *infos.values()], bool(episodes) and not self.hooks.builds)  # fmt: skip
+        rows = OpenRows(self.num, [*columns.values(), *infos.values()], bool(episodes) and not self.hooks.builds)
         if before is not None:
             rows.take(before)
         self._rows = self._open = rows
-        self._steps = Transitions(rows, self.slots, self._by_slot, self.hooks, self._contexts, self._data, self._infos)  # fmt: skip
+        self._steps = Transitions(rows, self.slots, self._by_slot, self.hooks, self._contexts, self._data, self._infos)
         self._in_parts = [
-            slot for slot, sink in enumerate(self._by_slot)
+            slot
+            for slot, sink in enumerate(self._by_slot)
             if isinstance(sink, EpisodeSink) and sink.commit_every is not None and rows.history
-        ]  # fmt: skip
+        ]
         self._limit = min((sink.max_steps for sink in episodes), default=None)
 
     @property
@@ -128,9 +129,7 @@ class Recorder:
         )
         self._acted = True
 
-    def step(
-        self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Infos, ended: list[int]
-    ) -> None:  # fmt: skip
+    def step(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Infos, ended: list[int]) -> None:
         """Take the rows of a step.
 
         Args:
@@ -174,7 +173,7 @@ class Recorder:
                 self._end(slot, False, False, faults, sync=not many)
             whole = [slot for slot in done if slot not in faults.cut]
             for slot in self._end_joined(whole, terminated, truncated) if whole else ():
-                self._end(slot, bool(terminated[slot]), bool(truncated[slot]), faults, sync=not many)  # fmt: skip
+                self._end(slot, bool(terminated[slot]), bool(truncated[slot]), faults, sync=not many)
             ended += whole
             if many:
                 self._sync(faults)
@@ -201,9 +200,7 @@ class Recorder:
         if faults.found:
             faults.throw()
 
-    def reset(
-        self, chosen: Sequence[int], obs: Any, infos: Infos, options: Any, seeds: Sequence[Any]
-    ) -> None:
+    def reset(self, chosen: Sequence[int], obs: Any, infos: Infos, options: Any, seeds: Sequence[Any]) -> None:
         """Take what a reset returned: the open episodes of its slots are over, and new ones begin.
 
         Args:
@@ -239,13 +236,10 @@ class Recorder:
     def _arrived(self, obs: Any) -> dict[str, Array]:
         where = f"{self.where}: observation"
         return {
-            leaf.name: self._fitted(leaf.name, leaf.shape, leaf.dtype, leaf.of(obs), where)
-            for leaf in self.keys.obs
+            leaf.name: self._fitted(leaf.name, leaf.shape, leaf.dtype, leaf.of(obs), where) for leaf in self.keys.obs
         }
 
-    def _fitted(
-        self, name: str, of_one: tuple[int, ...], dtype: np.dtype[Any], value: Any, where: str
-    ) -> Array:
+    def _fitted(self, name: str, of_one: tuple[int, ...], dtype: np.dtype[Any], value: Any, where: str) -> Array:
         """Return a batch of values in a shape and dtype, as a space says; itself if it has them."""
         shape = (self.num, *of_one)
         if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
@@ -259,9 +253,7 @@ class Recorder:
             batch = cast(batch, dtype, self.sinks[0].casting, f"{where}: {name!r}")
         return batch
 
-    def _finals(
-        self, arrived: dict[str, Array], infos: Infos, done: Sequence[int], faults: Faults
-    ) -> dict[str, Array]:
+    def _finals(self, arrived: dict[str, Array], infos: Infos, done: Sequence[int], faults: Faults) -> dict[str, Array]:
         """Return the rows with the last observations of episodes that ended, in place of the first of the next."""
         landing = {name: values.copy() for name, values in arrived.items()}
         for slot in done:
@@ -269,21 +261,19 @@ class Recorder:
                 final = value_of(infos, "final_obs", slot)
                 if final is None:
                     raise RolloutError(
-                        f"{self.where}.step: env {slot} ended its episode in autoreset mode SAME_STEP, but the infos have "
+                        f"{self.where}.step: env {slot} ended its episode in autoreset mode SAME_STEP, but the infos "
+                        f"have "
                         "no final_obs of it, or its reset wrote over it; let the environment return copies of its "
                         "observations, or name its real mode with autoreset_mode="
                     )
                 for leaf in self.keys.obs:
-                    value = as_array(
-                        leaf.of(final), f"{self.where}.step: final_obs {leaf.name!r} of env {slot}"
-                    )
+                    value = as_array(leaf.of(final), f"{self.where}.step: final_obs {leaf.name!r} of env {slot}")
                     if value.shape != leaf.shape:
                         raise InputError(
-                            f"{self.where}.step: final_obs {leaf.name!r} of env {slot} has shape {value.shape}, expected {leaf.shape}"
+                            f"{self.where}.step: final_obs {leaf.name!r} of env {slot} has shape {value.shape}, "
+                            f"expected {leaf.shape}"
                         )
-                    fitted = cast(
-                        value[None], leaf.dtype, self.sinks[0].casting, f"{self.where}: final_obs"
-                    )
+                    fitted = cast(value[None], leaf.dtype, self.sinks[0].casting, f"{self.where}: final_obs")
                     landing[leaf.name] = put(landing[leaf.name], slot, fitted[0, ...])
         return landing
 
@@ -307,9 +297,10 @@ class Recorder:
             sink, steps = self._by_slot[slot], int(self.slots.steps[slot])
             length = steps + (1 if self.hooks.builds else 2)
             if length > sink.max_steps:
-                with faults.cutting(slot, self._label(slot, "it is stored up to here, and a new one begins")):  # fmt: skip
+                with faults.cutting(slot, self._label(slot, "it is stored up to here, and a new one begins")):
                     raise InputError(
-                        f"{self.where}.step: the open episode of env {slot} exceeds max_steps={sink.max_steps} of its buffer; "
+                        f"{self.where}.step: the open episode of env {slot} exceeds max_steps={sink.max_steps} of its "
+                        f"buffer; "
                         "raise max_steps, or end episodes sooner"
                     )
 
@@ -322,10 +313,16 @@ class Recorder:
                 sink.sync()
 
     def _end(
-        self, slot: int, terminated: bool, truncated: bool, faults: Faults, close: bool = True,
+        self,
+        slot: int,
+        terminated: bool,
+        truncated: bool,
+        faults: Faults,
+        close: bool = True,
         sync: bool = True,
-    ) -> None:  # fmt: skip
-        """Store the open episode of a slot, with its newest row as the last; an episode without a step is not stored."""
+    ) -> None:
+        """Store the open episode of a slot, with its newest row as the last; an episode without a step is not
+        stored."""
         sink, rows = self._by_slot[slot], self._open
         last = int(rows.at[slot])
         try:
@@ -337,14 +334,14 @@ class Recorder:
                 if sink.stream:
                     sink.finish(slot, terminated, truncated)
                 elif built:
-                    sink.write({name: [row[name] for row in built] for name in built[0]}, self._data[slot], sync)  # fmt: skip
+                    sink.write({name: [row[name] for row in built] for name in built[0]}, self._data[slot], sync)
                 return
             if last + int(rows.before[slot]) < 1:
                 return
             ending = Ending(slot, self.slots, self._contexts, last, terminated, truncated)
             if sink.stream:
                 row = rows.cut(slot, last, last + 1, sink.names, ending)
-                sink.append(slot, {name: values[0] for name, values in row.items()}, self._data[slot])  # fmt: skip
+                sink.append(slot, {name: values[0] for name, values in row.items()}, self._data[slot])
                 sink.finish(slot, terminated, truncated)
             else:
                 sink.write(rows.cut(slot, 0, last + 1, sink.names, ending), self._data[slot], sync)
@@ -355,22 +352,17 @@ class Recorder:
             if close:
                 rows.at[slot] = -1
 
-    def _end_joined(
-        self, slots: Sequence[int], terminated: Array, truncated: Array
-    ) -> Sequence[int]:
-        """Store the open episodes of slots that end at this step, those of a sink together; return the slots still to be ended by `_end`."""
+    def _end_joined(self, slots: Sequence[int], terminated: Array, truncated: Array) -> Sequence[int]:
+        """Store the open episodes of slots that end at this step, those of a sink together; return the slots still to
+        be ended by `_end`."""
         if len(self.sinks) == 1:
             count = self._write_joined(self.sinks[0], slots, terminated, truncated)
             return slots[count:]
-        return [
-            slot for slot in slots
-            if not self._write_joined(self._by_slot[slot], [slot], terminated, truncated)
-        ]  # fmt: skip
+        return [slot for slot in slots if not self._write_joined(self._by_slot[slot], [slot], terminated, truncated)]
 
-    def _write_joined(
-        self, sink: Sink, slots: Sequence[int], terminated: Array, truncated: Array
-    ) -> int:
-        """Store the open episodes of slots of one sink together; return how many were stored. `_end` stores the rest, or says what is wrong."""
+    def _write_joined(self, sink: Sink, slots: Sequence[int], terminated: Array, truncated: Array) -> int:
+        """Store the open episodes of slots of one sink together; return how many were stored. `_end` stores the rest,
+        or says what is wrong."""
         if not sink.joins or self.hooks.builds:
             return 0
         rows = self._open
@@ -421,7 +413,7 @@ class Recorder:
 
     def _tell(
         self, begun: Sequence[int], infos: Infos, options: Any, seeds: Sequence[Any] | None, faults: Faults
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Get the contexts of new episodes."""
         if self.hooks.context_fn is None:
             return

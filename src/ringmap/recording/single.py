@@ -29,18 +29,14 @@ class SingleRecording(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
             env = env.env
         return AutoresetMode.DISABLED
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; an open episode ends as interrupted."""
         try:
             obs, info = self.env.reset(seed=seed, options=options)
         except BaseException as error:
             self._failed(error)
             raise
-        self._was_reset(
-            [0], _batch(obs, self._keys.observation_space), _infos(info), options, [seed]
-        )
+        self._was_reset([0], _batch(obs, self._keys.observation_space), _infos(info), options, [seed])
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -68,7 +64,8 @@ class SingleRecording(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _infos(info: Mapping[str, Any]) -> dict[str, Any]:
-    # In the infos of vector environments `_x` says which have an x; here it is a name like any other, which would hide x.
+    # In the infos of vector environments `_x` says which have an x; here it is a name like any other, which would hide
+    # x.
     return {
         name: _infos(value) if isinstance(value, Mapping) and name != "final_obs" else [value]
         for name, value in info.items()

@@ -42,13 +42,23 @@ class Ending(dict[str, Any]):
     """
 
     def __init__(
-        self, slot: int, slots: Slots, contexts: Sequence[Any], last: int | None = None, terminated: bool = False,
+        self,
+        slot: int,
+        slots: Slots,
+        contexts: Sequence[Any],
+        last: int | None = None,
+        terminated: bool = False,
         truncated: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(
-            last=last, terminated=terminated, truncated=truncated, done=terminated or truncated, is_last=True,
-            env_index=slot, episode_id=int(slots.episode[slot]),
-        )  # fmt: skip
+            last=last,
+            terminated=terminated,
+            truncated=truncated,
+            done=terminated or truncated,
+            is_last=True,
+            env_index=slot,
+            episode_id=int(slots.episode[slot]),
+        )
         self._context = contexts[slot]
 
     def __missing__(self, name: str) -> Any:
@@ -69,9 +79,15 @@ class Transitions:
     """
 
     def __init__(
-        self, rows: OpenRows, slots: Slots, by_slot: Sequence[Sink], hooks: Hooks, contexts: Sequence[Any],
-        data: Sequence[Mapping[str, Any]], infos: Sequence[str],
-    ) -> None:  # fmt: skip
+        self,
+        rows: OpenRows,
+        slots: Slots,
+        by_slot: Sequence[Sink],
+        hooks: Hooks,
+        contexts: Sequence[Any],
+        data: Sequence[Mapping[str, Any]],
+        infos: Sequence[str],
+    ) -> None:
         self._rows, self._slots, self._by_slot = rows, slots, by_slot
         self._hooks, self._contexts, self._data, self._infos = hooks, contexts, data, infos
         self._built: list[list[Values]] = [[] for _ in by_slot]
@@ -79,9 +95,7 @@ class Transitions:
         self._sinks = list(dict.fromkeys(by_slot))
         self._numbers = [list(by_slot[:s]).count(sink) for s, sink in enumerate(by_slot)]
         """The number of each slot among those of its sink."""
-        self._idle = not self._hooked and all(
-            isinstance(s, EpisodeSink) and not s.stream for s in by_slot
-        )
+        self._idle = not self._hooked and all(isinstance(s, EpisodeSink) and not s.stream for s in by_slot)
 
     def built(self, slot: int) -> list[Values]:
         """Return the built rows of a slot's open episode, and forget them."""
@@ -98,9 +112,11 @@ class Transitions:
         if self._hooked:
             for slot in playing:
                 if slot not in faults.cut:
-                    with faults.cutting(slot, f"{where}: env {slot}: this step is not stored, its episode ends before it"):  # fmt: skip
+                    with faults.cutting(
+                        slot, f"{where}: env {slot}: this step is not stored, its episode ends before it"
+                    ):
                         raw = self._raw(slot, bool(terminated[slot]), bool(truncated[slot]))
-                        built[slot] = self._hooks.build(raw, self._contexts[slot], self._by_slot[slot])  # fmt: skip
+                        built[slot] = self._hooks.build(raw, self._contexts[slot], self._by_slot[slot])
         for sink in self._sinks:
             mine = [s for s in playing if self._by_slot[s] is sink and s not in faults.cut]
             if isinstance(sink, RowSink) and mine:
@@ -113,8 +129,12 @@ class Transitions:
                     faults.note(error, f"{where}: envs {mine}: this step is not stored")
             elif isinstance(sink, EpisodeSink) and sink.stream:
                 for slot in mine:
-                    with faults.cutting(slot, f"{where}: env {slot}: this step is not stored, its episode ends before it"):  # fmt: skip
-                        sink.append(slot, built[slot] if self._hooks.builds else self._row(slot, sink), self._data[slot])  # fmt: skip
+                    with faults.cutting(
+                        slot, f"{where}: env {slot}: this step is not stored, its episode ends before it"
+                    ):
+                        sink.append(
+                            slot, built[slot] if self._hooks.builds else self._row(slot, sink), self._data[slot]
+                        )
             elif self._hooks.builds:
                 for slot in mine:
                     self._built[slot].append(built[slot])
@@ -137,17 +157,23 @@ class Transitions:
             raw[leaf.name] = rows.newest(leaf.name, one, 1)[0]
         steps = int(self._slots.steps[slot])
         raw |= {
-            "reward": float(rows.newest("reward", one)[0]), "terminated": terminated, "truncated": truncated,
-            "done": terminated or truncated, "env_index": slot, "episode_id": int(self._slots.episode[slot]),
-            "t": steps, "is_first": steps == 0, "is_last": terminated or truncated,
-        }  # fmt: skip
+            "reward": float(rows.newest("reward", one)[0]),
+            "terminated": terminated,
+            "truncated": truncated,
+            "done": terminated or truncated,
+            "env_index": slot,
+            "episode_id": int(self._slots.episode[slot]),
+            "t": steps,
+            "is_first": steps == 0,
+            "is_last": terminated or truncated,
+        }
         for name in self._infos:
             raw[name] = rows.newest(name, one)[0]
         return raw
 
     def _batch(
         self, sink: RowSink, slots: Array, built: Mapping[int, Values], terminated: Array, truncated: Array
-    ) -> Values:  # fmt: skip
+    ) -> Values:
         """Return the steps of some slots, column -> `(n, ...)`."""
         if self._hooks.builds:
             made = [built[slot] for slot in slots.tolist()]
@@ -155,9 +181,15 @@ class Transitions:
         rows, batch, steps = self._rows, Values(), self._slots.steps[slots]
         done = terminated[slots] | truncated[slots]
         plain = {
-            "terminated": terminated[slots], "truncated": truncated[slots], "done": done, "is_last": done,
-            "is_first": steps == 0, "t": steps, "env_index": slots, "episode_id": self._slots.episode[slots],
-        }  # fmt: skip
+            "terminated": terminated[slots],
+            "truncated": truncated[slots],
+            "done": done,
+            "is_last": done,
+            "is_first": steps == 0,
+            "t": steps,
+            "env_index": slots,
+            "episode_id": self._slots.episode[slots],
+        }
         for name in sink.names:
             kind = name.partition("/")[0]
             if name in plain:
@@ -165,10 +197,7 @@ class Transitions:
             elif kind == "next_obs":
                 batch[name] = rows.newest(name.removeprefix("next_"), slots)
             elif kind == "context":
-                parts = [
-                    as_array(_part(self._contexts[slot], name), name, "item")
-                    for slot in slots.tolist()
-                ]
+                parts = [as_array(_part(self._contexts[slot], name), name, "item") for slot in slots.tolist()]
                 batch[name] = np.stack(parts)
             else:
                 batch[name] = rows.newest(name, slots, 1 if kind in ("obs", "action") else 0)

@@ -97,9 +97,7 @@ class VectorRecording(Recording, _VectorWrapper):
         self._take(row)
         return row
 
-    def reset_async(
-        self, seed: Any = None, options: dict[str, Any] | None = None, mask: Any = None
-    ) -> None:
+    def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None, mask: Any = None) -> None:
         """Begin a reset of an `AsyncVectorEnv`; see `reset`."""
         options, asked = self._asked(seed, options, mask, "reset_async")
         self.env.reset_async(seed=seed, options=options)
@@ -163,11 +161,7 @@ class VectorRecording(Recording, _VectorWrapper):
     def _take_reset(self, asked: Any, obs: Any, infos: dict[str, Any]) -> None:
         recorder, base = self._recorder, self.unwrapped
         # Without shared memory, AsyncVectorEnv forgets a reset that was due only in its own reset of the next step.
-        twice = (
-            isinstance(base, AsyncVectorEnv)
-            and not base.shared_memory
-            and recorder.slots.mode == NEXT_STEP
-        )
+        twice = isinstance(base, AsyncVectorEnv) and not base.shared_memory and recorder.slots.mode == NEXT_STEP
         due = [slot for slot in asked[0] if twice and recorder.slots.state[slot] == WAITING]
         try:
             self._was_reset(asked[0], obs, infos, *asked[1:])
@@ -185,9 +179,7 @@ class VectorRecording(Recording, _VectorWrapper):
                 raise InputError(f"{where}: give mask, or reset_mask in the options, not both")
             mask = np.asarray(mask)
             if mask.shape != (num,) or not mask.any():
-                raise InputError(
-                    f"{where}: mask must be ({num},) and name at least one environment, got {mask!r}"
-                )
+                raise InputError(f"{where}: mask must be ({num},) and name at least one environment, got {mask!r}")
             options = {**(options or {}), "reset_mask": mask.astype(np.bool_)}
         chosen = np.ones(num, np.bool_)
         if options is not None and "reset_mask" in options:

@@ -50,10 +50,11 @@ class ReplayBufferCollectionWrapper(Recording):
     A `gymnasium.Wrapper` around a `gymnasium.Env`, a `gymnasium.vector.VectorWrapper` around a vector environment.
 
     Episode buffers (`ReplayBuffer`) get each finished episode in one commit, T + 1 rows for T steps, as
-    `World.collect` writes them: the action stands at the observation at which it was taken, a reward at the observation that it
-    came with. Transition buffers (`TransitionReplayBuffer`) get a row per step. The buffer's schema says
-    which keys: `obs, next_obs, action` (a Dict or Tuple: `obs/<key>`), `reward, terminated, truncated, done, context, env_index,
-    episode_id, t, is_first, is_last, info/<name>`. One without a schema gets obs, action, reward, terminated, truncated.
+    `World.collect` writes them: the action stands at the observation at which it was taken, a reward at the observation
+    that it came with. Transition buffers (`TransitionReplayBuffer`) get a row per step. The buffer's schema says
+    which keys: `obs, next_obs, action` (a Dict or Tuple: `obs/<key>`), `reward, terminated, truncated, done, context,
+    env_index, episode_id, t, is_first, is_last, info/<name>`. One without a schema gets obs, action, reward,
+    terminated, truncated.
 
     A reset, of all or by a mask, ends the open episodes of its slots as interrupted: neither terminated nor truncated.
     So does `close`. An episode without a step is not stored.
@@ -63,8 +64,8 @@ class ReplayBufferCollectionWrapper(Recording):
         replay_buffers: a buffer, or one for each environment of a vector environment.
         replay_mode: "shared": one buffer for all. "per_env": one for each. "auto": what fits.
         transition_builder: makes the columns of a step. A function of the keyword arguments `cached_obs,
-            cached_context, action, next_obs, reward, terminated, truncated, env_index, rb_single_space`, or an object with
-            `transform(dict) -> dict`. Episodes then have a row per step.
+            cached_context, action, next_obs, reward, terminated, truncated, env_index, rb_single_space`, or an object
+            with `transform(dict) -> dict`. Episodes then have a row per step.
         validate_transition: check each transition against the spaces. One that is not in them raises, is not
             stored, and ends its episode, as interrupted; the next row begins another one.
         dump_on_episode_end: dump the buffer when an episode of it was terminated or truncated.
@@ -73,22 +74,23 @@ class ReplayBufferCollectionWrapper(Recording):
         context_fn: `(info, options, seed) -> context`, called when an episode begins, for the key `context`. An
             environment that resets by itself has neither options nor seed.
         stream: put each row on disk as it comes: killed, a buffer opened with interrupted="keep" has what was seen.
-        commit_every: commit this many rows of an open episode at a time, so that they can be drawn before it ends, and other processes
-            see them; an episode may then be longer than the buffer, or endless. As for `ReplayBuffer.begin_episode`. Each row goes to
-            disk as it comes, as with `stream`. For buffers of episodes.
+        commit_every: commit this many rows of an open episode at a time, so that they can be drawn before it ends, and
+            other processes see them; an episode may then be longer than the buffer, or endless. As for
+            `ReplayBuffer.begin_episode`. Each row goes to disk as it comes, as with `stream`. For buffers of episodes.
         autoreset_mode: Gymnasium's `AutoresetMode`; by default what the environment's metadata says.
-        weights: where a learner publishes the policy, with the model that acts: `ringmap.Weights(path, model)`. The newest is loaded
-            into that model whenever an episode begins. Each episode has `policy_step` in its data: the step of the weights that chose
-            its first action, -1 if none were published; with several environments, later actions may come from newer ones.
-            Transition buffers have no episode data; they get none of that.
+        weights: where a learner publishes the policy, with the model that acts: `ringmap.Weights(path, model)`. The
+            newest is loaded into that model whenever an episode begins. Each episode has `policy_step` in its data: the
+            step of the weights that chose its first action, -1 if none were published; with several environments, later
+            actions may come from newer ones. Transition buffers have no episode data; they get none of that.
         pace: wait before a commit while the collectors are too far ahead of the learners. For buffers in its directory.
 
     Raises:
-        InputError: (ValueError) buffers that do not fit the mode or the environment, or a dump flag without `dump_path`;
-            `weights` without a model; a buffer that `pace` does not count.
+        InputError: (ValueError) buffers that do not fit the mode or the environment, or a dump flag without
+            `dump_path`; `weights` without a model; a buffer that `pace` does not count.
         ReadOnlyError: a buffer was opened for reading.
 
-    Cost: a copy of each batch per step, and one commit for each finished episode; short ones that end at one step share their writes.
+    Cost: a copy of each batch per step, and one commit for each finished episode; short ones that end at one step share
+    their writes.
 
     Processes and threads: as the environment; the buffers' readers may be anywhere.
 
@@ -140,9 +142,7 @@ class ReplayBufferCollectionWrapper(Recording):
 
     @overload
     @classmethod
-    def shared(
-        cls, env: gymnasium.Env[Any, Any], replay_buffer: Any, **options: Unpack[_Options]
-    ) -> RecordedEnv: ...
+    def shared(cls, env: gymnasium.Env[Any, Any], replay_buffer: Any, **options: Unpack[_Options]) -> RecordedEnv: ...
     @overload
     @classmethod
     def shared(

@@ -37,8 +37,7 @@ _DTYPES = ["?", "i1", "u1", "i8", "u8", "f2", "f4", "f8", "c8", "U5", "S3", "M8[
 
 SPECS = [
     ColumnSpec("obs", shape, np.dtype(dtype))
-    for shape, dtype in [((3,), dtype) for dtype in _DTYPES]
-    + [(s, "i8") for s in _SHAPES if s != (3,)]
+    for shape, dtype in [((3,), dtype) for dtype in _DTYPES] + [(s, "i8") for s in _SHAPES if s != (3,)]
 ]
 """Every dtype in rows of one shape, and every shape of one dtype: scalars, empty rows, matrices; strings, dates."""
 
@@ -238,9 +237,7 @@ class ColumnTests:
             _same(other.read(6, 4), fresh)
             _same(other.take(np.arange(6, 10)), fresh)
 
-    def test_what_is_kept_never_stands_for_what_came_later(
-        self, make_column: MakeColumn, reopen: Reopen
-    ) -> None:
+    def test_what_is_kept_never_stands_for_what_came_later(self, make_column: MakeColumn, reopen: Reopen) -> None:
         """Rows that a take kept may serve the positions below its `head`, and no others."""
         for spec in self.each_spec():
             column, ring = make_column(spec, _ROWS), Ring(_ROWS, 0)

@@ -4,8 +4,8 @@
         def make(self):
             return MyColumn()
 
-The episodes have the columns `obs` int64 (its value is 100 times the episode's number, plus the step), `reward` float64,
-`terminated` bool, `achieved_goal` and `desired_goal` float64 (2,). Another `episodes` may have others.
+The episodes have the columns `obs` int64 (its value is 100 times the episode's number, plus the step), `reward`
+float64, `terminated` bool, `achieved_goal` and `desired_goal` float64 (2,). Another `episodes` may have others.
 Not here: windows themselves, samplers.
 """
 
@@ -40,11 +40,15 @@ class ComputedTests:
         rng = np.random.default_rng(0)
         made = []
         for number, length in enumerate((7, 1, 12, 2, 9, 5, 11)):
-            made.append({
-                "obs": 100 * number + np.arange(length), "reward": rng.normal(size=length),
-                "terminated": np.arange(length) == length - (number % 2),
-                "achieved_goal": rng.normal(size=(length, 2)), "desired_goal": rng.normal(size=(length, 2)),
-            })  # fmt: skip
+            made.append(
+                {
+                    "obs": 100 * number + np.arange(length),
+                    "reward": rng.normal(size=length),
+                    "terminated": np.arange(length) == length - (number % 2),
+                    "achieved_goal": rng.normal(size=(length, 2)),
+                    "desired_goal": rng.normal(size=(length, 2)),
+                }
+            )
         return made
 
     def filled(self, episodes: list[dict[str, Any]] | None = None, rows: int = 64) -> ReplayBuffer:
@@ -92,10 +96,12 @@ class ComputedTests:
             for name, values in alone.items():
                 np.testing.assert_array_equal(values[0], whole[name][number], err_msg=name)
         for ep in range(view.lengths.size):
-            others = self.filled([
-                e if i == ep else {n: np.roll(v, 1, 0) * 2 if v.dtype != bool else ~v for n, v in e.items()}
-                for i, e in enumerate(episodes[-view.lengths.size :])
-            ])  # fmt: skip
+            others = self.filled(
+                [
+                    e if i == ep else {n: np.roll(v, 1, 0) * 2 if v.dtype != bool else ~v for n, v in e.items()}
+                    for i, e in enumerate(episodes[-view.lengths.size :])
+                ]
+            )
             mine = [i for i, (number, _) in enumerate(pairs) if number == ep]
             for name, values in self.batch(others, mine).items():
                 np.testing.assert_array_equal(values, whole[name][mine], err_msg=name)

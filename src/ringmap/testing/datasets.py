@@ -60,7 +60,8 @@ class DatasetTests:
     survives_forks: ClassVar[bool] = True
     """Whether a forked process can read, and write, after its parent did; where not, its reads raise RoleError."""
     is_live: ClassVar[bool] = False
-    """Whether it is a ring, or over one: a batch may replace ids that are not there, and `transform` sees items alone, with their actions folded."""
+    """Whether it is a ring, or over one: a batch may replace ids that are not there, and `transform` sees items alone,
+    with their actions folded."""
     adds: ClassVar[frozenset[str]] = frozenset()
     """Columns of an item that the episodes do not have."""
 
@@ -106,9 +107,7 @@ class DatasetTests:
         assert dataset.span == span
         assert list(dataset.clip_indices) == pairs
         assert len(dataset) == len(pairs)
-        for clip, (episode, start) in zip(
-            dataset.__getitems__(list(range(len(pairs)))), pairs, strict=True
-        ):
+        for clip, (episode, start) in zip(dataset.__getitems__(list(range(len(pairs)))), pairs, strict=True):
             stored = make_episode(episode, LENGTHS[episode])
             rows = slice(start, start + span, frameskip)
             dense = stored["action"][start : start + span].reshape(num_steps, -1)
@@ -143,7 +142,8 @@ class DatasetTests:
 
     @pytest.mark.parametrize("index", [24, -25, 10**6])
     def test_clip_out_of_range(self, tmp_path: Path, index: int) -> None:
-        """An id beyond the clips is an IndexError, alone and in a batch; a ring, which may have evicted it, may replace it in a batch."""
+        """An id beyond the clips is an IndexError, alone and in a batch; a ring, which may have evicted it, may replace
+        it in a batch."""
         dataset = self.open(tmp_path, make_episodes())
         assert len(dataset) == 24
         with pytest.raises(IndexError, match="out of range"):
@@ -172,7 +172,8 @@ class DatasetTests:
             self.open(tmp_path, make_episodes(), **{option: 0})
 
     def test_transform(self, tmp_path: Path) -> None:
-        """It sees every clip and episode, with actions still unfolded; of a ring every clip alone, as it is returned."""
+        """It sees every clip and episode, with actions still unfolded; of a ring every clip alone, as it is
+        returned."""
 
         def mark(steps: Episode) -> Episode:
             assert steps["action"].ndim == 2

@@ -181,7 +181,9 @@ class FormatTests(DatasetTests):
                 self._rows_come_back(folder, rows, ("CHW", "HWC") if turned else ("CHW",))
 
     def _rows_come_back(self, tmp_path: Path, rows: Array, layouts: tuple[str, ...]) -> None:
-        path = self.write(self.path(tmp_path), [{"x": rows, "where": np.zeros((3, 2))}, {"x": rows[:1], "where": np.zeros((1, 2))}])  # fmt: skip
+        path = self.write(
+            self.path(tmp_path), [{"x": rows, "where": np.zeros((3, 2))}, {"x": rows[:1], "where": np.zeros((1, 2))}]
+        )
         for layout in layouts:
             dataset = self.read(path, layout=layout)
             episode = dataset.load_episode(0)
@@ -200,7 +202,8 @@ class FormatTests(DatasetTests):
         assert got.shape == rows.shape
 
     def test_text_of_any_length(self, tmp_path: Path) -> None:
-        """No episode says how long text may be: a later one has longer text, also in a later session, and where texts are in rows of several."""
+        """No episode says how long text may be: a later one has longer text, also in a later session, and where texts
+        are in rows of several."""
         if "text" not in self.values:
             return
         texts = [[""], ["é", "a" * 300], ["b", "\0inner"], ["c" * 5000]]
@@ -457,7 +460,7 @@ class FormatTests(DatasetTests):
             self.write(self.path(tmp_path / "kept"), episodes[:kept])
         work, told, fresh = tmp_path / "work", tmp_path / "told", not self.survives_forks
         path = self.path(work)
-        run = functools.partial(_write_and_note, self.name, path, self.writer_options, episodes[kept:], told)  # fmt: skip
+        run = functools.partial(_write_and_note, self.name, path, self.writer_options, episodes[kept:], told)
 
         def killed(at: int) -> Outcome:
             shutil.rmtree(work, ignore_errors=True)
@@ -478,7 +481,8 @@ class FormatTests(DatasetTests):
         return whole, lost
 
     def go_on(self, path: Path, episodes: list[Episode], kept: int) -> None:
-        """Write what a killed writer did not, and assert that all is there; where nothing is appended, a copy has what was."""
+        """Write what a killed writer did not, and assert that all is there; where nothing is appended, a copy has what
+        was."""
         if self.format.appends:
             self.write(path, episodes[kept:])
             self.check(path, episodes)
@@ -497,7 +501,8 @@ class FormatTests(DatasetTests):
         shutil.rmtree(copied.parent)
 
     def episodes_to_kill(self) -> list[Episode]:
-        """Return the episodes that a killed writer writes: a format that wants other columns overrides this, and `check`."""
+        """Return the episodes that a killed writer writes: a format that wants other columns overrides this, and
+        `check`."""
         episodes = make_episodes((2, 3, 1, 2))
         if self.format.supports_episode_data:
             return [e | {EPISODE_DATA_KEY: {"n": i}} for i, e in enumerate(episodes)]
@@ -552,9 +557,7 @@ def _write_and_tell(
                 signal.pause()
 
 
-def _write_and_note(
-    name: str, path: Path, options: dict[str, Any], episodes: list[Episode], told: Path
-) -> None:
+def _write_and_note(name: str, path: Path, options: dict[str, Any], episodes: list[Episode], told: Path) -> None:
     """Write episodes, and note in a file that each was written."""
     with get_format(name).open_writer(path, **options) as writer, open(told, "ab", 0) as file:
         for episode in episodes:

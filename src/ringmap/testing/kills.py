@@ -34,19 +34,63 @@ __all__ = ["Outcome", "killed_after", "reason_why_not"]
 
 _NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
-        "write": 1, "open": 2, "pwrite64": 18, "writev": 20, "msync": 26, "sendfile": 40, "truncate": 76,
-        "ftruncate": 77, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87,
-        "symlink": 88, "mknod": 133, "io_submit": 209, "openat": 257, "mkdirat": 258, "mknodat": 259,
-        "unlinkat": 263, "renameat": 264, "linkat": 265, "symlinkat": 266, "splice": 275, "fallocate": 285,
-        "pwritev": 296, "renameat2": 316, "copy_file_range": 326, "pwritev2": 328, "openat2": 437,
+        "write": 1,
+        "open": 2,
+        "pwrite64": 18,
+        "writev": 20,
+        "msync": 26,
+        "sendfile": 40,
+        "truncate": 76,
+        "ftruncate": 77,
+        "rename": 82,
+        "mkdir": 83,
+        "rmdir": 84,
+        "creat": 85,
+        "link": 86,
+        "unlink": 87,
+        "symlink": 88,
+        "mknod": 133,
+        "io_submit": 209,
+        "openat": 257,
+        "mkdirat": 258,
+        "mknodat": 259,
+        "unlinkat": 263,
+        "renameat": 264,
+        "linkat": 265,
+        "symlinkat": 266,
+        "splice": 275,
+        "fallocate": 285,
+        "pwritev": 296,
+        "renameat2": 316,
+        "copy_file_range": 326,
+        "pwritev2": 328,
+        "openat2": 437,
     },
     "aarch64": {
-        "io_submit": 2, "mknodat": 33, "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37,
-        "renameat": 38, "truncate": 45, "ftruncate": 46, "fallocate": 47, "openat": 56, "write": 64,
-        "writev": 66, "pwrite64": 68, "pwritev": 70, "sendfile": 71, "splice": 76, "msync": 227,
-        "renameat2": 276, "copy_file_range": 285, "pwritev2": 287, "openat2": 437,
+        "io_submit": 2,
+        "mknodat": 33,
+        "mkdirat": 34,
+        "unlinkat": 35,
+        "symlinkat": 36,
+        "linkat": 37,
+        "renameat": 38,
+        "truncate": 45,
+        "ftruncate": 46,
+        "fallocate": 47,
+        "openat": 56,
+        "write": 64,
+        "writev": 66,
+        "pwrite64": 68,
+        "pwritev": 70,
+        "sendfile": 71,
+        "splice": 76,
+        "msync": 227,
+        "renameat2": 276,
+        "copy_file_range": 285,
+        "pwritev2": 287,
+        "openat2": 437,
     },
-}  # fmt: skip
+}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 
@@ -54,7 +98,16 @@ _OPENED_WITH = {"open": 1, "openat": 2}
 """Which argument says how a file is opened."""
 _CHANGES = os.O_CREAT | os.O_TRUNC | 0o20000000  # O_TMPFILE, without the O_DIRECTORY in it
 
-_WRITES_TO = {"write": 0, "writev": 0, "pwrite64": 0, "pwritev": 0, "pwritev2": 0, "sendfile": 0, "splice": 2, "copy_file_range": 2}  # fmt: skip
+_WRITES_TO = {
+    "write": 0,
+    "writev": 0,
+    "pwrite64": 0,
+    "pwritev": 0,
+    "pwritev2": 0,
+    "sendfile": 0,
+    "splice": 2,
+    "copy_file_range": 2,
+}
 """Which argument is the descriptor that is written: a pipe or a socket is no file."""
 
 _LOAD, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
@@ -162,7 +215,7 @@ class _Fresh:
             told = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
             cls.process = subprocess.Popen(
                 [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=told
-            )  # fmt: skip
+            )
             atexit.register(cls.end, cls.process)
         assert cls.process.stdin is not None
         assert cls.process.stdout is not None
@@ -228,9 +281,7 @@ def _filter(arch: str) -> bytes:
     return b"".join(struct.pack("=HBBI", *step) for step in made)
 
 
-def _run(
-    work: Callable[[], object], code: ctypes.Array[ctypes.c_char], seccomp: int, parent: socket.socket
-) -> None:  # fmt: skip
+def _run(work: Callable[[], object], code: ctypes.Array[ctypes.c_char], seccomp: int, parent: socket.socket) -> None:
     """Be the child: put the filter in place, hand its listener over, work, and end."""
     status = 1
     try:
@@ -254,7 +305,7 @@ def _run(
         os._exit(status)
 
 
-def _watch(listener: int, child: int, changes: int, names: dict[int, str]) -> tuple[bool, list[str]]:  # fmt: skip
+def _watch(listener: int, child: int, changes: int, names: dict[int, str]) -> tuple[bool, list[str]]:
     """Let `changes` calls pass, then kill; return when nothing that the filter holds is left."""
     import fcntl
 

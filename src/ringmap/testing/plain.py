@@ -1,4 +1,5 @@
-"""A ring as plain lists of rows: what every way to read a buffer is compared with. Imports NumPy, and nothing of ringmap.
+"""A ring as plain lists of rows: what every way to read a buffer is compared with. Imports NumPy, and nothing of
+ringmap.
 
     write, append, commit, update  ->  parts, oldest first  ->  episodes  ->  clip, window, n_step, return_to_go
 
@@ -39,8 +40,8 @@ class _Part:
 class PlainEpisode:
     """The stored steps of one episode.
 
-    `name`: the position of its first step, also if that was evicted; `first_step`: how many steps were evicted; `positions`: of its
-    steps; `lane`: None without one; `reward_at`: "next" or "same".
+    `name`: the position of its first step, also if that was evicted; `first_step`: how many steps were evicted;
+    `positions`: of its steps; `lane`: None without one; `reward_at`: "next" or "same".
     """
 
     name: int
@@ -116,9 +117,7 @@ class PlainRing:
     ended: set[int] = field(default_factory=set)
     """Names of the episodes in parts that have ended."""
 
-    def write(
-        self, rows: Mapping[str, Any], chain: int | None = None, step: int = 0, lane: int | None = None
-    ) -> int:  # fmt: skip
+    def write(self, rows: Mapping[str, Any], chain: int | None = None, step: int = 0, lane: int | None = None) -> int:
         """Store a whole episode, or a part of a chain (the position of its first step); return its position."""
         self.commit()
         part = _Part(self.head, _arrays(rows), chain, step, lane)
@@ -155,7 +154,8 @@ class PlainRing:
                     part.rows[column][position - part.start] = value
 
     def episodes(self, pending: bool = True) -> list[PlainEpisode]:
-        """Return what is stored, in the order in which it began; without rows that are not committed, if `pending` is False."""
+        """Return what is stored, in the order in which it began; without rows that are not committed, if `pending` is
+        False."""
         chains: dict[int, list[_Part]] = {}
         for part in self.parts:
             if pending or not part.is_pending:
@@ -165,11 +165,9 @@ class PlainRing:
         for name, parts in sorted(chains.items()):
             first = parts[0]
             positions = np.concatenate([np.arange(p.start, p.start + len(p)) for p in parts])
-            rows = {column: np.concatenate([p.rows[column] for p in parts]) for column in first.rows}  # fmt: skip
+            rows = {column: np.concatenate([p.rows[column] for p in parts]) for column in first.rows}
             is_open = first.chain is not None and name not in self.ended
-            found.append(
-                PlainEpisode(name, first.step, positions, rows, first.lane, is_open, self.reward_at)
-            )
+            found.append(PlainEpisode(name, first.step, positions, rows, first.lane, is_open, self.reward_at))
         return found
 
 

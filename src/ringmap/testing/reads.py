@@ -2,8 +2,8 @@
 
     failures(READS, buffer, ring.episodes())    what differs, by the name of the read
 
-The columns: `where` `(2,)`, which differs from step to step, `goal` of the same kind, `reward`, `action`, `latent`, `terminated`.
-Not here: what is stored (plain.py).
+The columns: `where` `(2,)`, which differs from step to step, `goal` of the same kind, `reward`, `action`, `latent`,
+`terminated`. Not here: what is stored (plain.py).
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def clips(buf: Any, episodes: Episodes) -> None:
 
 
 def items(buf: Any, episodes: Episodes) -> None:
-    """`buf[ids]`. A clip that lost its first steps with a part of its episode keeps its number: another one comes in its place."""
+    """`buf[ids]`. A clip that lost its first steps with a part of its episode keeps its number: another one comes in
+    its place."""
     expected = _clips_of(buf, episodes)
     lost = (buf.span - 1) * sum(episode.first_step > 0 for episode in episodes)
     assert 0 <= len(buf) - len(expected) <= lost, (len(buf), len(expected))
@@ -138,9 +139,11 @@ def windows(buf: Any, episodes: Episodes) -> None:
 def computed(buf: Any, episodes: Episodes) -> None:
     """`NStep`, `TimeToEnd`, `Index` and `Hindsight`."""
     window = {
-        "sum": NStep(3, 0.5, next=("where",)), "left": TimeToEnd(), "at": Index(),
+        "sum": NStep(3, 0.5, next=("where",)),
+        "left": TimeToEnd(),
+        "at": Index(),
         "again": Hindsight(_reached, "final", k=3, goal="goal", achieved="where"),
-    }  # fmt: skip
+    }
     known, columns = _steps_of(episodes), ["where", "latent", *window]
     view = buf.view(window, columns)
     for batch in (_whole(view), buf.sample(20, window=window, columns=columns)):
@@ -204,7 +207,8 @@ def sequences(buf: Any, episodes: Episodes) -> None:
 
 
 def _runs(episodes: Episodes) -> list[list[tuple[int, int]]]:
-    """Return pairs of an episode and a step, run by run: episodes of a lane follow each other, after one that is open nothing does."""
+    """Return pairs of an episode and a step, run by run: episodes of a lane follow each other, after one that is open
+    nothing does."""
     lanes: dict[int | None, list[list[tuple[int, int]]]] = {}
     for number, episode in enumerate(episodes):
         runs = lanes.setdefault(episode.lane, [[]])
@@ -216,7 +220,7 @@ def _runs(episodes: Episodes) -> list[list[tuple[int, int]]]:
 
 def split(buf: Any, episodes: Episodes) -> None:
     """Both sides of a split have every step once between them, and share no episode."""
-    known, sides = _steps_of(episodes), buf.split(0.5, window={"at": Index()}, columns=["latent", "at"])  # fmt: skip
+    known, sides = _steps_of(episodes), buf.split(0.5, window={"at": Index()}, columns=["latent", "at"])
     positions = []
     for side in map(_whole, sides):
         positions.append(side["at_position"].tolist())
@@ -308,12 +312,22 @@ def loader(buf: Any, episodes: Episodes, workers: int = 0) -> None:
 
 
 READS: dict[str, Read] = {
-    "clips": clips, "windows": windows, "computed": computed, "return_to_go": return_to_go, "sequences": sequences,
-    "split": split, "stored": stored,
-}  # fmt: skip
+    "clips": clips,
+    "windows": windows,
+    "computed": computed,
+    "return_to_go": return_to_go,
+    "sequences": sequences,
+    "split": split,
+    "stored": stored,
+}
 """Reads that leave what is pending as it is."""
 
 LOADS: dict[str, Read] = {
-    "items": items, "load": load, "episodes": each, "rows": rows_of, "dump": dumped, "loader": loader,
-}  # fmt: skip
+    "items": items,
+    "load": load,
+    "episodes": each,
+    "rows": rows_of,
+    "dump": dumped,
+    "loader": loader,
+}
 """Reads that commit it first."""

@@ -45,7 +45,8 @@ def _steps(buffer: ReplayBuffer, times: int) -> list[bytes]:
 
 
 class SamplerTests:
-    """The obligations of `ringmap.samplers.Sampler`, and of what `BaseSampler` adds, which a callable may have in part."""
+    """The obligations of `ringmap.samplers.Sampler`, and of what `BaseSampler` adds, which a callable may have in
+    part."""
 
     @pytest.fixture
     def make_sampler(self) -> MakeSampler:
@@ -100,7 +101,8 @@ class SamplerTests:
         assert draws[0] == draws[1]
 
     def test_serves_as_a_base_sampler(self, make_sampler: MakeSampler) -> None:
-        """`as_sampler` leaves it as it is, or wraps it; wrapped it draws the same, and a buffer shows what it was given."""
+        """`as_sampler` leaves it as it is, or wraps it; wrapped it draws the same, and a buffer shows what it was
+        given."""
         given, buffer = make_sampler(), ReplayBuffer(max_steps=60)
         _write(buffer, _LENGTHS)
         sampler = as_sampler(given)
@@ -180,9 +182,7 @@ class SamplerTests:
         copy = pickle.loads(pickle.dumps(buffer))
         assert _steps(copy, 4) == _steps(buffer, 4)
 
-    def test_small_state_is_stored_with_the_buffer(
-        self, make_sampler: MakeSampler, tmp_path: Path
-    ) -> None:
+    def test_small_state_is_stored_with_the_buffer(self, make_sampler: MakeSampler, tmp_path: Path) -> None:
         """A directory that is opened again goes on drawing where it was closed; the state is small JSON."""
         _skip_without_small_state(make_sampler())
         options: dict[str, Any] = {"max_steps": 60, "path": tmp_path / "buf", "sync_every_s": 0}

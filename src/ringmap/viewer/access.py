@@ -5,8 +5,8 @@
     with the cookie      the page and its data
     anything else        403, and nothing more
 
-Invariants: a Host that is not ours (DNS rebinding), an Origin that is not the Host, and a wrong token get the same 403; a change needs an
-Origin; every reply has a strict Content-Security-Policy.
+Invariants: a Host that is not ours (DNS rebinding), an Origin that is not the Host, and a wrong token get the same 403;
+a change needs an Origin; every reply has a strict Content-Security-Policy.
 Not here: what is served (app.py).
 """
 
@@ -42,13 +42,12 @@ class Access:
         app: what is served.
         token: the secret.
         port: of the server; names the cookie, which browsers share among ports.
-        host: the address that is listened on; unless it is of this machine alone, its other addresses and names are hosts, too.
+        host: the address that is listened on; unless it is of this machine alone, its other addresses and names are
+            hosts, too.
         frames: whether pages of this machine may show the page in a frame.
     """
 
-    def __init__(
-        self, app: App, token: str, port: int, host: str = "127.0.0.1", frames: bool = False
-    ) -> None:
+    def __init__(self, app: App, token: str, port: int, host: str = "127.0.0.1", frames: bool = False) -> None:
         self.app, self.token, self.port, self.frames = app, token, port, frames
         self.cookie = f"ringmap-{port}"
         self.hosts = {"127.0.0.1", "localhost", "[::1]"}
@@ -57,10 +56,13 @@ class Access:
             self.hosts |= {host, socket.gethostname(), socket.getfqdn()}
         policy = _POLICY.format(frames=_FRAMES if frames else "'none'")
         self.headers = [
-            (b"content-security-policy", policy.encode()), (b"x-content-type-options", b"nosniff"),
-            (b"referrer-policy", b"no-referrer"), (b"cross-origin-resource-policy", b"same-origin"),
-            (b"cross-origin-opener-policy", b"same-origin"), (b"cache-control", b"no-store"),
-        ]  # fmt: skip
+            (b"content-security-policy", policy.encode()),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"cross-origin-resource-policy", b"same-origin"),
+            (b"cross-origin-opener-policy", b"same-origin"),
+            (b"cache-control", b"no-store"),
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -113,15 +115,14 @@ class Access:
             return False
         if scope["method"] not in ("GET", "HEAD") and origin is None:
             return False
-        # Browsers say who asks. A link in a mail, or a notebook's frame, may open the page; no other site may load its data.
+        # Browsers say who asks. A link in a mail, or a notebook's frame, may open the page; no other site may load its
+        # data.
         site = headers.get("sec-fetch-site", "none")
         return site in ("none", "same-origin") or headers.get("sec-fetch-mode") == "navigate"
 
     def _is_host(self, host: str) -> bool:
         name, _, port = host.rpartition(":")
-        if not name or not re.fullmatch(
-            "[0-9]{1,5}", port
-        ):  # other digits, and thousands, are no port
+        if not name or not re.fullmatch("[0-9]{1,5}", port):  # other digits, and thousands, are no port
             name, port = host, "80"
         if int(port) != self.port:
             return False
@@ -143,9 +144,7 @@ class Access:
         return found is not None and self._matches(found.value)
 
 
-async def _reply(
-    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
+async def _reply(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
     start = {
         "type": "http.response.start",
         "status": status,

@@ -6,8 +6,8 @@
     POST /api/mark                         flags and a note of an episode: the only change, unless `read_only`
     GET  /api/events                       server-sent events: what is new
 
-Invariants: a request reads and replies within `limits`; work is done in threads, a few at a time; an error is JSON with a sentence;
-a client that reads slowly gets the newest state when it reads, and keeps nobody waiting.
+Invariants: a request reads and replies within `limits`; work is done in threads, a few at a time; an error is JSON with
+a sentence; a client that reads slowly gets the newest state when it reads, and keeps nobody waiting.
 Not here: who may ask (access.py), the socket (serve.py).
 """
 
@@ -135,7 +135,7 @@ class Viewer:
 
     async def episodes(self, request: Request) -> Response:
         """Return rows of the table."""
-        where, sort = request.query_params.get("where", ""), request.query_params.get("sort", "episode")  # fmt: skip
+        where, sort = request.query_params.get("where", ""), request.query_params.get("sort", "episode")
         start, count = _number(request, "from", 0), _number(request, "n", 100, ROWS)
 
         def work() -> dict[str, Any]:
@@ -183,16 +183,31 @@ class Viewer:
         columns = []
         for spec in source.columns:
             kind, reason = kind_of(spec)
-            columns.append({
-                "name": spec.name, "dtype": str(spec.dtype), "shape": list(spec.shape), "kind": kind, "reason": reason,
-                "lines": math.prod(spec.shape) if kind == "lines" else 0,
-            })  # fmt: skip
+            columns.append(
+                {
+                    "name": spec.name,
+                    "dtype": str(spec.dtype),
+                    "shape": list(spec.shape),
+                    "kind": kind,
+                    "reason": reason,
+                    "lines": math.prod(spec.shape) if kind == "lines" else 0,
+                }
+            )
         return {
-            "id": str(name), "episode": number, "episodes": len(ids), "length": length, "data": data, "columns": columns,
-            "flags": list(mark.flags) if mark else [], "note": mark.note if mark else "",
-            "damaged": damaged, "verified": verified and damaged is None, "nbytes": nbytes,
-            "before": str(ids[row - 1]) if row else None, "after": str(ids[row + 1]) if row + 1 < len(ids) else None,
-        }  # fmt: skip
+            "id": str(name),
+            "episode": number,
+            "episodes": len(ids),
+            "length": length,
+            "data": data,
+            "columns": columns,
+            "flags": list(mark.flags) if mark else [],
+            "note": mark.note if mark else "",
+            "damaged": damaged,
+            "verified": verified and damaged is None,
+            "nbytes": nbytes,
+            "before": str(ids[row - 1]) if row else None,
+            "after": str(ids[row + 1]) if row + 1 < len(ids) else None,
+        }
 
     async def columns(self, request: Request) -> Response:
         """Return lines of an episode, as binary."""
@@ -236,7 +251,11 @@ class Viewer:
             opened, name = self._opened(request), self._episode(request)
             spec = self._column(opened, _text(request, "c"), "text")
             start, end = self._range(request, opened, name)
-            end = min(end, start + _number(request, "n", 200, 2000), start + max(1, MOST_NBYTES // 4 // max(1, spec.row_nbytes)))  # fmt: skip
+            end = min(
+                end,
+                start + _number(request, "n", 200, 2000),
+                start + max(1, MOST_NBYTES // 4 // max(1, spec.row_nbytes)),
+            )
             values = opened.source.read(name, start, end, [spec.name])[spec.name]
             return {"start": start, "values": [plain(v) for v in values]}
 
@@ -279,15 +298,13 @@ class Viewer:
             key, name = str(told["p"]), str(told["e"])
             flags, note = told.get("flags"), told.get("note")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise InputError('mark: expected {"p": ..., "e": ..., "flags": [...], "note": ...}') from None  # fmt: skip
+            raise InputError('mark: expected {"p": ..., "e": ..., "flags": [...], "note": ...}') from None
         if not (name.isascii() and name.isdigit()) or len(name) > 19:
             raise InputError(f"e: expected a whole number, got {name[:40]!r}")
 
         def work() -> dict[str, Any]:
             if self.library.read_only:
-                raise ReadOnlyError(
-                    "marks can't be changed: the server was started with --read-only"
-                )
+                raise ReadOnlyError("marks can't be changed: the server was started with --read-only")
             return self.library.open(key).mark(int(name), flags, note)
 
         return _json(await self.run(work))
@@ -319,11 +336,9 @@ class Viewer:
             if spec.name == name:
                 found, reason = kind_of(spec)
                 if found != kind:
-                    raise InputError(
-                        f"column {name!r} is no {kind}" + (f": {reason}" if reason else "")
-                    )
+                    raise InputError(f"column {name!r} is no {kind}" + (f": {reason}" if reason else ""))
                 return spec
-        raise UnknownColumnError(f"there is no column {name!r}; there are {[c.name for c in opened.source.columns]}")  # fmt: skip
+        raise UnknownColumnError(f"there is no column {name!r}; there are {[c.name for c in opened.source.columns]}")
 
     @staticmethod
     def _range(request: Request, opened: Opened, name: int) -> tuple[int, int]:
@@ -355,9 +370,7 @@ class _Followed:
         idle = 0
         while True:
             idle = 0 if self.clients else idle + 1
-            if (
-                idle > _IDLE_LOOKS
-            ):  # no client can come in between: `events` asks whether the task is done
+            if idle > _IDLE_LOOKS:  # no client can come in between: `events` asks whether the task is done
                 self.is_over = True
                 return
             try:
@@ -462,15 +475,24 @@ def make_app(viewer: Viewer) -> Starlette:
         return Response(found[0], media_type=found[1])
 
     get: Mapping[str, Callable[[Request], Awaitable[Response]]] = {
-        "places": viewer.places, "place": viewer.place, "spread": viewer.spread, "episodes": viewer.episodes,
-        "episode": viewer.episode, "columns": viewer.columns, "frames": viewer.frames, "text": viewer.text,
-        "thumb": viewer.thumb, "download": viewer.download, "events": viewer.events,
-    }  # fmt: skip
+        "places": viewer.places,
+        "place": viewer.place,
+        "spread": viewer.spread,
+        "episodes": viewer.episodes,
+        "episode": viewer.episode,
+        "columns": viewer.columns,
+        "frames": viewer.frames,
+        "text": viewer.text,
+        "thumb": viewer.thumb,
+        "download": viewer.download,
+        "events": viewer.events,
+    }
     routes = [
-        Route("/", static), Route("/static/{name}", static),
+        Route("/", static),
+        Route("/static/{name}", static),
         *(Route(f"/api/{name}", answer, methods=["GET"]) for name, answer in get.items()),
         Route("/api/mark", viewer.mark, methods=["POST"]),
-    ]  # fmt: skip
+    ]
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -478,6 +500,10 @@ def make_app(viewer: Viewer) -> Starlette:
         viewer.close()
 
     errors: Mapping[Any, Any] = {
-        RingmapError: _refused, OSError: _refused, MemoryError: _refused, ValueError: _refused, Exception: _failed
-    }  # fmt: skip
+        RingmapError: _refused,
+        OSError: _refused,
+        MemoryError: _refused,
+        ValueError: _refused,
+        Exception: _failed,
+    }
     return Starlette(routes=routes, exception_handlers=errors, lifespan=lifespan)

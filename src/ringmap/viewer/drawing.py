@@ -81,7 +81,7 @@ def packed(pictures: Sequence[bytes], start: int) -> bytes:
 
 def lines_of(
     read: Callable[[int, int], dict[str, Array]], specs: Sequence[ColumnSpec], start: int, end: int, points: int
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Return columns of steps `[start, end)` as one reply: a header, the steps, then the lines of each column, float64.
 
     Args:
@@ -117,10 +117,16 @@ def lines_of(
                 rows = both.reshape(-1, rows.shape[1])
             found[spec.name].append(rows)
         at = last
-    header: dict[str, Any] = {"start": start, "end": end, "thinned": count > points, "points": len(steps), "columns": []}  # fmt: skip
+    header: dict[str, Any] = {
+        "start": start,
+        "end": end,
+        "thinned": count > points,
+        "points": len(steps),
+        "columns": [],
+    }
     body = [steps.tobytes()]
     for spec in specs:
-        lines = np.concatenate(found[spec.name]) if found[spec.name] else np.empty((0, math.prod(spec.shape)))  # fmt: skip
+        lines = np.concatenate(found[spec.name]) if found[spec.name] else np.empty((0, math.prod(spec.shape)))
         header["columns"].append({"name": spec.name, "lines": lines.shape[1]})
         body.append(np.ascontiguousarray(lines.T).tobytes())
     told = json.dumps(header).encode()

@@ -1,12 +1,13 @@
 """Find what lies below paths: rings, fleets, other buffers, and datasets of every format.
 
-    runs/            two rings or more of the same columns: a fleet, and each ring; one that can't be read is of the fleet, too
+    runs/            two rings or more of the same columns: a fleet, and each ring; one that can't be read is of the
+    fleet, too
       a/ b/
     expert.h5        a dataset
     broken/          a place with a problem
 
-Invariants: a link is followed only to what lies below the given paths; a place is named by a key, so that no request holds a path;
-nothing is changed.
+Invariants: a link is followed only to what lies below the given paths; a place is named by a key, so that no request
+holds a path; nothing is changed.
 Not here: what is in a place (sources.py).
 """
 
@@ -46,9 +47,9 @@ _MOST_ENTRIES = 20_000
 class Place:
     """What lies at a path.
 
-    `key`: names it in requests; `name`: its path as the user would say it; `kind`: of a buffer ("episodes", "transitions",
-    "distillation"), "fleet", "dataset" or "problem"; `format`: of a dataset; `problem`: why it can't be shown; `rings`: the keys of
-    a fleet's rings.
+    `key`: names it in requests; `name`: its path as the user would say it; `kind`: of a buffer ("episodes",
+    "transitions", "distillation"), "fleet", "dataset" or "problem"; `format`: of a dataset; `problem`: why it can't be
+    shown; `rings`: the keys of a fleet's rings.
     """
 
     key: str
@@ -65,9 +66,7 @@ def key_of(path: str) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
 
 
-def find(
-    paths: Sequence[str | os.PathLike[str]], fleets: Collection[str] = ()
-) -> list[Place]:  # fmt: skip
+def find(paths: Sequence[str | os.PathLike[str]], fleets: Collection[str] = ()) -> list[Place]:
     """Return the places at and below paths, in order, each once.
 
     Args:
@@ -167,10 +166,12 @@ class _Search:
             at, shown = os.path.join(path, child), f"{name}/{child}"
             if os.path.islink(at):
                 at = os.path.realpath(at)
-                if not any(
-                    at == root or at.startswith(root.rstrip("/") + "/") for root in self.roots
-                ):
-                    inside.append(self._problem(os.path.join(path, child), shown, "a link that leads out of the given paths is not followed"))  # fmt: skip
+                if not any(at == root or at.startswith(root.rstrip("/") + "/") for root in self.roots):
+                    inside.append(
+                        self._problem(
+                            os.path.join(path, child), shown, "a link that leads out of the given paths is not followed"
+                        )
+                    )
                     continue
             for place in self.at(at, shown, depth + 1):
                 inside.append(place)
@@ -193,7 +194,7 @@ def _place(path: str, name: str) -> Place | None:
         return Place(key_of(path), path, name, buffer.kind)
     if os.path.isdir(path) and any(
         os.path.lexists(os.path.join(folder, sign)) for folder in folders_of(path).values() for sign in SIGNS
-    ):  # fmt: skip
+    ):
         read_manifest(Disk(), path)  # it is what is left of a buffer: this says what is wrong
         return None
     if is_dataset(path):

@@ -5,8 +5,8 @@
     runs/replay/collector-2  -> damaged /   (a line with its problem; the others go on)
     runs/replay/pace         -> Pace
 
-Invariants: a ring is read by its own `Opened`, which its own page uses, too; what is wrong with one ring is said in its line.
-Not here: which rings there are (find.py), who opens them (library.py).
+Invariants: a ring is read by its own `Opened`, which its own page uses, too; what is wrong with one ring is said in its
+line. Not here: which rings there are (find.py), who opens them (library.py).
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class Fleet:
         opened: returns a ring by its key, looked at just now, or raises what is wrong with it.
     """
 
-    def __init__(
-        self, path: str, rings: Callable[[], list[Place]], opened: Callable[[str], Opened]
-    ) -> None:
+    def __init__(self, path: str, rings: Callable[[], list[Place]], opened: Callable[[str], Opened]) -> None:
         self.path = path
         self._table = EpisodeTable([], is_fleet=True)
         self._rings, self._opened = rings, opened
@@ -100,7 +98,7 @@ class Fleet:
         for line in lines:
             if differ := columns.get(line["key"], self._columns) ^ self._columns:
                 names = ", ".join(sorted({column.name for column in differ}))[:200]
-                line |= _line(line["key"], line["name"], f"has other columns than the rings before it: {names}")  # fmt: skip
+                line |= _line(line["key"], line["name"], f"has other columns than the rings before it: {names}")
                 del opened[line["key"]]
 
     def _gone(self, there: set[str]) -> list[dict[str, Any]]:
@@ -117,11 +115,16 @@ class Fleet:
         with contextlib.suppress(*_FAULTS):  # an episode of it is damaged, or gone
             policy = opened.newest_policy()
         return {
-            "episodes": state["episodes"], "steps": state["steps"], "max_steps": state["max_steps"], "written": state["head"],
-            "redraws": state["redraws"], "writer": state["writer"],
-            "idle_s": None if idle is None else _rounded(idle), "policy_step": policy,
+            "episodes": state["episodes"],
+            "steps": state["steps"],
+            "max_steps": state["max_steps"],
+            "written": state["head"],
+            "redraws": state["redraws"],
+            "writer": state["writer"],
+            "idle_s": None if idle is None else _rounded(idle),
+            "policy_step": policy,
             "marks_problem": state["marks_problem"],
-        }  # fmt: skip
+        }
 
     def _total(self, lines: list[dict[str, Any]]) -> dict[str, Any]:
         writers = [line["writer"]["alive"] for line in lines if line["problem"] is None]
@@ -131,12 +134,19 @@ class Fleet:
         newest = self._newest()
         return {
             **{name: _sum([line[name] for line in lines]) for name in _COUNTS},
-            "shards": lines, "writers": sum(alive is True for alive in writers), "live": True, "version": self._table.version, "indexed": self._table.done,
-            "marked": self._table.num_marked, "marks_problem": "; ".join(marks) or None, "committed_s": min(idle, default=None),
+            "shards": lines,
+            "writers": sum(alive is True for alive in writers),
+            "live": True,
+            "version": self._table.version,
+            "indexed": self._table.done,
+            "marked": self._table.num_marked,
+            "marks_problem": "; ".join(marks) or None,
+            "committed_s": min(idle, default=None),
             "last": None if newest is None else f"{newest.place.key}-{newest.state()['head']}",
-            "policy_step": max(policies, default=None), "staleness": max(policies) - min(policies) if policies else None,
+            "policy_step": max(policies, default=None),
+            "staleness": max(policies) - min(policies) if policies else None,
             "pace": self._look_at_pace(),
-        }  # fmt: skip
+        }
 
     def _look_at_pace(self) -> dict[str, Any] | None:
         """Return how far either side is ahead; None if the fleet keeps no pace."""
@@ -150,10 +160,15 @@ class Fleet:
             if not (math.isfinite(ahead) and math.isfinite(slack)):
                 return {"problem": f"{pace!r}: its numbers are too large"}
             return {
-                "samples_per_insert": pace.samples_per_insert, "min_steps": pace.min_steps, "inserted": inserted, "drawn": drawn,
-                "ratio": drawn / new if new > 0 else None, "ahead": ahead,
-                "slack": slack, "learner": pace.has_learner,
-            }  # fmt: skip
+                "samples_per_insert": pace.samples_per_insert,
+                "min_steps": pace.min_steps,
+                "inserted": inserted,
+                "drawn": drawn,
+                "ratio": drawn / new if new > 0 else None,
+                "ahead": ahead,
+                "slack": slack,
+                "learner": pace.has_learner,
+            }
         except (*_FAULTS, OverflowError) as error:
             return {"problem": str(error)}
 
@@ -204,7 +219,14 @@ def _name(place: Place) -> str:
 
 def _line(key: str | None, name: str, problem: str | None = None) -> dict[str, Any]:
     """Return what is said of a ring before it was looked at, or where it can't be read."""
-    return {"key": key, "name": name, "problem": problem, "policy_step": None, "idle_s": None, **dict.fromkeys(_COUNTS, 0)}  # fmt: skip
+    return {
+        "key": key,
+        "name": name,
+        "problem": problem,
+        "policy_step": None,
+        "idle_s": None,
+        **dict.fromkeys(_COUNTS, 0),
+    }
 
 
 def _sum(counts: list[int | None]) -> int | None:

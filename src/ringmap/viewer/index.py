@@ -3,8 +3,8 @@
     spans -> ids, lengths               known at once
     rows, data -> return, ended, data   read 1,000 episodes at a time, oldest first; `done` of them are known
 
-Invariants: row i of every array belongs to `ids[i]`; an eviction drops rows in front, a commit adds rows at the end, and what is known
-of the others stays; an episode that can't be read is noted, and the next one is read.
+Invariants: row i of every array belongs to `ids[i]`; an eviction drops rows in front, a commit adds rows at the end,
+and what is known of the others stays; an episode that can't be read is noted, and the next one is read.
 Not here: reading (sources.py), sorting and filtering (table.py).
 """
 
@@ -72,7 +72,8 @@ class _Column:
 
 
 class AtWork:
-    """Counts what is being done for somebody who waits, so that work in the background gives way: they share one interpreter.
+    """Counts what is being done for somebody who waits, so that work in the background gives way: they share one
+    interpreter.
 
     `turn`: held by the index that reads, one at a time.
     """
@@ -139,9 +140,7 @@ class EpisodeIndex:
         """Build in a thread of its own, if that does not run yet."""
         with self.lock:
             if self._thread is None and not self._stop:
-                self._thread = threading.Thread(
-                    target=self._build, daemon=True, name="ringmap-view-index"
-                )
+                self._thread = threading.Thread(target=self._build, daemon=True, name="ringmap-view-index")
                 self._thread.start()
 
     def stop(self) -> None:
@@ -234,9 +233,7 @@ class EpisodeIndex:
         with self.lock:
             at = int(np.searchsorted(self.ids, names[0]))
             if self.ids is not ids:  # some were evicted, or came, meanwhile
-                same = len(self.ids) >= at + len(names) and np.array_equal(
-                    self.ids[at : at + len(names)], names
-                )
+                same = len(self.ids) >= at + len(names) and np.array_equal(self.ids[at : at + len(names)], names)
                 if not same or at != self.done:
                     return True  # once more
             self._take(at, found, data, damaged)
@@ -251,9 +248,7 @@ class EpisodeIndex:
         specs = {c.name: c for c in self.source.columns}
         scalar = {n for n, c in specs.items() if math.prod(c.shape) == 1 and c.dtype.kind in "biuf"}
         reward = name_among(REWARDS, scalar)
-        ends = {
-            code: name_among(names, scalar) for code, names in ((1, TERMINATED), (2, TRUNCATED))
-        }
+        ends = {code: name_among(names, scalar) for code, names in ((1, TERMINATED), (2, TRUNCATED))}
         columns = [name for name in (reward, *ends.values()) if name is not None]
         if not columns:
             return (None, None), {}
@@ -302,9 +297,12 @@ class EpisodeIndex:
         return {column: np.concatenate(values) for column, values in parts.items()}
 
     def _take(
-        self, at: int, found: tuple[Array | None, Array | None], data: list[tuple[int, dict[str, Any]]],
+        self,
+        at: int,
+        found: tuple[Array | None, Array | None],
+        data: list[tuple[int, dict[str, Any]]],
         damaged: dict[int, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         returns, ended = found
         if returns is not None:
             self.returns[at : at + len(returns)] = returns
@@ -345,7 +343,7 @@ class EpisodeIndex:
         if name == "ended":
             return Values(none, np.array(ENDED, object)[self.ended])
         if name == "damaged":
-            return Values(np.isin(self.ids, list(self.damaged)).astype(np.float64) if self.damaged else np.zeros(count))  # fmt: skip
+            return Values(np.isin(self.ids, list(self.damaged)).astype(np.float64) if self.damaged else np.zeros(count))
         if name in ("flags", "note"):
             return mark_values(self.ids, self.marks)[name]
         column = self.data.get(name)
@@ -360,9 +358,14 @@ class EpisodeIndex:
         name, known = int(self.ids[i]), i < self.done
         total, mark = float(self.returns[i]), self.marks.get(name)
         return {
-            "id": str(name), "episode": i, "length": int(self.lengths[i]), "known": known,
-            "return": total if math.isfinite(total) else None, "ended": ENDED[int(self.ended[i])],
+            "id": str(name),
+            "episode": i,
+            "length": int(self.lengths[i]),
+            "known": known,
+            "return": total if math.isfinite(total) else None,
+            "ended": ENDED[int(self.ended[i])],
             "damaged": self.damaged.get(name),
-            "flags": list(mark.flags) if mark else [], "note": mark.note if mark else "",
+            "flags": list(mark.flags) if mark else [],
+            "note": mark.note if mark else "",
             "data": {n: v for n, c in self.data.items() if (v := c.value(i)) is not None},
-        }  # fmt: skip
+        }

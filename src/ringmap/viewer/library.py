@@ -3,8 +3,8 @@
     key -> Place -> Opened: source, index, table, state       a ring, a dataset
                  -> Fleet: the rings of a folder, each Opened   many rings
 
-Invariants: a source is opened once, and closed with the library, or when its directory is gone or damaged; a given buffer is
-never closed.
+Invariants: a source is opened once, and closed with the library, or when its directory is gone or damaged; a given
+buffer is never closed.
 Not here: requests (app.py).
 """
 
@@ -61,9 +61,7 @@ class Library:
         self.paths = list(paths)
         folder = os.path.dirname(local_path(marks or ""))
         if marks is not None and not os.path.isdir(folder):
-            raise NotFoundError(
-                f"view: --marks {marks}: there is no folder {folder}; make it first"
-            )
+            raise NotFoundError(f"view: --marks {marks}: there is no folder {folder}; make it first")
         self.marks, self.read_only = marks, read_only
         self._is_closed = False
         self.at_work = AtWork()
@@ -113,9 +111,7 @@ class Library:
                 self.places()
                 found = self._places.get(key)
         if found is None:
-            raise NotFoundError(
-                "there is nothing of that name; it may be gone: look at the start page"
-            )
+            raise NotFoundError("there is nothing of that name; it may be gone: look at the start page")
         return found
 
     def open(self, key: str) -> Opened:
@@ -230,9 +226,13 @@ class Library:
     def _brief(self, place: Place) -> tuple[dict[str, Any], Facts | None]:
         facts = None
         told: dict[str, Any] = {
-            "key": place.key, "name": place.name, "kind": place.kind, "format": place.format,
-            "problem": place.problem, "rings": list(place.rings),
-        }  # fmt: skip
+            "key": place.key,
+            "name": place.name,
+            "kind": place.kind,
+            "format": place.format,
+            "problem": place.problem,
+            "rings": list(place.rings),
+        }
         if place.problem is not None:
             return told, None
         try:
@@ -277,15 +277,25 @@ class Library:
             told["columns"] = opened.columns(facts)
             if facts is not None:
                 told |= {
-                    "uuid": facts.uuid, "version": facts.version, "nbytes": facts.nbytes,
-                    "nbytes_full": facts.nbytes_full, "settings": plain(facts.settings), "spare": facts.spare,
+                    "uuid": facts.uuid,
+                    "version": facts.version,
+                    "nbytes": facts.nbytes,
+                    "nbytes_full": facts.nbytes_full,
+                    "settings": plain(facts.settings),
+                    "spare": facts.spare,
                     "pending": facts.pending,
-                }  # fmt: skip
+                }
         elif facts is not None:
             told["columns"] = [
-                {"name": c.name, "dtype": c.dtype, "shape": list(c.shape), "kind": "none", "storage": " ".join((c.storage, *c.codecs))}
+                {
+                    "name": c.name,
+                    "dtype": c.dtype,
+                    "shape": list(c.shape),
+                    "kind": "none",
+                    "storage": " ".join((c.storage, *c.codecs)),
+                }
                 for c in facts.columns
-            ]  # fmt: skip
+            ]
         return told
 
     def close(self) -> None:
@@ -312,12 +322,23 @@ def _code(place: Place) -> str:
     if not place.path:
         return ""
     if place.kind == FLEET:
-        return f"from ringmap.data import ShardedReplayBuffer\n\nbuf = ShardedReplayBuffer({place.path!r})\nbatch = buf.sample(32)"
+        return (
+            f"from ringmap.data import ShardedReplayBuffer\n\nbuf = ShardedReplayBuffer({place.path!r})\nbatch = "
+            f"buf.sample(32)"
+        )
     if place.kind == TRANSITIONS:
-        return f"from ringmap import TransitionReplayBuffer\n\nbuf = TransitionReplayBuffer.open({place.path!r}, device=None)\nbatch = buf.sample(32)"
+        return (
+            f"from ringmap import TransitionReplayBuffer\n\nbuf = TransitionReplayBuffer.open({place.path!r}, "
+            f"device=None)\nbatch = buf.sample(32)"
+        )
     if place.kind == EPISODES:
-        return f"from ringmap.data import ReplayBuffer\n\nbuf = ReplayBuffer.open({place.path!r})\nbatch = buf.sample(32)"
-    return f"from ringmap.data import load_dataset\n\ndataset = load_dataset({place.path!r})\nepisode = dataset.load_episode(0)"
+        return (
+            f"from ringmap.data import ReplayBuffer\n\nbuf = ReplayBuffer.open({place.path!r})\nbatch = buf.sample(32)"
+        )
+    return (
+        f"from ringmap.data import load_dataset\n\ndataset = load_dataset({place.path!r})\nepisode = "
+        f"dataset.load_episode(0)"
+    )
 
 
 def _later(start: float) -> float:

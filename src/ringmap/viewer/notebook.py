@@ -1,9 +1,10 @@
 """A buffer or dataset of this process in a notebook: the same page, in a frame.
 
-    show(buf) -> Server in a thread, on 127.0.0.1, frames allowed -> <iframe src="http://127.0.0.1:PORT/t/TOKEN/#/p/KEY">
+    show(buf) -> Server in a thread, on 127.0.0.1, frames allowed -> <iframe
+    src="http://127.0.0.1:PORT/t/TOKEN/#/p/KEY">
 
-Invariants: one server for each object that is shown, which ends with the process or with `close`; the page reads the object itself, so
-a buffer in RAM is shown too; of a fleet it reads the rings.
+Invariants: one server for each object that is shown, which ends with the process or with `close`; the page reads the
+object itself, so a buffer in RAM is shown too; of a fleet it reads the rings.
 Not here: the page.
 """
 
@@ -50,7 +51,10 @@ class Shown:
 
     def _repr_html_(self) -> str:
         where = html.escape(f"{self._server.frame_address}{self._page}", quote=True)
-        return f'<iframe src="{where}" width="100%" height="{self._height}" title="ringmap view" style="border:0"></iframe>'
+        return (
+            f'<iframe src="{where}" width="100%" height="{self._height}" title="ringmap view" '
+            f'style="border:0"></iframe>'
+        )
 
     def __repr__(self) -> str:
         return f"Shown({self.address!r})"
@@ -60,7 +64,8 @@ def show(buffer: Any, height: int = 640) -> Shown:
     """Show a buffer or dataset of this process as a page in a notebook, while it is written.
 
     Args:
-        buffer: a `ReplayBuffer` or `TransitionReplayBuffer`, in RAM or not, writer or reader; a `ShardedReplayBuffer`; or a dataset.
+        buffer: a `ReplayBuffer` or `TransitionReplayBuffer`, in RAM or not, writer or reader; a `ShardedReplayBuffer`;
+            or a dataset.
         height: of the frame, in pixels.
 
     Returns:
@@ -85,7 +90,9 @@ def show(buffer: Any, height: int = 640) -> Shown:
         name = str(getattr(buffer, "path", type(buffer).__name__))
         library = Library([], {name: DatasetSource(buffer)})
     else:
-        raise InputError(f"show: a buffer of episodes or transitions, or a dataset, is shown, got {type(buffer).__name__}")  # fmt: skip
+        raise InputError(
+            f"show: a buffer of episodes or transitions, or a dataset, is shown, got {type(buffer).__name__}"
+        )
     server = Server(library, port=0, frames=True)
     server.start()
     places = library.places()

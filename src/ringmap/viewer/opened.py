@@ -115,14 +115,21 @@ class Opened:
             writer = writer_of(path)
             ring["writer"] = {"alive": writer.alive, "pid": writer.pid, "host": writer.host}
         return {
-            "episodes": len(ids), "steps": int(self.index.lengths.sum()),
-            "first": str(ids[0]) if len(ids) else None, "last": str(ids[-1]) if len(ids) else None,
-            "version": self.index.version, "indexed": self.index.done, "live": self.source.is_live, "marked": self.index.num_marked(), "marks_problem": self.marks_problem,
+            "episodes": len(ids),
+            "steps": int(self.index.lengths.sum()),
+            "first": str(ids[0]) if len(ids) else None,
+            "last": str(ids[-1]) if len(ids) else None,
+            "version": self.index.version,
+            "indexed": self.index.done,
+            "live": self.source.is_live,
+            "marked": self.index.num_marked(),
+            "marks_problem": self.marks_problem,
             **ring,
-        }  # fmt: skip
+        }
 
     def thumbnail(self, name: int | None) -> bytes | None:
-        """Return a small picture of an episode, by default the newest; None if it has none. Of transitions it is the newest one."""
+        """Return a small picture of an episode, by default the newest; None if it has none. Of transitions it is the
+        newest one."""
         specs = [c for c in self.source.columns if kind_of(c)[0] == "picture"]
         if not specs:
             return None
@@ -150,7 +157,8 @@ class Opened:
         return any(kind_of(c)[0] == "picture" for c in self.source.columns)
 
     def newest_policy(self) -> int | None:
-        """Return the step of the policy that played the newest episode, or transition, None if it is not stored with it."""
+        """Return the step of the policy that played the newest episode, or transition, None if it is not stored with
+        it."""
         if self._now["episodes"] is None:
             if POLICY_STEP not in (c.name for c in self.source.columns):
                 return None
@@ -165,14 +173,18 @@ class Opened:
 
     def columns(self, facts: Facts | None) -> list[dict[str, Any]]:
         """Describe the columns; of small ones the range of the newest steps. Reads up to 1,000 steps."""
-        stored = {} if facts is None else {c.name: " ".join((c.storage, *c.codecs)) for c in facts.columns}  # fmt: skip
+        stored = {} if facts is None else {c.name: " ".join((c.storage, *c.codecs)) for c in facts.columns}
         found = []
         for spec in self.source.columns:
             kind, reason = kind_of(spec)
             told: dict[str, Any] = {
-                "name": spec.name, "dtype": str(spec.dtype), "shape": list(spec.shape), "kind": kind, "reason": reason,
+                "name": spec.name,
+                "dtype": str(spec.dtype),
+                "shape": list(spec.shape),
+                "kind": kind,
+                "reason": reason,
                 "row_nbytes": spec.row_nbytes,
-            }  # fmt: skip
+            }
             if stored:
                 told["storage"] = stored.get(spec.name, "")
             if kind == "lines" and (span := self._range(spec.name)) is not None:

@@ -1,7 +1,7 @@
 """The server's socket and its life: from the address that is printed to Ctrl-C.
 
-Invariants: a port that is taken is followed by the next; it ends within a second of a signal, whoever is still connected.
-Not here: answers (app.py), the command (cli/view.py).
+Invariants: a port that is taken is followed by the next; it ends within a second of a signal, whoever is still
+connected. Not here: answers (app.py), the command (cli/view.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"view: --port must be 0 to 65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for number in range(port, min(65536, port + _NEXT_PORTS)) if port else (0,):
-        # asyncio sends at once only where the protocol is named: else a small reply waits 40 ms for the client's acknowledgement.
+        # asyncio sends at once only where the protocol is named: else a small reply waits 40 ms for the client's
+        # acknowledgement.
         bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -52,7 +53,9 @@ def listen(host: str, port: int) -> socket.socket:
                 raise InputError(f"view: --host {host}: this machine has no such address") from None
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise EnvironmentFault(error.errno, f"view: {host}:{number}: {error}") from error
-    raise EnvironmentFault(errno.EADDRINUSE, f"view: ports {port} to {port + _NEXT_PORTS - 1} are taken; give another --port")  # fmt: skip
+    raise EnvironmentFault(
+        errno.EADDRINUSE, f"view: ports {port} to {port + _NEXT_PORTS - 1} are taken; give another --port"
+    )
 
 
 def tunnel_line(port: int, host: str = "127.0.0.1") -> str | None:
@@ -70,7 +73,8 @@ def tunnel_line(port: int, host: str = "127.0.0.1") -> str | None:
 
 
 def _host_here(host: str) -> str:
-    """Return the host that this machine connects to, to reach a server that listens on `host`; an IPv6 address in brackets."""
+    """Return the host that this machine connects to, to reach a server that listens on `host`; an IPv6 address in
+    brackets."""
     if host in (*_ALL, "localhost"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
@@ -90,8 +94,13 @@ class Server:
     """
 
     def __init__(
-        self, library: Library, host: str = "127.0.0.1", port: int = 7777, *, frames: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        library: Library,
+        host: str = "127.0.0.1",
+        port: int = 7777,
+        *,
+        frames: bool = False,
+    ) -> None:
         require("view", "ringmap view")
         self.library, self.host, self.frames = library, host, frames
         self.token = secrets.token_urlsafe(24)
@@ -127,9 +136,7 @@ class Server:
     def start(self) -> None:
         """Serve in a thread of its own."""
         begun = threading.Event()
-        self._thread = threading.Thread(
-            target=self.run, args=(begun.set,), daemon=True, name="ringmap-view"
-        )
+        self._thread = threading.Thread(target=self.run, args=(begun.set,), daemon=True, name="ringmap-view")
         self._thread.start()
         if not begun.wait(20):
             raise EnvironmentFault(errno.ETIMEDOUT, "view: the server did not start within 20 s")
@@ -152,9 +159,19 @@ class Server:
         viewer = Viewer(self.library)
         app = Access(make_app(viewer), self.token, self.port, self.host, self.frames)
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="on", server_header=False, limit_concurrency=128,
-            timeout_graceful_shutdown=1, timeout_keep_alive=5, proxy_headers=False, loop="asyncio", http="h11", ws="none",
-        )  # fmt: skip
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            server_header=False,
+            limit_concurrency=128,
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=5,
+            proxy_headers=False,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+        )
         self._loop = asyncio.get_running_loop()
         self._server = server = uvicorn.Server(config)
 

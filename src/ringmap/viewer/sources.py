@@ -5,8 +5,8 @@
       transitions   a live reader of `TransitionReplayBuffer`: it has rows, but no episodes
       dataset       a reader of its format; an episode's id is its number
 
-Invariants: what `read` returns belongs to the episode that was asked for, or GoneError is raised; files are read by system calls, so that
-one that is cut raises an error and does not end the process.
+Invariants: what `read` returns belongs to the episode that was asked for, or GoneError is raised; files are read by
+system calls, so that one that is cut raises an error and does not end the process.
 Not here: thinning, pictures (drawing.py), the index (index.py).
 """
 
@@ -124,7 +124,8 @@ class Source:
         return None
 
     def moment(self) -> tuple[int, int, int]:
-        """Return tail, head and commits as they are known: equal ones are of the same episodes. A read may refresh, too."""
+        """Return tail, head and commits as they are known: equal ones are of the same episodes. A read may refresh,
+        too."""
         return 0, 0, 0
 
     def close(self) -> None:
@@ -257,9 +258,12 @@ class RingSource(_LiveSource):
         """Return where the ring stands."""
         tail, head, commits = self.moment()
         return {
-            "tail": tail, "head": head, "commits": commits, "max_steps": self.buffer.max_steps,
+            "tail": tail,
+            "head": head,
+            "commits": commits,
+            "max_steps": self.buffer.max_steps,
             "redraws": self.buffer.num_redraws,
-        }  # fmt: skip
+        }
 
 
 class TransitionSource(_LiveSource):
@@ -292,9 +296,14 @@ class TransitionSource(_LiveSource):
             tail, head, commits = int(window.low), int(source.head), int(source.seq)
             count = int(window.count)
         return {
-            "episodes": None, "steps": count, "tail": tail, "head": head, "commits": commits,
-            "max_steps": self.buffer.capacity, "redraws": self.buffer.num_redraws,
-        }  # fmt: skip
+            "episodes": None,
+            "steps": count,
+            "tail": tail,
+            "head": head,
+            "commits": commits,
+            "max_steps": self.buffer.capacity,
+            "redraws": self.buffer.num_redraws,
+        }
 
 
 class DatasetSource(Source):
@@ -338,9 +347,7 @@ class DatasetSource(Source):
                 filled = np.flatnonzero(self._lengths)
                 if not len(filled):
                     return ()
-                schema = Schema.of(
-                    as_columns(dict(self.dataset.load_episode(int(filled[0]))), "view")
-                )
+                schema = Schema.of(as_columns(dict(self.dataset.load_episode(int(filled[0]))), "view"))
             self._columns = schema.columns
         return self._columns
 
@@ -398,7 +405,8 @@ class DatasetSource(Source):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Read alone, and close the files some time after: the next read opens them again. Of a dataset that was given, they stay open."""
+        """Read alone, and close the files some time after: the next read opens them again. Of a dataset that was given,
+        they stay open."""
         with self._lock:
             yield
             self._used_s = time.monotonic()

@@ -107,7 +107,8 @@ class EpisodeTable:
     # -- questions ---------------------------------------------------------------------------
 
     def choose(self, where: str, sort: str, descending: bool) -> Array:
-        """Return the rows that meet a condition, in an order. O(episodes log episodes), remembered until something changes.
+        """Return the rows that meet a condition, in an order. O(episodes log episodes), remembered until something
+        changes.
 
         Raises:
             InputError: the condition can't be parsed; no such column.
@@ -131,17 +132,20 @@ class EpisodeTable:
             self._chosen = key, rows
             return rows
 
-    def rows(
-        self, start: int, count: int, where: str, sort: str, descending: bool) -> dict[str, Any]:  # fmt: skip
+    def rows(self, start: int, count: int, where: str, sort: str, descending: bool) -> dict[str, Any]:
         """Return rows of the table, and how much of it is known."""
         with self._held() as version:
             rows = self.choose(where, sort, descending)
             names = (name for part in self._parts for name in part.index.data_names)
             return {
-                "total": int(self._starts[-1]), "matching": len(rows), "indexed": self.done, "version": version,
-                "marked": self.num_marked, "names": [n for n in dict.fromkeys(names) if n != _RING or not self._is_fleet],
+                "total": int(self._starts[-1]),
+                "matching": len(rows),
+                "indexed": self.done,
+                "version": version,
+                "marked": self.num_marked,
+                "names": [n for n in dict.fromkeys(names) if n != _RING or not self._is_fleet],
                 "rows": [self._row(row) for row in rows[start : start + count].tolist()],
-            }  # fmt: skip
+            }
 
     def _row(self, row: int) -> dict[str, Any]:
         part, number = self._found(row)
@@ -158,12 +162,11 @@ class EpisodeTable:
         return sum(part.index.num_marked() for part in self._parts)
 
     def spread(self) -> dict[str, Any]:
-        """Return lengths, returns, and where they are known the steps of the policies: over time, oldest first, and as histograms."""
+        """Return lengths, returns, and where they are known the steps of the policies: over time, oldest first, and as
+        histograms."""
         with self._held():
             found = {name: self.values(name) for name in ("length", "return", POLICY_STEP)}
-        return {
-            name.replace("_", " "): _spread(values.numbers) for name, values in found.items() if values is not None
-        }  # fmt: skip
+        return {name.replace("_", " "): _spread(values.numbers) for name, values in found.items() if values is not None}
 
     # -- columns -----------------------------------------------------------------------------
 
@@ -177,7 +180,9 @@ class EpisodeTable:
         """Return a value of each row, by one of `names`; None if no episode has it."""
         counts = [len(part.index.ids) for part in self._parts]
         if name == _RING and self._is_fleet:
-            own = [Values(np.full(n, np.nan), np.full(n, p.name, object)) for p, n in zip(self._parts, counts, strict=True)]  # fmt: skip
+            own = [
+                Values(np.full(n, np.nan), np.full(n, p.name, object)) for p, n in zip(self._parts, counts, strict=True)
+            ]
             found: list[Values | None] = [*own]
         else:
             found = [part.index.values(name) for part in self._parts]
@@ -185,13 +190,14 @@ class EpisodeTable:
             return None
         if len(found) == 1:
             return found[0]
-        numbers = [np.full(n, np.nan) if v is None else v.numbers for v, n in zip(found, counts, strict=True)]  # fmt: skip
+        numbers = [np.full(n, np.nan) if v is None else v.numbers for v, n in zip(found, counts, strict=True)]
         is_text = any(v is not None and v.texts is not None for v in found)
-        texts = [np.full(n, None, object) if v is None or v.texts is None else v.texts for v, n in zip(found, counts, strict=True)]  # fmt: skip
+        texts = [
+            np.full(n, None, object) if v is None or v.texts is None else v.texts
+            for v, n in zip(found, counts, strict=True)
+        ]
         order = self._order
-        return Values(
-            np.concatenate(numbers)[order], np.concatenate(texts)[order] if is_text else None
-        )
+        return Values(np.concatenate(numbers)[order], np.concatenate(texts)[order] if is_text else None)
 
 
 class _Columns(Mapping[str, Values]):
@@ -243,7 +249,11 @@ def _spread(values: Array) -> dict[str, Any] | None:
     sizes = np.add.reduceat(known.astype(np.float64), at)
     means = np.add.reduceat(np.where(known, values, 0.0), at) / np.maximum(sizes, 1)
     return {
-        "least": float(finite.min()), "mean": float(finite.mean()), "most": float(finite.max()),
-        "counts": counts.tolist(), "edges": edges.tolist(), "at": at.tolist(),
+        "least": float(finite.min()),
+        "mean": float(finite.mean()),
+        "most": float(finite.max()),
+        "counts": counts.tolist(),
+        "edges": edges.tolist(),
+        "at": at.tolist(),
         "means": [mean if size else None for mean, size in zip(means.tolist(), sizes.tolist(), strict=True)],
-    }  # fmt: skip
+    }

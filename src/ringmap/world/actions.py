@@ -24,9 +24,7 @@ __all__ = ["blank_action", "split_actions"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def split_actions(
-    actions: Any, space: spaces.Space[Any], num_envs: int, mask: Array, where: str
-) -> list[Any]:
+def split_actions(actions: Any, space: spaces.Space[Any], num_envs: int, mask: Array, where: str) -> list[Any]:
     """Return one action per environment, in the dtypes of the space.
 
     Args:
@@ -57,9 +55,7 @@ def split_actions(
             for i, (given, part) in enumerate(zip(actions, space.spaces, strict=True))
         ]
         return list(zip(*columns, strict=True))
-    if not isinstance(
-        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    ):
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         if not hasattr(actions, "__len__") or len(actions) != num_envs:
             raise InputError(f"{where}: expected {num_envs} actions, one per environment")
         return list(actions)
@@ -90,9 +86,7 @@ def _checked(actions: Any, space: Any, num_envs: int, mask: Array, where: str) -
                 f"{where}: the actions of envs {rows.tolist()} are NaN or infinite; expected finite numbers"
             )
         if space.dtype.kind != "f" and (asked != np.trunc(asked)).any():
-            raise InputError(
-                f"{where}: actions of dtype {batch.dtype}, expected integers ({space})"
-            )
+            raise InputError(f"{where}: actions of dtype {batch.dtype}, expected integers ({space})")
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         low = space.start
         high = low + (space.n if isinstance(space, spaces.Discrete) else space.nvec)

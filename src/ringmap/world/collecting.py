@@ -52,7 +52,8 @@ log = logging.getLogger("ringmap")
 
 WHERE = "World.collect"
 COLLECTION_KEY = "collection"
-"""Episode data of a dataset, or of an episode in parts, that can be resumed: the identity of the collection, as JSON."""
+"""Episode data of a dataset, or of an episode in parts, that can be resumed: the identity of the collection, as
+JSON."""
 
 _NOTE = "collections"
 _NOTES_MAX = 32
@@ -84,9 +85,7 @@ def collect(
     """Collect episodes; see `World.collect`."""
     left_out = kept_seeds(drop, WHERE) if resume else Drop(drop, WHERE)
     if (path is None) == (writer is None):
-        raise InputError(
-            f"{WHERE}: pass exactly one of path= (a dataset) and writer= (a buffer or a writer)"
-        )
+        raise InputError(f"{WHERE}: pass exactly one of path= (a dataset) and writer= (a buffer or a writer)")
     count = count_of(episodes, WHERE)
     if seed is not None:
         seed = whole(WHERE, "seed", seed)
@@ -101,17 +100,12 @@ def collect(
     given = options_of(options, world.num_envs, WHERE)
     room = _room_of(pace, writer)
     played = _Played(weights, world.policy)
-    identity = (
-        identity_of(world.env_name, seed, count, options) if resume and seed is not None else None
-    )
+    identity = identity_of(world.env_name, seed, count, options) if resume and seed is not None else None
     with contextlib.ExitStack() as stack:
         sink: _Sink
         if commit_every is not None:
             _check_parts(writer, commit_every)
-        if path is not None:
-            sink = _to_path(path, format, identity, mode)
-        else:
-            sink = _to_writer(writer, identity)
+        sink = _to_path(path, format, identity, mode) if path is not None else _to_writer(writer, identity)
         finished = sink.progress
         offsets = range(count) if finished is None else finished.missing()
         turns = (Turn(k, None if seed is None else seed + k, given) for k in offsets)
@@ -144,9 +138,7 @@ def kept_seeds(drop: str | Iterable[str], where: str) -> Drop:
     left_out = Drop(drop, where)
     for name in ("seed", COLLECTION_KEY):
         if name in left_out:
-            raise InputError(
-                f"{where}: drop={name!r}: a collection that can be resumed needs this of each episode"
-            )
+            raise InputError(f"{where}: drop={name!r}: a collection that can be resumed needs this of each episode")
     return left_out
 
 
@@ -167,8 +159,8 @@ def collect_some(
         world: has a policy.
         buffer: open to write.
         collection: as for `World.collect(resume=True)`.
-        offsets: of the episodes, 0 to `episodes - 1`; asked for one at a time, the first when all else is checked. What the buffer has
-            already is not played.
+        offsets: of the episodes, 0 to `episodes - 1`; asked for one at a time, the first when all else is checked. What
+            the buffer has already is not played.
         finished: told of an episode that is committed: its offset, and how many steps were played for it.
         commit_every: as for `World.collect`.
         weights: as for `World.collect`.
@@ -186,9 +178,7 @@ def collect_some(
     sink = _to_writer(buffer, collection.identity(world.env_name))
     progress = sink.progress
     assert progress is not None
-    if str(collection.seed) not in buffer.notes.get(
-        _NOTE, {}
-    ):  # whose parts these are, is asked before one is whole
+    if str(collection.seed) not in buffer.notes.get(_NOTE, {}):  # whose parts these are, is asked before one is whole
         buffer.flush(notes=_notes_with(buffer, progress))
 
     def turns() -> Iterator[Turn]:
@@ -229,11 +219,9 @@ def _play(
     drop: Drop,
 ) -> None:
     space = world.envs.single_action_space
-    names = Names(
-        frozenset(parts_of("action", blank_action(space), space)), world.envs.observation_names
-    )
+    names = Names(frozenset(parts_of("action", blank_action(space), space)), world.envs.observation_names)
     if commit_every is None:
-        roll(world.envs, world.act, turns, [_Recorder(sink, names, done, played, room, drop)], prepared=played.load)  # fmt: skip
+        roll(world.envs, world.act, turns, [_Recorder(sink, names, done, played, room, drop)], prepared=played.load)
         return
     assert isinstance(sink, _ToWriter)
     recorder = _PartRecorder(sink, names, done, commit_every, played, room, drop)
@@ -252,9 +240,7 @@ class _Played:
 
     def __init__(self, weights: Weights | None, policy: Any) -> None:
         if weights is not None and not isinstance(weights, Weights):
-            raise InputError(
-                f"{WHERE}: weights= must be a ringmap.Weights, got {type(weights).__name__}"
-            )
+            raise InputError(f"{WHERE}: weights= must be a ringmap.Weights, got {type(weights).__name__}")
         self._weights = weights
         played = policy.trained_part() if isinstance(policy, BasePolicy) else policy
         self._model = played if weights is None or weights.model is None else weights.model
@@ -309,9 +295,7 @@ class _Sink(Protocol):
 class _Recorder:
     """A watcher that keeps the rows of each turn, and writes them when it ends."""
 
-    def __init__(
-        self, sink: _Sink, names: Names, done: _Done, played: _Played, room: _Room, drop: Drop
-    ) -> None:
+    def __init__(self, sink: _Sink, names: Names, done: _Done, played: _Played, room: _Room, drop: Drop) -> None:
         self._sink, self._names, self._done, self._played = sink, names, done, played
         self._room, self._drop, self._checked = room, drop, False
         self._open: dict[int, tuple[EpisodeRows, dict[str, Any]]] = {}
@@ -360,9 +344,7 @@ def _refusals(turn: Turn) -> Iterator[None]:
             f"{WHERE}: {turn.label}: the writer refused it: {error}; what was collected before stays"
         ) from error
     except Exception as error:
-        error.add_note(
-            f"{WHERE}: {turn.label}: it was not written; what was collected before stays"
-        )
+        error.add_note(f"{WHERE}: {turn.label}: it was not written; what was collected before stays")
         raise
 
 
@@ -440,9 +422,7 @@ class _ToWriter:
         """Begin an episode in parts, with this data."""
         if self.progress is not None:
             data[COLLECTION_KEY] = json.dumps(self.progress.identity, sort_keys=True)
-        begun: OpenEpisode = self._writer.begin_episode(
-            commit_every=commit_every, episode_data=data, lane=turn.env
-        )
+        begun: OpenEpisode = self._writer.begin_episode(commit_every=commit_every, episode_data=data, lane=turn.env)
         return begun
 
     def finish(self, episode: OpenEpisode, data: dict[str, Any], turn: Turn) -> None:
@@ -550,9 +530,7 @@ def _offset_of(data: Mapping[str, Any], progress: Progress, buffer: ReplayBuffer
         return None
     if not isinstance(kept, dict) or kept.get("seed") != progress.identity["seed"]:
         return None
-    Progress.resumed(
-        {**kept, "watermark": 0, "beyond": []}, progress.identity, WHERE, _place_of(buffer)
-    )
+    Progress.resumed({**kept, "watermark": 0, "beyond": []}, progress.identity, WHERE, _place_of(buffer))
     return seed - int(progress.identity["seed"])
 
 
@@ -598,9 +576,7 @@ class _ToPath:
         self._writer.write_episode(episode)
 
 
-def _to_path(
-    path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None, mode: str | None
-) -> _ToPath:
+def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None, mode: str | None) -> _ToPath:
     from ringmap.formats.registry import resolve_format
 
     asked = None if isinstance(name, _Default) else name
@@ -614,10 +590,11 @@ def _to_path(
     if identity is None:
         return _ToPath(path, chosen, None, wanted)
     if wanted != "append":
-        raise InputError(f"{WHERE}: resume=True goes on with what is there: it needs mode='append', got {mode!r}")  # fmt: skip
+        raise InputError(f"{WHERE}: resume=True goes on with what is there: it needs mode='append', got {mode!r}")
     if not chosen.supports_episode_data:
         raise InputError(
-            f"{WHERE}: resume=True needs to store the seed of each episode, and format {chosen.name!r} holds no episode "
+            f"{WHERE}: resume=True needs to store the seed of each episode, and format {chosen.name!r} holds no "
+            f"episode "
             "data"
         )
     progress = Progress(identity)

@@ -68,9 +68,7 @@ class EnvGroup:
     def __init__(self, env_fns: Sequence[EnvFn]) -> None:
         self.envs = [make() for make in env_fns]
 
-    def reset(
-        self, seeds: Sequence[int | None], options: Sequence[Any], mask: Sequence[bool]
-    ) -> list[Answer]:
+    def reset(self, seeds: Sequence[int | None], options: Sequence[Any], mask: Sequence[bool]) -> list[Answer]:
         """Reset those that `mask` names."""
         return [
             self._try(self._reset, env, seed, given) if wanted else None
@@ -93,10 +91,7 @@ class EnvGroup:
 
     def render(self, mask: Sequence[bool]) -> list[Any]:
         """Return what the environments show now, in infos as their wrappers make them."""
-        return [
-            self._try(_refreshed, env) if wanted else None
-            for env, wanted in zip(self.envs, mask, strict=True)
-        ]
+        return [self._try(_refreshed, env) if wanted else None for env, wanted in zip(self.envs, mask, strict=True)]
 
     def close(self) -> None:
         """Close all."""

@@ -103,7 +103,5 @@ def as_frame(picture: Array) -> Array:
         InputError: it is none.
     """
     if not is_frame(picture):
-        raise InputError(
-            f"World.evaluate: a video needs uint8 pictures (H, W, 3), got {picture.dtype} {picture.shape}"
-        )
+        raise InputError(f"World.evaluate: a video needs uint8 pictures (H, W, 3), got {picture.dtype} {picture.shape}")
     return shown(picture)

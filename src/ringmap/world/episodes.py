@@ -29,7 +29,8 @@ NOT_RECORDED = {"render_time"}
 
 
 class Names(NamedTuple):
-    """What is an action, and what an observation: these must be stored, while other infos that no column holds are left out."""
+    """What is an action, and what an observation: these must be stored, while other infos that no column holds are left
+    out."""
 
     actions: frozenset[str]
     observed: frozenset[str] = frozenset()
@@ -60,7 +61,8 @@ class EpisodeRows:
         A column that the first step brings and the reset has not starts with NaN (integers 0, text "").
 
         Raises:
-            RolloutError: an observation or an action is neither; a column comes later than with the first step, goes away, or changes its shape.
+            RolloutError: an observation or an action is neither; a column comes later than with the first step, goes
+                away, or changes its shape.
         """
         columns = self._columns
         for name, value in row.items():
@@ -97,13 +99,15 @@ class EpisodeRows:
         for what, names in zip(("observation", "action"), reversed(self._names), strict=True):
             if name in names and not (value is None and what == "action" and not self._count):
                 raise RolloutError(
-                    f"{self._label}: {name!r} of the {what} is a {type(value).__name__} at step {self._count}, which no column holds: return "
+                    f"{self._label}: {name!r} of the {what} is a {type(value).__name__} at step {self._count}, which "
+                    f"no column holds: return "
                     "an array, or leave it out of the space by a wrapper (pre_wrappers=)"
                 )
         if value is not None and name not in self._left_out:
             self._left_out.add(name)
             warnings.warn(
-                f"World: info {name!r} is a {type(value).__name__}, which no column holds, and is left out: give an array, or begin its "
+                f"World: info {name!r} is a {type(value).__name__}, which no column holds, and is left out: give an "
+                f"array, or begin its "
                 "name with '_'",
                 stacklevel=2,
             )
@@ -115,9 +119,7 @@ class EpisodeRows:
             ends: whether it is the last row of the episode; else the next row, which has its action, must be held.
         """
         if self._held == self._count:  # the first row's actions are blank
-            self._blanks = {
-                name: self._columns[name][0] for name in self._actions if name in self._columns
-            }
+            self._blanks = {name: self._columns[name][0] for name in self._actions if name in self._columns}
         found = {
             name: held[0] if name not in self._actions else self._blanks[name] if ends else held[1]
             for name, held in self._columns.items()

@@ -45,9 +45,14 @@ def checked_mode(given: str | None, default: str) -> str:
 
 
 def evaluate_episodes(
-    world: Stage, episodes: int, seed: int | None, options: Any, video: Any, reset_mode: str | None,
+    world: Stage,
+    episodes: int,
+    seed: int | None,
+    options: Any,
+    video: Any,
+    reset_mode: str | None,
     progress: bool,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Run fresh episodes, and score them."""
     count = count_of(episodes, WHERE)
     if checked_mode(reset_mode, "auto") == "wait" and count > world.num_envs:
@@ -60,9 +65,7 @@ def evaluate_episodes(
     shared = options_of(options, world.num_envs, WHERE)
     turns = [Turn(k, None if first is None else first + k, shared) for k in range(count)]
     with contextlib.ExitStack() as stack:
-        scores = _Scores(
-            count, stack.enter_context(bar_of(f"evaluate {world.env_name}", count, progress))
-        )
+        scores = _Scores(count, stack.enter_context(bar_of(f"evaluate {world.env_name}", count, progress)))
         watchers: list[Watcher] = [scores]
         if video is not None:
             watchers.append(stack.enter_context(EpisodeVideos(Path(video), "episode", alone)))
@@ -71,15 +74,22 @@ def evaluate_episodes(
 
 
 def evaluate_dataset(
-    world: Stage, dataset: Any, episodes_idx: Any, start_steps: Any, goal_offset: Any,
-    eval_budget: Any, seed: int | None, options: Any, video: Any, reset_mode: str | None,
-    callables: Sequence[Mapping[str, Any]] | None, progress: bool,
-) -> dict[str, Any]:  # fmt: skip
+    world: Stage,
+    dataset: Any,
+    episodes_idx: Any,
+    start_steps: Any,
+    goal_offset: Any,
+    eval_budget: Any,
+    seed: int | None,
+    options: Any,
+    video: Any,
+    reset_mode: str | None,
+    callables: Sequence[Mapping[str, Any]] | None,
+    progress: bool,
+) -> dict[str, Any]:
     """Run one episode per environment from the states of a dataset, and score them."""
     if checked_mode(reset_mode, "wait") != "wait":
-        raise InputError(
-            f"{WHERE}: a run from a dataset has one task for each environment: reset_mode must be 'wait'"
-        )
+        raise InputError(f"{WHERE}: a run from a dataset has one task for each environment: reset_mode must be 'wait'")
     given = {"episodes_idx": episodes_idx, "start_steps": start_steps, "goal_offset": goal_offset}
     for name, value in given.items():
         if value is None:
@@ -97,20 +107,13 @@ def evaluate_dataset(
     if len(starts) != count:
         raise InputError(f"{WHERE}: {len(starts)} start_steps, expected {count}: one per episode")
     if offset < 1 or (budget is not None and budget < 1):
-        raise InputError(
-            f"{WHERE}: goal_offset and eval_budget must be positive, got {goal_offset} and {eval_budget}"
-        )
+        raise InputError(f"{WHERE}: goal_offset and eval_budget must be positive, got {goal_offset} and {eval_budget}")
     world.check_ready(WHERE)
-    tasks = [
-        task_of(dataset, number, start, offset)
-        for number, start in zip(numbers, starts, strict=True)
-    ]
+    tasks = [task_of(dataset, number, start, offset) for number, start in zip(numbers, starts, strict=True)]
     goals = [goal_of(world, task) for task in tasks]
     calls = [calls_of(callables or (), task) for task in tasks]
     shared = options_of(options, count, WHERE)
-    given_options = [
-        dict((shared[i] if isinstance(shared, list) else shared) or {}) for i in range(count)
-    ]
+    given_options = [dict((shared[i] if isinstance(shared, list) else shared) or {}) for i in range(count)]
     if world.envs.has_reset_options:
         asked = [{"init": task.start, "goal": task.goal} for task in tasks]
         hooks = world.envs.call("reset_options_from_dataset", asked)
@@ -127,32 +130,22 @@ def evaluate_dataset(
         for k, spec in enumerate(callables):
             world.envs.call(spec["method"], [calls[env][k] for env in range(count)])
         known = [
-            {
-                name: task.start[name]
-                for name in world.envs.rows[env]
-                if says(task, name, world.envs.rows[env])
-            }
+            {name: task.start[name] for name in world.envs.rows[env] if says(task, name, world.envs.rows[env])}
             for env, task in enumerate(tasks)
         ]
         world.envs.render_again(mask, known)
 
     turns = [Turn(k, None if first is None else first + k, given_options[k]) for k in range(count)]
     with contextlib.ExitStack() as stack:
-        scores = _Scores(
-            count, stack.enter_context(bar_of(f"evaluate {world.env_name}", count, progress))
-        )
+        scores = _Scores(count, stack.enter_context(bar_of(f"evaluate {world.env_name}", count, progress)))
         watchers: list[Watcher] = [scores]
         if video is not None:
             missing = [task.episode for task in tasks if "pixels" not in task.columns]
             if missing:
-                raise InputError(
-                    f"{WHERE}: a video shows the dataset's pixels; it has no column 'pixels'"
-                )
+                raise InputError(f"{WHERE}: a video shows the dataset's pixels; it has no column 'pixels'")
             beside = Beside(tasks)
             watchers.append(stack.enter_context(EpisodeVideos(Path(video), "env", beside)))
-        roll(
-            world.envs, world.act, turns, watchers, budget=budget, prepared=prepared, overlay=goals
-        )
+        roll(world.envs, world.act, turns, watchers, budget=budget, prepared=prepared, overlay=goals)
     return scores.result([turn.seed for turn in turns] if seed is not None else None)
 
 

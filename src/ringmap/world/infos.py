@@ -41,9 +41,7 @@ def as_row(info: Mapping[str, Any]) -> Row:
     """
     row = {str(name): _own(name, value) for name, value in info.items()}
     if len(row) < len(info):
-        raise RolloutError(
-            f"two keys of the info are written alike: {sorted(info, key=str)}; rename one"
-        )
+        raise RolloutError(f"two keys of the info are written alike: {sorted(info, key=str)}; rename one")
     return row
 
 

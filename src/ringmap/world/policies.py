@@ -73,15 +73,14 @@ class BasePolicy:
             self._played = [-1] * self.env.num_envs
 
     def trained_part(self) -> Any:
-        """Return what published weights are loaded into (see `ringmap.Weights`): this policy, if it is a torch module."""
+        """Return what published weights are loaded into (see `ringmap.Weights`): this policy, if it is a torch
+        module."""
         return self
 
     def new_episodes(self) -> Iterator[tuple[int, np.random.SeedSequence]]:
         """Yield each environment that began an episode since the last call, with what its draws start from."""
         if self.env is None:
-            raise RoleError(
-                f"{type(self).__name__}: it has no environments yet; call world.set_policy(policy) first"
-            )
+            raise RoleError(f"{type(self).__name__}: it has no environments yet; call world.set_policy(policy) first")
         # A pool that is not ours may not count its episodes: then all is one.
         count = self.env.num_envs
         episodes = getattr(self.env, "episodes", [0] * count)
@@ -207,9 +206,7 @@ class FeedForwardPolicy(BasePolicy):
                     f"FeedForwardPolicy: no info {name!r} with a number for each environment; there are {there}"
                 )
         at = slice(None) if self.history else 0
-        seen = {
-            name: torch.as_tensor(infos[name].copy(), device=self.device)[:, at] for name in names
-        }
+        seen = {name: torch.as_tensor(infos[name].copy(), device=self.device)[:, at] for name in names}
         with torch.no_grad():
             said = self.model(seen[self.keys] if isinstance(self.keys, str) else seen)
         if isinstance(said, Mapping):

@@ -184,9 +184,7 @@ class EnvPool:
         self._no_step()
         return None, self._out(self.infos)
 
-    def step(
-        self, actions: Any, mask: Any = None
-    ) -> tuple[None, Array, Array, Array, dict[str, Any]]:
+    def step(self, actions: Any, mask: Any = None) -> tuple[None, Array, Array, Array, dict[str, Any]]:
         """Step environments.
 
         Args:
@@ -204,9 +202,7 @@ class EnvPool:
         where = "EnvPool.step"
         self._ready(where)
         chosen = self._mask(mask, where)
-        self.advance(
-            split_actions(actions, self.single_action_space, self.num_envs, chosen, where), chosen
-        )
+        self.advance(split_actions(actions, self.single_action_space, self.num_envs, chosen, where), chosen)
         results = self.rewards, self.terminateds, self.truncateds, self.infos
         return None, *map(self._out, results)
 
@@ -218,9 +214,7 @@ class EnvPool:
         self._no_step()
         self._take(answers, "EnvPool.step")
 
-    def call(
-        self, name: str, arguments: Sequence[Mapping[str, Any] | None] | None = None
-    ) -> list[Any]:
+    def call(self, name: str, arguments: Sequence[Mapping[str, Any] | None] | None = None) -> list[Any]:
         """Call a method of the unwrapped environments.
 
         Args:
@@ -236,11 +230,7 @@ class EnvPool:
         """
         where = f"EnvPool.call({name!r})"
         self._ready(where)
-        given = (
-            [{}] * self.num_envs
-            if arguments is None
-            else [None if a is None else dict(a) for a in arguments]
-        )
+        given = [{}] * self.num_envs if arguments is None else [None if a is None else dict(a) for a in arguments]
         if len(given) != self.num_envs:
             raise InputError(f"{where}: {len(given)} arguments, expected {self.num_envs}")
         answers: list[Any] = self._crew.call(name, given)

@@ -126,9 +126,7 @@ class Progress:
         return {**self.identity, "watermark": self._watermark, "beyond": beyond}
 
     @classmethod
-    def resumed(
-        cls, kept: Mapping[str, Any], identity: Mapping[str, Any], where: str, place: str
-    ) -> Progress:
+    def resumed(cls, kept: Mapping[str, Any], identity: Mapping[str, Any], where: str, place: str) -> Progress:
         """Return a progress that was kept as JSON.
 
         Raises:

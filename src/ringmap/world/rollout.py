@@ -73,9 +73,7 @@ def options_of(given: Any, num_envs: int, where: str) -> Any:
         return given
     options = list(given)
     if len(options) != num_envs:
-        raise InputError(
-            f"{where}: {len(options)} options, expected one for each of {num_envs} environments"
-        )
+        raise InputError(f"{where}: {len(options)} options, expected one for each of {num_envs} environments")
     return options
 
 
@@ -83,9 +81,7 @@ def bar_of(what: str, count: int, progress: bool, done: int = 0) -> Any:
     """Return a progress bar over `count` episodes, for a `with` block; it shows up once that takes a while."""
     from tqdm import tqdm
 
-    return tqdm(
-        total=count, initial=done, desc=what, unit="ep", delay=_BAR_AFTER_S, disable=not progress
-    )
+    return tqdm(total=count, initial=done, desc=what, unit="ep", delay=_BAR_AFTER_S, disable=not progress)
 
 
 class Stage(Protocol):

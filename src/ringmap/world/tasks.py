@@ -47,14 +47,10 @@ def task_of(dataset: Any, number: int, start: int, offset: int) -> Task:
     """
     lengths = dataset.lengths
     if not -len(lengths) <= number < len(lengths):
-        raise InputError(
-            f"{WHERE}: episodes_idx: {number} is out of range for {len(lengths)} episodes"
-        )
+        raise InputError(f"{WHERE}: episodes_idx: {number} is out of range for {len(lengths)} episodes")
     length = int(lengths[number])
     if not 0 <= start < length:
-        raise InputError(
-            f"{WHERE}: start_steps: step {start} is out of range for episode {number} of {length} steps"
-        )
+        raise InputError(f"{WHERE}: start_steps: step {start} is out of range for episode {number} of {length} steps")
     if start + offset >= length:
         raise InputError(
             f"{WHERE}: goal_offset={offset} from step {start} is beyond episode {number} of {length} steps; "
@@ -105,9 +101,7 @@ def calls_of(callables: Sequence[Mapping[str, Any]], task: Task) -> list[dict[st
     made = []
     for spec in callables:
         if not isinstance(spec, Mapping) or "method" not in spec:
-            raise InputError(
-                f"{WHERE}: callables: expected {{'method': name, 'args': {{...}}}}, got {spec!r}"
-            )
+            raise InputError(f"{WHERE}: callables: expected {{'method': name, 'args': {{...}}}}, got {spec!r}")
         arguments = {}
         for name, given in spec.get("args", {}).items():
             if not isinstance(given, Mapping) or "value" not in given:

@@ -81,7 +81,7 @@ class Reply:
 
 def serve(
     index: int, share_fn: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, error_queue: Any, *_: Any
-) -> None:  # fmt: skip
+) -> None:
     """Call the methods of a group as the commands that come through the pipe say: Gymnasium's `worker=`.
 
     Args:
@@ -149,9 +149,7 @@ class WorkerCrews:
         name: what to call the environments in an error.
     """
 
-    def __init__(
-        self, env_fns: Sequence[EnvFn], workers: int, nbytes: int, context: str | None, name: str
-    ) -> None:
+    def __init__(self, env_fns: Sequence[EnvFn], workers: int, nbytes: int, context: str | None, name: str) -> None:
         bounds = np.linspace(0, len(env_fns), workers + 1).round().astype(int).tolist()
         self.shares = [slice(a, b) for a, b in itertools.pairwise(bounds)]
         self.name = name
@@ -167,13 +165,10 @@ class WorkerCrews:
             )
         except (EOFError, ConnectionError) as error:
             raise RolloutError(
-                f"EnvPool: a worker process of {name} died while it made its environments; its traceback was "
-                "printed"
+                f"EnvPool: a worker process of {name} died while it made its environments; its traceback was printed"
             ) from error
 
-    def reset(
-        self, seeds: Sequence[int | None], options: Sequence[Any], mask: Sequence[bool]
-    ) -> list[Answer]:
+    def reset(self, seeds: Sequence[int | None], options: Sequence[Any], mask: Sequence[bool]) -> list[Answer]:
         """Reset those that `mask` names."""
         return self._ask("reset", lambda s: (seeds[s], options[s], mask[s]))
 

@@ -55,15 +55,12 @@ class EnvRecipe:
 
         register()
         try:
-            env = gymnasium.make(
-                self.env_name, max_episode_steps=self.max_episode_steps, **self.options
-            )
+            env = gymnasium.make(self.env_name, max_episode_steps=self.max_episode_steps, **self.options)
         except RingmapError:
             raise
         except gymnasium.error.UnregisteredEnv as error:
             raise InputError(
-                f"World: no environment {self.env_name!r} is registered: {error}; import the package that "
-                "registers it"
+                f"World: no environment {self.env_name!r} is registered: {error}; import the package that registers it"
             ) from error
         for wrap in self.pre_wrappers:
             env = wrap(env)
@@ -140,8 +137,7 @@ class World:
             max_episode_steps = positive("World", "max_episode_steps", max_episode_steps)
         if image_shape is None and add_pixels:
             raise InputError(
-                "World: image_shape=(H, W) says how large the pixels are; it may be left out only with "
-                "add_pixels=False"
+                "World: image_shape=(H, W) says how large the pixels are; it may be left out only with add_pixels=False"
             )
         if image_shape is not None:
             image_shape = shape_of(image_shape, "World: image_shape")
@@ -279,28 +275,33 @@ class World:
             progress: show a progress bar once it takes a while.
             resume: continue with a collection that was killed: the seeds that are missing, each once. Its
                 progress is committed with each episode, and stays when the episode is evicted.
-            mode: what to do with a dataset at `path`: "append", "overwrite" or "error"; None: "append", or "error" of a format
-                that can't (lerobot, minari, robomimic).
-            commit_every: commit this many rows of an open episode at a time, as for `ReplayBuffer.begin_episode`: for long episodes, or a
-                learner that follows. For a `ReplayBuffer`. What a kill left of an episode is dropped by `resume` before its seed is
-                played again; in a buffer with `interrupted="keep"` it stays, and its seed counts as played.
+            mode: what to do with a dataset at `path`: "append", "overwrite" or "error"; None: "append", or "error" of a
+                format that can't (lerobot, minari, robomimic).
+            commit_every: commit this many rows of an open episode at a time, as for `ReplayBuffer.begin_episode`: for
+                long episodes, or a learner that follows. For a `ReplayBuffer`. What a kill left of an episode is
+                dropped by `resume` before its seed is played again; in a buffer with `interrupted="keep"` it stays, and
+                its seed counts as played.
             policy: set first, as by `set_policy`; None: the one that is set.
-            weights: where a learner publishes the policy: the newest is loaded into `weights.model`, or into the policy if it is a
-                `torch.nn.Module`, or into the model of a `FeedForwardPolicy`, whenever an episode begins. Each episode has `policy_step` in its data: the step of the weights
-                that chose its first action, -1 if none were published. With several environments, later actions may come from newer ones.
-            pace: wait before a commit while the collectors are too far ahead of the learners. For a `ReplayBuffer` in its directory.
-            drop: names of columns, and of data of episodes, to leave out. What a format can't hold has to be here, but for `seed` and
-                `policy_step`, which are left out where there is no place for them.
+            weights: where a learner publishes the policy: the newest is loaded into `weights.model`, or into the policy
+                if it is a `torch.nn.Module`, or into the model of a `FeedForwardPolicy`, whenever an episode begins.
+                Each episode has `policy_step` in its data: the step of the weights that chose its first action, -1 if
+                none were published. With several environments, later actions may come from newer ones.
+            pace: wait before a commit while the collectors are too far ahead of the learners. For a `ReplayBuffer` in
+                its directory.
+            drop: names of columns, and of data of episodes, to leave out. What a format can't hold has to be here, but
+                for `seed` and `policy_step`, which are left out where there is no place for them.
 
         Raises:
             RoleError: no policy is set.
             InputError: both or neither of path and writer; resume without a seed, or of a collection that
-                differs; `weights` of another model; a buffer that `pace` does not count, or a commit that its slack is less than; the policy's actions do not fit; the writer refuses an episode. What was
-                collected before stays.
+                differs; `weights` of another model; a buffer that `pace` does not count, or a commit that its slack is
+                less than; the policy's actions do not fit; the writer refuses an episode. What was collected before
+                stays.
             RolloutError: an environment raised or broke its contract, or a worker died; so with this.
             CorruptError, EnvironmentFault: the published weights are damaged, or can't be read; so with this.
 
-        Cost: the environments', the policy's, and one commit per episode, or per `commit_every` rows. Memory: the open episodes, or
+        Cost: the environments', the policy's, and one commit per episode, or per `commit_every` rows. Memory: the open
+        episodes, or
             with `commit_every` their newest rows.
 
         Processes and threads: other processes may read the buffer meanwhile.
@@ -385,9 +386,19 @@ class World:
         if episodes is not None:
             return evaluate_episodes(self, episodes, seed, options, video, reset_mode, progress)
         return evaluate_dataset(
-            self, dataset, episodes_idx, start_steps, goal_offset, eval_budget, seed, options, video,
-            reset_mode, callables, progress,
-        )  # fmt: skip
+            self,
+            dataset,
+            episodes_idx,
+            start_steps,
+            goal_offset,
+            eval_budget,
+            seed,
+            options,
+            video,
+            reset_mode,
+            callables,
+            progress,
+        )
 
     # -- for the loop ------------------------------------------------------------------------
 

@@ -80,9 +80,7 @@ def misfit(value: Any, space: Any, what: str) -> None:
             raise RolloutError(f"the {what} contradicts its space: expected a tuple, {space}")
         for i, part in enumerate(space.spaces):
             misfit(value[i], part, f"{what} [{i}]")
-    elif isinstance(
-        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    ):
+    elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         array = np.asarray(value)
         if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
             raise RolloutError(
@@ -91,9 +89,7 @@ def misfit(value: Any, space: Any, what: str) -> None:
             )
 
 
-OWN_NAMES = frozenset(
-    {"action", "reward", "terminated", "truncated", "step_idx", "id", "render_time"}
-)
+OWN_NAMES = frozenset({"action", "reward", "terminated", "truncated", "step_idx", "id", "render_time"})
 """What an info has of ours, beside the parts of an action."""
 
 
@@ -108,8 +104,8 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     `observation` (a dict's keys by name), `action`, `reward`, `terminated`, `truncated`, `step_idx`,
     and `id`, a random int64 per episode from the environment's own generator.
 
-    These names are ours: a part of the observation that has one of them is lifted as `observation.<name>`, and an info that has one
-    of them, or that of a part, as `info.<name>`.
+    These names are ours: a part of the observation that has one of them is lifted as `observation.<name>`, and an info
+    that has one of them, or that of a part, as `info.<name>`.
 
     Args:
         env: an environment.
@@ -154,9 +150,14 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         return frozenset(map(self._name_of_part, parts))
 
     def _lifted(
-        self, observation: Any, info: Mapping[str, Any], action: Info, reward: Any, terminated: bool,
+        self,
+        observation: Any,
+        info: Mapping[str, Any],
+        action: Info,
+        reward: Any,
+        terminated: bool,
         truncated: bool,
-    ) -> Info:  # fmt: skip
+    ) -> Info:
         parts = parts_of("observation", observation, self.env.observation_space, prefix=False)
         if not self._ours.isdisjoint(parts) or (self._draws and any(map(is_drawn, parts))):
             parts = _renamed(parts, self._name_of_part)
@@ -172,13 +173,12 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         for name in info:
             if name not in names:
                 names[name] = f"info.{name}" if self._is_ours(name) else name
-        theirs = {
-            f"info.{name}" if name in parts else names[name]: value for name, value in info.items()
-        }
+        theirs = {f"info.{name}" if name in parts else names[name]: value for name, value in info.items()}
         lifted = {**theirs, **parts, **ours}
         if len(lifted) < len(info) + len(parts) + len(ours):
             raise RolloutError(
-                f"two values would have one name in the info: the info has {list(info)}, the observation {list(parts)}, and ours "
+                f"two values would have one name in the info: the info has {list(info)}, the observation "
+                f"{list(parts)}, and ours "
                 f"are {list(ours)}; rename one in the environment, or by a wrapper (pre_wrappers=)"
             )
         return lifted
@@ -191,7 +191,8 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def parts_of(name: str, value: Any, space: Any, prefix: bool = True) -> Info:
-    """Return a value under its name, and the parts of a Dict or Tuple space under theirs; lists become arrays where the space has a dtype.
+    """Return a value under its name, and the parts of a Dict or Tuple space under theirs; lists become arrays where the
+    space has a dtype.
 
     Args:
         name: of the whole.
@@ -219,7 +220,8 @@ def parts_of(name: str, value: Any, space: Any, prefix: bool = True) -> Info:
         found = parts_of(f"{name}.{key}" if prefix else key, part, inner)
         if not made.keys().isdisjoint(found):
             raise RolloutError(
-                f"two parts of the {name} would have one name: {sorted(made.keys() & found)}; rename one in the environment, or by "
+                f"two parts of the {name} would have one name: {sorted(made.keys() & found)}; rename one in the "
+                f"environment, or by "
                 "a wrapper (pre_wrappers=)"
             )
         made |= found
@@ -229,9 +231,7 @@ def parts_of(name: str, value: Any, space: Any, prefix: bool = True) -> Info:
 def _renamed(parts: Info, name_of: Callable[[str], str]) -> Info:
     made = {name_of(name): part for name, part in parts.items()}
     if len(made) < len(parts):
-        raise RolloutError(
-            f"two parts of the observation would have one name: {list(parts)}; rename one"
-        )
+        raise RolloutError(f"two parts of the observation would have one name: {list(parts)}; rename one")
     return made
 
 
@@ -292,9 +292,7 @@ class AddPixels(_Pictures):
         pictures = self.pictures()
         if not pictures.keys().isdisjoint(info):  # without LiftToInfo, which makes way
             taken = sorted(pictures.keys() & info)
-            raise RolloutError(
-                f"the info has {taken} already; rename them in the environment, or by a wrapper"
-            )
+            raise RolloutError(f"the info has {taken} already; rename them in the environment, or by a wrapper")
         return {**info, **pictures}
 
     def pictures(self) -> Info:
@@ -308,11 +306,7 @@ class AddPixels(_Pictures):
         for key, frame in frames.items():
             name = "pixels" if key is None else f"pixels.{key}"
             if not is_frame(frame):
-                got = (
-                    f"{frame.dtype} {frame.shape}"
-                    if isinstance(frame, np.ndarray)
-                    else type(frame).__name__
-                )
+                got = f"{frame.dtype} {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
                 raise RolloutError(
                     f"{name}: render() with render_mode={self.env.render_mode!r} gave {got}, expected a uint8 "
                     "array (H, W, 3); make the world with a render_mode that draws, or with add_pixels=False"

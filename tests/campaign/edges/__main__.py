@@ -80,9 +80,7 @@ def _heard(end, told):
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.campaign.edges", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign.edges", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--minutes", type=float, help="at most")
     parser.add_argument("--seed", type=int, default=1)
@@ -127,13 +125,13 @@ def main(words=None):
             again = f"python -m tests.campaign.edges --seed {options.seed} --round {result.number} --times 20"
             again += f" --only {options.only}" if only else ""
             shown = "\n".join(f"  {judge}: {text}" for judge, text in result.violations[:8])
-            text = f"VIOLATION, round {result.number}, {result.scenario}: {again}\n{shown}\n  log:\n{result.log[-6000:]}"
+            text = (
+                f"VIOLATION, round {result.number}, {result.scenario}: {again}\n{shown}\n  log:\n{result.log[-6000:]}"
+            )
             first = first or text
             print(text[:300].split("\n  log")[0] if options.brief else text, flush=True)
             if options.keep:
-                shutil.copytree(
-                    folder, os.path.join(options.keep, str(result.number)), dirs_exist_ok=True
-                )
+                shutil.copytree(folder, os.path.join(options.keep, str(result.number)), dirs_exist_ok=True)
     told_all = {"rounds": sum(played.values()), "violating": bad, **played, **total}
     told_all |= {
         "judges": dict(judges.most_common()),

@@ -30,8 +30,13 @@ LONGEST = 24
 ENOUGH = 80
 """Calls of a round."""
 STORAGES = (
-    "memmap", "memmap", "memmap", Zarr("lz4", 6), {"row": Zarr("none", 16)}, {"row": Zarr("zstd", 8), "step": Zarr("lz4", 8)},
-)  # fmt: skip
+    "memmap",
+    "memmap",
+    "memmap",
+    Zarr("lz4", 6),
+    {"row": Zarr("none", 16)},
+    {"row": Zarr("zstd", 8), "step": Zarr("lz4", 8)},
+)
 
 
 class Raised(KeyboardInterrupt):
@@ -64,9 +69,16 @@ class Actor:
     def keep(self):
         """Let the host know which buffers to judge."""
         told = [
-            {"kind": h.kind, "path": None if h.in_ram else h.lies_at, "root": h.path, "world": h.world, "max_steps": h.max_steps, "slack": h.slack}
+            {
+                "kind": h.kind,
+                "path": None if h.in_ram else h.lies_at,
+                "root": h.path,
+                "world": h.world,
+                "max_steps": h.max_steps,
+                "slack": h.slack,
+            }
             for h in self.homes
-        ]  # fmt: skip
+        ]
         path = os.path.join(self.folder, "homes.json")
         with open(path + ".new", "w") as file:
             json.dump(told, file)
@@ -146,9 +158,7 @@ class Actor:
             return
         self.ledger.tally("read rows", len(batch["step"]))
         if fault := wrong(batch, world, axes):
-            self.ledger.violation(
-                "mixed" if "another buffer" in fault else "torn", f"{what}: {fault}"
-            )
+            self.ledger.violation("mixed" if "another buffer" in fault else "torn", f"{what}: {fault}")
 
 
 class Caller:
@@ -182,12 +192,17 @@ class Home(Caller):
         self.in_ram = settings.pop("in_ram", False)
         self.words = int(actor.pick([4, 16, 128])) if like is None else like.words
         self.patient = False
-        """Whether the directory may be replaced in the middle of the call under way: then anything clear may be raised."""
+        """Whether the directory may be replaced in the middle of the call under way: then anything clear may be
+        raised."""
         self.settings = {
-            "history_len": int(rng.integers(1, 4)), "spare_rows": 64, "seed": int(rng.integers(1 << 30)),
-            "storage": actor.pick(STORAGES), "durability": actor.pick(["process", "power"], [3, 1]),
-            "sync_every_s": float(actor.pick([0, 0.01, 30.0])), "reads": actor.pick(["map", "pread"]),
-        }  # fmt: skip
+            "history_len": int(rng.integers(1, 4)),
+            "spare_rows": 64,
+            "seed": int(rng.integers(1 << 30)),
+            "storage": actor.pick(STORAGES),
+            "durability": actor.pick(["process", "power"], [3, 1]),
+            "sync_every_s": float(actor.pick([0, 0.01, 30.0])),
+            "reads": actor.pick(["map", "pread"]),
+        }
         self.prioritized = settings.pop("prioritized", False)
         self.settings |= settings
         self.buffer = self.opened()
@@ -250,9 +265,7 @@ class Home(Caller):
     def write(self, rng, buffer=None):
         number, length, data = self.episode(rng)
         buffer = self.buffer if buffer is None else buffer
-        error = self.entered(
-            WRITE, "write_episode", lambda: buffer.write_episode(data), number, length
-        )
+        error = self.entered(WRITE, "write_episode", lambda: buffer.write_episode(data), number, length)
         self.ledger.tally("writes" if error is None else "writes refused")
         return error
 
@@ -288,9 +301,7 @@ class Home(Caller):
         buffer = self.buffer if buffer is None else buffer
         path = os.path.join(self.actor.folder, f"snapshot-{number}")
         self.ledger.tally("snapshots")
-        return self.entered(
-            SNAPSHOT, "snapshot", lambda: buffer.snapshot(path), number, refused=(NoClipsError,)
-        )
+        return self.entered(SNAPSHOT, "snapshot", lambda: buffer.snapshot(path), number, refused=(NoClipsError,))
 
     def flush(self, rng, buffer=None):
         buffer = self.buffer if buffer is None else buffer
@@ -319,9 +330,7 @@ class Home(Caller):
         if kind == 3:
             return read("buffer[i]", lambda: buffer[int(rng.integers(0, 60))], world, 1, allowed)
         if kind == 4:
-            return read(
-                "buffer[[...]]", lambda: buffer[rng.integers(0, 60, size)], world, 2, allowed
-            )
+            return read("buffer[[...]]", lambda: buffer[rng.integers(0, 60, size)], world, 2, allowed)
         if kind == 5:
             return read(
                 "load_episode",
@@ -366,9 +375,7 @@ class Home(Caller):
 
     def few_batches(self, rng, buffer):
         """Go through some of `batches()`."""
-        with contextlib.closing(
-            buffer.batches(8, steps=3, prefetch=int(rng.integers(0, 3)))
-        ) as batches:
+        with contextlib.closing(buffer.batches(8, steps=3, prefetch=int(rng.integers(0, 3)))) as batches:
             for batch in batches:
                 self.actor.proved("batches()", batch, self.world, 2)
 
@@ -383,9 +390,7 @@ class Home(Caller):
         values = rng.random(len(ids))
         # InputError: nothing was drawn yet with this sampler since another thread opened the buffer again.
         refused = RoleError, InputError
-        return self.plain(
-            "update_priorities", lambda: buffer.update_priorities(ids, values), refused
-        )
+        return self.plain("update_priorities", lambda: buffer.update_priorities(ids, values), refused)
 
 
 def descriptors():

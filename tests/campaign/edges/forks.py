@@ -16,9 +16,7 @@ HANGS_S = 20.0
 
 
 def play(actor):
-    warnings.simplefilter(
-        "ignore", DeprecationWarning
-    )  # of Python 3.12 and later: a fork of a process with threads
+    warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 and later: a fork of a process with threads
     rng = actor.rng
     loader = actor.told.loader
     home = Home(actor, in_ram=not loader and actor.chance(0.4), prioritized=actor.chance(0.5))
@@ -101,10 +99,7 @@ def workers(actor, home, buffer):
 
     torch.set_num_threads(1)
     for method in ["fork", "fork"] if actor.chance(0.9) else ["spawn"]:
-        if actor.chance(0.3):
-            sampler = buffer.pass_sampler()
-        else:
-            sampler = torch.utils.data.RandomSampler(range(30))
+        sampler = buffer.pass_sampler() if actor.chance(0.3) else torch.utils.data.RandomSampler(range(30))
         loading = DataLoader(
             buffer,
             batch_size=8,

@@ -24,14 +24,29 @@ _NOTES, _NOTE_NBYTES = 64, 6000
 _NEVER = 1 << 60
 
 TALLIES = (
-    "writes", "writes refused", "clears", "snapshots", "flushes", "closes", "closes refused", "streams", "reads",
-    "read rows", "reads refused", "signals", "raised", "forks", "replaced", "told so", "strangers", "adds", "updates", "begun",
-)  # fmt: skip
+    "writes",
+    "writes refused",
+    "clears",
+    "snapshots",
+    "flushes",
+    "closes",
+    "closes refused",
+    "streams",
+    "reads",
+    "read rows",
+    "reads refused",
+    "signals",
+    "raised",
+    "forks",
+    "replaced",
+    "told so",
+    "strangers",
+    "adds",
+    "updates",
+    "begun",
+)
 
-_CALLS = [
-    TALLIES.index(name)
-    for name in ("writes", "reads", "reads refused", "adds", "flushes", "streams")
-]
+_CALLS = [TALLIES.index(name) for name in ("writes", "reads", "reads refused", "adds", "flushes", "streams")]
 
 
 class Ledger:
@@ -43,9 +58,7 @@ class Ledger:
     def __init__(self):
         sizes = _ENTRIES * _FIELDS * 8, _NOTES * _NOTE_NBYTES, len(TALLIES) * 8
         block = mmap.mmap(-1, sum(sizes))
-        self._entries = np.frombuffer(block, np.int64, _ENTRIES * _FIELDS).reshape(
-            _ENTRIES, _FIELDS
-        )
+        self._entries = np.frombuffer(block, np.int64, _ENTRIES * _FIELDS).reshape(_ENTRIES, _FIELDS)
         self._notes = np.frombuffer(block, np.uint8, sizes[1], sizes[0]).reshape(_NOTES, -1)
         self._tallies = np.frombuffer(block, np.int64, len(TALLIES), sizes[0] + sizes[1])
         self._next, self._tick, self._note = (
@@ -109,9 +122,7 @@ class Ledger:
         found = []
         for note in self._notes:
             if size := int(note[:8].view(np.int64)[0]):
-                judge, _, text = (
-                    note[8 : 8 + size].tobytes().decode(errors="replace").partition("\n")
-                )
+                judge, _, text = note[8 : 8 + size].tobytes().decode(errors="replace").partition("\n")
                 found.append((judge, text))
         return found
 
@@ -134,9 +145,7 @@ def faults(entries, stored, max_steps, home=0, began=_NEVER, since=0, slack=0):
     """
     calls = [e for e in entries if e[6] == home and e[3] < began]
     if since:
-        calls = [
-            e if e[4] <= since or e[5] == REFUSED else (*e[:4], _NEVER, OPEN, e[6]) for e in calls
-        ]
+        calls = [e if e[4] <= since or e[5] == REFUSED else (*e[:4], _NEVER, OPEN, e[6]) for e in calls]
     writes = {e[1]: e for e in calls if e[0] == WRITE}
     clears = [e for e in calls if e[0] == CLEAR and e[5] != REFUSED]
     numbers = [number for number, _ in stored]
@@ -149,17 +158,13 @@ def faults(entries, stored, max_steps, home=0, began=_NEVER, since=0, slack=0):
         elif writes[number][2] != length:
             found.append(("torn", f"episode {number} has {length} steps, of {writes[number][2]}"))
     if len(set(numbers)) != len(numbers):
-        found.append(
-            ("twice", f"stored twice: {sorted(n for n in set(numbers) if numbers.count(n) > 1)}")
-        )
+        found.append(("twice", f"stored twice: {sorted(n for n in set(numbers) if numbers.count(n) > 1)}"))
     if found:
         return found
     there = [writes[number] for number in numbers]
     for one, two in itertools.pairwise(there):
         if two[4] < one[3]:
-            found.append(
-                ("order", f"episode {two[1]} ended before {one[1]} began, and stands behind it")
-            )
+            found.append(("order", f"episode {two[1]} ended before {one[1]} began, and stands behind it"))
     total = sum(e[2] for e in there)
     if total > max_steps:
         found.append(("capacity", f"{total} steps are stored, of {max_steps}"))
@@ -171,9 +176,7 @@ def faults(entries, stored, max_steps, home=0, began=_NEVER, since=0, slack=0):
     missing = [e for n, e in writes.items() if e[5] == DONE and n not in set(numbers)]
     for write in missing:
         if first_end < write[3]:  # neither capacity nor a clear takes it, and leaves an older one
-            found.append(
-                ("lost", f"episode {write[1]} was stored, and is gone, but older ones are there")
-            )
+            found.append(("lost", f"episode {write[1]} was stored, and is gone, but older ones are there"))
             continue
         if any(c[4] > write[3] and c[3] < first_end for c in clears):
             continue

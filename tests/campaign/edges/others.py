@@ -34,9 +34,7 @@ def play(actor):
     actor.strangers.turn(8)
     actor.begin()
     if actor.told.signals:
-        handler = Handler(
-            actor, other, ["close", "flush", "write", "look", "raise"][: int(rng.integers(1, 6))]
-        )
+        handler = Handler(actor, other, ["close", "flush", "write", "look", "raise"][: int(rng.integers(1, 6))])
         handler.install()
         actor.start("sampler", lambda rng: other.look(rng) and None)
         while not actor.over and not handler.may_be_closed:
@@ -132,9 +130,9 @@ def key(call, lane):
 def observed(call, lanes, final):
     """Return the observations of a call: `[call, lane, whether it is the last of an episode, key]`."""
     lane = np.arange(lanes)
-    return np.stack(
-        [np.full(lanes, call), lane, final * np.ones(lanes), key(call, lane) + 0.5 * final], 1
-    ).astype(np.float64)
+    return np.stack([np.full(lanes, call), lane, final * np.ones(lanes), key(call, lane) + 0.5 * final], 1).astype(
+        np.float64
+    )
 
 
 class Transitions(Other):
@@ -144,11 +142,19 @@ class Transitions(Other):
         rng = self.actor.rng
         self.n_step = int(self.actor.pick([1, 1, 3]))
         buffer = TransitionReplayBuffer(
-            self.capacity, (4,), (), device=None, obs_dtype=np.float64, n_step=self.n_step, gamma=0.5,
-            seed=int(rng.integers(1 << 30)), sync_every_s=float(self.actor.pick([0, 0.01])),
-            storage=self.actor.pick(["memmap", "memmap", "zarr"]), durability=self.actor.pick(["process", "power"], [3, 1]),
+            self.capacity,
+            (4,),
+            (),
+            device=None,
+            obs_dtype=np.float64,
+            n_step=self.n_step,
+            gamma=0.5,
+            seed=int(rng.integers(1 << 30)),
+            sync_every_s=float(self.actor.pick([0, 0.01])),
+            storage=self.actor.pick(["memmap", "memmap", "zarr"]),
+            durability=self.actor.pick(["process", "power"], [3, 1]),
             **place,
-        )  # fmt: skip
+        )
         self.ring = buffer._ring.buffer
         return buffer
 
@@ -157,9 +163,13 @@ class Transitions(Other):
         done, cut = (call + 3 * lane) % 11 == 0, (call + 5 * lane) % 13 == 0
         final = (done | cut).astype(np.float64)
         self.buffer.add(
-            observed(call, self.lanes, 0.0), lane, np.full(self.lanes, call, np.float32),
-            observed(call + 1, self.lanes, final), done, truncated=cut,
-        )  # fmt: skip
+            observed(call, self.lanes, 0.0),
+            lane,
+            np.full(self.lanes, call, np.float32),
+            observed(call + 1, self.lanes, final),
+            done,
+            truncated=cut,
+        )
 
     def sample(self, size):
         try:
@@ -187,14 +197,8 @@ def wrong_transitions(batch, n_step):
         return "torn", f"transitions {now[~good][:4].tolist()}"
     last = then[:, 0].astype(np.int64) - 1
     final = ((last + 3 * lane) % 11 == 0) | ((last + 5 * lane) % 13 == 0)
-    right = (
-        (then[:, 1] == lane)
-        & (then[:, 2] == final)
-        & (then[:, 3] == key(last + 1, lane) + 0.5 * final)
-    )
-    right &= (
-        (last >= call) & (last < call + n_step) & (batch["dones"] == ((last + 3 * lane) % 11 == 0))
-    )
+    right = (then[:, 1] == lane) & (then[:, 2] == final) & (then[:, 3] == key(last + 1, lane) + 0.5 * final)
+    right &= (last >= call) & (last < call + n_step) & (batch["dones"] == ((last + 3 * lane) % 11 == 0))
     if n_step == 1:
         right &= batch["rewards"] == call.astype(np.float32)
     if not right.all():
@@ -211,9 +215,13 @@ class Labels(Other):
 
     def made(self, place):
         buffer = DistillationBuffer(
-            self.capacity, retention="fifo", seed=int(self.actor.rng.integers(1 << 30)), obs_shape=(4,),
-            sync_every_s=float(self.actor.pick([0, 0.01])), **place,
-        )  # fmt: skip
+            self.capacity,
+            retention="fifo",
+            seed=int(self.actor.rng.integers(1 << 30)),
+            obs_shape=(4,),
+            sync_every_s=float(self.actor.pick([0, 0.01])),
+            **place,
+        )
         buffer.start_round()
         self.ring = buffer._ring.buffer
         return buffer
@@ -222,9 +230,10 @@ class Labels(Other):
         lane = np.arange(self.lanes)
         rounds = np.full(self.lanes, self.buffer.round)
         self.buffer.add(
-            observed(call, self.lanes, 0.0), np.stack([key(call, lane), rounds], 1).astype(np.int64),
+            observed(call, self.lanes, 0.0),
+            np.stack([key(call, lane), rounds], 1).astype(np.int64),
             dones=(call + 3 * lane) % 5 == 0,
-        )  # fmt: skip
+        )
 
     def sample(self, size):
         return self.buffer.batch(size)
@@ -269,14 +278,16 @@ class Halves(Other):
     def made(self, place):
         offline = ReplayBuffer(200)
         lane = np.arange(100)
-        offline.write_episode(
-            {"who": np.stack([np.full(100, -1), lane, key(-1, lane)], 1).astype(np.float64)}
-        )
+        offline.write_episode({"who": np.stack([np.full(100, -1), lane, key(-1, lane)], 1).astype(np.float64)})
         self.fraction = float(self.actor.pick([0.25, 0.5]))
         buffer = OfflineToOnlineReplayBuffer(
-            offline, online_capacity=self.capacity, offline_fraction=self.fraction, provenance="is_offline",
-            seed=int(self.actor.rng.integers(1 << 30)), **place,
-        )  # fmt: skip
+            offline,
+            online_capacity=self.capacity,
+            offline_fraction=self.fraction,
+            provenance="is_offline",
+            seed=int(self.actor.rng.integers(1 << 30)),
+            **place,
+        )
         self.ring = buffer._ring.buffer
         return buffer
 
@@ -298,8 +309,6 @@ def wrong_halves(batch, fraction):
     call, lane = who[:, 0].astype(np.int64), who[:, 1].astype(np.int64)
     if not (who[:, 2] == key(call, lane)).all():
         return "torn", f"rows {who[:4].tolist()}"
-    if ((call == -1) != offline).any() or (
-        offline.sum() not in (round(fraction * len(who)), len(who))
-    ):
+    if ((call == -1) != offline).any() or (offline.sum() not in (round(fraction * len(who)), len(who))):
         return "half", f"{offline.sum()} of {len(who)} are called offline, {(call == -1).sum()} are"
     return None

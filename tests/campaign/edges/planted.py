@@ -40,11 +40,7 @@ def descriptors_closed():
     def giving_back(method):
         def careless(source):
             inside = source.folder + "/"
-            held = [
-                o
-                for o in gc.get_objects()
-                if type(o) is FileHandle and getattr(o, "path", "").startswith(inside)
-            ]
+            held = [o for o in gc.get_objects() if type(o) is FileHandle and getattr(o, "path", "").startswith(inside)]
             method(source)
             for handle in held:
                 handle.close()
@@ -112,9 +108,7 @@ def no_identity():
         Disk.let_go = lambda disk: None
         Disk.check_held = lambda disk, where: None
         begin = Reader.__init__
-        Reader.__init__ = lambda reader, *args, uuid=None, **options: begin(
-            reader, *args, **options
-        )
+        Reader.__init__ = lambda reader, *args, uuid=None, **options: begin(reader, *args, **options)
     else:
         Disk.identity = lambda disk, path: (0, 0)
 
@@ -139,9 +133,7 @@ def error_after_commit():
 def forgets():
     """Now and then a call returns, and nothing was stored."""
     commit, strikes = Store.commit, _now_and_then(13)
-    Store.commit = lambda store, *args, **options: (
-        None if strikes() else commit(store, *args, **options)
-    )
+    Store.commit = lambda store, *args, **options: None if strikes() else commit(store, *args, **options)
 
 
 def one_look():

@@ -21,7 +21,8 @@ def wrong(batch, world=0, axes=2):
     Args:
         batch: column -> values, `(B, H, ...)`.
         world: whose episodes they must be.
-        axes: ahead of a row's shape: 2 for clips; 1 for one clip or an episode, `(H, ...)`; 0 for single rows, `(n, ...)`.
+        axes: ahead of a row's shape: 2 for clips; 1 for one clip or an episode, `(H, ...)`; 0 for single rows, `(n,
+            ...)`.
     """
     found = {name: np.asarray(values) for name, values in batch.items()}
     if sorted(found) != ["episode", "length", "row", "step"]:
@@ -31,9 +32,7 @@ def wrong(batch, world=0, axes=2):
     elif axes == 0:
         found = {name: values[:, None] for name, values in found.items()}
     if torn := num_torn(found):
-        which = [
-            (e, s) for e, s in zip(found["episode"].tolist(), found["step"].tolist(), strict=True)
-        ]
+        which = [(e, s) for e, s in zip(found["episode"].tolist(), found["step"].tolist(), strict=True)]
         return f"{torn} of {len(which)} torn; episodes and steps: {which[:6]}"
     strange = found["episode"] // WORLD != world
     if strange.any():
@@ -79,9 +78,7 @@ class Strangers:
             self._ledger.violation("stranger", f"{path}: somebody closed its descriptor: {error}")
             return
         if found.st_ino != inode:
-            self._ledger.violation(
-                "stranger", f"{path}: its descriptor is another file's: somebody closed it"
-            )
+            self._ledger.violation("stranger", f"{path}: its descriptor is another file's: somebody closed it")
             return
         os.close(fd)
 
@@ -93,9 +90,7 @@ class Strangers:
 
 def content(name, number):
     head = f"stranger {name} {number} ".encode()
-    return head + bytes((number * 7 + i * 13) % 251 for i in range(256)) * (
-        Strangers.SIZE // 256 - 1
-    )
+    return head + bytes((number * 7 + i * 13) % 251 for i in range(256)) * (Strangers.SIZE // 256 - 1)
 
 
 def spoiled(path):
@@ -105,15 +100,7 @@ def spoiled(path):
     name = os.path.basename(path)
     words = found[:40].split(b" ")
     try:
-        good = (
-            words[0] == b"stranger"
-            and words[1] == name.encode()
-            and found == content(name, int(words[2]))
-        )
+        good = words[0] == b"stranger" and words[1] == name.encode() and found == content(name, int(words[2]))
     except (IndexError, ValueError):
         good = False
-    return (
-        None
-        if good
-        else f"{len(found)} bytes, which begin with {found[:48]!r}: somebody wrote into it"
-    )
+    return None if good else f"{len(found)} bytes, which begin with {found[:48]!r}: somebody wrote into it"

@@ -109,17 +109,13 @@ def play(actor):
     os.kill(child, signal.SIGUSR1)
     _, status = os.waitpid(child, 0)
     if status:
-        actor.ledger.violation(
-            "child", f"a reading child ended with {os.waitstatus_to_exitcode(status)}; see the log"
-        )
+        actor.ledger.violation("child", f"a reading child ended with {os.waitstatus_to_exitcode(status)}; see the log")
     home.plain("close of the writer", home.buffer.close)
     if before is not None:
         after = tree(home.path)
         changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         if changed:
-            actor.ledger.violation(
-                "replaced", f"{how}: in the new buffer these files were changed: {changed}"
-            )
+            actor.ledger.violation("replaced", f"{how}: in the new buffer these files were changed: {changed}")
 
 
 def with_patience(home, call):
@@ -142,9 +138,7 @@ def go_on(actor, home, rng, renamed):
     if any(isinstance(error, ReplacedError) for error in told):
         actor.ledger.tally("told so")
     elif not renamed:
-        actor.ledger.violation(
-            "went on", f"ten writes, flush, clear and others: no ReplacedError, but {told}"
-        )
+        actor.ledger.violation("went on", f"ten writes, flush, clear and others: no ReplacedError, but {told}")
     for error in told:
         if isinstance(error, RoleError) and not isinstance(error, ReplacedError):
             actor.ledger.violation("error", f"after the swap: {error!r}")
@@ -153,8 +147,7 @@ def go_on(actor, home, rng, renamed):
 def ids_of_a_reader(actor, home, reader, number, renamed):
     """By id, a reader must notice in the end."""
     errors = [
-        actor.read("buffer[i]", functools.partial(reader.__getitem__, i), home.world, 1, AFTER)
-        for i in range(LOOKS)
+        actor.read("buffer[i]", functools.partial(reader.__getitem__, i), home.world, 1, AFTER) for i in range(LOOKS)
     ]
     if not renamed and not any(isinstance(error, ReplacedError) for error in errors):
         actor.ledger.violation(
@@ -170,9 +163,7 @@ def wakes(actor, home, copy, number):
     except (ReplacedError, NotFoundError, UnknownFormatError):
         return
     except Exception:
-        actor.ledger.violation(
-            "error", f"unpickling copy {number}: {traceback.format_exc(limit=-6)}"
-        )
+        actor.ledger.violation("error", f"unpickling copy {number}: {traceback.format_exc(limit=-6)}")
         return
     for _ in range(4):
         home.look(actor.rng, buffer, AFTER)

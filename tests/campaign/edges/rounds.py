@@ -2,7 +2,8 @@
 
     server (warm, without threads) -> host (one round) -> actor (the scenario), its own process group
 
-The schedule of threads and signals is the kernel's: a seed gives the same scenario and the same chances, not the same round.
+The schedule of threads and signals is the kernel's: a seed gives the same scenario and the same chances, not the same
+round.
 """
 
 import atexit
@@ -31,8 +32,12 @@ from tests.campaign.edges.ledger import DONE, SNAPSHOT, Ledger, faults
 from tests.campaign.edges.proof import num_torn, spoiled, wrong
 
 PLAYS = {
-    "signals": signals.play, "threads": threads.play, "forks": forks.play, "replaced": replaced.play, "others": others.play,
-}  # fmt: skip
+    "signals": signals.play,
+    "threads": threads.play,
+    "forks": forks.play,
+    "replaced": replaced.play,
+    "others": others.play,
+}
 WEIGHTS = {"signals": 5, "threads": 5, "forks": 3, "replaced": 3, "others": 4}
 THEIRS = "zarr_io", "asyncio", "MainThread"
 """Threads of Zarr's, which stay."""
@@ -68,9 +73,7 @@ class Told:
     @property
     def is_interrupted(self):
         """Whether signal handlers raise."""
-        return (self.scenario == "signals" and self.raises) or (
-            self.scenario == "others" and self.signals
-        )
+        return (self.scenario == "signals" and self.raises) or (self.scenario == "others" and self.signals)
 
     @classmethod
     def of(cls, seed, number, folder, only=None, plant=None):
@@ -81,12 +84,18 @@ class Told:
         seconds = float(rng.uniform(0.1, 0.45))
         kill = rng.random() < 0.15
         return cls(
-            seed, number, os.path.join(folder, f"round-{number}"), scenario, seconds,
+            seed,
+            number,
+            os.path.join(folder, f"round-{number}"),
+            scenario,
+            seconds,
             killed_after=float(rng.uniform(0.0, seconds + 0.3)) if kill and scenario != "replaced" else None,
             terms=int(rng.integers(0, 6)) if scenario in ("signals", "others") else 0,
-            raises=bool(rng.random() < 0.35), signals=bool(rng.random() < 0.3),
-            loader=scenario == "forks" and bool(rng.random() < 0.1), plant=plant,
-        )  # fmt: skip
+            raises=bool(rng.random() < 0.35),
+            signals=bool(rng.random() < 0.3),
+            loader=scenario == "forks" and bool(rng.random() < 0.1),
+            plant=plant,
+        )
 
 
 @dataclass
@@ -334,9 +343,7 @@ def of_other(home):
     found = []
     for _ in range(4):
         if home["kind"] == "transitions":
-            with contextlib.closing(
-                TransitionReplayBuffer.open(home["path"], device=None, seed=1)
-            ) as buffer:
+            with contextlib.closing(TransitionReplayBuffer.open(home["path"], device=None, seed=1)) as buffer:
                 if count := len(buffer):
                     found.append(others.wrong_transitions(buffer.sample(min(count, 256)), 1))
         elif home["kind"] == "distillation":
@@ -363,9 +370,7 @@ def stored(path, mode, world):
                 if fault := wrong(steps, world, 1):
                     found.append(("torn", f"stored: {fault}"))
                 elif steps["step"][0] != 0 or steps["length"][0] != count:
-                    found.append(
-                        ("torn", f"stored: steps {steps['step'].tolist()} of {steps['length'][0]}")
-                    )
+                    found.append(("torn", f"stored: steps {steps['step'].tolist()} of {steps['length'][0]}"))
                 there.append((int(steps["episode"][0]), count))
     return there, found
 

@@ -70,7 +70,8 @@ class Handler:
             getattr(self.home, kind)(self.rng)
 
     def during(self, call, *args):
-        """Make a call under signals; tell whether it was left by an exception of the handler's. Return that and its error."""
+        """Make a call under signals; tell whether it was left by an exception of the handler's. Return that and its
+        error."""
         try:
             self.armed = True
             error = call(*args)
@@ -87,10 +88,7 @@ def play(actor):
     raises = actor.told.raises
     kinds = ["raise", "exit"] if raises else []
     if not raises or actor.chance(0.3):
-        kinds += [
-            str(kind)
-            for kind in actor.rng.choice(CALLS, int(actor.rng.integers(1, 4)), replace=False)
-        ]
+        kinds += [str(kind) for kind in actor.rng.choice(CALLS, int(actor.rng.integers(1, 4)), replace=False)]
     home = Home(actor, in_ram=actor.chance(0.15), prioritized=actor.chance(0.2))
     handler = Handler(actor, home, kinds)
     rng = actor.rng
@@ -104,23 +102,15 @@ def play(actor):
             [14, 2, 4, 3, 1, 0.5, 1, 1],
         )
         call = (
-            home.close
-            if what == "close" and not home.in_ram
-            else getattr(home, "write" if what == "close" else what)
+            home.close if what == "close" and not home.in_ram else getattr(home, "write" if what == "close" else what)
         )
         interrupted, error = handler.during(call, *(() if call == home.close else (rng,)))
         if call == home.close and (error is None or interrupted):
             handler.may_be_closed = True
         if isinstance(error, ClosedError) and not handler.may_be_closed:
-            actor.ledger.violation(
-                "closed", f"{what}: {error}; but no close() had returned: one was refused"
-            )
+            actor.ledger.violation("closed", f"{what}: {error}; but no close() had returned: one was refused")
             handler.may_be_closed = True
-        elif (
-            isinstance(error, RoleError)
-            and not isinstance(error, ClosedError)
-            and not handler.depth
-        ):
+        elif isinstance(error, RoleError) and not isinstance(error, ClosedError) and not handler.depth:
             actor.ledger.violation("refused", f"{what}, in the middle of no other call: {error}")
         if handler.may_be_closed:
             if home.in_ram:

@@ -53,9 +53,7 @@ def play(actor):
             readers[0] = home.reader()
         if not home.in_ram and rng.random() < 0.7:
             if home.close() is not None:
-                actor.ledger.violation(
-                    "refused", "close() by a thread that writes nothing was refused"
-                )
+                actor.ledger.violation("refused", "close() by a thread that writes nothing was refused")
             home.buffer = home.opened()
     if actor.chance(0.5):  # under the hands of those that go on for one more turn
         home.close()

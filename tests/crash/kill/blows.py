@@ -19,7 +19,11 @@ from ringmap.storage.disk.files import Disk
 
 PACKAGE = Path(ringmap.__file__).parent
 OURS = tuple(str(PACKAGE / part) + os.sep for part in ("storage", "buffers"))
-UNDER = (*OURS, str(Path(filelock.__file__).parent) + os.sep, os.path.join(os.path.dirname(os.__file__), "contextlib.py"))  # fmt: skip
+UNDER = (
+    *OURS,
+    str(Path(filelock.__file__).parent) + os.sep,
+    os.path.join(os.path.dirname(os.__file__), "contextlib.py"),
+)
 """Ours, and the Python code of others that runs between our lines: an interrupt may come there too."""
 
 

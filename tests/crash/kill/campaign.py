@@ -91,9 +91,7 @@ class Bench:
 
     def _sound(self, death, what):
         if death.error or death.killed:
-            raise AssertionError(
-                f"{self.scenario.name} ({self.level}), {what}: {death.error or 'died'}"
-            )
+            raise AssertionError(f"{self.scenario.name} ({self.level}), {what}: {death.error or 'died'}")
 
     def fresh(self, source=None):
         """Put a copy of what is given at `case`, and return its path."""
@@ -108,13 +106,13 @@ class Bench:
         ops = self.scenario.ops[self.since :]
         return perform(
             self.fresh(), self.scenario, self.level, ops, self.since, self.quiet, blow, before_wait=before_wait
-        )  # fmt: skip
+        )
 
     def traced(self, tracer):
         ops = self.scenario.ops[self.since :]
         return perform(
             self.fresh(), self.scenario, self.level, ops, self.since, self.quiet, tracer, before_wait=tracer.attach
-        )  # fmt: skip
+        )
 
     def uncut(self, blow):
         death = self.victim(blow)
@@ -159,9 +157,13 @@ class Bench:
         birth = not any(op[0] == "open" for op in self.scenario.ops[:index])
         try:
             verify(
-                hands_of(folder, self.scenario, self.level), allowed, self.sampling, birth,
-                self.scenario.keep, self.scenario.spoil == "torn state",
-            )  # fmt: skip
+                hands_of(folder, self.scenario, self.level),
+                allowed,
+                self.sampling,
+                birth,
+                self.scenario.keep,
+                self.scenario.spoil == "torn state",
+            )
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             self.fail(
@@ -378,8 +380,21 @@ def from_outside(bench, every, offset):
 
 KINDS = {
     f.__name__: f
-    for f in (lines, changes, again, interrupts, in_ram, calls, twice, locked, orphan, system_calls, randomly, from_outside)
-}  # fmt: skip
+    for f in (
+        lines,
+        changes,
+        again,
+        interrupts,
+        in_ram,
+        calls,
+        twice,
+        locked,
+        orphan,
+        system_calls,
+        randomly,
+        from_outside,
+    )
+}
 
 
 def chosen(count, every, offset):
@@ -432,7 +447,7 @@ def patch(path, offset, data):
 
 def run_job(
     root, kinds, scenarios=(), scripts=(), levels=None, offset=0, planted=None, stop=False, storages=("memmap",)
-):  # fmt: skip
+):
     """Run kinds of cases on some scenarios.
 
     Args:
@@ -457,15 +472,12 @@ def run_job(
         (PLANTS | UNSEEN)[planted]()
     known = SCENARIOS | SCENARIOS_OF_OTHERS
     work = [(known[name], levels or known[name].levels) for name in scenarios]
-    work += [
-        (random_scenario(seed), levels or (("process", "power")[seed % 2],)) for seed in scripts
-    ]
+    work += [(random_scenario(seed), levels or (("process", "power")[seed % 2],)) for seed in scripts]
     reports = {kind: Report(stop) for kind, _ in kinds}
     with contextlib.suppress(Enough):
         for scenario, level in [
-            (s.stored_as(storage), level)
-            for s, at in work for storage in storages for level in at if level in s.levels
-        ]:  # fmt: skip
+            (s.stored_as(storage), level) for s, at in work for storage in storages for level in at if level in s.levels
+        ]:
             with tempfile.TemporaryDirectory(dir=root) as folder:
                 bench = Bench(folder, scenario, level, next(iter(reports.values())))
                 for kind, every in kinds:
@@ -492,8 +504,11 @@ class Runner:
         self.process = subprocess.Popen(
             [sys.executable, "-m", self.module],
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # its threads make a fork slow
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         return self
 
     def __exit__(self, *_):
@@ -506,9 +521,7 @@ class Runner:
     def run(self, root, **job):
         """Run a job, see `run_job`, and return what it did."""
         file = os.path.join(root, "reports")
-        self.process.stdin.write(
-            json.dumps({"file": file, "job": {"root": str(root), **job}}) + "\n"
-        )
+        self.process.stdin.write(json.dumps({"file": file, "job": {"root": str(root), **job}}) + "\n")
         self.process.stdin.flush()
         code = self.process.stdout.readline().strip()
         assert code, "the process that runs jobs has ended"

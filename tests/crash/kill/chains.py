@@ -14,7 +14,7 @@ from tests.crash.kill.script import (
     Scenario,
     episode,
     writes,
-)  # fmt: skip
+)
 from tests.crash.kill.verdict import must, observe_rows
 from tests.crash.kill.victim import Hands
 
@@ -30,8 +30,9 @@ def is_chain(k):
 
 @dataclass(frozen=True)
 class ChainModel(Model):
-    """`episodes` holds a part like an episode; `begun`: the numbers of all that was stored, in the order of first steps; `ended`: number ->
-    flags of the episodes in parts that have ended; `counted`: number -> steps that were ever stored."""
+    """`episodes` holds a part like an episode; `begun`: the numbers of all that was stored, in the order of first
+    steps; `ended`: number -> flags of the episodes in parts that have ended; `counted`: number -> steps that were ever
+    stored."""
 
     begun: tuple = ()
     ended: tuple = ()
@@ -62,7 +63,8 @@ class ChainModel(Model):
         return tuple(found)
 
     def is_in(self, table):
-        """Whether the call itself or the opening after a kill stored a whole part does not matter: only the flag tells."""
+        """Whether the call itself or the opening after a kill stored a whole part does not matter: only the flag
+        tells."""
         if len(table) != len(self.episodes):
             return False
         pairs = zip(self.episodes, table, strict=True)

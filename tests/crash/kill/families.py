@@ -27,7 +27,7 @@ class TransitionHands(Hands):
     def open(self):
         return self.kind()(
             MAX_STEPS // 2, (4,), device=None, obs_dtype=np.int32, seed=0, sync_every_s=0, **self.options
-        )  # fmt: skip
+        )
 
     def open_reader(self):
         return self.kind().open(self.folder, "r", device=None)
@@ -59,9 +59,7 @@ class PriorityHands(Hands):
 
     def open(self):
         self.sampler = PrioritizedSampler(rng=0)
-        return ReplayBuffer(
-            MAX_STEPS, seed=0, spare_rows=SPARE, sync_every_s=0, sampler=self.sampler, **self.options
-        )  # fmt: skip
+        return ReplayBuffer(MAX_STEPS, seed=0, spare_rows=SPARE, sync_every_s=0, sampler=self.sampler, **self.options)
 
     def firsts(self, buffer):
         """Return the number of each episode, and where it begins on the ring."""
@@ -108,9 +106,7 @@ class ValueHands(Hands):
 
     def open(self):
         schema = {**SCHEMA, "latent": Column((40,), "int64", mutable=True)}
-        return ReplayBuffer(
-            MAX_STEPS, seed=0, spare_rows=SPARE, sync_every_s=0, schema=schema, **self.options
-        )
+        return ReplayBuffer(MAX_STEPS, seed=0, spare_rows=SPARE, sync_every_s=0, schema=schema, **self.options)
 
     def do_now(self, index, op):
         if op[0] != "put":
@@ -139,9 +135,7 @@ class LabelHands(Hands):
     """A write is an episode of one actor; a relabelling gives all its rows the number of the call."""
 
     def open(self):
-        return DistillationBuffer(
-            MAX_STEPS // 2, seed=0, retention="fifo", sync_every_s=0, **self.label_options
-        )
+        return DistillationBuffer(MAX_STEPS // 2, seed=0, retention="fifo", sync_every_s=0, **self.label_options)
 
     @property
     def label_options(self):
@@ -159,9 +153,11 @@ class LabelHands(Hands):
 
     def write(self, buffer, k, steps):
         buffer.add(
-            labels.rows_of(k, steps, buffer.round), np.zeros(steps, np.int64),
-            actor_id=np.full(steps, k), dones=np.arange(steps) == steps - 1,
-        )  # fmt: skip
+            labels.rows_of(k, steps, buffer.round),
+            np.zeros(steps, np.int64),
+            actor_id=np.full(steps, k),
+            dones=np.arange(steps) == steps - 1,
+        )
         buffer._ring.engine.settle("a test")  # a commit for each call, as the model has it
 
     def see(self, buffer):
@@ -198,6 +194,10 @@ class LabelHands(Hands):
 SCENARIOS_OF_OTHERS |= {s.name: s for s in SCENARIOS_OF_CHAINS}
 
 FAMILIES = {
-    "episodes": Hands, "transitions": TransitionHands, "priorities": PriorityHands, "labels": LabelHands,
-    "values": ValueHands, "chains": ChainHands,
-}  # fmt: skip
+    "episodes": Hands,
+    "transitions": TransitionHands,
+    "priorities": PriorityHands,
+    "labels": LabelHands,
+    "values": ValueHands,
+    "chains": ChainHands,
+}

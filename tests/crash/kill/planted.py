@@ -84,9 +84,7 @@ class HoldBack(CrashDisk):
         return HeldFile(self, file.detach(), path)
 
     def put(self, path, beside, data, synced):
-        self.make(
-            kind_of("put", path), lambda: super(HoldBack, self).put(path, beside, data, synced)
-        )
+        self.make(kind_of("put", path), lambda: super(HoldBack, self).put(path, beside, data, synced))
 
     def rename(self, source, target):
         if source.endswith("next.tmp"):  # of a chunk that is put now
@@ -292,15 +290,9 @@ PLANTS = {
     "record before rows": hold("rows", until="record"),
     "record before blob": hold("blob write", until="record"),
     "state.bin before record": hold("record", until="state"),
-    "rows overwritten before their retire record": hold(
-        "retire", until="blob write", with_them=("state",)
-    ),
-    "segment deleted before its retirement": hold(
-        "record", until="blob unlink", with_them=("state",)
-    ),
-    "stream removed before its commit": hold(
-        "record", until="stream unlink", with_them=("state",)
-    ),
+    "rows overwritten before their retire record": hold("retire", until="blob write", with_them=("state",)),
+    "segment deleted before its retirement": hold("record", until="blob unlink", with_them=("state",)),
+    "stream removed before its commit": hold("record", until="stream unlink", with_them=("state",)),
     "columns renamed after the manifest": hold("columns", until="manifest"),
     "manifest written in place": manifest_in_place,
     "episode table made after the manifest": table_after_the_manifest,
@@ -318,7 +310,7 @@ PLANTS = {
     "leaves of priorities written in place": leaves_in_place,
     "values written over the newest, in two pieces": values_in_place,
     "each row relabelled for itself": labels_row_by_row,
-}  # fmt: skip
+}
 """Name -> what plants it in this process."""
 
 

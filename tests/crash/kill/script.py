@@ -169,9 +169,7 @@ class Scenario:
         for index, op in enumerate(self.ops):
             models.append(models[-1].after(op, index, self.keep))
             if self.dropped and index + 1 == len(self.given):
-                flagged = (
-                    (k, n, DROPPED if k in self.dropped else f) for k, n, f in models[-1].episodes
-                )
+                flagged = ((k, n, DROPPED if k in self.dropped else f) for k, n, f in models[-1].episodes)
                 models[-1] = replace(models[-1], episodes=tuple(flagged))
         return models
 
@@ -263,8 +261,17 @@ SCENARIOS = {
         Scenario("stream of a long episode", stream(9, 9), FULL, [OPEN], {"interrupted": "keep"}),
         Scenario(
             "streams, two at once",
-            [("begin", 9), ("append", 9), ("begin", 10), ("append", 10), ("append", 9),
-             ("write", 11, 2), ("finish", 10), ("append", 9), ("abandon", 9)],
+            [
+                ("begin", 9),
+                ("append", 9),
+                ("begin", 10),
+                ("append", 10),
+                ("append", 9),
+                ("write", 11, 2),
+                ("finish", 10),
+                ("append", 9),
+                ("abandon", 9),
+            ],
             FULL,
             [OPEN],
             {"interrupted": "keep"},
@@ -281,7 +288,7 @@ SCENARIOS = {
             [*FULL, ("begin", 9), ("append", 9), ("append", 9)],
         ),
     )
-}  # fmt: skip
+}
 
 
 UPDATES = [("update", 2, 3), ("update",)]
@@ -341,7 +348,7 @@ SCENARIOS_OF_OTHERS = {
         ),
         Scenario("labels: close and open", [("close",), OPEN], [*FULL, ("relabel",)], [OPEN], family="labels"),
     )
-}  # fmt: skip
+}
 """Scenarios of other buffers: what they keep besides episodes is in families.py."""
 
 
@@ -352,7 +359,7 @@ def random_scenario(seed):
     while len(ops) < 14:
         kind = rng.choice(
             ["write", "write", "write", "clear", "flush", "sync", "sample", "close", "begin", "append", "append", "end"]
-        )  # fmt: skip
+        )
         if kind == "write":
             k += 1
             ops.append(("write", k, int(rng.choice([1, 3, 5, 6, 9, 24]))))

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 
-CALLS = "pwrite64,fdatasync,fsync,rename,unlink,unlinkat,rmdir,mkdir,ftruncate,fallocate,openat,flock"  # fmt: skip
+CALLS = "pwrite64,fdatasync,fsync,rename,unlink,unlinkat,rmdir,mkdir,ftruncate,fallocate,openat,flock"
 _PR_SET_PTRACER, _ANYBODY = 0x59616D61, -1
 
 

@@ -22,8 +22,8 @@ def must(holds, what, *seen):
 
 
 def observe(buffer, without=()):
-    """Return `((number, steps, whether it has data), ...)` of the stored episodes, after comparing every byte of them, but for the
-    columns `without`."""
+    """Return `((number, steps, whether it has data), ...)` of the stored episodes, after comparing every byte of them,
+    but for the columns `without`."""
     return tuple((k, steps, has_data) for k, steps, _, has_data in observe_rows(buffer, without))
 
 

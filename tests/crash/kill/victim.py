@@ -38,9 +38,7 @@ class Hands:
         blobs.Segments.__init__.__defaults__ = (scenario.segment_nbytes or blobs.SEGMENT_NBYTES,)
 
     def open(self):
-        return ReplayBuffer(
-            MAX_STEPS, seed=0, spare_rows=SPARE, sync_every_s=0, **self.options
-        )  # fmt: skip
+        return ReplayBuffer(MAX_STEPS, seed=0, spare_rows=SPARE, sync_every_s=0, **self.options)
 
     def open_reader(self):
         return ReplayBuffer.open(self.folder, mode="r")
@@ -163,9 +161,7 @@ def rehearse():
     It takes as long as what a victim does: where neither lines nor system calls are counted, it is left out.
     """
     FileLock(os.devnull)  # fills filelock's cache
-    with closing(
-        ReplayBuffer(4, seed=0, storage="zarr")
-    ) as buffer:  # the first batch counts the cores
+    with closing(ReplayBuffer(4, seed=0, storage="zarr")) as buffer:  # the first batch counts the cores
         buffer.write_episode(episode(1, 2))
         buffer.sample(1)
 

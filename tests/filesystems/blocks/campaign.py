@@ -3,9 +3,10 @@
     python -m tests.filesystems.blocks.campaign ext4 --minutes 4 --seed 1
     python -m tests.filesystems.blocks.campaign xfs --planted "no sync at all"
 
-It needs root, FUSE and loop devices, and moves into a mount namespace of its own, which takes all its mounts with it when
-it ends, however it ends. Prints one line of JSON; exits with 1 where something that was promised is not so. When the
-kernel writes is not ours to say, so that a seed gives the same calls and cuts again, but not the same log; the disk of a violation is kept (`--keep`).
+It needs root, FUSE and loop devices, and moves into a mount namespace of its own, which takes all its mounts with it
+when it ends, however it ends. Prints one line of JSON; exits with 1 where something that was promised is not so. When
+the kernel writes is not ours to say, so that a seed gives the same calls and cuts again, but not the same log; the disk
+of a violation is kept (`--keep`).
 """
 
 import argparse
@@ -94,9 +95,7 @@ class Campaign:
     def _explore(self, mounted, life, end, rng, depth, where, cuts):
         """Cut a life at so many places: half of them where a call had just returned or begins."""
         moments = [at for at in life.moments if at <= end]
-        places = [
-            rng.choice(moments) if rng.random() < 0.5 else rng.randint(0, end) for _ in range(cuts)
-        ]
+        places = [rng.choice(moments) if rng.random() < 0.5 else rng.randint(0, end) for _ in range(cuts)]
         for place in sorted(places):
             seed = rng.getrandbits(32)
             goes_on = depth == 0 and rng.random() < 0.15
@@ -120,9 +119,7 @@ class Campaign:
                 print(f"{where}, cut {place} ({told}): {error}", file=sys.stderr)
             except Violation as violation:
                 kept = self._keep(mounted, place, seed)
-                raise Violation(
-                    f"{where}, cut {place} of {end} ({told}): {violation}{kept}"
-                ) from None
+                raise Violation(f"{where}, cut {place} of {end} ({told}): {violation}{kept}") from None
             mounted.volume.back()
 
     def _judge(self, mounted, life, place, seed, goes_on):
@@ -188,14 +185,10 @@ def main(words=None):
     began, violation = time.monotonic(), None
     lives, levels = options.only.split(","), options.levels.split(",")
     turns = [  # all lives first, at one level or the other
-        (what, levels[(i + j) % len(levels)])
-        for j in range(len(levels))
-        for i, what in enumerate(lives)
+        (what, levels[(i + j) % len(levels)]) for j in range(len(levels)) for i, what in enumerate(lives)
     ]
     with tempfile.TemporaryDirectory(prefix="ringmap-blocks-") as folder:
-        campaign = Campaign(
-            options.kind, folder, int(home), PLANTED.get(options.planted), options.keep
-        )
+        campaign = Campaign(options.kind, folder, int(home), PLANTED.get(options.planted), options.keep)
         while (
             campaign.lives < options.lives
             if options.lives is not None

@@ -39,9 +39,7 @@ def mount(folder):
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
-    if libc.mount(
-        b"ringmap", os.fsencode(folder), b"fuse", 2 | 4, options
-    ):  # no setuid, no devices
+    if libc.mount(b"ringmap", os.fsencode(folder), b"fuse", 2 | 4, options):  # no setuid, no devices
         os.close(fd)
         raise OSError(ctypes.get_errno(), "can't mount a FUSE file system", str(folder))
     return fd

@@ -47,9 +47,7 @@ class Script:
         self.case = Case.draw(seed, power, storage, count=24)
         self.width = self.rng.choice(WIDTHS)
         self.expects = []
-        self.marks = [
-            (0, 0)
-        ]  # (position of the log, sequence number that a cut from there on must show)
+        self.marks = [(0, 0)]  # (position of the log, sequence number that a cut from there on must show)
 
     def recover_if_stale(self, patch):
         """Make the package and the cases use these sizes."""
@@ -78,9 +76,7 @@ class Script:
         for step in steps:
             session.run([step])
             store = session.buf.engine.owned
-            self.marks.append(
-                (len(session.disk.log), store.seq if session.power else store.files.state.mark)
-            )
+            self.marks.append((len(session.disk.log), store.seq if session.power else store.files.state.mark))
 
     @property
     def moments(self):
@@ -105,9 +101,7 @@ class Script:
         after.told = bool(findings)
         after.marks = [(0, least), (len(disk.log), found)]
         if goes_on:
-            after._run(
-                session, [draw_step(rng, self.case.max_steps, self.case.spare) for _ in range(4)]
-            )
+            after._run(session, [draw_step(rng, self.case.max_steps, self.case.spare) for _ in range(4)])
         after._run(session, [("write", self.case.spare), ("reopen", "kill"), ("write", 1)])
         session.do_sample()
         assert session.buf.check() == []
@@ -122,9 +116,7 @@ class Transitions:
     def __init__(self, seed, power, storage):
         self.rng = random.Random(seed)
         self.power = power
-        self.storage = {"memmap": "memmap", "zarr": Zarr("lz4", 5)}.get(
-            storage, {"actions": Zarr("none", 3)}
-        )
+        self.storage = {"memmap": "memmap", "zarr": Zarr("lz4", 5)}.get(storage, {"actions": Zarr("none", 3)})
         self.given = {}  # transition -> every priority it was ever given
         self.tops = {1.0}  # every one that was the highest for a while: what a new one gets
         self.stored = 0
@@ -136,10 +128,16 @@ class Transitions:
     def _open(self, mounted, disk):
         kind = Through(TransitionReplayBuffer, disk)
         return kind(
-            self.capacity, (3,), device=None, path=os.path.join(mounted.root, "buf"), seed=3,
-            sampler=PrioritizedSampler(alpha=0.0, rng=0), storage=self.storage, sync_every_s=0,
+            self.capacity,
+            (3,),
+            device=None,
+            path=os.path.join(mounted.root, "buf"),
+            seed=3,
+            sampler=PrioritizedSampler(alpha=0.0, rng=0),
+            storage=self.storage,
+            sync_every_s=0,
             durability="power" if self.power else "process",
-        )  # fmt: skip
+        )
 
     def _add(self, buf, number):
         def seen(at):
@@ -148,9 +146,13 @@ class Transitions:
 
         last = number % 7 == 6
         buf.add(
-            seen(number), np.full(self.lanes, number), np.full(self.lanes, number / 4),
-            seen(number + (0.5 if last else 1)), np.zeros(self.lanes, bool), truncated=np.full(self.lanes, last),
-        )  # fmt: skip
+            seen(number),
+            np.full(self.lanes, number),
+            np.full(self.lanes, number / 4),
+            seen(number + (0.5 if last else 1)),
+            np.zeros(self.lanes, bool),
+            truncated=np.full(self.lanes, last),
+        )
 
     def live(self, mounted, disk):
         self._start(mounted, disk, 0)
@@ -236,9 +238,7 @@ class Transitions:
         assert needed <= set(seen), f"{sorted(needed - set(seen))} are gone, {least} were durable"
         if self.power and seen:
             assert seen == list(range(seen[0], seen[-1] + 1)), f"a hole in {seen}"
-        if (
-            len(seen) > 1 or self.power
-        ):  # what the only call led to may be lost, and then nothing can be drawn
+        if len(seen) > 1 or self.power:  # what the only call led to may be lost, and then nothing can be drawn
             self._judge_batches(buf)
         findings = [one for one in buf.check() if self.power or "successors" not in one.file]
         assert findings == [], findings

@@ -65,8 +65,8 @@ def missing(kind):
 class Mounted:
     """A new file system of a kind below `folder`, not mounted yet.
 
-    Use it in a mount namespace of its own (`unshare --mount`), so that nothing outlives the process; `home` is a descriptor
-    of the namespace before.
+    Use it in a mount namespace of its own (`unshare --mount`), so that nothing outlives the process; `home` is a
+    descriptor of the namespace before.
     """
 
     def __init__(self, kind, folder, home):

@@ -11,8 +11,8 @@ A cut disk begins a log of its own, so that what is done to it may be cut again;
 log before. A cut costs what lies behind the last flush, not the size of the disk.
 
 Invariants: a flushed write is on every cut disk behind the flush; a sector of 512 bytes is new or old. The
-blocks in `whole` are never torn: each of these file systems has one superblock that nothing but a drive's own sector of 4096 bytes protects.
-Not here: who writes (fuse.py), what a file system or a buffer makes of what is left (lives.py).
+blocks in `whole` are never torn: each of these file systems has one superblock that nothing but a drive's own sector of
+4096 bytes protects. Not here: who writes (fuse.py), what a file system or a buffer makes of what is left (lives.py).
 """
 
 import ctypes
@@ -174,8 +174,9 @@ def _torn(rng, nbytes):
 class Served:
     """A volume in a process of its own, mounted at `folder`: the file `disk` in it is the device.
 
-    It must be a process: one that serves a page to itself, while it holds the interpreter, waits for ever. And it must not
-    be in the mount namespace of the volume: the last process to leave that one unmounts it, and would wait for itself.
+    It must be a process: one that serves a page to itself, while it holds the interpreter, waits for ever. And it must
+    not be in the mount namespace of the volume: the last process to leave that one unmounts it, and would wait for
+    itself.
 
     Args:
         image: the file that mkfs made.
@@ -237,9 +238,7 @@ class Served:
 
         def command():
             line = lines.readline()
-            if (
-                not line
-            ):  # whoever used it is gone, or lets go of it: the kernel may have more to write
+            if not line:  # whoever used it is gone, or lets go of it: the kernel may have more to write
                 return False
             name, args = json.loads(line)
             control.sendall(json.dumps(getattr(volume, name)(*args)).encode() + b"\n")

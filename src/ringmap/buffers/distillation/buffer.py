@@ -110,9 +110,7 @@ class DistillationBuffer(Unindexed):
         options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
         folder = None if path is None else local_path(path)
         rows = None if folder is None else rows_path(folder, _WHERE, door(disk))
-        self._ring = StepRing(
-            capacity, path=rows, where=_WHERE, disk=disk, kind=DISTILLATION, **options
-        )
+        self._ring = StepRing(capacity, path=rows, where=_WHERE, disk=disk, kind=DISTILLATION, **options)
         try:
             saved = self._ring.buffer.notes.get("distillation")
             if saved is not None:
@@ -124,16 +122,14 @@ class DistillationBuffer(Unindexed):
 
     def _choose(
         self, retention: str, keep_rounds: int | None, obs_shape: Any, beta: Any, seed: int | None, out: Emit
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._retention = Retention(retention, keep_rounds, _WHERE)
         out.check(_WHERE, ("numpy", "torch"))
         self._rounds = Rounds(beta, seed, _WHERE)
         self._obs_shape, self._out = obs_shape, out
 
     @classmethod
-    def open(
-        cls, path: str | os.PathLike[str], mode: str = "r", **options: Any
-    ) -> DistillationBuffer:
+    def open(cls, path: str | os.PathLike[str], mode: str = "r", **options: Any) -> DistillationBuffer:
         """Open the buffer at `path`.
 
         Args:
@@ -156,9 +152,7 @@ class DistillationBuffer(Unindexed):
             buffer._keep_as_noted(options)
             return buffer
         if mode != "r":
-            raise InputError(
-                f"{_WHERE}.open: mode must be 'r' (read) or 'r+' (write), got {mode!r}"
-            )
+            raise InputError(f"{_WHERE}.open: mode must be 'r' (read) or 'r+' (write), got {mode!r}")
         buffer = cls.__new__(cls)
         out = Emit(*(options.pop(name, default) for name, default in _OUT))
         options.pop("disk", None)
@@ -228,9 +222,7 @@ class DistillationBuffer(Unindexed):
         """
         ring = self._writer("start_round")
         rounds = self._rounds
-        asked = (
-            None if policy_version is None else version_of(policy_version, f"{_WHERE}.start_round")
-        )
+        asked = None if policy_version is None else version_of(policy_version, f"{_WHERE}.start_round")
         before = rounds.number, rounds.version
         rounds.number += 1
         rounds.version = rounds.number if asked is None else asked
@@ -251,9 +243,7 @@ class DistillationBuffer(Unindexed):
         Raises:
             InputError: shapes differ, or the student's dtype can't hold an action of the teacher.
         """
-        return mixed(
-            teacher_actions, student_actions, self.beta, self._rounds.draws.rng, f"{_WHERE}.mix"
-        )
+        return mixed(teacher_actions, student_actions, self.beta, self._rounds.draws.rng, f"{_WHERE}.mix")
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -286,21 +276,24 @@ class DistillationBuffer(Unindexed):
             policy_version: of the student that acted; None: that of the round.
 
         Raises:
-            InputError: a column that the first call did not have or that is missing now, unequal lengths, values that do not fit;
-                more rows than `retention` leaves room for. Nothing was changed.
+            InputError: a column that the first call did not have or that is missing now, unequal lengths, values that
+                do not fit; more rows than `retention` leaves room for. Nothing was changed.
             ReadOnlyError: this handle only reads.
         """
         where = f"{_WHERE}.add"
         ring = self._writer("add")
         given = {
-            "student_observations": student_observations, "teacher_actions": teacher_actions,
-            "teacher_log_std": teacher_log_std, "teacher_logits": teacher_logits,
-            "teacher_observations": teacher_observations, "executed_actions": executed_actions, "hidden": hidden,
-            "actor_id": actor_id, "dones": dones,
-        }  # fmt: skip
-        version = (
-            self._rounds.version if policy_version is None else version_of(policy_version, where)
-        )
+            "student_observations": student_observations,
+            "teacher_actions": teacher_actions,
+            "teacher_log_std": teacher_log_std,
+            "teacher_logits": teacher_logits,
+            "teacher_observations": teacher_observations,
+            "executed_actions": executed_actions,
+            "hidden": hidden,
+            "actor_id": actor_id,
+            "dones": dones,
+        }
+        version = self._rounds.version if policy_version is None else version_of(policy_version, where)
         arrays = row_columns(given, ring.schema, self._obs_shape, self.round, version, where)
         self._retention.check_room(ring, self._first(), len(arrays["round"]), where)
         state = {**self._noted(), "round": self.round}
@@ -317,8 +310,9 @@ class DistillationBuffer(Unindexed):
 
         Args:
             which: ids of rows; or some of `episodes()`; or None for all. Ids of evicted rows are left out.
-            teacher_fn: takes a batch, in the form of `batch`, with the rows of one episode; returns their `teacher_actions`,
-                `(n, ...)`. If rows have `teacher_log_std` or `teacher_logits` as well: a mapping of all of them.
+            teacher_fn: takes a batch, in the form of `batch`, with the rows of one episode; returns their
+                `teacher_actions`, `(n, ...)`. If rows have `teacher_log_std` or `teacher_logits` as well: a mapping of
+                all of them.
 
         Raises:
             InputError: labels of the wrong columns, shape or dtype.
@@ -359,21 +353,19 @@ class DistillationBuffer(Unindexed):
         found, bounds = self._episodes()
         number = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         kept = np.isin(found, ids)
-        return (
-            np.split(found[kept], np.flatnonzero(np.diff(number[kept])) + 1) if kept.any() else []
-        )
+        return np.split(found[kept], np.flatnonzero(np.diff(number[kept])) + 1) if kept.any() else []
 
     # -- reading -----------------------------------------------------------------------------
 
-    _instead = (
-        "draw batches with batch(batch_size) or sample(batch_size), go through all with epochs(...)"
-    )
+    _instead = "draw batches with batch(batch_size) or sample(batch_size), go through all with epochs(...)"
 
     def __len__(self) -> int:
         """Return the number of rows that can be drawn."""
         if self.retention != "last":
             return len(self._ring)
-        first = self._first()  # before the newest round: a reader may refresh between the two, and then finds newer rows
+        first = (
+            self._first()
+        )  # before the newest round: a reader may refresh between the two, and then finds newer rows
         return self._ring.added - first
 
     @property
@@ -470,8 +462,8 @@ class DistillationBuffer(Unindexed):
         """Yield every episode in pieces of `length` rows, time-major: `(length, B, ...)`.
 
         Adds to the columns of `batch`: `mask` `(length, B)`, False where a piece is shorter and rows are zeros;
-        `is_first` `(length, B)`, True at the first stored row of an episode. `hidden` is `(B, ...)`: the state at the start of each
-        piece. A piece with a row that was evicted before its turn is left out.
+        `is_first` `(length, B)`, True at the first stored row of an episode. `hidden` is `(B, ...)`: the state at the
+        start of each piece. A piece with a row that was evicted before its turn is left out.
 
         Args:
             length: T, rows of a piece.
@@ -547,7 +539,8 @@ class DistillationBuffer(Unindexed):
     def _writer(self, method: str) -> StepRing:
         if not self._writes:
             raise ReadOnlyError(
-                f"{_WHERE}.{method}: this handle of {self._rows.path} only reads; write in the process that opened it with "
+                f"{_WHERE}.{method}: this handle of {self._rows.path} only reads; write in the process that opened it "
+                f"with "
                 "mode='r+'"
             )
         return self._ring
@@ -561,7 +554,8 @@ class DistillationBuffer(Unindexed):
         return self._rounds.state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state that `state_dict` returned, over the same rows; if the rows are of later rounds, from the newest."""
+        """Continue from the state that `state_dict` returned, over the same rows; if the rows are of later rounds, from
+        the newest."""
         check_whole(f"{_WHERE}.load_state_dict", state, self._rounds.state)
         newest = self._round_of_newest()
         self._rounds.state = dict(state)
@@ -616,5 +610,9 @@ class DistillationBuffer(Unindexed):
 
 _OUT = (("to", None), ("device", None), ("pin_memory", False))
 _HOW = (
-    ("retention", "all"), ("keep_rounds", None), ("obs_shape", None), ("beta", None), ("seed", None),
-)  # fmt: skip
+    ("retention", "all"),
+    ("keep_rounds", None),
+    ("obs_shape", None),
+    ("beta", None),
+    ("seed", None),
+)

@@ -28,7 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def row_columns(
     given: Mapping[str, Any], schema: Schema | None, obs_shape: Any, round: int, version: int, where: str
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """Return the input of `add` as columns.
 
     Args:
@@ -83,15 +83,11 @@ def fitted_labels(given: Any, schema: Schema, count: int, where: str) -> dict[st
     labels, _ = flat(given, where)
     arrays = as_columns(labels, where)
     if arrays and len(next(iter(arrays.values()))) != count:
-        raise InputError(
-            f"{where}: {len(next(iter(arrays.values())))} labels for {count} rows; expected one for each"
-        )
+        raise InputError(f"{where}: {len(next(iter(arrays.values())))} labels for {count} rows; expected one for each")
     return schema.fit(arrays, "safe", where)
 
 
-def _is_single(
-    columns: Mapping[str, Any], schema: Schema | None, obs_shape: Any, where: str
-) -> bool:
+def _is_single(columns: Mapping[str, Any], schema: Schema | None, obs_shape: Any, where: str) -> bool:
     """Tell whether these are the values of one step, by the shape of an observation."""
     name = next(n for n in columns if root(n) == "student_observations")
     shape = None

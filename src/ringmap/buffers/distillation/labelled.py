@@ -77,7 +77,8 @@ class LabelledRows:
             self.ring.buffer.refresh()
 
     def read(self, ids: Array) -> tuple[dict[str, Array], Array]:
-        """Return rows by id with their newest labels, flat; and which rows are still stored: the others are meaningless.
+        """Return rows by id with their newest labels, flat; and which rows are still stored: the others are
+        meaningless.
 
         Adds to the stored columns: `ids`, and `label_round`, the round of the label.
         """
@@ -113,9 +114,15 @@ class LabelledRows:
 
         source = self.ring.engine.source
         read_again(
-            source, ids, ~held, gather, lambda which: draw(len(which)),
-            where, "raise the capacity", self.refresh,
-        )  # fmt: skip
+            source,
+            ids,
+            ~held,
+            gather,
+            lambda which: draw(len(which)),
+            where,
+            "raise the capacity",
+            self.refresh,
+        )
         return columns
 
     # -- writing -----------------------------------------------------------------------------

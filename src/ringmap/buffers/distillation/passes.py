@@ -37,9 +37,14 @@ def epoch(read: Read, order: Array, size: int, drop_last: bool) -> Iterator[Colu
 
 
 def sequences(
-    read: Read, ids: Array, bounds: Array, length: int, size: int | None, drop_last: bool,
+    read: Read,
+    ids: Array,
+    bounds: Array,
+    length: int,
+    size: int | None,
+    drop_last: bool,
     rng: np.random.Generator | None,
-) -> Iterator[Columns]:  # fmt: skip
+) -> Iterator[Columns]:
     """Yield episodes in pieces of `length` rows, `(length, B, ...)`, with `mask` and `is_first`.
 
     Args:
@@ -63,9 +68,7 @@ def sequences(
             yield made
 
 
-def _piece(
-    read: Read, ids: Array, starts: Array, sizes: Array, first: Array, length: int
-) -> Columns | None:
+def _piece(read: Read, ids: Array, starts: Array, sizes: Array, first: Array, length: int) -> Columns | None:
     """Return one batch of pieces; None if all of them lost a row."""
     steps = np.arange(length)[:, None]
     mask = steps < sizes

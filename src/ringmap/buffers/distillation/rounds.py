@@ -34,9 +34,7 @@ class Rounds:
         InputError: `beta` is neither of these.
     """
 
-    def __init__(
-        self, beta: float | Callable[[int], float] | None, seed: int | None, where: str
-    ) -> None:
+    def __init__(self, beta: float | Callable[[int], float] | None, seed: int | None, where: str) -> None:
         if beta is not None and not callable(beta):
             fraction(where, "beta, if it is no function of the round,", beta)
         self._beta = beta
@@ -88,7 +86,8 @@ def mixed(teacher: Any, student: Any, beta: float, rng: np.random.Generator, whe
     shape = tuple(np.shape(student))
     if tuple(np.shape(teacher)) != shape:
         raise InputError(
-            f"{where}: teacher_actions have shape {tuple(np.shape(teacher))}, student_actions {shape}; expected the same"
+            f"{where}: teacher_actions have shape {tuple(np.shape(teacher))}, student_actions {shape}; expected the "
+            f"same"
         )
     count = shape[0] if shape else 1
     acts = (rng.random(count) < beta).reshape(shape[:1] + (1,) * (len(shape) - 1))
@@ -104,7 +103,7 @@ def mixed(teacher: Any, student: Any, beta: float, rng: np.random.Generator, whe
 
     return torch.where(
         torch.from_numpy(acts).to(student.device), torch.as_tensor(theirs, device=student.device), student
-    )  # fmt: skip
+    )
 
 
 def _dtype_of(student: Any) -> np.dtype[Any]:

@@ -100,9 +100,7 @@ class _Base:
         return False
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
-        raise InputError(
-            f"{where}: {type(self).__name__} can't be written; give a buffer or a capacity"
-        )
+        raise InputError(f"{where}: {type(self).__name__} can't be written; give a buffer or a capacity")
 
     def update_priorities(self, ids: Array, values: Array) -> int:
         raise InputError(
@@ -178,7 +176,8 @@ class ReplayHalf(_Base):
         buffer = self.buffer
         if not isinstance(buffer, ReplayBuffer):
             raise InputError(
-                f"{where}: the online half is a {type(buffer).__name__}, which only reads; its collectors write into their rings"
+                f"{where}: the online half is a {type(buffer).__name__}, which only reads; its collectors write into "
+                f"their rings"
             )
         if is_tensordict(data):
             data, _ = flat(data, where)
@@ -233,11 +232,7 @@ class StepsHalf(_Base):
         # First: another thread that draws the new rows returns them in the type of the input.
         self.deep, self.tensordict = kinds["deep"], kinds["tensordict"]
         try:
-            add = (
-                self.ring.add
-                if kinds != dict(zip(kinds, before, strict=True))
-                else self.ring.append
-            )
+            add = self.ring.add if kinds != dict(zip(kinds, before, strict=True)) else self.ring.append
             ids = add(rows, {**notes, **kinds}, where)
         except BaseException:
             self.deep, self.tensordict = before
@@ -277,7 +272,8 @@ class SampledHalf(_Base):
             asked = min(left, len(self.buffer))
             if not asked:
                 raise NoClipsError(
-                    f"{_WHERE}.sample: {type(self.buffer).__name__} is empty: it was cleared meanwhile; add some rows first"
+                    f"{_WHERE}.sample: {type(self.buffer).__name__} is empty: it was cleared meanwhile; add some rows "
+                    f"first"
                 )
             batch = self._sample(asked)
             columns, deep = flat(batch, f"{_WHERE}: sample() of {type(self.buffer).__name__}")
@@ -299,15 +295,11 @@ class SampledHalf(_Base):
             return super().extend(data, notes, where)
         name = f"{type(self.buffer).__name__}.add"
         if not isinstance(data, Mapping):
-            raise InputError(
-                f"{where}: expected a mapping of what {name} takes, got {type(data).__name__}"
-            )
+            raise InputError(f"{where}: expected a mapping of what {name} takes, got {type(data).__name__}")
         try:
             return self.buffer.add(**data)
         except TypeError as error:  # argument names that it does not take, or too few of them
-            raise InputError(
-                f"{where}: {error}; give what {name} takes, by name, got {list(data)}"
-            ) from error
+            raise InputError(f"{where}: {error}; give what {name} takes, by name, got {list(data)}") from error
 
     def update_priorities(self, ids: Array, values: Array) -> int:
         if hasattr(self.buffer, "update_priorities"):
@@ -373,9 +365,7 @@ class TorchRLHalf(SampledHalf):
         else:
             batch = self.buffer.sample(count)
         if not is_tensordict(batch):
-            raise InputError(
-                f"{_WHERE}: the TorchRL buffer holds {type(batch).__name__}, expected TensorDicts"
-            )
+            raise InputError(f"{_WHERE}: the TorchRL buffer holds {type(batch).__name__}, expected TensorDicts")
         columns, deep = flat(batch, _WHERE)
         self.deep = self.deep or deep
         return Batch({name: v for name, v in columns.items() if name not in _TORCHRL_NOTES})
@@ -411,7 +401,8 @@ def half_of(given: Any, what: str, items: Mapping[str, Any] | None = None) -> Ba
         return DatasetHalf(given.view(**items) if items else given)
     if items:
         raise InputError(
-            f"{_WHERE}: {sorted(items)} are for datasets and buffers of episodes, and {what} is a {type(given).__name__}; leave them "
+            f"{_WHERE}: {sorted(items)} are for datasets and buffers of episodes, and {what} is a "
+            f"{type(given).__name__}; leave them "
             "out, and give both halves the same columns"
         )
     if isinstance(given, TransitionReplayBuffer):
@@ -475,7 +466,4 @@ def _flat_rows(engine: Engine, batch: Mapping[str, Any], count: int) -> Columns:
     schema = engine.schema
     assert schema is not None
     shapes = {spec.name: spec.shape for spec in schema.columns}
-    return {
-        name: v.reshape(count, *shapes[name]) if name in shapes else v[:, 0]
-        for name, v in batch.items()
-    }
+    return {name: v.reshape(count, *shapes[name]) if name in shapes else v[:, 0] for name, v in batch.items()}

@@ -8,7 +8,8 @@
 
 Invariants: the offline data are never changed; a batch has offline rows first, and exactly as many as
 `split` returns; both parts have the same columns, or nothing is returned.
-Not here: how rows are drawn and stored (batch_source.py, steps.py), how many (offline_fraction.py), ids of datasets (formats/catalog/prefixes.py).
+Not here: how rows are drawn and stored (batch_source.py, steps.py), how many (offline_fraction.py), ids of datasets
+(formats/catalog/prefixes.py).
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _WHERE = "OfflineToOnlineReplayBuffer"
 class OfflineToOnlineReplayBuffer(Unindexed):
     """An offline dataset and a growing online buffer, sampled together.
 
-    Batches are rows, `(B, ...)`, if the offline data are cut into clips of one step, and clips, `(B, history, ...)`, if both
-    sources are cut into the same longer clips. A batch is a dict of NumPy arrays; a TensorDict if the offline
+    Batches are rows, `(B, ...)`, if the offline data are cut into clips of one step, and clips, `(B, history, ...)`, if
+    both sources are cut into the same longer clips. A batch is a dict of NumPy arrays; a TensorDict if the offline
     data or an input of `extend` was one; or the type that `to` names.
 
     Args:
@@ -73,8 +74,9 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         seed: of the generator that draws. Used when the buffer is made, not when a path is opened again.
         durability: of the ring at `path`, as for `ReplayBuffer`.
         disk: of the ring, as for `ReplayBuffer`.
-        window: what an item of both halves holds, as for `ReplayBuffer.sample`: from episodes, `{"sum": NStep(1, next=["obs"])}` with
-            `columns=["obs", "action", "sum"]`, `anchors=slice(0, -1)` gives s, a, r and s', and no observation is stored twice.
+        window: what an item of both halves holds, as for `ReplayBuffer.sample`: from episodes, `{"sum": NStep(1,
+            next=["obs"])}` with `columns=["obs", "action", "sum"]`, `anchors=slice(0, -1)` gives s, a, r and s', and no
+            observation is stored twice.
         columns: names of the columns of both halves to read; None: all.
         anchors: the steps to leave out at the ends of episodes, as for `ReplayBuffer.sample`.
         dataset_kwargs: for the loader of an id or a path.
@@ -132,19 +134,15 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         if online_capacity is not None:
             online_capacity = positive(_WHERE, "online_capacity", online_capacity)
         elif path is not None:
-            raise InputError(
-                f"{_WHERE}: path is for the ring of online_capacity; online_storage has its own home"
-            )
+            raise InputError(f"{_WHERE}: path is for the ring of online_capacity; online_storage has its own home")
         if transform is not None and not callable(transform):
-            raise InputError(
-                f"{_WHERE}: transform must be a function of the batch, got {transform!r}"
-            )
+            raise InputError(f"{_WHERE}: transform must be a function of the batch, got {transform!r}")
         if provenance is not None and (not isinstance(provenance, str) or not provenance):
             raise InputError(f"{_WHERE}: provenance must be a column's name, got {provenance!r}")
         self._out = Emit(to, device, bool(pin_memory))
         self._out.check(_WHERE)
         offline = self._opened(offline_dataset, batch_size, dataset_kwargs)
-        given = {"window": window, "columns": None if columns is None else tuple(columns), "anchors": anchors}  # fmt: skip
+        given = {"window": window, "columns": None if columns is None else tuple(columns), "anchors": anchors}
         items = {name: value for name, value in given.items() if value is not None}
         self._offline: BatchSource = half_of(offline, "offline_dataset", items)
         self._online: BatchSource
@@ -155,9 +153,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                     f"{_WHERE}: the offline data is cut into clips of {self._offline.clip} (num_steps, frameskip), "
                     "but online_capacity makes a ring of rows; give online_storage=ReplayBuffer(...) cut alike"
                 )
-            self._ring = StepRing(
-                online_capacity, path=path, where=_WHERE, durability=durability, disk=disk
-            )
+            self._ring = StepRing(online_capacity, path=path, where=_WHERE, durability=durability, disk=disk)
             self._online = StepsHalf(self._ring)
         else:
             self._online = half_of(online_storage, "online_storage", items)
@@ -187,9 +183,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                 )
             return given
         if batch_size is None:
-            raise InputError(
-                f"{_WHERE}: batch_size is needed with a dataset by id or path, {given!r}"
-            )
+            raise InputError(f"{_WHERE}: batch_size is needed with a dataset by id or path, {given!r}")
         from ringmap.formats.catalog.load import load_dataset
         from ringmap.formats.catalog.prefixes import takes
 
@@ -248,7 +242,8 @@ class OfflineToOnlineReplayBuffer(Unindexed):
 
         Returns:
             column -> `(B, ...)`, transformed. Where the sources differ in dtype, a dtype that holds both. If the online
-            source draws by priority: `ids`, -1 for offline rows, and `weights`, 1 for offline rows, as columns and as attributes.
+            source draws by priority: `ids`, -1 for offline rows, and `weights`, 1 for offline rows, as columns and as
+            attributes.
 
         Raises:
             InputError: no batch size; or a column whose shape differs between the sources.
@@ -258,9 +253,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         where = f"{_WHERE}.sample"
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
-            raise InputError(
-                f"{where}: no batch_size: pass one here, or to the constructor for all calls"
-            )
+            raise InputError(f"{where}: no batch_size: pass one here, or to the constructor for all calls")
         positive(where, "batch_size", size)
         size = operator.index(size)
         mixed = bool(len(self._online))  # read once: another thread may extend it meanwhile
@@ -268,14 +261,10 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         parts = []
         for half, count in ((self._offline, offline), (self._online, online)):
             if count and not len(half):
-                raise NoClipsError(
-                    f"{where}: {count} rows of {size} are to come from the offline data, which is empty"
-                )
+                raise NoClipsError(f"{where}: {count} rows of {size} are to come from the offline data, which is empty")
             if count:
                 parts.append(half.draw(count, self._draws.rng))
-        batch: dict[str, Any] = (
-            parts[0] if len(parts) == 1 else joined(parts[0], parts[1], self._offline.axes, where)
-        )
+        batch: dict[str, Any] = parts[0] if len(parts) == 1 else joined(parts[0], parts[1], self._offline.axes, where)
         if mixed:
             self._share.drew(offline, size)
         notes: dict[str, Any] = {}
@@ -356,12 +345,14 @@ class OfflineToOnlineReplayBuffer(Unindexed):
     def episode_dataset(self, **options: Any) -> StoredDataset:
         """Return the rows of the ring that was made here as episodes, as they are now: for `convert`.
 
-        An episode ends where `terminated`, `truncated` or `done` says so (also below `next`), and, with next observations, where the
+        An episode ends where `terminated`, `truncated` or `done` says so (also below `next`), and, with next
+        observations, where the
         next row does not begin with them: rows of several environments that were added in turn are episodes of one row.
         `reward_at` is "same". Sides of `split` go by an episode's place among those that are stored now.
 
         Args:
-            options: of a dataset: `num_steps`, `transform`, `keys_to_load`, ...; arrays by default (`output`, `layout`).
+            options: of a dataset: `num_steps`, `transform`, `keys_to_load`, ...; arrays by default (`output`,
+                `layout`).
 
         Raises:
             InputError: the online source is yours, or no column tells where an episode ends.
@@ -372,7 +363,8 @@ class OfflineToOnlineReplayBuffer(Unindexed):
     def _own_ring(self, method: str) -> StepRing:
         if self._ring is None:
             raise InputError(
-                f"{_WHERE}.{method}: the online half is a {type(self.online_buffer).__name__} of yours; read it by its own means"
+                f"{_WHERE}.{method}: the online half is a {type(self.online_buffer).__name__} of yours; read it by its "
+                f"own means"
             )
         return self._ring
 
@@ -392,9 +384,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             as_array(values, f"{where}: values", "value"),
         )
         if asked.shape != given.shape or asked.ndim != 1:
-            raise InputError(
-                f"{where}: expected ids and values of one shape (B,), got {asked.shape} and {given.shape}"
-            )
+            raise InputError(f"{where}: expected ids and values of one shape (B,), got {asked.shape} and {given.shape}")
         online = asked >= 0
         return self._online.update_priorities(asked[online], given[online])
 
@@ -462,9 +452,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         self._ring.copy_to(path, {"mix": self._mix()})
 
     @classmethod
-    def open(
-        cls, path: str | os.PathLike[str], offline_dataset: Any, **options: Any
-    ) -> OfflineToOnlineReplayBuffer:
+    def open(cls, path: str | os.PathLike[str], offline_dataset: Any, **options: Any) -> OfflineToOnlineReplayBuffer:
         """Open a directory of `path=` or `save`, over the same offline data.
 
         Args:

@@ -17,9 +17,7 @@ from ringmap.storage.columns.aligned import empty
 __all__ = ["joined"]
 
 
-def joined(
-    offline: dict[str, Any], online: dict[str, Any], axes: PictureAxes, where: str
-) -> dict[str, Any]:
+def joined(offline: dict[str, Any], online: dict[str, Any], axes: PictureAxes, where: str) -> dict[str, Any]:
     """Join two batches, in the column order of the first.
 
     Args:
@@ -43,7 +41,8 @@ def joined(
         spec, turned = axes.get(name, (None, False))
         if turned and spec is not None and channels_are_last(second, spec):
             raise InputError(
-                f"{where}: column {name!r} comes with its channels first offline and last online; load with layout='HWC'"
+                f"{where}: column {name!r} comes with its channels first offline and last online; load with "
+                f"layout='HWC'"
             )
         if tuple(first.shape[1:]) != tuple(second.shape[1:]):
             raise InputError(

@@ -26,13 +26,9 @@ class Share:
 
     def __init__(self, base: float, rounding: str, where: str) -> None:
         if not _inside(base):
-            raise InputError(
-                f"{where}: offline_fraction must lie between 0 and 1, both excluded, got {base!r}"
-            )
+            raise InputError(f"{where}: offline_fraction must lie between 0 and 1, both excluded, got {base!r}")
         if rounding not in ("round", "carry"):
-            raise InputError(
-                f"{where}: rounding must be one of ('round', 'carry'), got {rounding!r}"
-            )
+            raise InputError(f"{where}: rounding must be one of ('round', 'carry'), got {rounding!r}")
         self.rounding = rounding
         self.base = self.fraction = float(base)
         self._carry = 0.0
@@ -76,10 +72,11 @@ class Share:
         try:
             base, fraction, carry = (float(state[name]) for name in ("base", "fraction", "carry"))
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"the state of the mix is none ({error!r}); nothing was changed") from None  # fmt: skip
+            raise InputError(f"the state of the mix is none ({error!r}); nothing was changed") from None
         if not _inside(base) or not 0 <= fraction <= base or not math.isfinite(carry):
             raise InputError(
-                f"the state of the mix has base {base}, fraction {fraction}, carry {carry}: expected 0 <= fraction <= base "
+                f"the state of the mix has base {base}, fraction {fraction}, carry {carry}: expected 0 <= fraction <= "
+                f"base "
                 "< 1; nothing was changed"
             )
         if whatever_base:

@@ -5,7 +5,8 @@
 
 Invariants: `add` allocates nothing; the data returned for training cover the filled steps,
 each once per epoch; advantages always belong to the stored steps, otherwise reading them is an error.
-Not here: a ring or a directory: the data are lost with the process unless saved by `save`. The tensors (tensors.py), the recursion (gae.py).
+Not here: a ring or a directory: the data are lost with the process unless saved by `save`. The tensors (tensors.py),
+the recursion (gae.py).
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class RolloutBuffer(Unindexed):
         >>> import torch
         >>> buf = RolloutBuffer(num_envs=8, num_steps=4, obs_shape=(3,), action_shape=(2,), seed=0)
         >>> for t in range(4):
-        ...     buf.add(torch.zeros(8, 3), None, torch.zeros(8, 2), torch.ones(8), torch.zeros(8), torch.zeros(8), torch.zeros(8))
+        ...     zeros = torch.zeros(8)
+        ...     buf.add(torch.zeros(8, 3), None, torch.zeros(8, 2), torch.ones(8), zeros, zeros, zeros)
         >>> buf.compute_returns_and_advantages(torch.zeros(8), gamma=1.0, gae_lambda=1.0)
         >>> buf.returns[:, 0].tolist()
         [4.0, 3.0, 2.0, 1.0]
@@ -89,10 +91,20 @@ class RolloutBuffer(Unindexed):
     """
 
     def __init__(
-        self, num_envs: int, num_steps: int, obs_shape: Any, action_shape: Any, action_dtype: Any = np.float32,
-        device: Any = "cpu", num_privileged_obs: int = 0, privileged_obs_shape: Any = None, *,
-        obs_dtype: Any = np.float32, hidden_shape: Any = None, seed: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        num_envs: int,
+        num_steps: int,
+        obs_shape: Any,
+        action_shape: Any,
+        action_dtype: Any = np.float32,
+        device: Any = "cpu",
+        num_privileged_obs: int = 0,
+        privileged_obs_shape: Any = None,
+        *,
+        obs_dtype: Any = np.float32,
+        hidden_shape: Any = None,
+        seed: int | None = None,
+    ) -> None:
         where = type(self).__name__
         require("torch", where)
         import torch
@@ -141,9 +153,19 @@ class RolloutBuffer(Unindexed):
     # -- filling -----------------------------------------------------------------------------
 
     def add(
-        self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any, values: Any,
-        log_probs: Any, *, timeouts: Any = None, final_values: Any = None, hidden: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        observations: Any,
+        privileged_observations: Any,
+        actions: Any,
+        rewards: Any,
+        dones: Any,
+        values: Any,
+        log_probs: Any,
+        *,
+        timeouts: Any = None,
+        final_values: Any = None,
+        hidden: Any = None,
+    ) -> None:
         """Store one step of all environments.
 
         Args:
@@ -163,20 +185,18 @@ class RolloutBuffer(Unindexed):
         """
         where = f"{type(self).__name__}.add"
         if self._step >= self.num_steps:
-            raise InputError(
-                f"{where}: the buffer is full ({self.num_steps} steps); train on it, then clear it"
-            )
+            raise InputError(f"{where}: the buffer is full ({self.num_steps} steps); train on it, then clear it")
         given = {
-            "observations": observations, "privileged_observations": privileged_observations,
-            "actions": actions, "hidden": hidden,
-        }  # fmt: skip
+            "observations": observations,
+            "privileged_observations": privileged_observations,
+            "actions": actions,
+            "hidden": hidden,
+        }
         tensors, rows = self._tensors, dict[str, Any]()
         for name, value in given.items():
             if name not in tensors.trees:
                 if value is not None:
-                    raise InputError(
-                        f"{where}: {name} was given, but {_SHAPES[name]} was not declared"
-                    )
+                    raise InputError(f"{where}: {name} was given, but {_SHAPES[name]} was not declared")
             elif value is None:
                 raise InputError(f"{where}: {name} were declared, but are missing")
             else:
@@ -214,9 +234,7 @@ class RolloutBuffer(Unindexed):
 
     # -- advantages --------------------------------------------------------------------------
 
-    def compute_returns_and_advantages(
-        self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95
-    ) -> None:
+    def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
         """Fill `advantages` and `returns = advantages + values` over the filled steps.
 
         Where a step timed out, `gamma * final_values` is added to its reward: the episode would have continued.
@@ -236,15 +254,11 @@ class RolloutBuffer(Unindexed):
         gamma = fraction(where, "gamma", gamma)
         gae_lambda = fraction(where, "gae_lambda", gae_lambda)
         stored = self._tensors.by_name
-        last = self._tensors.row("values", last_values, where).to(
-            self.device, stored["values"].dtype
-        )
+        last = self._tensors.row("values", last_values, where).to(self.device, stored["values"].dtype)
         filled = {name: stored[name][: self._step] for name in _SCALARS}
         beyond = gamma * filled["final_values"] * filled["timeouts"]
         rewards = filled["rewards"] + beyond.where(filled["timeouts"] > 0, beyond.new_zeros(()))
-        advantages = generalized_advantages(
-            rewards, filled["values"], filled["dones"], last, gamma, gae_lambda
-        )
+        advantages = generalized_advantages(rewards, filled["values"], filled["dones"], last, gamma, gae_lambda)
         filled["advantages"].copy_(advantages)
         filled["returns"].copy_(advantages + filled["values"])
         self._computed = True
@@ -255,7 +269,8 @@ class RolloutBuffer(Unindexed):
         """Return all steps flat, `(T * N, ...)`, time first.
 
         Returns:
-            `observations, privileged_observations` (None if there are none)`, actions, old_log_probs, advantages, returns,
+            `observations, privileged_observations` (None if there are none)`, actions, old_log_probs, advantages,
+            returns,
             values`: views.
 
         Raises:
@@ -357,9 +372,13 @@ class RolloutBuffer(Unindexed):
         return self._batch(self._order(count, True)[:size])
 
     def sequence_minibatches(
-        self, length: int, num: int = 1, epochs: int = 1, shuffle: bool = True,
+        self,
+        length: int,
+        num: int = 1,
+        epochs: int = 1,
+        shuffle: bool = True,
         normalize_advantages: bool = False,
-    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+    ) -> Iterator[dict[str, Any]]:
         """Yield minibatches of whole sequences for recurrent policies, time first: `(length, B, ...)`.
 
         Adds to the keys of `get_all_data`: `dones` `(length, B)`, after which the state must be reset, and
@@ -405,10 +424,14 @@ class RolloutBuffer(Unindexed):
     def state_dict(self) -> dict[str, Any]:
         """Return all stored data, and the state of the generator: tensors that share no memory with the buffer."""
         return {
-            "version": _VERSION, "num_envs": self.num_envs, "num_steps": self.num_steps, "step": self._step,
-            "computed": self._computed, "rng": self._generator.get_state(),
+            "version": _VERSION,
+            "num_envs": self.num_envs,
+            "num_steps": self.num_steps,
+            "step": self._step,
+            "computed": self._computed,
+            "rng": self._generator.get_state(),
             "tensors": {name: tensor[: self._step].clone() for name, tensor in self._tensors.by_name.items()},
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state that `state_dict` returned.
@@ -422,9 +445,7 @@ class RolloutBuffer(Unindexed):
         check_whole(where, state, ("tensors", "step", "num_steps", "computed", "rng"))
         tensors, step = state["tensors"], count(where, "step", state["step"])
         if state["num_steps"] != self.num_steps:
-            raise InputError(
-                f"{where}: expected num_steps={self.num_steps}, got num_steps={state['num_steps']}"
-            )
+            raise InputError(f"{where}: expected num_steps={self.num_steps}, got num_steps={state['num_steps']}")
         if not isinstance(tensors, Mapping) or step > self.num_steps:
             raise InputError(
                 f"{where}: expected tensors by name, and at most {self.num_steps} steps, got {step} of a "
@@ -435,7 +456,8 @@ class RolloutBuffer(Unindexed):
             generator.set_state(state["rng"].cpu())
         except (AttributeError, TypeError, RuntimeError) as error:
             raise InputError(
-                f"{where}: rng is no state of a torch.Generator ({error}); give what state_dict returned. Nothing was changed"
+                f"{where}: rng is no state of a torch.Generator ({error}); give what state_dict returned. Nothing was "
+                f"changed"
             ) from None
         self._tensors.take_over(tensors, step, where)
         self._step, self._computed = step, bool(state["computed"])
@@ -464,12 +486,8 @@ class RolloutBuffer(Unindexed):
         import torch
 
         refuse_address(path)
-        if os.path.exists(path) and not os.path.isfile(
-            path
-        ):  # opening a pipe would wait for its other end
-            raise CorruptError(
-                f"{os.fspath(path)}: is no regular file, expected one of a RolloutBuffer"
-            )
+        if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for its other end
+            raise CorruptError(f"{os.fspath(path)}: is no regular file, expected one of a RolloutBuffer")
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
             version = state["version"]
@@ -481,13 +499,10 @@ class RolloutBuffer(Unindexed):
             raise CorruptError(f"{os.fspath(path)}: version {version}, expected {_VERSION}")
         try:
             fits = 0 <= int(state["step"]) <= self.num_steps and all(
-                isinstance(name, str) and isinstance(tensor, torch.Tensor)
-                for name, tensor in state["tensors"].items()
+                isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state["tensors"].items()
             )
             if not fits or not isinstance(state["rng"], torch.Tensor):
-                raise ValueError(
-                    f"step {state['step']} of {self.num_steps}, or what is stored is no tensor"
-                )
+                raise ValueError(f"step {state['step']} of {self.num_steps}, or what is stored is no tensor")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CorruptError(f"{os.fspath(path)}: does not make sense: {error!r}") from None
         self.load_state_dict(state)
@@ -505,7 +520,5 @@ class RolloutBuffer(Unindexed):
         self._generator.set_state(rng)
 
     def __repr__(self) -> str:
-        shapes = {
-            spec.name: spec.shape for tree in self._tensors.trees.values() for spec in tree.columns
-        }
+        shapes = {spec.name: spec.shape for tree in self._tensors.trees.values() for spec in tree.columns}
         return f"{type(self).__name__}({self._step}/{self.num_steps} steps of {self.num_envs}, {shapes}, {self.device})"

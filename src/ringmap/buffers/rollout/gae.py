@@ -22,9 +22,13 @@ __all__ = ["generalized_advantages"]
 
 
 def generalized_advantages(
-    rewards: Tensor, values: Tensor, dones: Tensor, last_values: Tensor, gamma: float = 0.99,
+    rewards: Tensor,
+    values: Tensor,
+    dones: Tensor,
+    last_values: Tensor,
+    gamma: float = 0.99,
     gae_lambda: float = 0.95,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return the advantages `(T, N)`.
 
     Args:

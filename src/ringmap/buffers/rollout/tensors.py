@@ -38,7 +38,7 @@ class StepTensors:
 
     def __init__(
         self, num_steps: int, num_envs: int, trees: Mapping[str, Leaves], scalars: tuple[str, ...], device: Any
-    ) -> None:  # fmt: skip
+    ) -> None:
         import torch
 
         self.trees = dict(trees)
@@ -75,9 +75,7 @@ class StepTensors:
         if row.shape != expected and row.shape == (*expected, 1):
             row = row.squeeze(-1)
         if row.shape != expected:
-            raise InputError(
-                f"{where}: {name} has shape {tuple(row.shape)}, expected {tuple(expected)}"
-            )
+            raise InputError(f"{where}: {name} has shape {tuple(row.shape)}, expected {tuple(expected)}")
         if not _always_fits(row, target) and not _fits(row, target.dtype):
             raise InputError(
                 f"{where}: {name} of {row.dtype} has values that {target.dtype} can't hold; convert them, or declare "
@@ -106,7 +104,7 @@ class StepTensors:
             InputError: names, shapes or dtypes differ. Nothing was changed.
         """
         ours = {n: ((steps, *t.shape[1:]), t.dtype) for n, t in self.by_name.items()}
-        theirs = {n: (tuple(t.shape), t.dtype) if hasattr(t, "dtype") else t for n, t in tensors.items()}  # fmt: skip
+        theirs = {n: (tuple(t.shape), t.dtype) if hasattr(t, "dtype") else t for n, t in tensors.items()}
         if ours != theirs:
             raise InputError(f"{where}: expected columns {ours}, got {theirs}")
         for name, tensor in tensors.items():
@@ -123,7 +121,8 @@ class StepTensors:
         return {n: t[:steps].reshape(-1, *t.shape[2:]) for n, t in self.by_name.items()}
 
     def cut(self, steps: int, length: int) -> dict[str, Tensor]:
-        """Return the first steps of all tensors in sequences, `(length, steps / length * N, ...)`, earlier steps first."""
+        """Return the first steps of all tensors in sequences, `(length, steps / length * N, ...)`, earlier steps
+        first."""
         found = {}
         for name, tensor in self.by_name.items():
             parts = tensor[:steps].reshape(-1, length, self.num_envs, *tensor.shape[2:])
@@ -132,7 +131,8 @@ class StepTensors:
 
 
 def _always_fits(row: Tensor, target: Tensor) -> bool:
-    """Tell whether a cast loses at most float precision. Decides by dtype: looking at values would wait for the device."""
+    """Tell whether a cast loses at most float precision. Decides by dtype: looking at values would wait for the
+    device."""
     import torch
 
     if row.dtype == target.dtype or row.dtype == torch.bool:

@@ -4,10 +4,11 @@
     runs/replay/collector-1   <- another                 -> ShardedReplayBuffer("runs/replay") in the learner
     runs/replay/collector-2   <- joins later
 
-Rings hold episodes, or transitions: then there are no episodes and windows, and a batch is that of a `TransitionReplayBuffer`.
+Rings hold episodes, or transitions: then there are no episodes and windows, and a batch is that of a
+`TransitionReplayBuffer`.
 
-Invariants: no ring is written; a ring is read by its own protocol, so no reader waits for a writer; episodes are numbered ring by
-ring, in the order in which the rings joined.
+Invariants: no ring is written; a ring is read by its own protocol, so no reader waits for a writer; episodes are
+numbered ring by ring, in the order in which the rings joined.
 Not here: draws and gathers (engine.py), finding rings (rings.py).
 """
 
@@ -79,7 +80,8 @@ class Shard:
         redraws: clips of it that this process redrew.
         problem: why it is not read; None: it is read.
         policy_step: the step of the weights that played its newest episode (see `ringmap.Weights`); None: not known.
-        number: of the ring in columns `<name>_ring` of `Index`, for as long as this buffer is open; None for one that is not read.
+        number: of the ring in columns `<name>_ring` of `Index`, for as long as this buffer is open; None for one that
+            is not read.
     """
 
     name: str
@@ -114,63 +116,74 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 class ShardedReplayBuffer(Sampled):
     """Many rings, read as one buffer. The rings are only read; no server runs.
 
-    Each ring is the directory of a `ReplayBuffer`, with a writer of its own. Rings that are added later join without a restart; one
-    that is removed leaves. Where one is damaged, of other columns, or may not be read, `on_bad` says what happens.
+    Each ring is the directory of a `ReplayBuffer`, with a writer of its own. Rings that are added later join without a
+    restart; one that is removed leaves. Where one is damaged, of other columns, or may not be read, `on_bad` says what
+    happens.
 
-    All rings may be directories of `TransitionReplayBuffer` instead. Then batches, items and views hold transitions, with the columns
-    that a `TransitionReplayBuffer` gives, as NumPy arrays; `out` may be an earlier batch, nested as it is. An n-step sum stays in its
-    ring. `history_len`, `frameskip`, windows and all that is about episodes are refused. In a view the transitions that were committed
-    together stand for an episode, so `split` parts these.
+    All rings may be directories of `TransitionReplayBuffer` instead. Then batches, items and views hold transitions,
+    with the columns that a `TransitionReplayBuffer` gives, as NumPy arrays; `out` may be an earlier batch, nested as it
+    is. An n-step sum stays in its ring. `history_len`, `frameskip`, windows and all that is about episodes are refused.
+    In a view the transitions that were committed together stand for an episode, so `split` parts these.
 
     Args:
-        paths: a directory whose children are rings (other children are passed over), a glob, or a list of rings. In the first two
-            cases, and in a list whose rings are not all there yet, new rings join: at `refresh`, and at a draw at most a second later.
+        paths: a directory whose children are rings (other children are passed over), a glob, or a list of rings. In the
+            first two cases, and in a list whose rings are not all there yet, new rings join: at `refresh`, and at a
+            draw at most a second later.
         history_len: observations per clip; None: as the first ring has stored.
         frameskip: stride between the observations of a clip; None: as the first ring has stored.
-        sampler: a `PrioritizedSampler`, whose priorities then span all rings; a `RecencySampler`, which goes by the times of commits
-            (those of one machine agree); a `UniformSampler`; a mixture of the last two; or `fn(step, buffer, batch_size, history_len)
-            -> ids` with the attribute `any_order = True`: ids run ring by ring, so the highest are not the newest clips. None draws by
-            `weights`. Samplers that draw by episode or position are refused when they draw.
+        sampler: a `PrioritizedSampler`, whose priorities then span all rings; a `RecencySampler`, which goes by the
+            times of commits (those of one machine agree); a `UniformSampler`; a mixture of the last two; or `fn(step,
+            buffer, batch_size, history_len) -> ids` with the attribute `any_order = True`: ids run ring by ring, so the
+            highest are not the newest clips. None draws by `weights`. Samplers that draw by episode or position are
+            refused when they draw.
         transform: dict -> dict, applied to each clip read by index or DataLoader, not to `sample`.
-        weights: how often `sample` draws from a ring: "clips": every clip of all rings is equally likely; "equal": every ring with
-            clips is; name -> weight, as `shards` names them (a ring without one is not drawn from). Ids, views and passes know no
-            weights.
-        on_bad: what to do with rings that can't be read (damaged, of other columns, or not to be looked at by this process): "raise":
-            an error that names all of them, at the opening and at each draw until they are read, or gone; "skip": go on with the
-            others, with a `RuntimeWarning` at each change, and look again after 1, 2, 4, ... 60 s. `shards` names them either way.
+        weights: how often `sample` draws from a ring: "clips": every clip of all rings is equally likely; "equal":
+            every ring with clips is; name -> weight, as `shards` names them (a ring without one is not drawn from).
+            Ids, views and passes know no weights.
+        on_bad: what to do with rings that can't be read (damaged, of other columns, or not to be looked at by this
+            process): "raise": an error that names all of them, at the opening and at each draw until they are read, or
+            gone; "skip": go on with the others, with a `RuntimeWarning` at each change, and look again after 1, 2, 4,
+            ... 60 s. `shards` names them either way.
             A ring whose directory is removed is no such ring: it is evicted.
         wait_s: how long to wait for the first ring.
-        state: the learner's own directory, which keeps the priorities of a `PrioritizedSampler`, and the values of `update`, as of the
-            last call that returned, also after a kill; one learner at a time. After a reboot priorities begin again. None: priorities
-            are in memory alone, and begin with those that each ring's writer stored; there is no `update`.
-        durability: of the values of `update`: "process": they survive a kill, and a power cut as of the last `flush` or `close`;
-            "power": they survive a power cut, too, where the ring has not lost their steps.
-        retire_after: removes rings that nobody writes, oldest last commit first, when one of these limits is passed: "idle_s": seconds
-            since its last commit; "steps": that came into other rings since; "nbytes": that all rings take on the disk. Looked at
+        state: the learner's own directory, which keeps the priorities of a `PrioritizedSampler`, and the values of
+            `update`, as of the last call that returned, also after a kill; one learner at a time. After a reboot
+            priorities begin again. None: priorities are in memory alone, and begin with those that each ring's writer
+            stored; there is no `update`.
+        durability: of the values of `update`: "process": they survive a kill, and a power cut as of the last `flush` or
+            `close`; "power": they survive a power cut, too, where the ring has not lost their steps.
+        retire_after: removes rings that nobody writes, oldest last commit first, when one of these limits is passed:
+            "idle_s": seconds since its last commit; "steps": that came into other rings since; "nbytes": that all rings
+            take on the disk. Looked at
             once a second, at a draw, and at `refresh`. None: no ring is removed. See `retire`.
-        pace: what every batch waits for and is counted by: of `sample`, `batches`, clips by id and a DataLoader without workers.
-            Batches of workers are gathered ahead: count them with `pace.over(loader, num_steps)`. Views are not counted.
+        pace: what every batch waits for and is counted by: of `sample`, `batches`, clips by id and a DataLoader without
+            workers. Batches of workers are gathered ahead: count them with `pace.over(loader, num_steps)`. Views are
+            not counted.
         seed: of the generator.
         threads: as for `ReplayBuffer`.
         reads: as for `ReplayBuffer`.
         n_step: of transitions, as for `TransitionReplayBuffer`; None: 1.
         gamma: of transitions, as for `TransitionReplayBuffer`; None: 0.99.
-        fps: steps per second of all rings of episodes, whatever they say; None: as they say, and a ring of another rate is refused.
+        fps: steps per second of all rings of episodes, whatever they say; None: as they say, and a ring of another rate
+            is refused.
 
     Raises:
-        InputError: an argument is wrong, or is for rings of the other kind; the same ring twice, by a link or a copy; the path is a ring
-            itself; a `PrioritizedSampler` by rank; a sampler that may take the highest ids for the newest; a sampler and `weights`.
+        InputError: an argument is wrong, or is for rings of the other kind; the same ring twice, by a link or a copy;
+            the path is a ring itself; a `PrioritizedSampler` by rank; a sampler that may take the highest ids for the
+            newest; a sampler and `weights`.
         LockedError: another learner holds `state`.
         NoClipsError: no ring is there after `wait_s` seconds.
         BadRingsError: rings can't be read, with on_bad="raise"; methods that draw raise it, too.
 
-    Cost: opening reads the records of each ring once. A draw looks at all rings in one sweep: 4 us for 64 that are idle. A batch
-        takes one copy of its rows, 20 to 40 us more than one of a single ring, and less than 1 us for each ring that it touches.
-        Where the files of the rings can't be mapped side by side (compressed or mutable columns, `reads="pread"`, padded windows,
-        episodes in parts, a limit of address space, systems other than Linux) it is 10 to 50 us for each ring, and large clips of 16
-        rings take up to 3 times as long as from one.
+    Cost: opening reads the records of each ring once. A draw looks at all rings in one sweep: 4 us for 64 that are
+    idle. A batch
+        takes one copy of its rows, 20 to 40 us more than one of a single ring, and less than 1 us for each ring that it
+        touches. Where the files of the rings can't be mapped side by side (compressed or mutable columns,
+        `reads="pread"`, padded windows, episodes in parts, a limit of address space, systems other than Linux) it is 10
+        to 50 us for each ring, and large clips of 16 rings take up to 3 times as long as from one.
 
-    Processes and threads: as a live reader (`ReplayBuffer.open`). A pickle holds paths, settings and ring numbers. DataLoader workers
+    Processes and threads: as a live reader (`ReplayBuffer.open`). A pickle holds paths, settings and ring numbers.
+    DataLoader workers
         read the rings that the loader's process knows, as of its last refresh.
 
     Source: Reverb (Cassirer et al., 2021), sharded tables; Ape-X (Horgan et al., 2018), many actors and one learner.
@@ -198,7 +211,8 @@ class ShardedReplayBuffer(Sampled):
         >>> buf = ShardedReplayBuffer("steps", n_step=3, gamma=0.5, seed=0)
         >>> batch = buf.sample(8)
         >>> len(buf), {name: values.shape for name, values in batch.items()}
-        (20, {'observations': (8, 3), 'actions': (8,), 'rewards': (8,), 'next_observations': (8, 3), 'dones': (8,), 'discounts': (8,)})
+        (20, {'observations': (8, 3), 'actions': (8,), 'rewards': (8,), 'next_observations': (8, 3), 'dones': (8,),
+        'discounts': (8,)})
         >>> bool((batch["rewards"] <= 1.75).all()), sorted(set(batch["actions"].tolist()))
         (True, [0, 1])
     """
@@ -206,13 +220,27 @@ class ShardedReplayBuffer(Sampled):
     engine: ShardEngine
 
     def __init__(
-        self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], history_len: int | None = None,
-        frameskip: int | None = None, sampler: Sampler | None = None, transform: Transform | None = None, *,
-        weights: Weights = "clips", on_bad: str = "raise", wait_s: float = 10.0,
-        state: str | os.PathLike[str] | None = None, retire_after: Mapping[str, float] | None = None,
-        pace: Pace | None = None, seed: int | None = None, threads: int | None = None, reads: str = "map",
-        n_step: int | None = None, gamma: float | None = None, durability: str = "process", fps: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        history_len: int | None = None,
+        frameskip: int | None = None,
+        sampler: Sampler | None = None,
+        transform: Transform | None = None,
+        *,
+        weights: Weights = "clips",
+        on_bad: str = "raise",
+        wait_s: float = 10.0,
+        state: str | os.PathLike[str] | None = None,
+        retire_after: Mapping[str, float] | None = None,
+        pace: Pace | None = None,
+        seed: int | None = None,
+        threads: int | None = None,
+        reads: str = "map",
+        n_step: int | None = None,
+        gamma: float | None = None,
+        durability: str = "process",
+        fps: Any = None,
+    ) -> None:
         where = "ShardedReplayBuffer"
         for name, value in (
             ("history_len", history_len),
@@ -229,9 +257,7 @@ class ShardedReplayBuffer(Sampled):
         check_reads(reads, where)
         told = Facts(fps=check_fps(where, fps))
         if durability not in ("process", "power"):
-            raise InputError(
-                f"{where}: durability must be 'process' or 'power', got {durability!r}"
-            )
+            raise InputError(f"{where}: durability must be 'process' or 'power', got {durability!r}")
         if gamma is not None:
             gamma = fraction(where, "gamma", gamma)
         sums = {n: v for n, v in (("n_step", n_step), ("gamma", gamma)) if v is not None}
@@ -239,7 +265,8 @@ class ShardedReplayBuffer(Sampled):
         asked = next((f"{name}={value}" for name, value in given if value not in (None, 1)), None)
         if asked is not None and sums:
             raise InputError(
-                f"{where}: {asked} is for rings of episodes, {' and '.join(sums)} for transitions; give those that fit the rings"
+                f"{where}: {asked} is for rings of episodes, {' and '.join(sums)} for transitions; give those that fit "
+                f"the rings"
             )
         rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers(), sums, asked, told)
         shares, retiring = (
@@ -297,15 +324,14 @@ class ShardedReplayBuffer(Sampled):
             )
         for bad in list(self.engine.rings.problems.values()):
             why = str(bad.error)
-            found.append(
-                Shard(bad.name, Path(bad.folder), 0, 0, 0, 0, None, None, bad.redraws, why)
-            )
+            found.append(Shard(bad.name, Path(bad.folder), 0, 0, 0, 0, None, None, bad.redraws, why))
         return sorted(found, key=lambda shard: shard.name)
 
     def retire(self, name: str) -> None:
         """Remove a ring that nobody writes, with its directory. Its clips are lost to all readers, as by an eviction.
 
-        A collection that is resumed (`ringmap.collect`) knows the seeds in its rings alone: it would play those of this one again.
+        A collection that is resumed (`ringmap.collect`) knows the seeds in its rings alone: it would play those of this
+        one again.
 
         Args:
             name: as in `shards`; also of one that can't be read.
@@ -333,12 +359,14 @@ class ShardedReplayBuffer(Sampled):
 
     @property
     def reward_at(self) -> str | None:  # type: ignore[override]
-        """Where rewards stand in the rings, as for `ReplayBuffer`; None where that is not known, as before the first episode."""
+        """Where rewards stand in the rings, as for `ReplayBuffer`; None where that is not known, as before the first
+        episode."""
         return self.engine.rings.facts.reward_at
 
     @property
     def fps(self) -> Fraction | None:  # type: ignore[override]
-        """Steps per second of the rings that know it, or as named; None where that is not known, as before the first episode."""
+        """Steps per second of the rings that know it, or as named; None where that is not known, as before the first
+        episode."""
         return self.engine.rings.facts.fps
 
     @property
@@ -363,26 +391,28 @@ class ShardedReplayBuffer(Sampled):
     def update(self, ids: Any, values: Mapping[str, Any]) -> int:
         """Change values of stored steps, in columns that the rings declare `mutable=True`, as this learner reads them.
 
-        The rings are not written to: the values lie in `state`. Every read of this buffer, by its copies and the workers of a
-        DataLoader, too, shows them; a step, or a column of it, that was not updated is as its ring has it. Each value is old or new as
-        a whole, also after a kill.
+        The rings are not written to: the values lie in `state`. Every read of this buffer, by its copies and the
+        workers of a DataLoader, too, shows them; a step, or a column of it, that was not updated is as its ring has it.
+        Each value is old or new as a whole, also after a kill.
 
         Args:
-            ids: of the steps, as for `ReplayBuffer.update`: `batch.ids[:, None] + np.arange(T)` are all steps of clips of T. For
-                episodes in parts take `step_id` of `Sequences`.
-            values: column -> array or CPU tensor of shape `(*ids.shape, *shape of a step)`. For a step that is named twice the last
-                value counts.
+            ids: of the steps, as for `ReplayBuffer.update`: `batch.ids[:, None] + np.arange(T)` are all steps of clips
+                of T. For episodes in parts take `step_id` of `Sequences`.
+            values: column -> array or CPU tensor of shape `(*ids.shape, *shape of a step)`. For a step that is named
+                twice the last value counts.
 
         Returns:
             The number of steps updated: those that were evicted, or whose ring left, are left out.
 
         Raises:
-            InputError: the buffer was opened without `state`; a column is unknown or not mutable; a value has another shape, or a
-                dtype that does not fit; an id is of another buffer; the rings hold transitions. Nothing was changed.
+            InputError: the buffer was opened without `state`; a column is unknown or not mutable; a value has another
+                shape, or a dtype that does not fit; an id is of another buffer; the rings hold transitions. Nothing was
+                changed.
             ReadOnlyError, ClosedError: this is a copy in another process, or closed.
             EnvironmentFault: the disk is full or fails. Steps of some rings may have been updated.
 
-        Cost: as `ReplayBuffer.update`, and 0.1 to 0.2 ms for each ring that the ids touch; on the disk 8 bytes more for each column of a step.
+        Cost: as `ReplayBuffer.update`, and 0.1 to 0.2 ms for each ring that the ids touch; on the disk 8 bytes more for
+        each column of a step.
 
         Example:
             >>> from ringmap import Column, ReplayBuffer
@@ -430,7 +460,8 @@ class ShardedReplayBuffer(Sampled):
             return
         if worker() is not None:
             raise InputError(
-                "ShardedReplayBuffer(pace=...): a DataLoader worker gathers ahead, and its batches count when they are handed out; "
+                "ShardedReplayBuffer(pace=...): a DataLoader worker gathers ahead, and its batches count when they are "
+                "handed out; "
                 "open the buffer without pace=, and read pace.over(loader, num_steps), or use num_workers=0"
             )
         self.pace.draw(count * self.cut.widest)
@@ -444,7 +475,8 @@ class ShardedReplayBuffer(Sampled):
 
     @property
     def column_names(self) -> list[str]:
-        """Names of the columns in order, of transitions with the next observations; [] before the first episode of any ring."""
+        """Names of the columns in order, of transitions with the next observations; [] before the first episode of any
+        ring."""
         schema = self.engine.schema
         if self.engine.transitions is not None:
             return list(self.engine.layout(self.cut, 0))
@@ -475,7 +507,8 @@ class ShardedReplayBuffer(Sampled):
         """
         if self.engine.transitions is not None:
             raise InputError(
-                f"ShardedReplayBuffer.{what}: the rings {self.engine.rings.where} hold transitions, not episodes; read them with sample, "
+                f"ShardedReplayBuffer.{what}: the rings {self.engine.rings.where} hold transitions, not episodes; read "
+                f"them with sample, "
                 "batches, pass_sampler or by id"
             )
 
@@ -541,14 +574,13 @@ class ShardedReplayBuffer(Sampled):
         names = (name for ring in rings for name in ring.episodes.episode_column_names)
         return list(dict.fromkeys(names))
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return values constant within an episode: name -> one value per requested episode, None where it has none.
 
         Args:
-            idx: an episode, several (duplicates are allowed), or None for all. Numbers that are all in the last batch of this
-                buffer (`<name>_episode` of a column `Index`) mean the episodes of that batch, whatever was written since.
+            idx: an episode, several (duplicates are allowed), or None for all. Numbers that are all in the last batch
+                of this buffer (`<name>_episode` of a column `Index`) mean the episodes of that batch, whatever was
+                written since.
 
         Raises:
             ClipIndexError: there is no such episode, or it was evicted, or its ring is away.
@@ -558,9 +590,7 @@ class ShardedReplayBuffer(Sampled):
         given = None if idx is None else np.asarray(idx).reshape(-1)
         names = None if given is None else self.engine.names_in_batch(given)
         if names is None:
-            parts = [
-                joined(r.number, r.episodes.episode_spans()[0]) for r in self.engine.all_rings()
-            ]
+            parts = [joined(r.number, r.episodes.episode_spans()[0]) for r in self.engine.all_rings()]
             names = np.concatenate(parts) if parts else np.empty(0, np.int64)
             if given is not None:
                 names = names[in_range(given, len(names), "episode", where)]
@@ -609,10 +639,11 @@ class ShardedReplayBuffer(Sampled):
         return ring.episodes.load_steps(local, start, end)
 
     def check(self) -> list[Finding]:
-        """Return the faults of all open rings, of the priorities, and of the values in `state`, each with its file; empty when sound.
-        Reads all rows.
+        """Return the faults of all open rings, of the priorities, and of the values in `state`, each with its file;
+        empty when sound. Reads all rows.
 
-        A file of a ring is named as in `shards`, `collector-0/episodes.npy`; a ring that can't be read stands by its name, with the reason.
+        A file of a ring is named as in `shards`, `collector-0/episodes.npy`; a ring that can't be read stands by its
+        name, with the reason.
         """
         found = [
             replace(finding, file=f"{ring.name}/{finding.file}")
@@ -625,9 +656,15 @@ class ShardedReplayBuffer(Sampled):
         return found if kept is None else [*found, *kept.check()]
 
     def dump(
-        self, path: str | os.PathLike[str], format: str | None = None, mode: str = "overwrite", *, fps: Any = None,
-        drop: str | Iterable[str] = (), **writer_options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | os.PathLike[str],
+        format: str | None = None,
+        mode: str = "overwrite",
+        *,
+        fps: Any = None,
+        drop: str | Iterable[str] = (),
+        **writer_options: Any,
+    ) -> None:
         """Write the stored episodes of all rings as a regular dataset, episode by episode.
 
         Args:
@@ -650,12 +687,19 @@ class ShardedReplayBuffer(Sampled):
         rings = list(self._of_episodes("dump"))
         every = chain.from_iterable(ring.episodes.engine.episodes.each() for ring in rings)
         fill(
-            chosen, path, every, where, facts=facts, drop=left_out,
-            ahead=partial(outlines_of, self), options={**writer_options, "mode": mode},
-        )  # fmt: skip
+            chosen,
+            path,
+            every,
+            where,
+            facts=facts,
+            drop=left_out,
+            ahead=partial(outlines_of, self),
+            options={**writer_options, "mode": mode},
+        )
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
-        """Copy each ring that can be read now to a directory of its name below `path`, one after the other: a directory of rings.
+        """Copy each ring that can be read now to a directory of its name below `path`, one after the other: a directory
+        of rings.
 
         Args:
             path: a directory that is new or empty.
@@ -671,12 +715,11 @@ class ShardedReplayBuffer(Sampled):
         names = [os.path.basename(ring.folder) for ring in rings]
         if len(set(names)) < len(names):
             raise InputError(
-                f"ShardedReplayBuffer.snapshot: rings have the same name ({sorted(names)}); copy each with ReplayBuffer.snapshot"
+                f"ShardedReplayBuffer.snapshot: rings have the same name ({sorted(names)}); copy each with "
+                f"ReplayBuffer.snapshot"
             )
         if os.path.isdir(path) and os.listdir(path):
-            raise ExistsError(
-                f"ShardedReplayBuffer.snapshot: {path} is not empty; choose another path"
-            )
+            raise ExistsError(f"ShardedReplayBuffer.snapshot: {path} is not empty; choose another path")
         for ring, name in zip(rings, names, strict=True):
             ring.episodes.snapshot(os.path.join(path, name))
 
@@ -690,9 +733,13 @@ class ShardedReplayBuffer(Sampled):
         return super()._cut_of(wanted, where)
 
     def _sample(
-        self, cut: Cut, clips: Any, size: int, step: int | None = None,
+        self,
+        cut: Cut,
+        clips: Any,
+        size: int,
+        step: int | None = None,
         out: Mapping[str, Array] | None = None,
-    ) -> Batch[Array]:  # fmt: skip
+    ) -> Batch[Array]:
         if out is not None and self.engine.transitions is not None:  # an earlier batch
             out = {name: array for name, array in out.items() if name not in ("ids", "weights")}
         return super()._sample(cut, clips, size, step, out)
@@ -703,10 +750,16 @@ class ShardedReplayBuffer(Sampled):
     # -- passes and views ---------------------------------------------------------------------
 
     def view(  # type: ignore[override]
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
-        drop_all_padded: bool = False, *, where: Where | None = None, live: bool = False,
+        self,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
+        *,
+        where: Where | None = None,
+        live: bool = False,
         at: Mapping[str, Any] | None = None,
-    ) -> ShardedView:  # fmt: skip
+    ) -> ShardedView:
         """Return a dataset of what is stored now, as `ReplayBuffer.view` does.
 
         Raises:
@@ -727,11 +780,18 @@ class ShardedReplayBuffer(Sampled):
         return ShardedView.of(self)
 
     def split(  # type: ignore[override]
-        self, train: float | Sequence[float] = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
-        columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
+        self,
+        train: float | Sequence[float] = 0.9,
+        seed: int = 0,
+        *,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
         where: Where | None = None,
-    ) -> tuple[ShardedView, ...]:  # fmt: skip
-        """Return views that share no episode: `train` of the episodes of each ring, and the rest; see `Dataset.split`."""
+    ) -> tuple[ShardedView, ...]:
+        """Return views that share no episode: `train` of the episodes of each ring, and the rest; see
+        `Dataset.split`."""
         made = self.view(window, columns, anchors, drop_all_padded, where=where)
         return made.split(train, seed)
 
@@ -746,7 +806,8 @@ class ShardedReplayBuffer(Sampled):
         self.engine.flush("ShardedReplayBuffer.flush")
 
     def close(self) -> None:
-        """Force what `state` keeps to the disk, and release the files of all rings. A closed buffer raises ClosedError on use; closing twice is allowed."""
+        """Force what `state` keeps to the disk, and release the files of all rings. A closed buffer raises ClosedError
+        on use; closing twice is allowed."""
         self.engine.close()
 
     def __enter__(self) -> ShardedReplayBuffer:
@@ -759,10 +820,12 @@ class ShardedReplayBuffer(Sampled):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle paths, settings and ring numbers. A callable without an importable name is refused."""
         return {
-            "num_steps": self.num_steps, "frameskip": self.frameskip,
-            "transform": sendable("ShardedReplayBuffer", "transform", self.transform), "engine": self.engine.to_send(),
+            "num_steps": self.num_steps,
+            "frameskip": self.frameskip,
+            "transform": sendable("ShardedReplayBuffer", "transform", self.transform),
+            "engine": self.engine.to_send(),
             "pace": self.pace,
-        }  # fmt: skip
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "engine": ShardEngine.received(state["engine"])})

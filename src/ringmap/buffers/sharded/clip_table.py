@@ -2,15 +2,17 @@
 
     ring 0: clips [0, 30)    ring 1: clips [30, 50)    ...        counts
     episodes of all rings    ends   12 30 | 41 50 | ...           clips up to each episode
-                             shifts                               from the number of a clip to its id: ring number and position
+                             shifts                               from the number of a clip to its id: ring number and
+                             position
 
-A draw of one number for each clip, over all rings, is in random order: no half of a batch comes from a ring of its own. With `weights`
-a number for the ring is drawn first.
-A draw that asked each ring took 18 us for each; the search takes 0.05 us a clip. What it costs is the joining of the arrays, after a
+A draw of one number for each clip, over all rings, is in random order: no half of a batch comes from a ring of its own.
+With `weights` a number for the ring is drawn first.
+A draw that asked each ring took 18 us for each; the search takes 0.05 us a clip. What it costs is the joining of the
+arrays, after a
 commit in any ring: 0.1 us for 100 episodes.
 
-Invariants: as of the moment when each ring was last counted; a clip that was evicted since is found by the look after the copy.
-Not here: episodes in parts, whose clips their own ring draws.
+Invariants: as of the moment when each ring was last counted; a clip that was evicted since is found by the look after
+the copy. Not here: episodes in parts, whose clips their own ring draws.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class ClipTable:
         self._joined: tuple[Array, Array, list[int]] | None = None
 
     def follow(self, changes: Array) -> None:
-        """Count the rings anew that changed; `changes`: how often each has. For a caller that holds the engine's lock."""
+        """Count the rings anew that changed; `changes`: how often each has. For a caller that holds the engine's
+        lock."""
         if self._changes.tobytes() == changes.tobytes():
             return
         for place in (self._changes != changes).nonzero()[0].tolist():
@@ -98,9 +101,7 @@ class ClipTable:
                 ids[lost] = again
         return ids
 
-    def _numbers(
-        self, size: int, ends: Array, shares: Array | None, rng: np.random.Generator
-    ) -> Array | None:
+    def _numbers(self, size: int, ends: Array, shares: Array | None, rng: np.random.Generator) -> Array | None:
         """Return numbers of clips, counted over all rings; None when there are none."""
         total = int(ends[-1]) if len(ends) else 0
         if not total:
@@ -117,10 +118,9 @@ class ClipTable:
         numbers: Array = firsts + (rng.random(size) * counts).astype(np.int64)
         return numbers
 
-    def _draw_alone(
-        self, alone: list[int], numbers: Array, ids: Array, rng: np.random.Generator
-    ) -> Array:
-        """Let the rings whose episodes are in parts draw their clips; return which found none: the ring was cleared meanwhile."""
+    def _draw_alone(self, alone: list[int], numbers: Array, ids: Array, rng: np.random.Generator) -> Array:
+        """Let the rings whose episodes are in parts draw their clips; return which found none: the ring was cleared
+        meanwhile."""
         stops, lost = self.counts.cumsum(), list[Array]()
         for place in alone:
             stop = int(stops[place])

@@ -4,8 +4,8 @@
     ring 1                             20  20      50 50               5  6      7  8
     by time                        10  10  10  20 20  40  40  50 50
 
-A sampler that goes by age asks for the clip with so many newer ones. Only the newest clips of each ring are put in order: as many as the
-oldest that is asked for has newer ones.
+A sampler that goes by age asks for the clip with so many newer ones. Only the newest clips of each ring are put in
+order: as many as the oldest that is asked for has newer ones.
 
 Invariants: the clips of one ring are in the order of its ids; clips of the same moment in that of their rings.
 Not here: draws (engine.py), who gives a commit its time (storage/commit).
@@ -41,7 +41,8 @@ class CommitTimes:
         self._starts = self._times = np.empty(0, np.int64)
 
     def __call__(self, starts: Array) -> Array:
-        """Return the times of the commits of these episodes, or parts, by the positions of their first steps, in ns since 1970.
+        """Return the times of the commits of these episodes, or parts, by the positions of their first steps, in ns
+        since 1970.
 
         For a caller that holds the ring's `memory`. O(episodes committed since), and a search for each.
         """

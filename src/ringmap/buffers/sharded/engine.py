@@ -2,7 +2,8 @@
 
     look     every ring, without a system call (members.py)
     draw     one draw and one search for all clips, however many rings there are (clip_table.py)
-    read     one copy for each column (clips/adjacent.py), or one for each ring (clips/many.py) where columns are compressed, items
+    read     one copy for each column (clips/adjacent.py), or one for each ring (clips/many.py) where columns are
+    compressed, items
              padded or episodes in parts; bad clips are redrawn, from the others if their ring is gone
 
 Invariants: those of `Engine`; a ring is looked at, read and redrawn by its own protocol; no ring waits for another.
@@ -89,7 +90,8 @@ class ShardEngine(Engine):
         sampler: as for `Engine`.
         seed: of the generator.
         threads: as for `ReplayBuffer`.
-        state: keeps the priorities of a prioritized sampler, and values written back; None: the former are in memory alone.
+        state: keeps the priorities of a prioritized sampler, and values written back; None: the former are in memory
+            alone.
         power: whether values that are written back are durable when `update` returns.
         retiring: which rings are removed; None: none. A copy in another process removes none.
 
@@ -98,10 +100,16 @@ class ShardEngine(Engine):
     """
 
     def __init__(
-        self, rings: Rings, weights: Weights = "clips", sampler: Sampler | None = None, seed: int | None = None,
-        threads: int | None = None, state: LearnerState | None = None,
-        retiring: Retiring | None = None, power: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rings: Rings,
+        weights: Weights = "clips",
+        sampler: Sampler | None = None,
+        seed: int | None = None,
+        threads: int | None = None,
+        state: LearnerState | None = None,
+        retiring: Retiring | None = None,
+        power: bool = False,
+    ) -> None:
         super().__init__(None, sampler, seed)
         self.rings = rings
         self.watch, self.pulse = Readahead(DISK.system), Pulse()
@@ -120,13 +128,15 @@ class ShardEngine(Engine):
         name = type(sampler.given).__name__
         if self.weights != "clips":
             raise InputError(
-                f"{_WHERE}: weights={self.weights!r} contradict a {name}: both say how often each clip is drawn; leave one of them out"
+                f"{_WHERE}: weights={self.weights!r} contradict a {name}: both say how often each clip is drawn; leave "
+                f"one of them out"
             )
         if isinstance(sampler, PrioritizedSampler):
             return FleetPriorities(sampler, self.members, self.state)
         if not (sampler.any_order or sampler.by_age):
             raise InputError(
-                f"{_WHERE}: the clips of many rings have ids ring by ring, and the sampler {name} may take the highest for the newest; "
+                f"{_WHERE}: the clips of many rings have ids ring by ring, and the sampler {name} may take the highest "
+                f"for the newest; "
                 "set any_order = True on it if it does not, draw with a RecencySampler, or from the rings apart"
             )
         return sampler
@@ -290,9 +300,7 @@ class ShardEngine(Engine):
                     self.retire(ring, f"{_WHERE}(retire_after=...)")
                 except LockedError:  # a collector was faster
                     continue
-                log.info(
-                    "%s: removed the ring %s: retire_after=%s", _WHERE, ring.name, retiring.limits
-                )
+                log.info("%s: removed the ring %s: retire_after=%s", _WHERE, ring.name, retiring.limits)
                 removed = True
         return removed
 
@@ -353,9 +361,7 @@ class ShardEngine(Engine):
                 raise NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
             return drawn
         with self.members.lock:
-            self._is_drawing = (
-                True  # the ids of a sampler are of this moment, not of one that was told
-            )
+            self._is_drawing = True  # the ids of a sampler are of this moment, not of one that was told
             try:
                 moment = self._moment(cut, shared=False)
                 if not moment.clips:
@@ -376,7 +382,8 @@ class ShardEngine(Engine):
             return Drawn(found, weigh=sampler.weigh())
 
     def _by_age(self, ids: Array, ranges: list[tuple[Ring, ClipRange]]) -> Array:
-        """Return the ids, ring by ring, of clips that a sampler names by their order in time; `ranges`: the clips of each ring."""
+        """Return the ids, ring by ring, of clips that a sampler names by their order in time; `ranges`: the clips of
+        each ring."""
         rings, times = list[Clips](), self._times
         for ring, clips in ranges:
             known = times.get(ring.number)
@@ -386,7 +393,8 @@ class ShardEngine(Engine):
         return in_order(ids, rings)
 
     def draw_among(self, view: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
-        """Draw `size` clips of a view, as `draw` does; `view`: its `ranges` are the clips to draw from, ring by ring."""
+        """Draw `size` clips of a view, as `draw` does; `view`: its `ranges` are the clips to draw from, ring by
+        ring."""
         self.look_everywhere()
         step, sampler = self.next_step(step), self.sampler
         with self.members.lock:
@@ -407,7 +415,8 @@ class ShardEngine(Engine):
             wrong = (ids < 0) | (ids >= count)
             if wrong.any():
                 raise ClipIndexError(
-                    f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for {count} clips"
+                    f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for {count} "
+                    f"clips"
                 )
             if sampler.by_age:
                 ids = self._by_age(ids, ranges)
@@ -480,7 +489,8 @@ class ShardEngine(Engine):
         return found
 
     def replaced(self, positions: Array, cut: Cut, redraw: Redraw | None = None) -> Array:
-        """Return the ids with clips of any ring in place of those that are GONE, which were counted where they were found."""
+        """Return the ids with clips of any ring in place of those that are GONE, which were counted where they were
+        found."""
         if not len(positions) or lowest(positions) != GONE:
             return positions
         gone, positions = positions == GONE, positions.copy()
@@ -502,7 +512,8 @@ class ShardEngine(Engine):
         return drawn
 
     def _newest(self, ids: Array) -> Array:
-        """Return of each column the id that lies nearest to the head of its ring, by the steps that the ring holds; `ids`: `(n, B)`."""
+        """Return of each column the id that lies nearest to the head of its ring, by the steps that the ring holds;
+        `ids`: `(n, B)`."""
         numbers, local = apart(ids)
         ages = np.ones(ids.shape)  # of a ring that is gone
         for ring in self.members.open:
@@ -515,9 +526,16 @@ class ShardEngine(Engine):
     # -- reads --------------------------------------------------------------------------------
 
     def read(
-        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
-        crossing: Crossing | None = None, redraw: Redraw | None = None, *, numbers: EpisodeMoment | None = None,
-    ) -> dict[str, Array]:  # fmt: skip
+        self,
+        positions: Array,
+        cut: Cut,
+        out: dict[str, Array] | None = None,
+        asked: bool = False,
+        crossing: Crossing | None = None,
+        redraw: Redraw | None = None,
+        *,
+        numbers: EpisodeMoment | None = None,
+    ) -> dict[str, Array]:
         """Return the clips with these ids, as `Engine.read` does; `positions` shows which were redrawn."""
         self.check_open()
         numbers = self.numbering(cut) if numbers is None else numbers
@@ -535,14 +553,17 @@ class ShardEngine(Engine):
         if not cut.computed or cut.episode_numbers is not None:
             return None
         members = self.members
-        return EpisodeMoment(
-            lambda: [(ring.source, partial(joined, ring.number)) for ring in members.open]
-        )
+        return EpisodeMoment(lambda: [(ring.source, partial(joined, ring.number)) for ring in members.open])
 
     def _read(
-        self, positions: Array, cut: Cut, out: dict[str, Array] | None, asked: bool, redraw: Redraw | None,
+        self,
+        positions: Array,
+        cut: Cut,
+        out: dict[str, Array] | None,
+        asked: bool,
+        redraw: Redraw | None,
         numbers: EpisodeMoment | None,
-    ) -> dict[str, Array]:  # fmt: skip
+    ) -> dict[str, Array]:
         size = len(positions)
         batch: dict[str, Array] = {} if out is None else dict(out)
         if size:
@@ -554,7 +575,8 @@ class ShardEngine(Engine):
         draw = redraw or partial(self._redrawn, cut=cut)
 
         def newer(count: int) -> Array:
-            """Draw for each clip the newest of so many, as a reader of one ring does that is overtaken again and again."""
+            """Draw for each clip the newest of so many, as a reader of one ring does that is overtaken again and
+            again."""
             nonlocal choices
             choices = min(2 * choices or 1, MOST_CHOICES)
             return self._newest(draw(count * choices).reshape(choices, count))
@@ -597,7 +619,7 @@ class ShardEngine(Engine):
 
     def _read_adjacent(
         self, positions: Array, cut: Cut, batch: dict[str, Array], is_given: bool, asked: bool
-    ) -> Array | None:  # fmt: skip
+    ) -> Array | None:
         """Read the clips from all rings at once; return the places of those that are still to be read.
 
         Returns:
@@ -644,8 +666,14 @@ class ShardEngine(Engine):
                 self.members.drop(ring, error)
 
     def _gather(
-        self, positions: Array, which: Array, cut: Cut, size: int, batch: dict[str, Array], numbers: EpisodeMoment | None
-    ) -> list[Array]:  # fmt: skip
+        self,
+        positions: Array,
+        which: Array,
+        cut: Cut,
+        size: int,
+        batch: dict[str, Array],
+        numbers: EpisodeMoment | None,
+    ) -> list[Array]:
         homes, local = apart(positions.take(which))
         pieces, bad = list[Piece](), list[Array]()
         for number, places in groups(homes):
@@ -663,7 +691,8 @@ class ShardEngine(Engine):
         return bad + gather_many(pieces, cut, size, batch, self.num_threads, fail)
 
     def _cut_in(self, ring: Ring, cut: Cut) -> Cut:
-        """Return the cut as one ring computes it: episodes are numbered over all rings, functions see the whole batch."""
+        """Return the cut as one ring computes it: episodes are numbered over all rings, functions see the whole
+        batch."""
         if not (cut.needs_bounds or cut.functions or ring.source.live.chains is not None):
             return cut
         found = self._cuts.get((id(cut), ring.number))
@@ -672,9 +701,7 @@ class ShardEngine(Engine):
                 self._cuts.clear()
             ids, given = partial(joined, ring.number), cut.episode_numbers
             of_view = None if given is None else lambda starts: given(ids(starts))
-            own = replace(
-                cut, functions=(), episode_numbers=of_view, step_ids=ids, ring=ring.number
-            )
+            own = replace(cut, functions=(), episode_numbers=of_view, step_ids=ids, ring=ring.number)
             found = self._cuts[id(cut), ring.number] = cut, own, ring
         return found[1]
 
@@ -751,9 +778,7 @@ class ShardEngine(Engine):
         return all(ring.buffer.engine.has_lanes for ring in self.members.open)
 
     def _own_redraws(self) -> int:
-        return (
-            self._redraws + self._redraws_gone + sum(reader.num_redraws for reader in self.readers)
-        )
+        return self._redraws + self._redraws_gone + sum(reader.num_redraws for reader in self.readers)
 
     @property
     def num_redraws(self) -> int:
@@ -771,7 +796,10 @@ class ShardEngine(Engine):
         if not self.members.open:
             return f"no ring {self.rings.where} can be read{self.rings.why}; start a collector"
         if held == "transitions":
-            return f"0 transitions are stored {self.rings.where}; add some first (readers see them with the commit: flush())"
+            return (
+                f"0 transitions are stored {self.rings.where}; add some first (readers see them with the commit: "
+                f"flush())"
+            )
         lengths = [ring.episodes.lengths for ring in self.members.open]
         return cut.why_none(np.concatenate(lengths))
 
@@ -789,7 +817,8 @@ class ShardEngine(Engine):
             InputError: always.
         """
         raise InputError(
-            f"{_WHERE}: this sampler draws by episode or position, which it can in a single ring; use one that asks for "
+            f"{_WHERE}: this sampler draws by episode or position, which it can in a single ring; use one that asks "
+            f"for "
             "num_valid_ends only, a PrioritizedSampler, or draw from the rings apart"
         )
 
@@ -819,12 +848,14 @@ class ShardEngine(Engine):
         self.check_open()
         if self.values is None or self.state is None:
             raise InputError(
-                f"{where}: values are kept in the learner's own directory, since each ring has a writer of its own; open the buffer with "
+                f"{where}: values are kept in the learner's own directory, since each ring has a writer of its own; "
+                f"open the buffer with "
                 "state=DIR"
             )
         if not self.state.is_writable:
             raise ReadOnlyError(
-                f"{where}: this is a copy in another process, and only reads; update in the process that opened state={self.state.path}"
+                f"{where}: this is a copy in another process, and only reads; update in the process that opened "
+                f"state={self.state.path}"
             )
         return self.values
 
@@ -888,11 +919,23 @@ class ShardEngine(Engine):
         """Return what `received` builds a copy from: paths, settings and ring numbers."""
         rings = self.rings
         return {
-            "paths": rings.paths, "options": rings.options, "on_bad": rings.on_bad, "uuids": list(rings.numbers.uuids),
-            "schema": rings.schema, "columns": rings.columns, "told": rings.told, "facts": rings.facts, "sums": rings.sums, "asked": rings.asked, "weights": self.weights, "threads": self.threads,
-            "sampler": sendable(_WHERE, "sampler", self.sampler.given), "loader_state": self.pins.loader_state,
-            "state": None if self.state is None else self.state.path, "seed_key": self.seed_key,
-        }  # fmt: skip
+            "paths": rings.paths,
+            "options": rings.options,
+            "on_bad": rings.on_bad,
+            "uuids": list(rings.numbers.uuids),
+            "schema": rings.schema,
+            "columns": rings.columns,
+            "told": rings.told,
+            "facts": rings.facts,
+            "sums": rings.sums,
+            "asked": rings.asked,
+            "weights": self.weights,
+            "threads": self.threads,
+            "sampler": sendable(_WHERE, "sampler", self.sampler.given),
+            "loader_state": self.pins.loader_state,
+            "state": None if self.state is None else self.state.path,
+            "seed_key": self.seed_key,
+        }
 
     @classmethod
     def received(cls, state: Mapping[str, Any]) -> ShardEngine:
@@ -900,12 +943,10 @@ class ShardEngine(Engine):
         numbers = RingNumbers(state["uuids"])
         rings = Rings(
             state["paths"], state["options"], state["on_bad"], numbers, state["sums"], state["asked"], state["told"]
-        )  # fmt: skip
+        )
         rings.schema, rings.columns, rings.facts = state["schema"], state["columns"], state["facts"]
         kept = None if state["state"] is None else LearnerState(state["state"], write=False)
-        engine = cls(
-            rings, state["weights"], state["sampler"], threads=state["threads"], state=kept
-        )
+        engine = cls(rings, state["weights"], state["sampler"], threads=state["threads"], state=kept)
         engine.seed_key = state["seed_key"]
         if state["loader_state"] is not None:
             engine._begin(state["loader_state"])

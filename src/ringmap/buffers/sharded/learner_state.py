@@ -55,21 +55,21 @@ class LearnerState:
         if not write:
             return
         if os.path.lexists(Paths(path).manifest):
-            raise InputError(
-                f"{_WHERE}: state={path} is a ring; give a directory of the learner's own"
-            )
+            raise InputError(f"{_WHERE}: state={path} is a ring; give a directory of the learner's own")
         with clear_errors(_WHERE, path):
             make_folder(self.disk, path)
         if self.disk.system.is_network(path):
             raise EnvironmentFault(
-                f"{_WHERE}: state={path} lies on a network file system, whose locks are not ours; give one on a local disk"
+                f"{_WHERE}: state={path} lies on a network file system, whose locks are not ours; give one on a local "
+                f"disk"
             )
         lock = WriterLock(self.disk, os.path.join(path, _LOCK), path)
         try:
             lock.acquire()
         except LockedError:
             raise LockedError(
-                f"{_WHERE}: state={path} is held by {describe(holder_of(lock.path))}; give each learner its own, or close the other one"
+                f"{_WHERE}: state={path} is held by {describe(holder_of(lock.path))}; give each learner its own, or "
+                f"close the other one"
             ) from None
         self._lock = lock
         try:
@@ -80,7 +80,8 @@ class LearnerState:
             raise
 
     def _drop_after_a_reboot(self) -> None:
-        """Drop the priorities of another boot: a ring may have lost rows with it, and given their positions to others."""
+        """Drop the priorities of another boot: a ring may have lost rows with it, and given their positions to
+        others."""
         boot, at = self.disk.boot_id() or b"", os.path.join(self.path, _BOOT)
         known = self.disk.read_file(at, _BOOT_MOST) if self.disk.exists(at) else None
         if known == boot:
@@ -90,7 +91,8 @@ class LearnerState:
         self.disk.put(at, at + ".tmp", boot, synced=True)
 
     def drop(self, uuid: str, *kinds: type[Sidecar]) -> None:
-        """Remove what is kept of a ring, by its uuid in hexadecimal; nothing for another name. `kinds`: all, unless some are named."""
+        """Remove what is kept of a ring, by its uuid in hexadecimal; nothing for another name. `kinds`: all, unless
+        some are named."""
         folder = os.path.join(self.path, uuid)
         if self.is_writable and len(uuid) == 32 and self.disk.is_folder(folder):
             for kind in kinds or (PriorityFile, MutableValues):

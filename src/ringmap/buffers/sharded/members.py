@@ -4,9 +4,9 @@
     each 0.1 s      is the directory still at its path: one system call for each ring, the rings in turn
     each second     are there new ones: one look at the directory
 
-Invariants: what belongs to one set of rings is one object, which is replaced by one assignment: an interrupt leaves the old set or the
-new one. `changes` has counted every commit that a ring's memory holds; who changes anything holds `lock`, and a look is refused in the
-middle of a look of the same thread (by a signal handler).
+Invariants: what belongs to one set of rings is one object, which is replaced by one assignment: an interrupt leaves the
+old set or the new one. `changes` has counted every commit that a ring's memory holds; who changes anything holds
+`lock`, and a look is refused in the middle of a look of the same thread (by a signal handler).
 Not here: how a ring is found and opened (rings.py), ids and draws (engine.py).
 """
 
@@ -59,12 +59,11 @@ class Members:
     Args:
         rings: what finds and opens them.
         changed: called when others are open than before, with those that left.
-        only_known: tells whether rings without a number are left for later: the process that owns the loader numbers them.
+        only_known: tells whether rings without a number are left for later: the process that owns the loader numbers
+            them.
     """
 
-    def __init__(
-        self, rings: Rings, changed: Callable[[list[Ring]], None], only_known: Callable[[], bool]
-    ) -> None:  # fmt: skip
+    def __init__(self, rings: Rings, changed: Callable[[list[Ring]], None], only_known: Callable[[], bool]) -> None:
         self.rings = rings
         self._changed, self._only_known = changed, only_known
         self.begin()
@@ -111,7 +110,8 @@ class Members:
                 break
             time.sleep(min(0.05, left))
         raise NoClipsError(
-            f"{_WHERE}: no ring {self.rings.where} after {wait_s:g} s{self.rings.why}; start a collector, whose path= is a "
+            f"{_WHERE}: no ring {self.rings.where} after {wait_s:g} s{self.rings.why}; start a collector, whose path= "
+            f"is a "
             "directory there, or wait longer (wait_s=)"
         )
 

@@ -5,8 +5,8 @@
     the loader's process   moment -> told        for each number: the ring's uuid, its head, its clips
     a worker               moment <- told
 
-Invariants: the ids of a reader do not change until it is refreshed, also if a ring leaves; a worker counts clips as the process that
-owns its loader, and numbers no ring that this process has not numbered.
+Invariants: the ids of a reader do not change until it is refreshed, also if a ring leaves; a worker counts clips as the
+process that owns its loader, and numbers no ring that this process has not numbered.
 Not here: what is done with a clip whose ring is away (engine.py).
 """
 
@@ -39,7 +39,8 @@ def told_state() -> LoaderState:
 
 
 class Moment(NamedTuple):
-    """The clips of a cut at one moment: those of the ring `numbers[i]` have the ids up to `ends[i]`; not pinned: it is away."""
+    """The clips of a cut at one moment: those of the ring `numbers[i]` have the ids up to `ends[i]`; not pinned: it is
+    away."""
 
     numbers: list[int]
     pinned: list[Pinned | None]
@@ -114,7 +115,8 @@ class Moments:
         self._state.tell(*numbers)
 
     def learn(self) -> list[tuple[int, int]] | None:
-        """Take over the ring numbers that were told; return head and clips of each ring in the moment that was, None for none."""
+        """Take over the ring numbers that were told; return head and clips of each ring in the moment that was, None
+        for none."""
         if not self.is_led:
             return None
         told, uuids = self._state.told(), self._members.rings.numbers.uuids

@@ -2,8 +2,8 @@
 
     id, 62 bits   [ ring number: 14 | position on that ring: 48 ]      of ring 0 an id is the position itself
 
-Invariants: the table of uuids only grows, and a ring has one number for as long as the table lives, also while it is away;
-what has the table, such as a worker, understands the ids.
+Invariants: the table of uuids only grows, and a ring has one number for as long as the table lives, also while it is
+away; what has the table, such as a worker, understands the ids.
 Not here: where rings lie (rings.py).
 """
 

@@ -5,8 +5,8 @@
 
     update_priorities(ids, values)  ->  ring, position  ->  its tree and its file
 
-Invariants: a clip's chance is its mass over the masses of all rings; a tree follows the evictions of its own ring; a new clip has
-the highest priority that a clip of any ring ever had.
+Invariants: a clip's chance is its mass over the masses of all rings; a tree follows the evictions of its own ring; a
+new clip has the highest priority that a clip of any ring ever had.
 Not here: a tree and what follows a ring (clips/samplers/prioritized.py), files (learner_state.py).
 """
 
@@ -47,20 +47,21 @@ class FleetPriorities(BaseSampler):
     Raises:
         InputError: the sampler draws by rank.
 
-    Cost: a draw of B clips O(B log rows), and about 30 us for each ring that it touches; an update as many, and a write for each
-        ring. A ring without commits since the last draw costs nothing. A draw of other windows than the last one O(rows).
+    Cost: a draw of B clips O(B log rows), and about 30 us for each ring that it touches; an update as many, and a write
+    for each
+        ring. A ring without commits since the last draw costs nothing. A draw of other windows than the last one
+        O(rows).
 
     Processes and threads: for callers that hold the lock of `members`, but for `update_priorities`, which takes it.
     """
 
     has_priorities = True
 
-    def __init__(
-        self, given: PrioritizedSampler, members: Members, state: LearnerState | None
-    ) -> None:
+    def __init__(self, given: PrioritizedSampler, members: Members, state: LearnerState | None) -> None:
         if given.kind != "proportional":
             raise InputError(
-                f"{_WHERE}: PrioritizedSampler(kind={given.kind!r}) can't span rings, since no ring knows the ranks in the others; use "
+                f"{_WHERE}: PrioritizedSampler(kind={given.kind!r}) can't span rings, since no ring knows the ranks in "
+                f"the others; use "
                 "kind='proportional'"
             )
         self._given, self._members, self._state = given, members, state
@@ -107,12 +108,7 @@ class FleetPriorities(BaseSampler):
         """Bring the trees of rings that changed up to date: with the clips of all rings, or of a view."""
         rings, changes = self._members.open, self._members.changes
         known = self._cut
-        if (
-            rings is not self._rings
-            or known is None
-            or known.anchors != cut.anchors
-            or self._view is not view
-        ):
+        if rings is not self._rings or known is None or known.anchors != cut.anchors or self._view is not view:
             for ring in rings:  # all are loaded before a new clip gets the highest priority
                 tree = self._tree_of(ring)
                 tree.attach(ring.source)
@@ -154,13 +150,15 @@ class FleetPriorities(BaseSampler):
         return Drawn(ids, weigh=self._given.weigher(ids.copy(), odds, step))
 
     def mass(self, cut: Cut) -> float:
-        """Return the mass of all clips that exist now, as `draw` would find it: their chance against those of other buffers."""
+        """Return the mass of all clips that exist now, as `draw` would find it: their chance against those of other
+        buffers."""
         with self._members.lock:
             self._follow(cut)
             return float(self._masses.sum())
 
     def masses(self, ids: Array) -> Array:
-        """Return the mass of each clip, as of the last draw; of one that is gone, and was drawn again uniformly, the mean of all."""
+        """Return the mass of each clip, as of the last draw; of one that is gone, and was drawn again uniformly, the
+        mean of all."""
         with self._members.lock:
             found = np.full(len(ids), self._masses.sum() / max(1, self._counts.sum()))
             numbers, positions = apart(ids)
@@ -172,7 +170,8 @@ class FleetPriorities(BaseSampler):
         return found
 
     def update_priorities(self, ids: Any, values: Any) -> int:
-        """Set the priorities of clips, and store them; return the number updated: those evicted, or whose ring left, are skipped.
+        """Set the priorities of clips, and store them; return the number updated: those evicted, or whose ring left,
+        are skipped.
 
         Raises:
             InputError: shapes differ, a value is not valid, or nothing was drawn before. Nothing was changed.
@@ -188,11 +187,7 @@ class FleetPriorities(BaseSampler):
             known = {ring.number: place for place, ring in enumerate(self._rings)}
             for number, at in groups(numbers):
                 place, tree = known.get(number), self._trees.get(number)
-                if (
-                    place is None
-                    or tree is None
-                    or self._members.of(number) is not self._rings[place]
-                ):
+                if place is None or tree is None or self._members.of(number) is not self._rings[place]:
                     continue
                 done += tree.put(self._windows[place], local[at], priorities[at])
                 self._highest = max(self._highest, tree.highest)
@@ -225,7 +220,8 @@ class FleetPriorities(BaseSampler):
             rings = state.get("rings", {})
             if not isinstance(rings, Mapping):
                 raise InputError(
-                    f"{_WHERE}.load_state_dict: rings must be the states of rings by name, got {rings!r}; nothing was changed"
+                    f"{_WHERE}.load_state_dict: rings must be the states of rings by name, got {rings!r}; nothing was "
+                    f"changed"
                 )
             for kept in rings.values():
                 self._given.check_state_dict(kept)

@@ -3,8 +3,8 @@
     due        which, oldest last commit first          "idle_s", "steps", "nbytes"
     remove     its writer's lock -> rename to retired/ -> delete
 
-Invariants: a ring whose lock another process holds stays; the rename takes it from all readers and writers at once, so that a kill
-in the middle leaves no half of a ring at its place.
+Invariants: a ring whose lock another process holds stays; the rename takes it from all readers and writers at once, so
+that a kill in the middle leaves no half of a ring at its place.
 Not here: what readers do without a ring (rings.py).
 """
 
@@ -58,7 +58,8 @@ def remove_ring(folder: str, where: str, disk: Disk | None = None) -> None:
             lock.acquire()
         except LockedError:
             raise LockedError(
-                f"{where}: {folder} is written by {describe(holder_of(lock.path))}; a ring is removed once nobody writes it"
+                f"{where}: {folder} is written by {describe(holder_of(lock.path))}; a ring is removed once nobody "
+                f"writes it"
             ) from None
         try:
             make_folder(disk, beside)
@@ -78,8 +79,8 @@ class Retiring:
     """Which rings are to be removed.
 
     Args:
-        limits: "idle_s": seconds since the last commit; "steps": that came into other rings since; "nbytes": what all rings may take
-            on the disk.
+        limits: "idle_s": seconds since the last commit; "steps": that came into other rings since; "nbytes": what all
+            rings may take on the disk.
 
     Raises:
         InputError: another limit, or not a positive number.
@@ -89,16 +90,15 @@ class Retiring:
         where = "ShardedReplayBuffer"
         if not isinstance(limits, Mapping) or not limits or any(n not in _LIMITS for n in limits):
             raise InputError(
-                f"{where}: retire_after must name limits, such as {{'idle_s': 3600}}, among {', '.join(_LIMITS)}, got {limits!r}"
+                f"{where}: retire_after must name limits, such as {{'idle_s': 3600}}, among {', '.join(_LIMITS)}, got "
+                f"{limits!r}"
             )
         self.limits: dict[str, float] = {}
         for name, value in limits.items():
             limit = positive_real(where, f"retire_after[{name!r}]", value)
             self.limits[name] = int(limit) if limit.is_integer() else limit
         self._came = 0
-        self._heads: dict[
-            bytes, tuple[int, int]
-        ] = {}  # uuid -> head, and what had come when it changed
+        self._heads: dict[bytes, tuple[int, int]] = {}  # uuid -> head, and what had come when it changed
 
     def due(self, rings: Sequence[Ring]) -> list[Ring]:
         """Return the rings beyond a limit, oldest last commit first; those that a process writes are left out.

@@ -8,12 +8,13 @@
                    on_bad="raise": an error of each draw, until it is read again or gone
                    on_bad="skip": a warning at each change; looked at again after 1, 2, 4, ... 60 s
 
-A place without a manifest is no ring; one of which that can't be told is a ring that can't be read. A ring holds episodes or
-transitions, as its columns say. Where they are not known yet, it is opened as one of episodes, and again as one of transitions when
-they come.
+A place without a manifest is no ring; one of which that can't be told is a ring that can't be read. A ring holds
+episodes or transitions, as its columns say. Where they are not known yet, it is opened as one of episodes, and again as
+one of transitions when they come.
 
-Invariants: no two open rings have the same uuid; all have the columns of the first one; whoever calls `scan` or `set_aside` hears
-of a change by a new `open`, and of problems by `report`; where the folder can't be listed, the rings that are open stay.
+Invariants: no two open rings have the same uuid; all have the columns of the first one; whoever calls `scan` or
+`set_aside` hears of a change by a new `open`, and of problems by `report`; where the folder can't be listed, the rings
+that are open stay.
 Not here: draws and gathers (engine.py), what users see of a ring (buffer.py).
 """
 
@@ -64,7 +65,8 @@ _WHERE = "ShardedReplayBuffer"
 _FIRST_S, _LAST_S = 1.0, 60.0
 
 _HELD = 5
-"""Descriptors of an open ring, at most: its directory, the states, the records, newer values of mutable columns, the data of an episode."""
+"""Descriptors of an open ring, at most: its directory, the states, the records, newer values of mutable columns, the
+data of an episode."""
 _SPARE = 32
 """Descriptors that stay free for all else: what is open for a moment, a caller's own files."""
 
@@ -73,7 +75,8 @@ _SPARE = 32
 class Ring:
     """One open ring.
 
-    `number`: see numbers.py; `name`: as users know it; `buffer`: reads it alone; `episodes`: the same, of a ring of episodes.
+    `number`: see numbers.py; `name`: as users know it; `buffer`: reads it alone; `episodes`: the same, of a ring of
+    episodes.
     """
 
     number: int
@@ -128,9 +131,15 @@ class Rings:
     """
 
     def __init__(
-        self, paths: Any, options: Mapping[str, Any], on_bad: str, numbers: RingNumbers,
-        sums: Mapping[str, Any], asked: str | None, told: Facts,
-    ) -> None:  # fmt: skip
+        self,
+        paths: Any,
+        options: Mapping[str, Any],
+        on_bad: str,
+        numbers: RingNumbers,
+        sums: Mapping[str, Any],
+        asked: str | None,
+        told: Facts,
+    ) -> None:
         self.paths = paths
         self.options = dict(options)
         self.sums, self.asked = dict(sums), asked
@@ -179,7 +188,8 @@ class Rings:
         """Say what is wrong with rings, once the caller reads from those that are open.
 
         Raises:
-            BadRingsError: all that is wrong, with on_bad="raise". With "skip" what changed since the last call is a warning.
+            BadRingsError: all that is wrong, with on_bad="raise". With "skip" what changed since the last call is a
+                warning.
         """
         if not (self.problems or self._not_listed or self._told):  # as at nearly each draw
             return
@@ -190,7 +200,8 @@ class Rings:
                 said.setdefault(str(error), []).append(folder)
             listed = "; ".join(f"{', '.join(folders)}: {why}" for why, folders in said.items())
             raise BadRingsError(
-                f"{_WHERE}: {len(wrong)} of {len(wrong) + len(self.open)} rings {self.where} can't be read: {listed}; mend them, or "
+                f"{_WHERE}: {len(wrong)} of {len(wrong) + len(self.open)} rings {self.where} can't be read: {listed}; "
+                f"mend them, or "
                 "move them away, or read on without them with on_bad='skip'",
                 wrong,
             ) from next(iter(wrong.values()))
@@ -222,7 +233,8 @@ class Rings:
         return [(name, local_path(os.path.join(paths, name))) for name in names]
 
     def scan(self, now: float, is_first: bool = False, only_known: bool = False) -> bool:
-        """Let rings leave that are gone, and join that are new; tell whether any did. What can't be read is in `report`.
+        """Let rings leave that are gone, and join that are new; tell whether any did. What can't be read is in
+        `report`.
 
         Args:
             now: monotonic seconds.
@@ -271,7 +283,8 @@ class Rings:
         return self.open is not before
 
     def _room_for(self, new: list[tuple[str, str]]) -> tuple[int, Exception]:
-        """Return how many of these rings can be opened with the descriptors that are left, and the error of the others."""
+        """Return how many of these rings can be opened with the descriptors that are left, and the error of the
+        others."""
         found = Disk().system.descriptors() if new else None
         if found is None:
             return len(new), RingmapError()
@@ -282,7 +295,8 @@ class Rings:
         could = "" if needed <= hard else f", of which the system allows {hard} here"
         return fit, EnvironmentFault(
             errno.EMFILE,
-            f"{_WHERE}: {len(new)} rings need {each} open files each, {needed} with the {used} that this process has; it may have {most}: "
+            f"{_WHERE}: {len(new)} rings need {each} open files each, {needed} with the {used} that this process has; "
+            f"it may have {most}: "
             f"run 'ulimit -n {needed}' before it starts{could}, or give fewer rings",
         )
 
@@ -295,9 +309,7 @@ class Rings:
             return _HELD + 2 * len(schema.columns if schema is not None else ())
         return _HELD
 
-    def _join(
-        self, name: str, folder: str, now: float, is_first: bool, only_known: bool
-    ) -> None:  # fmt: skip
+    def _join(self, name: str, folder: str, now: float, is_first: bool, only_known: bool) -> None:
         try:
             manifest = read_manifest(Disk(), folder)
             uuid = manifest.uuid
@@ -326,9 +338,7 @@ class Rings:
         self.problems.pop(folder, None)
         self.open = tuple(sorted((*self.open, ring), key=lambda ring: ring.number))
 
-    def _opened(
-        self, folder: str, manifest: Manifest
-    ) -> ReplayBuffer | TransitionReplayBuffer:  # fmt: skip
+    def _opened(self, folder: str, manifest: Manifest) -> ReplayBuffer | TransitionReplayBuffer:
         """Open a ring, given what it says of itself: rows of transitions alone while it has no columns."""
         if manifest.kind != TRANSITIONS:
             return ReplayBuffer.open(folder, **self.options)
@@ -345,13 +355,15 @@ class Rings:
         """Raise if the caller's arguments are for rings of the other kind than the first one."""
         if is_transitions and self.asked is not None:
             raise self._error_of_call(
-                f"{self.asked}, but {folder} holds transitions, which are single steps; leave it out (the writer's frame_stack= makes "
+                f"{self.asked}, but {folder} holds transitions, which are single steps; leave it out (the writer's "
+                f"frame_stack= makes "
                 "stacks)"
             )
         if not is_transitions and self.sums:
             given = " and ".join(f"{name}={value!r}" for name, value in self.sums.items())
             raise self._error_of_call(
-                f"{given} is for transitions, but {folder} holds episodes; leave it out, and draw with sample(window={{...: NStep(...)}})"
+                f"{given} is for transitions, but {folder} holds episodes; leave it out, and draw with "
+                f"sample(window={{...: NStep(...)}})"
             )
 
     def compare(self, ring: Ring) -> bool:
@@ -382,7 +394,8 @@ class Rings:
         elif set(schema.columns) != set(known.columns):
             differ = sorted(map(str, set(schema.columns) ^ set(known.columns)))
             raise InputError(
-                f"{_WHERE}: {ring.folder} has other columns than the rings before it ({', '.join(differ)} on one side only); give "
+                f"{_WHERE}: {ring.folder} has other columns than the rings before it ({', '.join(differ)} on one side "
+                f"only); give "
                 "rings of one schema"
             )
         if is_transitions:
@@ -390,18 +403,15 @@ class Rings:
             return True
         if not ring.source.seq:
             return True
-        stored = self.told.over(
-            Facts.of(Options.remembered(ring.source.manifest.settings, ring.folder))
-        )
-        if stored != Facts.of(
-            ring.episodes
-        ):  # it was opened before its writer said so, or another rate is named
+        stored = self.told.over(Facts.of(Options.remembered(ring.source.manifest.settings, ring.folder)))
+        if stored != Facts.of(ring.episodes):  # it was opened before its writer said so, or another rate is named
             stored.give(ring.episodes)
         if not self._is_settled:
             self.facts, self._is_settled = stored, True
         elif stored.reward_at != self.facts.reward_at:
             raise InputError(
-                f"{_WHERE}: {ring.folder} has reward_at={stored.reward_at!r}, the rings before it {self.facts.reward_at!r}; give rings "
+                f"{_WHERE}: {ring.folder} has reward_at={stored.reward_at!r}, the rings before it "
+                f"{self.facts.reward_at!r}; give rings "
                 "of one kind"
             )
         else:
@@ -429,9 +439,7 @@ class Rings:
             now = time.monotonic() if now is None else now
             self._put_aside(ring.name, ring.folder, error, now, redraws)
 
-    def _put_aside(
-        self, name: str, folder: str, error: Exception, now: float, redraws: int = 0
-    ) -> None:  # fmt: skip
+    def _put_aside(self, name: str, folder: str, error: Exception, now: float, redraws: int = 0) -> None:
         if isinstance(error, ReplacedError) or _is_gone(folder):
             self.problems.pop(folder, None)
             log.info("%s: the ring %s is gone", _WHERE, folder)
@@ -455,7 +463,8 @@ class Rings:
             with contextlib.suppress(OSError):  # then the rings in it can't be listed
                 if Disk().exists(Paths(self.paths).manifest):
                     raise InputError(
-                        f"{_WHERE}: {self.paths} is one ring; open it with ReplayBuffer.open, or give the directory above it"
+                        f"{_WHERE}: {self.paths} is one ring; open it with ReplayBuffer.open, or give the directory "
+                        f"above it"
                     )
 
     def close(self) -> None:
@@ -467,9 +476,12 @@ class Rings:
 
 def _not_listed(error: OSError, folder: str) -> Exception:
     return clear_error(
-        error, f"{_WHERE}: the rings below {folder} can't be listed", folder, "those that are open are read on",
+        error,
+        f"{_WHERE}: the rings below {folder} can't be listed",
+        folder,
+        "those that are open are read on",
         f"{remedy(error)}; it is tried again at the next look",
-    )  # fmt: skip
+    )
 
 
 def _is_gone(folder: str) -> bool:
@@ -489,6 +501,4 @@ def as_paths(paths: Any) -> str | tuple[str, ...]:
         return local_path(paths)
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
         return tuple(local_path(path) for path in paths)
-    raise InputError(
-        f"{_WHERE}: paths must be a directory, a glob or a list of rings, got {paths!r:.80}"
-    )
+    raise InputError(f"{_WHERE}: paths must be a directory, a glob or a list of rings, got {paths!r:.80}")

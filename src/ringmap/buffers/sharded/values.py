@@ -3,12 +3,12 @@
     update(ids, {"latent": ...})  ->  ring, position  ->  runs/learner/UUID/mutable.bin
     every read of a ring          ->  its row  ->  what its writer updated  ->  what the learner updated
 
-A file is one of a single buffer (storage/sidecars/mutable.py). Beside each column it keeps the session of the ring's writer in which
-the learner gave a row that value, 0 where it gave none. A power cut takes rows, and their positions are given again: then the ring's
-own file says which positions, up to which session, and these values do not count either.
+A file is one of a single buffer (storage/sidecars/mutable.py). Beside each column it keeps the session of the ring's
+writer in which the learner gave a row that value, 0 where it gave none. A power cut takes rows, and their positions are
+given again: then the ring's own file says which positions, up to which session, and these values do not count either.
 
-Invariants: only the process that holds the learner's lock writes; a column that the learner did not give is the ring's own; no row has
-the value of another one.
+Invariants: only the process that holds the learner's lock writes; a column that the learner did not give is the ring's
+own; no row has the value of another one.
 Not here: the bytes of a file (storage/sidecars), ids (numbers.py), the lock (learner_state.py).
 """
 
@@ -102,22 +102,19 @@ class FleetValues:
         """Return the ids, and the values of all columns in their dtypes."""
         rings = self._members.rings
         if rings.columns is not None:
-            raise InputError(
-                f"{where}: the rings {rings.where} hold transitions, whose columns are not mutable"
-            )
+            raise InputError(f"{where}: the rings {rings.where} hold transitions, whose columns are not mutable")
         casting = [ring.episodes.options.casting for ring in self._members.open[:1]] or ["safe"]
         return updated(rings.schema, ids, values, casting[0], where)
 
-    def _parts(
-        self, ids: Array, values: Mapping[str, Array], where: str
-    ) -> list[tuple[_RingValues, Array, Array]]:
+    def _parts(self, ids: Array, values: Mapping[str, Array], where: str) -> list[tuple[_RingValues, Array, Array]]:
         """Return for each ring: its values, positions of steps that are stored, and where these stand among the ids."""
         members, parts = self._members, []
         numbers, local = apart(ids)
         for number, at in groups(numbers):
             if not 0 <= number < len(members.rings.numbers.uuids):
                 raise InputError(
-                    f"{where}: id {int(ids[at[0]])} is of another buffer: no ring has the number {number}; give the ids of a batch of "
+                    f"{where}: id {int(ids[at[0]])} is of another buffer: no ring has the number {number}; give the "
+                    f"ids of a batch of "
                     "this buffer"
                 )
             ring = members.of(number)
@@ -127,12 +124,14 @@ class FleetValues:
             known = set() if source.schema is None else set(source.schema.mutable.names)
             if wrong := [name for name in values if name not in known]:
                 raise InputError(
-                    f"{where}: column {wrong[0]!r} is not mutable in the ring {ring.name}, as it is in others; leave the ids of its steps "
+                    f"{where}: column {wrong[0]!r} is not mutable in the ring {ring.name}, as it is in others; leave "
+                    f"the ids of its steps "
                     "out, or make it again with that column mutable"
                 )
             if positions.max() >= source.head:
                 raise InputError(
-                    f"{where}: id {int(ids[at[positions.argmax()]])} is of another buffer: the ring {ring.name} has positions up to, and "
+                    f"{where}: id {int(ids[at[positions.argmax()]])} is of another buffer: the ring {ring.name} has "
+                    f"positions up to, and "
                     f"without, {source.head}; give the ids of a batch of this buffer"
                 )
             with source.memory:
@@ -167,7 +166,8 @@ class FleetValues:
 
 
 class _RingValues:
-    """The values of one ring, as `Changes`. The file is made by the first update; until then a copy in another process looks for it."""
+    """The values of one ring, as `Changes`. The file is made by the first update; until then a copy in another process
+    looks for it."""
 
     def __init__(self, state: LearnerState) -> None:
         self._state = state
@@ -175,7 +175,8 @@ class _RingValues:
         self._fault: Exception | None = None
         """Why the file can't be opened: who reads the ring, or updates it, hears it."""
         self._is_unsure = False
-        """Whether a sync failed: opened again, the file writes all values again. Meanwhile other threads may be reading it."""
+        """Whether a sync failed: opened again, the file writes all values again. Meanwhile other threads may be reading
+        it."""
 
     def over(self, source: Handle) -> _RingValues:
         """Return the values, to be read over those of an open ring."""
@@ -247,15 +248,15 @@ class _RingValues:
 
     # -- updates -----------------------------------------------------------------------------
 
-    def update(
-        self, positions: Array, values: Mapping[str, Array], power: bool, where: str
-    ) -> None:
+    def update(self, positions: Array, values: Mapping[str, Array], power: bool, where: str) -> None:
         """Store values of steps that are stored.
 
         Raises:
             EnvironmentFault: the disk is full or fails.
         """
-        became = "steps of other rings may have been updated, and none of this one, if its disk can still be written at all"
+        became = (
+            "steps of other rings may have been updated, and none of this one, if its disk can still be written at all"
+        )
         with clear_errors(where, self._path, lambda: became):
             file = self._writer()
             session = np.array(self._own.session)

@@ -4,8 +4,8 @@
     home     [0, 0, 0, 1, 1]              episode of the view -> part, and its number in there
     local    [0, 1, 2, 0, 1]
 
-Invariants: those of `BufferView`; what a view holds is numbers, so that it travels without rings, and outlives one that is away.
-Not here: rows (engine.py), the view of one ring (buffers/view.py).
+Invariants: those of `BufferView`; what a view holds is numbers, so that it travels without rings, and outlives one that
+is away. Not here: rows (engine.py), the view of one ring (buffers/view.py).
 """
 
 from __future__ import annotations
@@ -104,9 +104,13 @@ class ShardedView(PinnedView):
     """
 
     def __init__(
-        self, buffer: Any, parts: Sequence[_Part], home: Array | None = None, local: Array | None = None,
+        self,
+        buffer: Any,
+        parts: Sequence[_Part],
+        home: Array | None = None,
+        local: Array | None = None,
         cut: Cut | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         counts = [len(part.starts) for part in parts]
         self._parts = tuple(parts)
         self._home = np.repeat(np.arange(len(counts)), counts) if home is None else home
@@ -120,7 +124,8 @@ class ShardedView(PinnedView):
         super().__init__(buffer, starts, sizes, cut)
         if cut is not None and cut.across:
             raise InputError(
-                "ShardedReplayBuffer.view: a sequence with across=True runs on into the next episode of its ring, which a view over "
+                "ShardedReplayBuffer.view: a sequence with across=True runs on into the next episode of its ring, "
+                "which a view over "
                 "many rings can't number; use sample(window=...), or views of the rings"
             )
         self._views: dict[int, tuple[Ring, BufferView]] = {}
@@ -231,12 +236,7 @@ class ShardedView(PinnedView):
         counts = np.array([len(part.starts) for part in parts], np.int64)
         if len(home) != len(local) or (
             len(home)
-            and (
-                home.min() < 0
-                or home.max() >= len(parts)
-                or local.min() < 0
-                or (local >= counts[home]).any()
-            )
+            and (home.min() < 0 or home.max() >= len(parts) or local.min() < 0 or (local >= counts[home]).any())
         ):
             raise InputError(f"{where}: this is no moment of a view: its episodes do not fit")
         return cls(buffer, parts, home, local)
@@ -252,7 +252,8 @@ class ShardedView(PinnedView):
     # -- draws --------------------------------------------------------------------------------
 
     def draw(self, size: int, step: int | None = None) -> Drawn:
-        """Draw clips of episodes that are still stored, through the sampler of the buffer; return their ids in the engine.
+        """Draw clips of episodes that are still stored, through the sampler of the buffer; return their ids in the
+        engine.
 
         Raises:
             NoClipsError: all were evicted, or their rings are away.
@@ -288,7 +289,8 @@ class ShardedView(PinnedView):
         return found
 
     def num_valid_ends(self, history_len: int | None = None) -> int:
-        """Return the number of clips that can be drawn: those of episodes that are still stored, on rings that are open."""
+        """Return the number of clips that can be drawn: those of episodes that are still stored, on rings that are
+        open."""
         return sum(clips.count for _, clips in self.ranges())
 
     def clip_window(self, history_len: int = 1) -> ClipRange:
@@ -301,13 +303,16 @@ class ShardedView(PinnedView):
 
     def why_no_clips(self) -> str:
         """Return, in words, why no clip of the view can be drawn."""
-        return "no clip of the view is left: its episodes are too short, were evicted, or their rings are away; make a new view"
+        return (
+            "no clip of the view is left: its episodes are too short, were evicted, or their rings are away; make a "
+            "new view"
+        )
 
     # -- episodes -----------------------------------------------------------------------------
 
     def _cut_for(
         self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
-    ) -> Cut | None:  # fmt: skip
+    ) -> Cut | None:
         if drop_all_padded or any(given is not None for given in (window, columns, anchors)):
             self._buffer.episodes_only("view(window=, columns=, anchors=)")
         return super()._cut_for(window, columns, anchors, drop_all_padded)
@@ -360,9 +365,7 @@ class ShardedView(PinnedView):
         names: list[str] = self._buffer.episode_column_names
         return names
 
-    def get_episode_data(
-        self, idx: int | Sequence[int] | Array | None = None
-    ) -> dict[str, list[Any]]:
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return values constant within an episode: name -> one value per requested episode, None where it has none.
 
         Raises:
@@ -378,4 +381,7 @@ class ShardedView(PinnedView):
         return {**super().__getstate__(), "_views": {}}
 
     def __repr__(self) -> str:
-        return f"ShardedView({'live, ' * self.is_live}episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"
+        return (
+            f"ShardedView({'live, ' * self.is_live}episodes={len(self.lengths)}, clips={len(self)}, "
+            f"of={self._buffer!r})"
+        )

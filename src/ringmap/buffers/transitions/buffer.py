@@ -8,12 +8,13 @@ Where a lane's observation is not bit for bit the next observation of its last s
 was reset), the row is marked as fresh, and the next observation of that last step is stored with the commit, as its
 episode data. The next observations of the newest rows are in a file beside the columns until the next commit.
 
-    column lanes: N for a row that continues its lane, -N for a fresh one; N is the number of rows in the call, or, of named lanes,
-    how far back the lane's last row is (lane_ends.py)
+    column lanes: N for a row that continues its lane, -N for a fresh one; N is the number of rows in the call, or, of
+    named lanes, how far back the lane's last row is (lane_ends.py)
 
 Invariants: what `add` returned from is stored whole; a transition is returned with the next observation that it
 was added with, whatever came after it; only the newest `capacity` transitions count.
-Not here: the ring (steps.py), its columns (columns.py), next observations without a row (next_observations.py), n-step sums (nstep.py).
+Not here: the ring (steps.py), its columns (columns.py), next observations without a row (next_observations.py), n-step
+sums (nstep.py).
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ _NOWHERE = _LedTo(-1, -1, {}, np.empty(0, np.uint8))
 _EARLIER_MOST = EARLIER_LIMIT // 2
 
 _ROOM_LEAST = 256
-"""Minimum of the rows beyond the capacity, and of the spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
+"""Minimum of the rows beyond the capacity, and of the spare rows: calls of up to as many lanes are stored in one step
+and evicted row by row."""
 
 
 class TransitionReplayBuffer(InNotebook, PassBuffer):
@@ -132,8 +134,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         critic_obs_shape: of a second observation for the critic alone; None for none.
         n_step: number of discounted rewards summed per transition.
         gamma: the discount of these sums.
-        frame_stack: K: observations are stacks of the newest K frames, `obs_shape` begins with K, and each frame is stored once;
-            None: observations are stored as they are. Those of the critic always are.
+        frame_stack: K: observations are stacks of the newest K frames, `obs_shape` begins with K, and each frame is
+            stored once; None: observations are stored as they are. Those of the critic always are.
         padding_type: what a stack has before the first frame of an episode: "reset", that frame again; "zero", zeros.
         extra: further columns of each transition: name -> shape or (shape, dtype); float32 without one.
         path: directory of the buffer; None for RAM. An existing buffer is opened with all its transitions.
@@ -150,10 +152,11 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         LockedError, CorruptError, EnvironmentFault: as for `ReplayBuffer`.
 
     Lanes: `len` is exact for calls of up to `max(256, capacity // 64)` lanes. A larger call is
-        evicted whole, so a full buffer may lack up to as many transitions as the call has. With `frame_stack`, transitions
-        whose older frames were evicted are redrawn; for calls of up to 256 lanes there are none.
+        evicted whole, so a full buffer may lack up to as many transitions as the call has. With `frame_stack`,
+        transitions whose older frames were evicted are redrawn; for calls of up to 256 lanes there are none.
 
-    Durability: what `add` returned from survives a kill of the process, and at durability "power" a power cut. Calls are
+    Durability: what `add` returned from survives a kill of the process, and at durability "power" a power cut. Calls
+    are
         committed together: after a second, after as many rows as fit 8 MiB or the room beyond the capacity, and with
         `flush` and `close`. This handle draws them at once; readers and copies in other processes with the commit.
 
@@ -176,13 +179,29 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     """
 
     def __init__(
-        self, capacity: int, obs_shape: Any, action_shape: Any = (), device: Any = "cpu", obs_dtype: Any = np.float32,
-        action_dtype: Any = np.int64, critic_obs_shape: Any = None, *, n_step: int = 1, gamma: float = 0.99,
-        frame_stack: int | None = None, padding_type: str = "reset", extra: Mapping[str, Any] | None = None,
-        path: str | os.PathLike[str] | None = None, sampler: Sampler | None = None, seed: int | None = None,
-        pin_memory: bool = False, storage: Any = "memmap", durability: str = "process", sync_every_s: float = 30.0,
+        self,
+        capacity: int,
+        obs_shape: Any,
+        action_shape: Any = (),
+        device: Any = "cpu",
+        obs_dtype: Any = np.float32,
+        action_dtype: Any = np.int64,
+        critic_obs_shape: Any = None,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        frame_stack: int | None = None,
+        padding_type: str = "reset",
+        extra: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        sampler: Sampler | None = None,
+        seed: int | None = None,
+        pin_memory: bool = False,
+        storage: Any = "memmap",
+        durability: str = "process",
+        sync_every_s: float = 30.0,
         disk: Disk | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         where = type(self).__name__
         capacity = positive(where, "capacity", capacity)
         reading = _Reading.parse(n_step, gamma, device, pin_memory, where)
@@ -194,19 +213,36 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             _check_stored(path, stack, int(capacity), where, disk)
         room = min(int(capacity), max(_ROOM_LEAST, int(capacity) // 64))
         ring = StepRing(
-            int(capacity), path=path, group=room, where=where, schema=columns.schema,
-            storage=storage, durability=durability, seed=seed, sampler=sampler, sync_every_s=sync_every_s,
-            disk=disk, older=0 if stack is None else stack.older(int(capacity)), kind=TRANSITIONS,
+            int(capacity),
+            path=path,
+            group=room,
+            where=where,
+            schema=columns.schema,
+            storage=storage,
+            durability=durability,
+            seed=seed,
+            sampler=sampler,
+            sync_every_s=sync_every_s,
+            disk=disk,
+            older=0 if stack is None else stack.older(int(capacity)),
+            kind=TRANSITIONS,
             stack=None if stack is None else (stack.size, stack.padding_type),
-        )  # fmt: skip
+        )
         self._read_as(reading)
         self._set_up(ring)
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], mode: str = "r", *, device: Any = "cpu", n_step: int = 1,
-        gamma: float = 0.99, pin_memory: bool = False, **options: Any,
-    ) -> TransitionReplayBuffer:  # fmt: skip
+        cls,
+        path: str | os.PathLike[str],
+        mode: str = "r",
+        *,
+        device: Any = "cpu",
+        n_step: int = 1,
+        gamma: float = 0.99,
+        pin_memory: bool = False,
+        **options: Any,
+    ) -> TransitionReplayBuffer:
         """Open the buffer at `path`: "r" for a live reader, "r+" for the writer.
 
         Args:
@@ -216,7 +252,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             n_step: as for the constructor.
             gamma: as for the constructor.
             pin_memory: as for the constructor.
-            options: sampler, seed (of a reader's generator), durability, sync_every_s, reads, disk, as for `ReplayBuffer.open`.
+            options: sampler, seed (of a reader's generator), durability, sync_every_s, reads, disk, as for
+                `ReplayBuffer.open`.
 
         Raises:
             UnknownFormatError: the path holds something else.
@@ -243,22 +280,21 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         owned = ring.engine.owned
         assert owned.manifest.schema is not None
         self._columns = TransitionColumns(owned.manifest.schema)
-        self._following = NextObservations(
-            owned.disk, owned.folder, owned.manifest, self._columns.observed
-        )
+        self._following = NextObservations(owned.disk, owned.folder, owned.manifest, self._columns.observed)
         ring.engine.read_with(
             partial(
-                TransitionReader, columns=self._columns, following=self._following, capacity=self.capacity,
-                n_step=self.n_step, gamma=self.gamma,
+                TransitionReader,
+                columns=self._columns,
+                following=self._following,
+                capacity=self.capacity,
+                n_step=self.n_step,
+                gamma=self.gamma,
             )
-        )  # fmt: skip
+        )
         self._led_to = _NOWHERE
         given = {spec.name: spec for spec in self._columns.given.columns}
         self._ends = LaneEnds([given[name] for name in self._columns.observed])
-        row = sum(
-            spec.row_nbytes
-            for spec in (*owned.manifest.schema.columns, *self._columns.apart.schema.columns)
-        )
+        row = sum(spec.row_nbytes for spec in (*owned.manifest.schema.columns, *self._columns.apart.schema.columns))
         self._at_once = ring.at_once(row)
         stack = self._columns.stack
         self._most_lanes = self.capacity if stack is None else stack.most_lanes(self.capacity)
@@ -268,10 +304,20 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     # -- writing -----------------------------------------------------------------------------
 
     def add(
-        self, observations: Any, actions: Any, rewards: Any, next_observations: Any, dones: Any,
-        critic_observations: Any = None, next_critic_observations: Any = None, *, truncated: Any = None,
-        fresh: Any = None, extra: Mapping[str, Any] | None = None, lane: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        next_observations: Any,
+        dones: Any,
+        critic_observations: Any = None,
+        next_critic_observations: Any = None,
+        *,
+        truncated: Any = None,
+        fresh: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        lane: Any = None,
+    ) -> None:
         """Store one step, or a batch of N steps, where row i of each batch is lane i, or that of environment `lane[i]`.
 
         Args:
@@ -284,21 +330,21 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             critic_observations: if `critic_obs_shape` was given.
             next_critic_observations: the same.
             truncated: `(N,)`: the episode was cut off here; n-step sums stop, bootstrapping continues.
-            fresh: `(N,)`: the lane begins an episode here, so that n-step sums before it stop. Detected without it, unless
-                the first observation equals the lane's last next observation bit for bit.
+            fresh: `(N,)`: the lane begins an episode here, so that n-step sums before it stop. Detected without it,
+                unless the first observation equals the lane's last next observation bit for bit.
             extra: the columns that the buffer was made with, name -> `(N, *shape)`.
-            lane: the environment of the step, or of each, `(N,)`: integers or text. For environments that are added one by one, or
-                some in one call and others in the next. Without it each call has all lanes.
+            lane: the environment of the step, or of each, `(N,)`: integers or text. For environments that are added one
+                by one, or some in one call and others in the next. Without it each call has all lanes.
 
-        Environments that are named may come in any order. In turn they cost what one call of all of them does; out of turn a
-        step stores its next observation too. One that is missing for more than 1,024 rows begins anew.
+        Environments that are named may come in any order. In turn they cost what one call of all of them does; out of
+        turn a step stores its next observation too. One that is missing for more than 1,024 rows begins anew.
 
-        With `frame_stack` observations are whole stacks, `(N, *obs_shape)`, as the environment hands them out. An episode begins
-        with a stack of one frame and padding; each further stack is the lane's last next one.
+        With `frame_stack` observations are whole stacks, `(N, *obs_shape)`, as the environment hands them out. An
+        episode begins with a stack of one frame and padding; each further stack is the lane's last next one.
 
         Raises:
-            InputError: with `frame_stack`: a stack neither goes on from the lane's last step nor begins an episode, or named
-                environments come in another order than before. A call names an environment twice.
+            InputError: with `frame_stack`: a stack neither goes on from the lane's last step nor begins an episode, or
+                named environments come in another order than before. A call names an environment twice.
             InputError: shapes differ, a dtype can't hold a value, or N exceeds the capacity. Nothing was changed.
             ReadOnlyError, ClosedError: this handle may not write.
             EnvironmentFault: the disk is full or fails. Nothing was changed.
@@ -308,19 +354,12 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         where = f"{type(self).__name__}.add"
         columns, store = self._columns, self.engine.writer(where)
         is_named = lane is not None or self._ends.is_of(store.head, store.live.era)
-        if (
-            critic_observations is None
-            and next_critic_observations is None
-            and fresh is None
-            and not extra
-        ):
-            step = columns.as_given(
-                observations, actions, rewards, next_observations, dones, truncated
-            )
+        if critic_observations is None and next_critic_observations is None and fresh is None and not extra:
+            step = columns.as_given(observations, actions, rewards, next_observations, dones, truncated)
             is_single = step is not None and type(step[2]) is not np.ndarray
             count = 1 if is_single or step is None else len(observations)
             if step is not None and is_named:
-                if is_single and columns.stack is None and self._add_named(store, step, next_observations, lane, where):  # fmt: skip
+                if is_single and columns.stack is None and self._add_named(store, step, next_observations, lane, where):
                     return
             elif step is not None and count <= self._at_once:
                 if columns.stack is None:
@@ -328,9 +367,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                         return
                 elif count <= self._most_lanes:
                     name = columns.observed[0]
-                    now, after = (
-                        {name: v[None] if is_single else v} for v in (step[0], next_observations)
-                    )
+                    now, after = ({name: v[None] if is_single else v} for v in (step[0], next_observations))
                     self._store(store, now, after, step[1:], count, None, where)
                     return
         rows, after = columns.observations(
@@ -348,24 +385,31 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         if count > self._most_lanes:
             assert columns.stack is not None
             raise InputError(
-                f"{where}: {count} lanes with frame_stack={columns.stack.size}, but capacity={self.capacity} takes up to "
+                f"{where}: {count} lanes with frame_stack={columns.stack.size}, but capacity={self.capacity} takes up "
+                f"to "
                 f"{self._most_lanes}: a stack needs the rows of the calls before; raise capacity"
             )
         begun = None if fresh is None else _flags_of(fresh, count, f"{where}: fresh")
         if is_named:
             names = _names_of(lane, count, where)
-            self._store_named(
-                store, rows, after, [*rest.values()], count, begun, where, beside, names
-            )
+            self._store_named(store, rows, after, [*rest.values()], count, begun, where, beside, names)
         else:
             self._store(store, rows, after, rest.values(), count, begun, where, beside)
 
     def _store_named(
-        self, store: Store, rows: dict[str, Array], after: dict[str, Array], rest: Sequence[Array], count: int, begun: Any,
-        where: str, beside: Sequence[Array], names: list[Any],
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        rows: dict[str, Array],
+        after: dict[str, Array],
+        rest: Sequence[Array],
+        count: int,
+        begun: Any,
+        where: str,
+        beside: Sequence[Array],
+        names: list[Any],
+    ) -> None:
         """Store a call that was checked, of environments with these names."""
-        columns, following, stack, ends = self._columns, self._following, self._columns.stack, self._ends  # fmt: skip
+        columns, following, stack, ends = self._columns, self._following, self._columns.stack, self._ends
         store.refuse_within(where, following.lock)
         with following.lock:
             store.recover_if_stale()
@@ -387,9 +431,12 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 if turned.any():
                     which = int(turned.argmax())
                     raise InputError(
-                        f"{where}: environment {names[which]!r} comes {back[which]} rows after its last step, and {ends.strides[places[which]]} "
-                        "before: a stack is read from rows that are equally far apart; with frame_stack give all environments, in one "
-                        "order, each time (of Gymnasium's vector environments those with AutoresetMode.SAME_STEP), or begin anew with a reset"
+                        f"{where}: environment {names[which]!r} comes {back[which]} rows after its last step, and "
+                        f"{ends.strides[places[which]]} "
+                        "before: a stack is read from rows that are equally far apart; with frame_stack give all "
+                        "environments, in one "
+                        "order, each time (of Gymnasium's vector environments those with AutoresetMode.SAME_STEP), or "
+                        "begin anew with a reset"
                     )
                 ages = stack.earlier(parted, ages)
                 rows, after = columns.newest(rows), columns.newest(after)
@@ -407,8 +454,14 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
 
             if count <= self._at_once and ends.nbytes <= _EARLIER_MOST:
                 store.append(
-                    [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
-                )  # fmt: skip
+                    [*arrays, *after.values()],
+                    count,
+                    self._at_once,
+                    where,
+                    columns.apart,
+                    earlier,
+                    self.engine.committing,
+                )
             else:
                 self._commit(store, arrays, after, earlier(), count, where)
             following.forget()
@@ -449,15 +502,28 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             goes_on = is_near and same_bytes(ends.led[name][place], step[0])
             lanes = stride if goes_on else -stride
             store.append(
-                (*step, lanes, UNNUMBERED, after), 1, self._at_once, where, self._columns.apart, ends.earlier, self.engine.committing, True
-            )  # fmt: skip
+                (*step, lanes, UNNUMBERED, after),
+                1,
+                self._at_once,
+                where,
+                self._columns.apart,
+                ends.earlier,
+                self.engine.committing,
+                True,
+            )
             following.forget()
             ends.follow_one(place, head, stride, name, after, store.live.era)
         return True
 
     def _commit(
-        self, store: Store, arrays: Sequence[Any], after: Mapping[str, Array], earlier: Mapping[str, Array], count: int, where: str,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        arrays: Sequence[Any],
+        after: Mapping[str, Array],
+        earlier: Mapping[str, Array],
+        count: int,
+        where: str,
+    ) -> None:
         """Store a call as a commit of its own."""
         given = [
             np.ascontiguousarray(np.broadcast_to(values, (count, *spec.shape)), spec.dtype)
@@ -467,9 +533,16 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         self._ring.commit(given, encode_data(earlier, where), where, apart)
 
     def _store(
-        self, store: Store, rows: dict[str, Array], after: dict[str, Array], rest: Iterable[Any], count: int, begun: Any,
-        where: str, beside: Sequence[Array] = (),
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        rows: dict[str, Array],
+        after: dict[str, Array],
+        rest: Iterable[Any],
+        count: int,
+        begun: Any,
+        where: str,
+        beside: Sequence[Array] = (),
+    ) -> None:
         """Store a call that was checked: `rest` are the columns up to `truncated`, `beside` those after `lanes`."""
         columns, following, stack = self._columns, self._following, self._columns.stack
         store.refuse_within(where, following.lock)
@@ -479,16 +552,21 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             if stack is None:
                 parted, earlier = lane_breaks(rows, before, begun)
             else:
-                parted, earlier, led, ages = self._as_frames(store, stack, rows, after, before, begun, where)  # fmt: skip
+                parted, earlier, led, ages = self._as_frames(store, stack, rows, after, before, begun, where)
                 rows, after = columns.newest(rows), columns.newest(led)
                 beside = [*beside, ages]
             lanes = np.where(parted, -count, count)
             arrays = [*rows.values(), *rest, lanes, UNNUMBERED, *beside]
             if count <= self._at_once and nbytes_of(earlier) <= _EARLIER_MOST:
                 store.append(
-                    [*arrays, *after.values()], count, self._at_once, where, columns.apart, partial(dict, earlier),
+                    [*arrays, *after.values()],
+                    count,
+                    self._at_once,
+                    where,
+                    columns.apart,
+                    partial(dict, earlier),
                     self.engine.committing,
-                )  # fmt: skip
+                )
             else:
                 self._commit(store, arrays, after, earlier, count, where)
             following.committed(store, after)
@@ -496,9 +574,15 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 self._led_to = _LedTo(store.head, store.live.era, led, ages)
 
     def _as_frames(
-        self, store: Store, stack: FrameStack, rows: dict[str, Array], after: dict[str, Array],
-        before: Mapping[str, Array] | None, begun: Any, where: str,
-    ) -> tuple[Array, dict[str, Array], dict[str, Array], Array]:  # fmt: skip
+        self,
+        store: Store,
+        stack: FrameStack,
+        rows: dict[str, Array],
+        after: dict[str, Array],
+        before: Mapping[str, Array] | None,
+        begun: Any,
+        where: str,
+    ) -> tuple[Array, dict[str, Array], dict[str, Array], Array]:
         """Return which lanes break, their last next frames, a copy of what the call leads to, and its column `earlier`.
 
         Raises:
@@ -527,9 +611,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             self._led_to = led
         return led if led.stacks else None
 
-    def _add_as_given(
-        self, store: Store, step: Any, after: Array, count: int, is_single: bool, where: str
-    ) -> bool:
+    def _add_as_given(self, store: Store, step: Any, after: Array, count: int, is_single: bool, where: str) -> bool:
         """Store a step, or a batch, whose values have their columns' types; False if it must be a commit of its own."""
         following, name = self._following, self._columns.observed[0]
         store.refuse_within(where, following.lock)
@@ -538,11 +620,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             lanes: Any = count
             before = following.before(store)
             earlier: Callable[[], dict[str, Array]] = dict
-            if (
-                before is None
-                or len(before[name]) != count
-                or not same_bytes(before[name], step[0])
-            ):
+            if before is None or len(before[name]) != count or not same_bytes(before[name], step[0]):
                 now = step[0][None] if is_single else step[0]
                 parted, broken = lane_breaks({name: now}, before)
                 lanes = np.where(parted, -count, count)
@@ -551,9 +629,15 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                     return False
                 earlier = partial(dict, broken)
             store.append(
-                (*step, lanes, UNNUMBERED, after), count, self._at_once, where, self._columns.apart, earlier, self.engine.committing,
+                (*step, lanes, UNNUMBERED, after),
+                count,
+                self._at_once,
+                where,
+                self._columns.apart,
+                earlier,
+                self.engine.committing,
                 is_single,
-            )  # fmt: skip
+            )
             following.committed(store, {name: after[None] if is_single else after})
         return True
 
@@ -569,7 +653,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     # -- what is stored ----------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of transitions that can be drawn: at most `capacity`. For a reader, as of its last refresh or draw."""
+        """Return the number of transitions that can be drawn: at most `capacity`. For a reader, as of its last refresh
+        or draw."""
         if self.engine.source.writable:
             return len(self._ring)
         return min(self.engine.pin(ROW).count, self.capacity)
@@ -586,9 +671,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
 
     def _one_step(self, history_len: int | None) -> None:
         if history_len not in (None, 1):
-            raise InputError(
-                f"{type(self).__name__}: draws single transitions, got history_len={history_len!r}"
-            )
+            raise InputError(f"{type(self).__name__}: draws single transitions, got history_len={history_len!r}")
 
     @property
     def engine(self) -> Engine:
@@ -615,17 +698,21 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     # -- episodes ----------------------------------------------------------------------------
 
     def episode_dataset(self, **options: Any) -> StoredDataset:
-        """Return the episodes that the transitions are of, as they are now: of each environment, from one ending to the next.
+        """Return the episodes that the transitions are of, as they are now: of each environment, from one ending to the
+        next.
 
-        An episode of T transitions has T + 1 rows, as recorded episodes have: `obs`, `action` (blank in the last row), `reward`,
-        `terminated`, `truncated` (blank in the first), nested observations as `obs/name`, those of the critic as `critic_obs`,
-        columns of `extra` beside the action. `reward_at` is "next". Rewards are those of single steps, and stacks are whole. One whose first transitions were
-        evicted has `front_evicted` in its data; the newest of each environment may not have ended.
+        An episode of T transitions has T + 1 rows, as recorded episodes have: `obs`, `action` (blank in the last row),
+        `reward`, `terminated`, `truncated` (blank in the first), nested observations as `obs/name`, those of the critic
+        as `critic_obs`, columns of `extra` beside the action. `reward_at` is "next". Rewards are those of single steps,
+        and stacks are whole. One whose first transitions were evicted has `front_evicted` in its data; the newest of
+        each environment may not have ended.
 
-        An episode keeps its side of a `split`, as those of `ReplayBuffer` do: in each later call, in any process, and in copies.
+        An episode keeps its side of a `split`, as those of `ReplayBuffer` do: in each later call, in any process, and
+        in copies.
 
         Args:
-            options: of a dataset: `num_steps`, `frameskip`, `transform`, `keys_to_load`, ...; arrays by default (`output`, `layout`).
+            options: of a dataset: `num_steps`, `frameskip`, `transform`, `keys_to_load`, ...; arrays by default
+                (`output`, `layout`).
 
         Raises:
             InputError: an option is wrong. Reads raise `ReplacedError` once transitions of an episode were evicted.
@@ -640,9 +727,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             >>> [dataset.load_episode(i)["obs"].tolist() for i in range(2)]
             [[0.0, 1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]
         """
-        return StoredDataset(
-            TransitionSource(self, self.open), **{"output": "numpy", "layout": "HWC", **options}
-        )
+        return StoredDataset(TransitionSource(self, self.open), **{"output": "numpy", "layout": "HWC", **options})
 
     def episodes(self) -> Iterator[dict[str, Any]]:
         """Yield the episodes of `episode_dataset`, as column -> list of rows, in the order in which they ended.
@@ -661,9 +746,14 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 yield episode | ({EPISODE_DATA_KEY: data} if data else {})
 
     def dump(
-        self, path: str | os.PathLike[str], format: str | None = None, mode: str = "overwrite", *, progress: bool = True,
+        self,
+        path: str | os.PathLike[str],
+        format: str | None = None,
+        mode: str = "overwrite",
+        *,
+        progress: bool = True,
         **writer_options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write the episodes of `episode_dataset` as a regular dataset; `convert` does the same.
 
         Args:
@@ -678,15 +768,17 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             ReplacedError: transitions were evicted meanwhile.
         """
         convert(
-            self.episode_dataset(), path, dest_format=resolve_format(path, format, mode=mode, where=f"{type(self).__name__}.dump").name,
-            mode=mode, progress=progress, **writer_options,
-        )  # fmt: skip
+            self.episode_dataset(),
+            path,
+            dest_format=resolve_format(path, format, mode=mode, where=f"{type(self).__name__}.dump").name,
+            mode=mode,
+            progress=progress,
+            **writer_options,
+        )
 
     # -- reading -----------------------------------------------------------------------------
 
-    def sample(
-        self, batch_size: int, *, step: int | None = None, to: str | None = None
-    ) -> Batch[Any]:
+    def sample(self, batch_size: int, *, step: int | None = None, to: str | None = None) -> Batch[Any]:
         """Draw transitions with replacement, through the sampler.
 
         Args:
@@ -695,11 +787,12 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             to: "numpy" or "torch"; None: decided by `device`.
 
         Returns:
-            `observations, actions, rewards, next_observations, dones`, each `(B, ...)`, nested like `obs_shape`; `dones` and
-            `rewards` float32. `critic_observations, next_critic_observations` if declared. With
-            `n_step > 1` rewards are discounted sums, `next_observations` and `dones` belong to the last summed step, and `discounts`
-            `(B,)` is the factor for the value of `next_observations`: gamma to the number of summed steps.
-            Columns of `extra` come under their names. Attributes `ids` and `weights` as of `ReplayBuffer.sample`; with a sampler that has weights they are columns too.
+            `observations, actions, rewards, next_observations, dones`, each `(B, ...)`, nested like `obs_shape`;
+            `dones` and `rewards` float32. `critic_observations, next_critic_observations` if declared. With
+            `n_step > 1` rewards are discounted sums, `next_observations` and `dones` belong to the last summed step,
+            and `discounts` `(B,)` is the factor for the value of `next_observations`: gamma to the number of summed
+            steps. Columns of `extra` come under their names. Attributes `ids` and `weights` as of
+            `ReplayBuffer.sample`; with a sampler that has weights they are columns too.
 
         Raises:
             InputError: B is not positive, or exceeds the number stored.
@@ -711,9 +804,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             batch_size = positive(f"{type(self).__name__}.sample", "batch_size", batch_size)
             batch_size = int(batch_size)
         if to is not None and to not in ("numpy", "torch"):
-            raise InputError(
-                f"{type(self).__name__}.sample: to must be 'numpy' or 'torch', got {to!r}"
-            )
+            raise InputError(f"{type(self).__name__}.sample: to must be 'numpy' or 'torch', got {to!r}")
         positions, _, weigh = self._draw(batch_size, step, "sample")
         asked = positions.copy()
         columns: dict[str, Any] = self.engine.read(positions, ROW)
@@ -727,9 +818,14 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         return Batch(self._columns.nested(columns), positions, weights, asked)
 
     def batches(
-        self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str | None = None,
-        device: Any = None, pin_memory: bool | None = None,
-    ) -> Batches:  # fmt: skip
+        self,
+        batch_size: int,
+        steps: int | None = None,
+        prefetch: int = 2,
+        to: str | None = None,
+        device: Any = None,
+        pin_memory: bool | None = None,
+    ) -> Batches:
         """Return an endless iterator over `sample(batch_size)`, the next batches gathered while one is used.
 
         Args:
@@ -765,9 +861,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             return self.sample(size, to="numpy")
 
         form = to or ("torch" if tensors else "numpy")
-        return Batches(
-            sample, ahead, int(batch_size), steps, prefetch, form, device, bool(pin_memory), where
-        )
+        return Batches(sample, ahead, int(batch_size), steps, prefetch, form, device, bool(pin_memory), where)
 
     def _shown(self, batch: Batch[Any]) -> Batch[Any]:
         """Return a flat batch in its public form."""
@@ -856,9 +950,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             ids = ids_of(sampler, step, self, size, 1, where)
             weigh = sampler.weigh()
             if highest(ids.view(np.uint64)) >= window.count:  # a negative one is huge
-                raise ClipIndexError(
-                    f"{where}: the sampler returned an id out of range for {window.count} transitions"
-                )
+                raise ClipIndexError(f"{where}: the sampler returned an id out of range for {window.count} transitions")
             seen = window.base, window.end
             with source.memory:  # a slow sampler does not keep the writer out
                 window.follow()
@@ -903,7 +995,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
 
     @property
     def schema(self) -> Schema:
-        """The columns of the ring, with their shapes and dtypes: each observation once, by leaf; of stacks one frame."""
+        """The columns of the ring, with their shapes and dtypes: each observation once, by leaf; of stacks one
+        frame."""
         return self._columns.shown
 
     @property
@@ -1011,10 +1104,11 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     def _card(self) -> dict[str, str]:
         self.engine.check_open()
         return {
-            "transitions": f"{len(self):,} of {self.capacity:,}", "n_step": f"{self.n_step}, gamma {self.gamma}",
+            "transitions": f"{len(self):,} of {self.capacity:,}",
+            "n_step": f"{self.n_step}, gamma {self.gamma}",
             "columns": ", ".join(self.schema.names[:20]),
             "path": "RAM" if self.path is None else f"{self.path}, mode {self.mode!r}",
-        }  # fmt: skip
+        }
 
     def __repr__(self) -> str:
         if self._ring.closed:
@@ -1036,14 +1130,12 @@ def _names_of(lane: Any, count: int, where: str) -> list[Any]:
         lane = np.atleast_1d(as_array(lane, f"{where}: lane", "row")).tolist()
     names = [name.item() if isinstance(name, np.generic) else name for name in lane]
     if len(names) != count:
-        raise InputError(
-            f"{where}: lane names {len(names)} environments, but there are {count} rows"
-        )
+        raise InputError(f"{where}: lane names {len(names)} environments, but there are {count} rows")
     wrong = [name for name in names if isinstance(name, bool) or not isinstance(name, int | str)]
     if wrong:
-        raise InputError(f"{where}: lane: an environment is named by an integer or text, got {wrong[0]!r}")  # fmt: skip
+        raise InputError(f"{where}: lane: an environment is named by an integer or text, got {wrong[0]!r}")
     if len(set(names)) < count:
-        raise InputError(f"{where}: lane names an environment twice: {names!r:.60}; give its steps one by one")  # fmt: skip
+        raise InputError(f"{where}: lane names an environment twice: {names!r:.60}; give its steps one by one")
     return names
 
 
@@ -1063,7 +1155,7 @@ def _flags_of(value: Any, count: int, where: str) -> Array:
 
 def _check_stored(
     path: str | os.PathLike[str], stack: FrameStack | None, capacity: int, where: str, disk: Disk | None
-) -> None:  # fmt: skip
+) -> None:
     """Raise unless the buffer at a path, if there is one, has this stack, and this capacity, which follows from it.
 
     Raises:
@@ -1078,7 +1170,7 @@ def _check_stored(
     asked, stored = (
         "no frame_stack" if s is None else f"frame_stack={s.size}, padding_type={s.padding_type!r}"
         for s in (stack, found)
-    )  # fmt: skip
+    )
     if found is not None and found == stack:
         asked, stored = f"capacity={capacity}", f"capacity={fixed.capacity}"
     if asked != stored:

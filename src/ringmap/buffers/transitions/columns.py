@@ -1,6 +1,7 @@
 """The columns of transitions: converts the input of `add` to rows, and rows to the result of `sample`.
 
-    observations[/leaf]...  [critic_observations[/leaf]...]  actions  rewards  dones  truncated  lanes  [extra...]  [stack_K_PAD]
+    observations[/leaf]...  [critic_observations[/leaf]...]  actions  rewards  dones  truncated  lanes  [extra...]
+    [stack_K_PAD]
 
 With a stack (stacks.py) the columns of observations hold frames; `trees` are what `add` takes and `sample` returns.
 
@@ -66,9 +67,16 @@ class TransitionColumns:
 
     @classmethod
     def parse(
-        cls, obs_shape: Any, obs_dtype: Any, critic_obs_shape: Any, action_shape: Any, action_dtype: Any, where: str,
-        stack: FrameStack | None = None, extra: Mapping[str, Any] | None = None,
-    ) -> TransitionColumns:  # fmt: skip
+        cls,
+        obs_shape: Any,
+        obs_dtype: Any,
+        critic_obs_shape: Any,
+        action_shape: Any,
+        action_dtype: Any,
+        where: str,
+        stack: FrameStack | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> TransitionColumns:
         """Return the columns for a user's shapes.
 
         Raises:
@@ -168,7 +176,8 @@ class TransitionColumns:
 
     @cached_property
     def _alone(self) -> tuple[ColumnSpec, ColumnSpec, int, int] | None:
-        """The columns of observations and actions, and the range of an action, if there is one array of observations."""
+        """The columns of observations and actions, and the range of an action, if there is one array of
+        observations."""
         if len(self.observed) > 1 or self.trees[0].is_nested or self.extra:
             return None
         action, low, high = self.action, 0, -1
@@ -180,10 +189,11 @@ class TransitionColumns:
     def as_given(
         self, now: Any, action: Any, reward: Any, after: Any, done: Any, truncated: Any
     ) -> tuple[Any, ...] | None:
-        """Return the values of a step, or of a batch of them, but for their lanes, if each has its column's type as it is.
+        """Return the values of a step, or of a batch of them, but for their lanes, if each has its column's type as it
+        is.
 
-        Else None: `observations` and `rest` decide. Most calls are like this, and a general check of each array costs as much
-        as all else that is done with them.
+        Else None: `observations` and `rest` decide. Most calls are like this, and a general check of each array costs
+        as much as all else that is done with them.
         """
         if self._alone is None:
             return None
@@ -233,9 +243,7 @@ class TransitionColumns:
             return None
         return now, action, reward, done, truncated
 
-    def rest(
-        self, actions: Any, rewards: Any, dones: Any, truncated: Any, count: int, where: str
-    ) -> dict[str, Array]:
+    def rest(self, actions: Any, rewards: Any, dones: Any, truncated: Any, count: int, where: str) -> dict[str, Array]:
         """Return the columns of a step other than observations, `(count, ...)` each.
 
         Raises:
@@ -270,7 +278,8 @@ class TransitionColumns:
         names = [spec.name for spec in self.extra]
         if given.keys() != set(names):
             raise InputError(
-                f"{where}: extra must have the columns {names} that the buffer was made with, got {list(given) or extra!r}"
+                f"{where}: extra must have the columns {names} that the buffer was made with, got "
+                f"{list(given) or extra!r}"
             )
         return [_rows(given[spec.name], spec, count, where) for spec in self.extra]
 
@@ -296,7 +305,8 @@ class TransitionColumns:
         return any(tree.is_nested for tree in self.trees)
 
     def nested(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a flat batch in its public form: next observations named `next_...`, nested like observations, in public order.
+        """Return a flat batch in its public form: next observations named `next_...`, nested like observations, in
+        public order.
 
         Where observations are not nested, that is the batch itself.
         """
@@ -328,9 +338,7 @@ def _extras(extra: Any, where: str) -> tuple[ColumnSpec, ...]:
         if not isinstance(name, str) or not name or "/" in name:
             raise InputError(f"{where}: extra: a name is a string without slashes, got {name!r}")
         if name in _OWN or FrameStack.named(name) is not None:
-            raise InputError(
-                f"{where}: extra: {name!r} is a column of every transition; choose another name"
-            )
+            raise InputError(f"{where}: extra: {name!r} is a column of every transition; choose another name")
         leaves = Leaves.parse(name, given, np.float32, f"{where}: extra")
         if leaves.is_nested:
             raise InputError(f"{where}: extra: {name!r}: expected (shape, dtype), got a mapping")

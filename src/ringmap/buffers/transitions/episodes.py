@@ -5,11 +5,11 @@
                     action  a0 a1 a2 --               -- blank, as in recorded episodes (datasets/episode_rows.py)
                     reward  -- r0 r1 r2
 
-Columns have the names that recordings give: obs, action, reward, terminated, truncated. Stacks are whole, rewards are those of
-single steps, whatever `frame_stack` and `n_step` are.
+Columns have the names that recordings give: obs, action, reward, terminated, truncated. Stacks are whole, rewards are
+those of single steps, whatever `frame_stack` and `n_step` are.
 
-Invariants: each transition that counts is in one episode, once; an episode whose rows were evicted since is an error, never
-other rows; episodes are in the order of their last transitions, so that new ones come last.
+Invariants: each transition that counts is in one episode, once; an episode whose rows were evicted since is an error,
+never other rows; episodes are in the order of their last transitions, so that new ones come last.
 Not here: how a transition is read (nstep.py).
 """
 
@@ -86,10 +86,11 @@ class TransitionSource:
             self._stored[name] = spec.name
             specs.append(ColumnSpec(name, spec.shape, spec.dtype))
         self.schema = Schema(tuple(specs))
-        self._observed = [n for n in self.schema.names if self._stored[n].partition("/")[0] in _OBSERVED]  # fmt: skip
+        self._observed = [n for n in self.schema.names if self._stored[n].partition("/")[0] in _OBSERVED]
 
     def _chains(self) -> tuple[Array, Array, Array, Array]:
-        """Return the positions of all transitions, episode by episode; the number of each; whether it lacks its front; and its ordinal."""
+        """Return the positions of all transitions, episode by episode; the number of each; whether it lacks its front;
+        and its ordinal."""
         buffer, reader = self._buffer, self._buffer.reader
         buffer.engine.settle(f"{type(buffer).__name__}.episodes")
         buffer.refresh()
@@ -97,7 +98,7 @@ class TransitionSource:
         positions = ring.ids()
         positions = positions[reader.has_frames(positions)]
         while True:
-            lanes, done, truncated = (ring.column(n, positions) for n in ("lanes", "dones", "truncated"))  # fmt: skip
+            lanes, done, truncated = (ring.column(n, positions) for n in ("lanes", "dones", "truncated"))
             order, counts, cut = chained(positions, lanes.astype(np.int64), done | truncated)
             found = positions[order]
             last = found[np.cumsum(counts) - 1]
@@ -106,9 +107,7 @@ class TransitionSource:
                 lost[at : at + _CHUNK] = ~self._is_whole(last[at : at + _CHUNK])
             if not lost.any():
                 return found, counts, cut, self._ordinals_of(found[np.cumsum(counts) - counts])
-            positions = positions[
-                ~np.isin(positions, last[lost])
-            ]  # such a one is never drawn either
+            positions = positions[~np.isin(positions, last[lost])]  # such a one is never drawn either
 
     def _ordinals_of(self, firsts: Array) -> Array:
         """Return the ordinals of the episodes with these first transitions."""
@@ -135,9 +134,7 @@ class TransitionSource:
 
     # -- as a column source ------------------------------------------------------------------
 
-    def windows(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
-    ) -> dict[str, Array]:
+    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
         """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
 
         Shapes: column -> (len(starts), ceil(length / stride), ...).
@@ -154,7 +151,7 @@ class TransitionSource:
             found = self._take(columns, rows.reshape(-1))
         except LappedError:
             raise self._evicted() from None
-        return {name: values.reshape(*rows.shape, *values.shape[1:]) for name, values in found.items()}  # fmt: skip
+        return {name: values.reshape(*rows.shape, *values.shape[1:]) for name, values in found.items()}
 
     def _take(self, columns: Sequence[str], rows: Array) -> dict[str, Array]:
         episodes = self.offsets.searchsorted(rows, side="right") - 1
@@ -211,7 +208,8 @@ class TransitionSource:
 
     def _evicted(self) -> ReplacedError:
         return ReplacedError(
-            f"{self.path}: the buffer's writer evicted transitions since its episodes were looked up; look them up again"
+            f"{self.path}: the buffer's writer evicted transitions since its episodes were looked up; look them up "
+            f"again"
         )
 
 
@@ -224,11 +222,12 @@ def chained(positions: Array, lanes: Array, ended: Array) -> tuple[Array, Array,
         ended: which of them end an episode.
 
     Returns:
-        The numbers of the transitions, episode by episode, in order of the episodes' last ones; how many each episode has; and which
-        of them go on from a row that is not among these.
+        The numbers of the transitions, episode by episode, in order of the episodes' last ones; how many each episode
+        has; and which of them go on from a row that is not among these.
 
     Example:
-        >>> order, counts, cut = chained(np.arange(6), np.array([-2, -2, 2, 2, 2, 2]), np.array([0, 0, 1, 0, 0, 0], bool))
+        >>> lanes, ends = np.array([-2, -2, 2, 2, 2, 2]), np.array([0, 0, 1, 0, 0, 0], bool)
+        >>> order, counts, cut = chained(np.arange(6), lanes, ends)
         >>> order.tolist(), counts.tolist(), cut.tolist()
         ([0, 2, 4, 1, 3, 5], [2, 1, 3], [False, False, False])
     """

@@ -4,12 +4,12 @@
     rows       p       p+1     p+2      p+3     p+4      p+5
     lanes      -1      -2      -3       3       2        4                how far back the environment's last row is
 
-A row says how far back its environment's last row stands, as in a call of all lanes; less than 0 if it does not go on from that one.
-A reader expects the next row as far ahead, and finds it there while the environments come in turn; else it looks for the row that
-says so (nstep.py).
+A row says how far back its environment's last row stands, as in a call of all lanes; less than 0 if it does not go on
+from that one. A reader expects the next row as far ahead, and finds it there while the environments come in turn; else
+it looks for the row that says so (nstep.py).
 
-Invariants: the ends are those of the head and era that they name; what was stored by other means is read from the rows, and
-its environments have no names until one goes on from them, bit for bit.
+Invariants: the ends are those of the head and era that they name; what was stored by other means is read from the rows,
+and its environments have no names until one goes on from them, bit for bit.
 Not here: how rows are stored (buffer.py).
 """
 
@@ -99,7 +99,7 @@ class LaneEnds:
         """
         for number in range(len(at)):
             place = self._new()
-            self.at[place], self.strides[place], self.ages[place] = at[number], strides[number], ages[number]  # fmt: skip
+            self.at[place], self.strides[place], self.ages[place] = at[number], strides[number], ages[number]
             for name, values in led.items():
                 self.led[name][place] = values[number]
             if are_in_order:
@@ -108,7 +108,8 @@ class LaneEnds:
                 self._unnamed.append(place)
 
     def place(self, lane: Hashable, rows: Mapping[str, Array], number: int) -> int:
-        """Return the place of an environment; for one that has none yet, that of an unnamed row that its observation goes on from.
+        """Return the place of an environment; for one that has none yet, that of an unnamed row that its observation
+        goes on from.
 
         Args:
             lane: its name.
@@ -119,7 +120,7 @@ class LaneEnds:
         if found is not None:
             return found
         for which, place in enumerate(self._unnamed):
-            if all(values[number].tobytes() == self.led[name][place].tobytes() for name, values in rows.items()):  # fmt: skip
+            if all(values[number].tobytes() == self.led[name][place].tobytes() for name, values in rows.items()):
                 del self._unnamed[which]
                 self._places[lane] = place
                 return place
@@ -151,7 +152,8 @@ class LaneEnds:
         self._count = len(kept)
 
     def earlier(self) -> dict[str, Array]:
-        """Return what the newest rows led to, for the commit of rows that begin at `head`: `rows` are numbered from there, ascending."""
+        """Return what the newest rows led to, for the commit of rows that begin at `head`: `rows` are numbered from
+        there, ascending."""
         at = self.at[: self._count]
         which = np.argsort(at)[int((at < 0).sum()) :]
         if not len(which):
@@ -164,9 +166,7 @@ class LaneEnds:
         """Size of what `earlier` returns."""
         return sum(v.nbytes // len(v) for v in self.led.values()) * self._count
 
-    def follow_one(
-        self, place: int, at: int, stride: int, name: str, led: Array, era: int
-    ) -> None:  # fmt: skip
+    def follow_one(self, place: int, at: int, stride: int, name: str, led: Array, era: int) -> None:
         """Take one row that was stored at `at`, of which there is one leaf: as `follow`."""
         self.head = -1
         self.at[place], self.strides[place] = at, stride
@@ -175,7 +175,7 @@ class LaneEnds:
 
     def follow(
         self, places: Array, first: int, strides: Array, ages: Array, led: Mapping[str, Array], era: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take the rows of a call that was stored at `first`."""
         self.head = -1  # an interrupt may come in between
         count = len(places)

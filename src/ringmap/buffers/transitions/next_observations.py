@@ -9,11 +9,12 @@
     its lane broke                                                               data of its commit, or of the next one
     a step of the newest call                                                    successors file, of the newest commit
 
-Invariants: the state in memory belongs to the head and the era that it names; all are in one object that never changes, and
-it is returned for these alone; what is cached of a commit belongs to an era, too: a writer that finds an earlier state writes other
-rows to the same positions; a call after a dropped one continues nothing; a fork has its own lock and memory.
-Not here: the files (storage/sidecars/successors.py), which values a commit keeps (storage/commit/group.py), how a following
-row is found (nstep.py).
+Invariants: the state in memory belongs to the head and the era that it names; all are in one object that never changes,
+and it is returned for these alone; what is cached of a commit belongs to an era, too: a writer that finds an earlier
+state writes other rows to the same positions; a call after a dropped one continues nothing; a fork has its own lock and
+memory.
+Not here: the files (storage/sidecars/successors.py), which values a commit keeps (storage/commit/group.py), how a
+following row is found (nstep.py).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _KEPT_NBYTES = 64 << 20
 
 
 _SMALL_NBYTES = 1 << 15
-"""Up to this size two copies and a comparison of bytes are faster than NumPy's: 0.3 us against 3, 1.7 against 2.9 at the end."""
+"""Up to this size two copies and a comparison of bytes are faster than NumPy's: 0.3 us against 3, 1.7 against 2.9 at
+the end."""
 
 
 class Newest(NamedTuple):
@@ -205,9 +207,7 @@ class NextObservations:
             ours, values = pending.apart_at(positions)
             found.put(ours.nonzero()[0], values)
         left = found.left()
-        are_pending = (
-            pending is not None and pending.count
-        )  # then those of the newest call were found
+        are_pending = pending is not None and pending.count  # then those of the newest call were found
         now = self._of_newest(source, head) if len(left) and not are_pending else None
         if now is not None and now.observations:
             count = len(next(iter(now.observations.values())))
@@ -221,7 +221,8 @@ class NextObservations:
         return found.found()
 
     def _find_in_commits(self, source: Handle, found: _Search, left: Array) -> None:
-        """Find those among the data of their commits, or of the commits after these. `left`: which are not found yet."""
+        """Find those among the data of their commits, or of the commits after these. `left`: which are not found
+        yet."""
         positions = found.positions[left]
         with source.memory:
             live = source.live
@@ -249,9 +250,7 @@ class NextObservations:
             after = Ordinal(first + int(index[one]) + 1)
             self._put_kept(source, found, left[ours], era, after, int(stops[one]))
 
-    def _put_kept(
-        self, source: Handle, found: _Search, which: Array, era: int, ordinal: Ordinal, start: int
-    ) -> None:
+    def _put_kept(self, source: Handle, found: _Search, which: Array, era: int, ordinal: Ordinal, start: int) -> None:
         """Put those that are in the data of a commit whose first row is at `start`; `era`: that of the ordinal."""
         apart = self._apart(source, era, ordinal, start)
         if not apart or "rows" not in apart:
@@ -269,9 +268,7 @@ class NextObservations:
                 newest = self._newest
         return newest if newest.head == head else None
 
-    def _apart(
-        self, source: Handle, era: int, ordinal: Ordinal, start: int
-    ) -> dict[str, Any] | None:
+    def _apart(self, source: Handle, era: int, ordinal: Ordinal, start: int) -> dict[str, Any] | None:
         """Return the observations stored separately with the call whose first row is at `start`."""
         key = era, start
         with self.lock:
@@ -318,9 +315,7 @@ def _stop(source: Handle) -> int:
     return live.start(live.newest) + live.length(live.newest)
 
 
-def lane_breaks(
-    rows: Observations, before: Observations | None, begun: Any = None
-) -> tuple[Array, dict[str, Array]]:
+def lane_breaks(rows: Observations, before: Observations | None, begun: Any = None) -> tuple[Array, dict[str, Array]]:
     """Return which lanes break, and their last next observations, to be stored separately.
 
     Args:
@@ -329,7 +324,8 @@ def lane_breaks(
         begun: `(N,)`, lanes that begin an episode, whatever their observations.
 
     Returns:
-        bool `(N,)`; and `rows`, numbered from the end of the last call (-1 is its last row), with their observations, {} for none.
+        bool `(N,)`; and `rows`, numbered from the end of the last call (-1 is its last row), with their observations,
+        {} for none.
     """
     count = len(next(iter(rows.values())))
     if before is None:

@@ -3,14 +3,14 @@
     position p, lanes N:   p -> p + N -> p + 2N          n_step = 3: r + gamma r' + gamma^2 r''
                                          \\__ its next observation: row p + 3N, or a separately stored one
 
-A sum ends where an episode ends, and where a lane breaks. Where environments are named one by one and come out of turn, the row
-that goes on is another than p + N, and says so: it is looked for. The frames of a stack (stacks.py), N = 1:
+A sum ends where an episode ends, and where a lane breaks. Where environments are named one by one and come out of turn,
+the row that goes on is another than p + N, and says so: it is looked for. The frames of a stack (stacks.py), N = 1:
 
     stack at p:          p - 3   p - 2   p - 1   p
     the next stack:              p - 2   p - 1   p   p + 1, or a separately stored frame
 
-Invariants: a transition is returned with the next observation that it was added with; one that was evicted before it was
-read whole is redrawn.
+Invariants: a transition is returned with the next observation that it was added with; one that was evicted before it
+was read whole is redrawn.
 Not here: which transitions are drawn (buffer.py), next observations without a row (next_observations.py).
 """
 
@@ -55,9 +55,11 @@ _LARGE_NBYTES = 512
 
 
 class _Found(NamedTuple):
-    """Transitions, flat by leaf; which are whole (None: all); and what tells which end in the newest call, as of `head`.
+    """Transitions, flat by leaf; which are whole (None: all); and what tells which end in the newest call, as of
+    `head`.
 
-    `oldest`: the positions of their oldest rows; `after`: those after their last ones; `stop`: where the newest call ended.
+    `oldest`: the positions of their oldest rows; `after`: those after their last ones; `stop`: where the newest call
+    ended.
     """
 
     batch: dict[str, Array]
@@ -75,7 +77,8 @@ class _Found(NamedTuple):
 
 
 class TransitionReader(ClipReader):
-    """Reads transitions of `n_step` steps, discounted by `gamma`: the clips of a ring of rows, of which the newest count.
+    """Reads transitions of `n_step` steps, discounted by `gamma`: the clips of a ring of rows, of which the newest
+    count.
 
     Args:
         source: as for `ClipReader`.
@@ -90,9 +93,15 @@ class TransitionReader(ClipReader):
     is_plain = False
 
     def __init__(
-        self, source: Handle, rng: np.random.Generator, columns: TransitionColumns, following: NextObservations,
-        capacity: int, n_step: int, gamma: float,
-    ) -> None:  # fmt: skip
+        self,
+        source: Handle,
+        rng: np.random.Generator,
+        columns: TransitionColumns,
+        following: NextObservations,
+        capacity: int,
+        n_step: int,
+        gamma: float,
+    ) -> None:
         super().__init__(source, rng)
         self.columns, self.following = columns, following
         self.capacity: int = capacity
@@ -133,18 +142,22 @@ class TransitionReader(ClipReader):
         """Return the positions of `count` transitions drawn uniformly from all that count."""
         drawn = self.draw(count, cut, self.rng)
         if drawn is None:
-            raise NoClipsError(
-                f"{self.source.folder}: no rows are left to draw from; add some first"
-            )
+            raise NoClipsError(f"{self.source.folder}: no rows are left to draw from; add some first")
         return drawn.positions
 
     # -- reading -----------------------------------------------------------------------------
 
     def at(
-        self, positions: Array, cut: Cut = ROW, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False, crossing: Crossing | None = None, redraw: Redraw | None = None,
+        self,
+        positions: Array,
+        cut: Cut = ROW,
+        out: dict[str, Array] | None = None,
+        threads: int = 1,
+        asked: bool = False,
+        crossing: Crossing | None = None,
+        redraw: Redraw | None = None,
         numbers: EpisodeMoment | None = None,
-    ) -> dict[str, Array]:  # fmt: skip
+    ) -> dict[str, Array]:
         """Return the transitions at these positions, flat; an evicted one is redrawn, and `positions` shows it.
 
         Args:
@@ -169,16 +182,21 @@ class TransitionReader(ClipReader):
         return self._put_into(found.batch, out)
 
     def once(
-        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False, crossing: Crossing | None = None, numbers: Numbers | None = None,
-    ) -> tuple[dict[str, Array], Array | None]:  # fmt: skip
-        """Do what `at` does, without redraws; return the columns, and which transitions are not whole, None for none."""
+        self,
+        positions: Array,
+        cut: Cut,
+        out: dict[str, Array] | None = None,
+        threads: int = 1,
+        asked: bool = False,
+        crossing: Crossing | None = None,
+        numbers: Numbers | None = None,
+    ) -> tuple[dict[str, Array], Array | None]:
+        """Do what `at` does, without redraws; return the columns, and which transitions are not whole, None for
+        none."""
         found = self._transitions(self.source, positions, out, asked, threads)
         return self._put_into(found.batch, out), lost(self.source, found.oldest, found.good)
 
-    def _put_into(
-        self, batch: dict[str, Array], out: dict[str, Array] | None
-    ) -> dict[str, Array]:  # fmt: skip
+    def _put_into(self, batch: dict[str, Array], out: dict[str, Array] | None) -> dict[str, Array]:
         """Return the columns of a batch in order, in the caller's arrays, where there are some."""
         if out is None:
             return {name: aligned(batch[name]) for name in self._names}
@@ -207,7 +225,8 @@ class TransitionReader(ClipReader):
 
     @cached_property
     def _wide(self) -> list[str]:
-        """Names of the columns of large observations, but for frames: both observations of a transition are read into `_room`."""
+        """Names of the columns of large observations, but for frames: both observations of a transition are read into
+        `_room`."""
         specs = self.columns.schema.columns
         large = {spec.name for spec in specs if spec.row_nbytes >= _LARGE_NBYTES}
         return [name for name in self.columns.whole if name in large]
@@ -277,12 +296,11 @@ class TransitionReader(ClipReader):
         read_again(source, positions, bad, gather, redraw, source.folder, advice)
 
     def singly(self, positions: Array) -> tuple[dict[str, Array], Array]:
-        """Return single steps at these positions, flat, and which are whole, bool `(B,)`: the others mean nothing. None is redrawn."""
+        """Return single steps at these positions, flat, and which are whole, bool `(B,)`: the others mean nothing. None
+        is redrawn."""
         single = self
         if self.n_step > 1:
-            single = TransitionReader(
-                self.source, self.rng, self.columns, self.following, self.capacity, 1, self.gamma
-            )
+            single = TransitionReader(self.source, self.rng, self.columns, self.following, self.capacity, 1, self.gamma)
         found = single._transitions(self.source, positions)
         bad = lost(self.source, found.oldest, found.good)
         return found.batch, np.ones(len(positions), np.bool_) if bad is None else ~bad
@@ -293,15 +311,12 @@ class TransitionReader(ClipReader):
         if stack is None or rows is None or not len(positions):
             return np.ones(len(positions), np.bool_)
         at = stack.positions(positions, *self._heads(rows, positions))
-        found: Array = np.logical_and.reduce(
-            (at >= self.source.tail) & are_live(self.source, at), 1
-        )
+        found: Array = np.logical_and.reduce((at >= self.source.tail) & are_live(self.source, at), 1)
         return found
 
-    def newest_of_lanes(
-        self, most: int
-    ) -> tuple[Array, Array, Array, dict[str, Array], Array]:  # fmt: skip
-        """Return the rows that no other goes on from, oldest first: positions, strides, column `earlier`, what they led to, which end an episode.
+    def newest_of_lanes(self, most: int) -> tuple[Array, Array, Array, dict[str, Array], Array]:
+        """Return the rows that no other goes on from, oldest first: positions, strides, column `earlier`, what they led
+        to, which end an episode.
 
         Args:
             most: rows before the head in which they are looked for; those of the newest call are in any case.
@@ -321,7 +336,8 @@ class TransitionReader(ClipReader):
         return at, *self._heads(rows, at), led, dones | truncated
 
     def led_to(self, head: int) -> dict[str, Array] | None:
-        """Return the next observations of the call that ended at `head`, by leaf, from what was stored since; None if evicted."""
+        """Return the next observations of the call that ended at `head`, by leaf, from what was stored since; None if
+        evicted."""
         source = self.source
         source.refresh()
         rows = source.rows
@@ -336,10 +352,9 @@ class TransitionReader(ClipReader):
         led_to = {name: batch[f"next_{name}"] for name in self.columns.observed}
         return {n: v[:, -1] if n in self.columns.stacked else v for n, v in led_to.items()}
 
-    def next_stacks(
-        self, source: Handle, frames: Mapping[str, Array]
-    ) -> tuple[dict[str, Array], Array] | None:
-        """Return the stacks that the newest call led to, and its column `earlier`; None if a frame is not stored any more.
+    def next_stacks(self, source: Handle, frames: Mapping[str, Array]) -> tuple[dict[str, Array], Array] | None:
+        """Return the stacks that the newest call led to, and its column `earlier`; None if a frame is not stored any
+        more.
 
         Args:
             source: of the owner, with no other thread adding.
@@ -362,9 +377,13 @@ class TransitionReader(ClipReader):
         return found, earlier
 
     def _transitions(
-        self, source: Handle, positions: Array, out: dict[str, Array] | None = None, asked: bool = False,
+        self,
+        source: Handle,
+        positions: Array,
+        out: dict[str, Array] | None = None,
+        asked: bool = False,
         threads: int = 1,
-    ) -> _Found:  # fmt: skip
+    ) -> _Found:
         """Return the transitions at these positions of the ring, as they are now."""
         assert source.rows is not None
         is_large = bool(source.rows.large)
@@ -380,8 +399,12 @@ class TransitionReader(ClipReader):
         return found
 
     def _sums(
-        self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, positions: Array, out: dict[str, Array] | None, threads: int
-    ) -> _Found:  # fmt: skip
+        self,
+        rows: RowsOfOne | RowsOfAdjacent | RowsOfMany,
+        positions: Array,
+        out: dict[str, Array] | None,
+        threads: int,
+    ) -> _Found:
         columns, stack, is_single = self.columns, self.columns.stack, self.n_step == 1
         stop = rows.stop
         names = self._of_row
@@ -402,7 +425,8 @@ class TransitionReader(ClipReader):
         def next_of(
             at: Array, strides: Array, names: list[str], wanted: Array | None = None
         ) -> tuple[Array, Array, list[Array]]:
-            """Return the positions after some rows; which of these are rows with their next observations; and columns of these.
+            """Return the positions after some rows; which of these are rows with their next observations; and columns
+            of these.
 
             `wanted`: which are looked for further on if they are not where they are expected.
             """
@@ -472,9 +496,7 @@ class TransitionReader(ClipReader):
             good = stored if good is None else good & stored
         return _Found(batch, good, oldest, after, stop, rows.head)
 
-    def _further(
-        self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, at: Array, stop: Any, which: Array
-    ) -> Array:  # fmt: skip
+    def _further(self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, at: Array, stop: Any, which: Array) -> Array:
         """Return the positions of the rows that go on from some rows, wherever they are ahead; -1 where there is none.
 
         Args:
@@ -490,7 +512,7 @@ class TransitionReader(ClipReader):
             part = which[left]
             here = at[part][:, None] + ahead
             inside = here < ends[left][:, None]
-            goes_on = inside & (rows.lanes_of(part, np.where(inside, here, at[part][:, None])) == ahead)  # fmt: skip
+            goes_on = inside & (rows.lanes_of(part, np.where(inside, here, at[part][:, None])) == ahead)
             is_here = goes_on.any(1)
             found[left[is_here]] = at[part[is_here]] + ahead[goes_on[is_here].argmax(1)]
             left = left[~is_here & inside[:, -1]]
@@ -500,7 +522,7 @@ class TransitionReader(ClipReader):
 
     def read_adjacent(
         self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int
-    ) -> Together:  # fmt: skip
+    ) -> Together:
         """Return transitions of this ring and others as they are now, as `ClipReader.read_adjacent` does clips."""
         room = self._room(len(anchors)) if self._paired and out is None else out
         following = rings.plans.get(0)
@@ -511,15 +533,17 @@ class TransitionReader(ClipReader):
         return Together(self._put_into(found.batch, out), found.oldest, found.good)
 
     def read_together(
-        self, pieces: Sequence[Piece], size: int, batch: dict[str, Array], threads: int,
+        self,
+        pieces: Sequence[Piece],
+        size: int,
+        batch: dict[str, Array],
+        threads: int,
         fail: Callable[[Piece, Exception], None],
-    ) -> list[Array] | None:  # fmt: skip
+    ) -> list[Array] | None:
         """Copy the transitions of this ring and others into a batch, as `gather_many` does."""
         readers = [piece.reader for piece in pieces]
         sources = [
-            (r.source, r.following)
-            for r in readers
-            if isinstance(r, TransitionReader) and r.source.rows is not None
+            (r.source, r.following) for r in readers if isinstance(r, TransitionReader) and r.source.rows is not None
         ]
         if len(sources) < len(pieces):
             return None
@@ -548,9 +572,7 @@ class TransitionReader(ClipReader):
             try:
                 if number in rows.faults:
                     raise rows.faults[number]
-                if (good is None or all_true(good)) and is_live(
-                    piece.reader.source, lowest[number]
-                ):
+                if (good is None or all_true(good)) and is_live(piece.reader.source, lowest[number]):
                     continue
                 gone = lost(piece.reader.source, found.oldest[start:stop], good)
                 if gone is not None:
@@ -563,8 +585,8 @@ class TransitionReader(ClipReader):
     def _room(self, size: int) -> dict[str, Array]:
         """Return arrays for both stacks of each leaf, or both large observations, in one block each.
 
-        An allocator gives memory back to the system once as much is free as twice the largest block; then each batch costs page faults,
-        which take longer than the copy. One block is below that, two of half the size are not.
+        An allocator gives memory back to the system once as much is free as twice the largest block; then each batch
+        costs page faults, which take longer than the copy. One block is below that, two of half the size are not.
         """
         made = {}
         for spec in self._paired:
@@ -572,8 +594,13 @@ class TransitionReader(ClipReader):
         return made
 
     def _large(
-        self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, at: Array, out: dict[str, Array] | None, prefix: str, threads: int
-    ) -> dict[str, Array]:  # fmt: skip
+        self,
+        rows: RowsOfOne | RowsOfAdjacent | RowsOfMany,
+        at: Array,
+        out: dict[str, Array] | None,
+        prefix: str,
+        threads: int,
+    ) -> dict[str, Array]:
         """Return the large observations at these positions `(B,)`, by leaf, in `out` where it has them."""
         found = {}
         for name in self._wide:
@@ -582,9 +609,15 @@ class TransitionReader(ClipReader):
         return found
 
     def _stacks(
-        self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, at: Array, out: dict[str, Array] | None, prefix: str, threads: int,
-        stack: FrameStack, earlier: Array,
-    ) -> dict[str, Array]:  # fmt: skip
+        self,
+        rows: RowsOfOne | RowsOfAdjacent | RowsOfMany,
+        at: Array,
+        out: dict[str, Array] | None,
+        prefix: str,
+        threads: int,
+        stack: FrameStack,
+        earlier: Array,
+    ) -> dict[str, Array]:
         """Return the stacks of frames at these positions `(B, size)`, by leaf, in `out` where it has them."""
         found = {}
         for name in self.columns.stacked:

@@ -1,11 +1,11 @@
 """The rows that a batch of transitions is summed from: of one ring, or of several at once.
 
-    transitions      t0 t1 t2 t3 t4           RowsOfOne, and RowsOfAdjacent of several rings whose columns are mapped side by side
-    ranked           t1 t4 | t3 | t0 t2       RowsOfMany: ring by ring; `places` 1 4 3 0 2
+    transitions      t0 t1 t2 t3 t4           RowsOfOne, and RowsOfAdjacent of several rings whose columns are mapped
+    side by side ranked           t1 t4 | t3 | t0 t2       RowsOfMany: ring by ring; `places` 1 4 3 0 2
                      ring 0  1    2
 
-What is computed for each transition is computed for all of them at once; a column takes one copy for each ring. Wide values are copied
-to their places in the batch, others are put there at the end by one copy more.
+What is computed for each transition is computed for all of them at once; a column takes one copy for each ring. Wide
+values are copied to their places in the batch, others are put there at the end by one copy more.
 
 Invariants: a ring that fails is noted, and its values mean nothing; no ring waits for another.
 Not here: which rows are read (nstep.py), the looks before and after (clips/many.py, nstep.py).
@@ -52,8 +52,9 @@ class RowsOfOne:
         """Return columns of the rows at these positions. `prefix`: of their names in a batch."""
         return self.rows.take(names, at, self.head)
 
-    def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
-        """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`, in `into` if it is an array."""
+    def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:
+        """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`, in `into` if it is an
+        array."""
         return self.rows.take([name], at, self.head, [into], threads)[0]
 
     def are_live(self, at: Array) -> Array:
@@ -65,11 +66,13 @@ class RowsOfOne:
         return self.rows.take(["lanes"], at, self.head)[0]
 
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
-        """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
+        """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and
+        these."""
         return self.following.find(self.source, last[which], self.head)
 
     def places(self, values: Array) -> Array | None:
-        """Return where the values of each transition are in an array of the batch; None: in the order of the transitions."""
+        """Return where the values of each transition are in an array of the batch; None: in the order of the
+        transitions."""
         return None
 
 
@@ -85,9 +88,7 @@ class RowsOfAdjacent:
     head = -1
     """Each ring has its own."""
 
-    def __init__(
-        self, rings: AdjacentRings, following: Sequence[NextObservations], places: Array
-    ) -> None:  # fmt: skip
+    def __init__(self, rings: AdjacentRings, following: Sequence[NextObservations], places: Array) -> None:
         self._rings, self._following, self._ring_of = rings, following, places
         ends = rings.ends()
         self.stop, self.is_dense = ends.stops.take(places), ends.is_dense
@@ -99,8 +100,9 @@ class RowsOfAdjacent:
         slots += self._first
         return [by_name[name].take(slots, None, head) for name in names]
 
-    def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
-        """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`, in `into` if it is an array."""
+    def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:
+        """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`, in `into` if it is an
+        array."""
         laps, first = self._laps, self._first
         if at.ndim > 1:
             laps = laps if isinstance(laps, int) else laps[:, None]
@@ -119,14 +121,14 @@ class RowsOfAdjacent:
     def lanes_of(self, which: Array, at: Array) -> Array:
         """Return the column `lanes` of rows near some transitions: `at` is `(len(which), n)`."""
         laps, first = (
-            value if isinstance(value, int) else value[which][:, None]
-            for value in (self._laps, self._first)
+            value if isinstance(value, int) else value[which][:, None] for value in (self._laps, self._first)
         )
-        lanes: Array = self._rings.rows.by_name["lanes"].take(at % laps + first, None, self._rings.head)  # fmt: skip
+        lanes: Array = self._rings.rows.by_name["lanes"].take(at % laps + first, None, self._rings.head)
         return lanes
 
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
-        """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
+        """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and
+        these."""
         known, found, names = list[Array](), list[dict[str, Array]](), list[str]()
         for place, mine in groups(self._ring_of.take(which)):
             source = self._rings.sources[place]
@@ -140,12 +142,11 @@ class RowsOfAdjacent:
                 names = list(values)
         if not known:
             return np.empty(0, np.int64), {}
-        return np.concatenate(known), {
-            name: np.concatenate([values[name] for values in found]) for name in names
-        }
+        return np.concatenate(known), {name: np.concatenate([values[name] for values in found]) for name in names}
 
     def places(self, values: Array) -> Array | None:
-        """Return where the values of each transition are in an array of the batch; None: in the order of the transitions."""
+        """Return where the values of each transition are in an array of the batch; None: in the order of the
+        transitions."""
         return None
 
 
@@ -161,9 +162,13 @@ class RowsOfMany:
     """
 
     def __init__(
-        self, sources: Sequence[tuple[Handle, NextObservations]], places: Sequence[Array], batch: dict[str, Array],
-        size: int, threads: int,
-    ) -> None:  # fmt: skip
+        self,
+        sources: Sequence[tuple[Handle, NextObservations]],
+        places: Sequence[Array],
+        batch: dict[str, Array],
+        size: int,
+        threads: int,
+    ) -> None:
         self._rings = [RowsOfOne(*source) for source in sources]
         counts = [len(part) for part in places]
         stops = np.cumsum(counts).tolist()
@@ -172,7 +177,7 @@ class RowsOfMany:
         """Each ring has its own."""
         self.faults: dict[int, Exception] = {}
         """By the number of the ring: the others can still be read."""
-        self._places, self._batch, self._size, self._threads = np.concatenate(places), batch, size, threads  # fmt: skip
+        self._places, self._batch, self._size, self._threads = np.concatenate(places), batch, size, threads
         self._placed = set[int]()
         self.stop = np.repeat([ring.stop for ring in self._rings], counts)
         self.is_dense = all(ring.is_dense for ring in self._rings)
@@ -195,7 +200,7 @@ class RowsOfMany:
         self._fill(narrow, at)
         return [made[name] for name in names]
 
-    def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
+    def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:
         """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`."""
         if self._is_wide(name, at):
             return self._to_places(name, at, prefix)
@@ -256,7 +261,7 @@ class RowsOfMany:
         """Return the column `lanes` of rows near some transitions: `at` is `(len(which), n)`."""
         lanes = np.zeros(at.shape, np.int32)
         cuts = which.searchsorted([stop for _, stop in self.bounds]).tolist()
-        for number, (ring, start, stop) in enumerate(zip(self._rings, [0, *cuts], cuts, strict=False)):  # fmt: skip
+        for number, (ring, start, stop) in enumerate(zip(self._rings, [0, *cuts], cuts, strict=False)):
             if start == stop or number in self.faults:
                 continue
             try:
@@ -266,10 +271,11 @@ class RowsOfMany:
         return lanes
 
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
-        """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
+        """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and
+        these."""
         known, found = list[Array](), list[dict[str, Array]]()
         cuts = which.searchsorted([stop for _, stop in self.bounds]).tolist()
-        for number, (ring, start, stop) in enumerate(zip(self._rings, [0, *cuts], cuts, strict=False)):  # fmt: skip
+        for number, (ring, start, stop) in enumerate(zip(self._rings, [0, *cuts], cuts, strict=False)):
             if start == stop or number in self.faults:
                 continue
             try:

@@ -8,8 +8,8 @@
 padding: the first frame again ("reset"), or zeros ("zero"). So a stack is read without a look at the rows between, and
 row `p` of a lane takes the frames at p, p - N, ..., p - earlier * N, where N is the number of lanes.
 
-The name of the column says the size and the padding: a directory says how it is to be read, and releases that don't know
-stacks refuse it.
+The name of the column says the size and the padding: a directory says how it is to be read, and releases that don't
+know stacks refuse it.
 
 Invariants: a stack that is stored is read back bit for bit; one that this is not true of is refused.
 Not here: where rows are, and which of them continue a lane (nstep.py, next_observations.py).
@@ -36,7 +36,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _PADDINGS = ("reset", "zero")
 LANES = 256
-"""Calls of up to as many lanes: all transitions that count have their frames. A larger number takes more of the disk."""
+"""Calls of up to as many lanes: all transitions that count have their frames. A larger number takes more of the
+disk."""
 _MOST = 255
 """`earlier` is one byte."""
 _NAME = re.compile(r"stack_([1-9][0-9]{0,2})_(reset|zero)")
@@ -58,7 +59,8 @@ class FrameStack:
         """
         if padding_type not in _PADDINGS:
             raise InputError(
-                f"{where}: padding_type must be one of {_PADDINGS}, got {padding_type!r}; a stack with other padding can't be "
+                f"{where}: padding_type must be one of {_PADDINGS}, got {padding_type!r}; a stack with other padding "
+                f"can't be "
                 "built again from its frames"
             )
         if frame_stack is None:
@@ -91,7 +93,8 @@ class FrameStack:
         for spec in specs:
             if not spec.shape or spec.shape[0] != self.size:
                 raise InputError(
-                    f"{where}: {spec.name} has shape {spec.shape}, but frame_stack={self.size}: give the shape of stacked observations, "
+                    f"{where}: {spec.name} has shape {spec.shape}, but frame_stack={self.size}: give the shape of "
+                    f"stacked observations, "
                     f"({self.size}, *frame), as Gymnasium's FrameStackObservation has it"
                 )
             frames.append(replace(spec, shape=spec.shape[1:]))
@@ -115,7 +118,7 @@ class FrameStack:
 
     def check(
         self, stacks: Mapping[str, Array], after: Mapping[str, Array], begins: Array, before: int, where: str
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Raise unless the stacks can be built again from the frames of their lanes.
 
         Args:
@@ -126,8 +129,8 @@ class FrameStack:
             where: the method to name in an error.
 
         Raises:
-            InputError: a stack begins a lane, and its older frames are no padding; or a next stack is not the stack moved by
-                one frame.
+            InputError: a stack begins a lane, and its older frames are no padding; or a next stack is not the stack
+                moved by one frame.
         """
         is_new, why = (
             begins.any(),
@@ -135,19 +138,22 @@ class FrameStack:
         )
         if before != len(begins):
             why = (
-                f"the call before had {before} lanes, this one has {len(begins)}; give all lanes in each call (of Gymnasium's vector "
+                f"the call before had {before} lanes, this one has {len(begins)}; give all lanes in each call (of "
+                f"Gymnasium's vector "
                 "environments those with AutoresetMode.SAME_STEP), or begin anew with a reset"
             )
         for name, stack in stacks.items():
             _refuse(
                 _differ(after[name][:, :-1], stack[:, 1:]),
-                f"{where}: next_{name} of lane {{}} is not the stack of {name} moved by one frame; give as next observation the "
+                f"{where}: next_{name} of lane {{}} is not the stack of {name} moved by one frame; give as next "
+                f"observation the "
                 "one that the step led to, also where the episode ended (not the first of the next episode)",
             )
             if is_new:
                 _refuse(
                     begins & self._is_no_start(stack),
-                    f"{where}: {name} of lane {{}} does not go on from the lane's last step, and its older frames are not the "
+                    f"{where}: {name} of lane {{}} does not go on from the lane's last step, and its older frames are "
+                    f"not the "
                     f"padding of an episode's start (padding_type={self.padding_type!r}): {why}",
                 )
 
@@ -183,9 +189,7 @@ class FrameStack:
         back *= lanes[:, None]
         return np.subtract(newest[:, None], back, out=back)
 
-    def blank(
-        self, stacks: Sequence[Array], earlier: Array, ahead: int = 0, places: Array | None = None
-    ) -> None:  # fmt: skip
+    def blank(self, stacks: Sequence[Array], earlier: Array, ahead: int = 0, places: Array | None = None) -> None:
         """Put zeros where a stack has padding, if it is padded with zeros.
 
         Args:
@@ -194,9 +198,7 @@ class FrameStack:
             ahead: steps from the rows to the stacks.
             places: of the rows among the stacks; None: in order.
         """
-        short = (
-            (earlier < self.size - 1 - ahead).nonzero()[0] if self.padding_type == "zero" else ()
-        )
+        short = (earlier < self.size - 1 - ahead).nonzero()[0] if self.padding_type == "zero" else ()
         if len(short):
             is_padding = self._back > earlier[short].astype(np.int64)[:, None] + ahead
             at = short if places is None else places[short]

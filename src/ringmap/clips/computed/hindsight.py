@@ -20,13 +20,14 @@ class Hindsight(Computed):
     """Relabel a share `k / (k + 1)` of the batch with goals that its own episodes achieved.
 
     Columns: the goals, `(B, ...)`, under the name of their column; `<name>`, bool `(B,)`, which were relabelled;
-    `<name>_reward`, float64 `(B,)`, the reward of the anchor's action under its goal. The last step of an episode, after which nothing is
-    stored, is never relabelled; `anchors=slice(0, -1)` leaves it out.
+    `<name>_reward`, float64 `(B,)`, the reward of the anchor's action under its goal. The last step of an episode,
+    after which nothing is stored, is never relabelled; `anchors=slice(0, -1)` leaves it out.
 
     Args:
-        reward_fn: `(achieved, goal) -> rewards`, for `(n, ...)` achieved goals after the action and `(n, ...)` goals, `(n,)` numbers.
-        strategy: "future": what is achieved at a step after the anchor, drawn uniformly; "final": at the last step; "episode": at
-            any step.
+        reward_fn: `(achieved, goal) -> rewards`, for `(n, ...)` achieved goals after the action and `(n, ...)` goals,
+            `(n,)` numbers.
+        strategy: "future": what is achieved at a step after the anchor, drawn uniformly; "final": at the last step;
+            "episode": at any step.
         k: number of relabelled items for each that stays.
         goal: the column of goals.
         achieved: the column of achieved goals, of the same shape.
@@ -52,13 +53,16 @@ class Hindsight(Computed):
     needs_reward_at = True
 
     def __init__(
-        self, reward_fn: Callable[[Array, Array], Any], strategy: str = "future", k: float = 4,
-        goal: str = "desired_goal", achieved: str = "achieved_goal", reward: str = "reward",
-    ) -> None:  # fmt: skip
+        self,
+        reward_fn: Callable[[Array, Array], Any],
+        strategy: str = "future",
+        k: float = 4,
+        goal: str = "desired_goal",
+        achieved: str = "achieved_goal",
+        reward: str = "reward",
+    ) -> None:
         if strategy not in ("future", "final", "episode"):
-            raise InputError(
-                f"Hindsight: strategy must be 'future', 'final' or 'episode', got {strategy!r}"
-            )
+            raise InputError(f"Hindsight: strategy must be 'future', 'final' or 'episode', got {strategy!r}")
         if not callable(reward_fn):
             raise InputError(f"Hindsight: reward_fn must be a function, got {reward_fn!r}")
         if not 0 <= k < np.inf:
@@ -75,9 +79,7 @@ class Hindsight(Computed):
         specs = {spec.name: spec for spec in schema.columns}
         goal, achieved = specs[self.goal], specs[self.achieved]
         if goal.shape != achieved.shape or not np.can_cast(achieved.dtype, goal.dtype, "same_kind"):
-            raise InputError(
-                f"{where}: an achieved goal can't be a goal: column {achieved}, but column {goal}"
-            )
+            raise InputError(f"{where}: an achieved goal can't be a goal: column {achieved}, but column {goal}")
 
     def adds(self, name: str) -> tuple[str, ...]:
         """Return the names of its columns."""

@@ -16,10 +16,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Index(Computed):
     """Say which step each item is: columns `<name>_episode`, `_step`, `_position`, `_ring` and `_id`, int64 `(B,)`.
 
-    The episode of an item of a view is its number in the view, for life. Of a buffer it is the number among those stored when the
-    batch was read, oldest first, which changes when older ones are evicted; `get_episode_data` takes the numbers of the last batch
-    as they were then. The position, where the anchor stands on its ring, is the same for life. The ring is the
-    `number` of one of the `shards` of a `ShardedReplayBuffer`, 0 where there is one ring only. The id is that of `batch.ids`, which
+    The episode of an item of a view is its number in the view, for life. Of a buffer it is the number among those
+    stored when the batch was read, oldest first, which changes when older ones are evicted; `get_episode_data` takes
+    the numbers of the last batch as they were then. The position, where the anchor stands on its ring, is the same for
+    life. The ring is the `number` of one of the `shards` of a `ShardedReplayBuffer`, 0 where there is one ring only.
+    The id is that of `batch.ids`, which
     `update_priorities` and `update` take: a column stays with a batch that is collated, or moved to a device.
 
     Example:

@@ -3,7 +3,8 @@
     rewards of some episodes -> suffix sums, once -> kept at the slot of each step -> one take per batch
 
 Invariants: kept sums were computed from whole rows; they count only for an episode that is marked at its first step.
-Those of an evicted episode are replaced by those of the episodes that take its rows. Each open ring has sums of its own.
+Those of an evicted episode are replaced by those of the episodes that take its rows. Each open ring has sums of its
+own.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ class ReturnToGo(Computed):
     """Sum the rewards from each step to the end of its episode, discounted: float64 `(B,)`, or `(B, n)` for n offsets.
 
     The reward of the step's own action counts, the reward that led to the step does not. With `offsets`, a column
-    `<name>_is_pad`, bool `(B, n)`, tells which rows are no steps of the episode; their sum is 0. An episode that has not ended
-    (`begin_episode(commit_every=)`) has no such sum: an InputError.
+    `<name>_is_pad`, bool `(B, n)`, tells which rows are no steps of the episode; their sum is 0. An episode that has
+    not ended (`begin_episode(commit_every=)`) has no such sum: an InputError.
 
     Args:
         gamma: discount, in [0, 1].
         of: the column of rewards, one number per step.
         offsets: steps around the anchor, as for a `Window`; None: the anchor alone.
 
-    Cost: O(B) once the sums of an episode are known, else O(steps of it). Memory: 8 bytes for each row of the ring, and for each row at which an episode begins.
+    Cost: O(B) once the sums of an episode are known, else O(steps of it). Memory: 8 bytes for each row of the ring, and
+    for each row at which an episode begins.
 
     Source: Chen et al., "Decision Transformer: Reinforcement Learning via Sequence Modeling", NeurIPS 2021, section 3.
 
@@ -93,7 +95,8 @@ class ReturnToGo(Computed):
         offsets = np.array((0,) if self.offsets is None else self.offsets)
         if items.is_open.any():
             raise InputError(
-                f"ReturnToGo: the episode at position {int(items.start[items.is_open][0])} has not ended, so the sum of its rewards "
+                f"ReturnToGo: the episode at position {int(items.start[items.is_open][0])} has not ended, so the sum "
+                f"of its rewards "
                 "is not known; finish it, draw from a view without it, or sum over n steps with NStep"
             )
         wanted = (items.origin + items.step)[:, None] + offsets
@@ -109,7 +112,8 @@ class ReturnToGo(Computed):
         return {items.name: sums, f"{items.name}_is_pad": is_pad}
 
     def _sum(self, items: Items, which: Array, kept: _Sums) -> None:
-        """Sum the episodes of these items, and keep the sums. An episode that was evicted meanwhile is left out: its items are redrawn."""
+        """Sum the episodes of these items, and keep the sums. An episode that was evicted meanwhile is left out: its
+        items are redrawn."""
         starts, first = np.unique(items.origin[which], return_index=True)
         ends = starts + items.length[which][first]
         sizes = (ends - starts).cumsum()
@@ -126,7 +130,8 @@ class ReturnToGo(Computed):
             done = upto
 
     def _rewards_of(self, items: Items, runs: list[tuple[int, int]], stops: Array) -> Array:
-        """Return the rewards of the actions of all steps of these runs, float64; `stops`: where each episode ends in them."""
+        """Return the rewards of the actions of all steps of these runs, float64; `stops`: where each episode ends in
+        them."""
         found, done = np.empty(int(stops[-1])), 0
         ahead = 1 if items.reward_at == "next" else 0  # it stands one row later
         for start, end in runs:
@@ -149,7 +154,8 @@ class ReturnToGo(Computed):
             return
         if self.gamma == 0:
             return
-        # Each reward divided by a power of gamma that must not vanish: a stretch of the episode at a time, the last one first.
+        # Each reward divided by a power of gamma that must not vanish: a stretch of the episode at a time, the last one
+        # first.
         most = int(_SMALLEST / math.log(self.gamma)) + 1
         longest = min(most, max(b - a for a, b in itertools.pairwise([0, *stops])))
         factors = self.gamma ** np.arange(longest - 1, -1, -1)
@@ -184,8 +190,10 @@ def _runs(starts: Array, ends: Array) -> list[tuple[int, int]]:
 class _Sums:
     """The sums of the rows of one ring, at their slots.
 
-    `stops` holds, at the slot of its first step, where each episode stopped when it was summed; 0 for none. Rows that are stored
-    alone are an episode that grows: its sums change. A stop says which episode it is, since none is longer than the ring.
+    `stops` holds, at the slot of its first step, where each episode stopped when it was summed; 0 for none. Rows that
+    are stored
+    alone are an episode that grows: its sums change. A stop says which episode it is, since none is longer than the
+    ring.
     """
 
     __slots__ = ("stops", "values")
@@ -199,10 +207,9 @@ class _Sums:
         found: Array = self.stops.take(starts % len(self.stops)) != starts + lengths
         return found
 
-    def put(
-        self, rows: ItemRows, starts: Array, stops: Array, runs: list[tuple[int, int]], sums: Array
-    ) -> None:
-        """Keep the sums of these episodes, which make these runs, as far as they are still stored now that they were read."""
+    def put(self, rows: ItemRows, starts: Array, stops: Array, runs: list[tuple[int, int]], sums: Array) -> None:
+        """Keep the sums of these episodes, which make these runs, as far as they are still stored now that they were
+        read."""
         ring, done = Ring(len(self.stops), 0), 0
         # While the lock is held no other thread keeps newer sums, whose rows these would replace.
         with rows.memory:

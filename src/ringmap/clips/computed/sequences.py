@@ -20,30 +20,36 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Sequences(WindowMaker):
     """A window of the next `length` steps of every column: `sample(window=Sequences(64))`.
 
-    It lies inside one episode; with `across`, it runs on into the next episode, as a recurrent learner that carries its state from one
-    sequence to the next needs it: all stored steps are used, however short their episodes are, and `is_first` tells where to reset.
+    It lies inside one episode; with `across`, it runs on into the next episode, as a recurrent learner that carries its
+    state from one
+    sequence to the next needs it: all stored steps are used, however short their episodes are, and `is_first` tells
+    where to reset.
 
-    Adds the columns `is_first`, `is_last` and `is_terminal`, bool `(B, length)`, where they are not stored: whether a step is the
-    first of its episode, the last, and the last of one that terminated. Of an episode in parts, the oldest stored step is not the
-    first if there was one before it, and the newest not the last until the episode ends. All rows come as they are stored, also the first reward and
-    the last action of an episode, which may be blank. With `burn_in`, also `is_burn_in`, True for the first steps.
+    Adds the columns `is_first`, `is_last` and `is_terminal`, bool `(B, length)`, where they are not stored: whether a
+    step is the first of its episode, the last, and the last of one that terminated. Of an episode in parts, the oldest
+    stored step is not the first if there was one before it, and the newest not the last until the episode ends. All
+    rows come as they are stored, also the first reward and the last action of an episode, which may be blank. With
+    `burn_in`, also `is_burn_in`, True for the first steps.
 
-    `step_id`, int64 `(B, length)`, names each step for `ReplayBuffer.update`. The steps of an episode in parts don't stand side by
-    side, so there it is not what counting on from `batch.ids` gives.
+    `step_id`, int64 `(B, length)`, names each step for `ReplayBuffer.update`. The steps of an episode in parts don't
+    stand side by side, so there it is not what counting on from `batch.ids` gives.
 
     Args:
         length: steps.
         burn_in: number of steps at the start that only warm up a recurrent state.
-        across: whether a sequence runs on into the next episode of the same lane, in the order of storage. Lanes are known of episodes
-            that were recorded in parts (`commit_every`, by a recording wrapper or a `World`; or `lane` of `begin_episode`).
-            Episodes without a lane follow each other, which a log line says once. After an episode that has not ended, nothing follows yet.
+        across: whether a sequence runs on into the next episode of the same lane, in the order of storage. Lanes are
+            known of episodes that were recorded in parts (`commit_every`, by a recording wrapper or a `World`; or
+            `lane` of `begin_episode`). Episodes without a lane follow each other, which a log line says once. After an
+            episode that has not ended, nothing follows yet.
 
     Raises:
         InputError: a length that is not positive, or as many steps of burn-in.
 
-    Cost: with `across`, the first draw after a commit joins the stored episodes: 0.4 ms for 1,000 of them, 12 ms for 100,000.
+    Cost: with `across`, the first draw after a commit joins the stored episodes: 0.4 ms for 1,000 of them, 12 ms for
+    100,000.
 
-    Source: Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR 2019, for burn-in.
+    Source: Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR 2019, for
+    burn-in.
 
     Example:
         >>> from ringmap import ReplayBuffer
@@ -72,7 +78,8 @@ class Sequences(WindowMaker):
         """Return the windows of all columns, and what computes the flags."""
         if self.across and frameskip > 1:
             raise InputError(
-                f"{where}: Sequences(across=True) with frameskip={frameskip} would miss ends of episodes between its steps; leave one "
+                f"{where}: Sequences(across=True) with frameskip={frameskip} would miss ends of episodes between its "
+                f"steps; leave one "
                 "of them out"
             )
         name = "sequence"
@@ -116,9 +123,7 @@ class _Flags(Computed):
             "is_first": is_first & ((steps > 0) | (items.first_step == 0)[:, None]),
             "is_last": is_last,
             "is_terminal": is_terminal,
-            "is_burn_in": np.broadcast_to(
-                np.arange(len(self.offsets)) < self.burn_in, steps.shape
-            ).copy(),
+            "is_burn_in": np.broadcast_to(np.arange(len(self.offsets)) < self.burn_in, steps.shape).copy(),
             "step_id": items.ids(places),
         }
         return {name: made[name] for name in self.names}

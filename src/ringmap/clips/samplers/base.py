@@ -45,9 +45,7 @@ Seed = np.random.Generator | int | None
 Weigh = Callable[[Array], Array]
 """Returns the weights of a batch, given the final positions of its clips: some may have been redrawn."""
 
-_NO_STATE = (
-    "load_state_dict: the state has that of a sampler; make the buffer with such a sampler first"
-)
+_NO_STATE = "load_state_dict: the state has that of a sampler; make the buffer with such a sampler first"
 
 
 class HasClips(Protocol):
@@ -83,8 +81,8 @@ class BaseSampler(ABC):
     - `small_state` with each commit that follows a draw and with each flush; `load_small_state` when the directory is
       opened again with a sampler of this class;
     - `state_dict` and `load_state_dict` from its own methods of the same names;
-    - `flush` from its own, and before it closes; `close` when it closes, or receives another sampler. A closed sampler may
-      be used again;
+    - `flush` from its own, and before it closes; `close` when it closes, or receives another sampler. A closed sampler
+      may be used again;
     - `kept_priorities` for a copy of the buffer, `check` from its own.
 
     It may be called from several threads. A pickled buffer pickles its sampler.
@@ -105,10 +103,11 @@ class BaseSampler(ABC):
     has_priorities: bool = False
     """Whether clips can be given priorities, by the ids of a batch."""
     any_order: bool = False
-    """Whether it draws rightly where the highest ids are not the newest clips. Those of many rings have ids ring by ring, so a
-    `ShardedReplayBuffer` takes no other sampler, unless it is `by_age`."""
+    """Whether it draws rightly where the highest ids are not the newest clips. Those of many rings have ids ring by
+    ring, so a `ShardedReplayBuffer` takes no other sampler, unless it is `by_age`."""
     by_age: bool = False
-    """Whether an id means to it an age alone: over many rings its ids are taken in the order of commits, at more cost."""
+    """Whether an id means to it an age alone: over many rings its ids are taken in the order of commits, at more
+    cost."""
 
     @property
     def given(self) -> Any:
@@ -127,7 +126,8 @@ class BaseSampler(ABC):
         """Begin with a buffer that was just opened for writing."""
 
     def begin_in_worker(self, seeds: np.random.SeedSequence) -> None:  # noqa: B027
-        """Draw from these seeds from now on: this process is a DataLoader worker, and others have copies of this sampler.
+        """Draw from these seeds from now on: this process is a DataLoader worker, and others have copies of this
+        sampler.
 
         Args:
             seeds: of this sampler in this worker; they follow from the worker's seed and the buffer's.
@@ -146,7 +146,8 @@ class BaseSampler(ABC):
             InputError: the sampler does not draw by priority.
         """
         raise InputError(
-            "update_priorities: the sampler does not draw by priority; make the buffer with sampler=PrioritizedSampler()"
+            "update_priorities: the sampler does not draw by priority; make the buffer with "
+            "sampler=PrioritizedSampler()"
         )
 
     def kept_priorities(self) -> Leaves | None:
@@ -154,7 +155,8 @@ class BaseSampler(ABC):
         return None
 
     def small_state(self) -> dict[str, Any] | None:
-        """Return the state that a buffer stores with its commits: JSON, small, with the class name as `kind`; None: no state."""
+        """Return the state that a buffer stores with its commits: JSON, small, with the class name as `kind`; None: no
+        state."""
         return None
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
@@ -191,8 +193,8 @@ class BaseSampler(ABC):
 def as_sampler(sampler: Sampler, where: str = "as_sampler") -> BaseSampler:
     """Return a sampler with all methods: a `BaseSampler` is returned as it is, another callable is wrapped.
 
-    The wrapper calls those methods of `BaseSampler` that the callable has; the others do nothing. An attribute `weights`
-    stands for `weigh`.
+    The wrapper calls those methods of `BaseSampler` that the callable has; the others do nothing. An attribute
+    `weights` stands for `weigh`.
 
     Args:
         sampler: `fn(step, buffer, batch_size, history_len) -> ids`.
@@ -213,16 +215,27 @@ def as_sampler(sampler: Sampler, where: str = "as_sampler") -> BaseSampler:
         raise InputError(f"{where}: sampler is the class {name}; give one that was made: {name}()")
     if not callable(sampler):
         raise InputError(
-            f"{where}: sampler must be callable, got {sampler!r}; give a function (step, buffer, batch_size, history_len) "
+            f"{where}: sampler must be callable, got {sampler!r}; give a function (step, buffer, batch_size, "
+            f"history_len) "
             "-> ids, or a sampler of ringmap.samplers"
         )
     return _Wrapped(sampler)
 
 
 _OPTIONAL = (
-    "attach", "begin_in_worker", "follow", "update_priorities", "kept_priorities", "small_state", "load_small_state", "state_dict",
-    "load_state_dict", "flush", "close", "check",
-)  # fmt: skip
+    "attach",
+    "begin_in_worker",
+    "follow",
+    "update_priorities",
+    "kept_priorities",
+    "small_state",
+    "load_small_state",
+    "state_dict",
+    "load_state_dict",
+    "flush",
+    "close",
+    "check",
+)
 
 
 class _Wrapped(BaseSampler):
@@ -342,9 +355,7 @@ def check_state(sampler: Any, state: Mapping[str, Any]) -> None:
         )
 
 
-def ids_of(
-    sampler: BaseSampler, step: int, buffer: Any, size: int, history_len: int, where: str
-) -> Array:
+def ids_of(sampler: BaseSampler, step: int, buffer: Any, size: int, history_len: int, where: str) -> Array:
     """Return the ids of `size` clips from a sampler, int64.
 
     Raises:
@@ -354,9 +365,7 @@ def ids_of(
     try:
         ids = np.asarray(sampler(step, buffer, size, history_len))
     except ClosedError as error:
-        raise ClosedError(
-            f"{where}: the sampler {_name(sampler)} reads a buffer that is closed: {error}"
-        ) from error
+        raise ClosedError(f"{where}: the sampler {_name(sampler)} reads a buffer that is closed: {error}") from error
     if ids.shape != (size,):
         raise InputError(f"{where}: the sampler returned shape {ids.shape}, expected ({size},)")
     if ids.dtype.kind not in "iu":

@@ -29,12 +29,15 @@ class EpisodeSampler(DrawingSampler):
 
     Args:
         rng: the generator, or its seed; None makes a new one.
-        where: a condition on the marks of an episode (`ringmap.Marks`), `flags` and `note`, such as `not flags contains bad`: only what
-            meets it is drawn, from the draw after it was marked on. `view(where=)` takes conditions on all else.
-        marks: the file of marks, or a directory with one. By default the one in the buffer's directory, which may come later.
+        where: a condition on the marks of an episode (`ringmap.Marks`), `flags` and `note`, such as `not flags contains
+            bad`: only what meets it is drawn, from the draw after it was marked on. `view(where=)` takes conditions on
+            all else.
+        marks: the file of marks, or a directory with one. By default the one in the buffer's directory, which may come
+            later.
 
     Raises:
-        InputError: the condition can't be parsed, or names something else; from a draw: the buffer is in RAM, and there is no `marks`.
+        InputError: the condition can't be parsed, or names something else; from a draw: the buffer is in RAM, and there
+            is no `marks`.
         NotFoundError: from a draw: `marks` is not there.
         CorruptError: from a draw: the marks can't be read.
         NoClipsError: from a draw: no episode that is long enough meets the condition.
@@ -60,13 +63,15 @@ class EpisodeSampler(DrawingSampler):
         super().__init__(rng)
         if not isinstance(where, str):
             raise ArgumentTypeError(
-                f"EpisodeSampler: where= takes a condition on marks, such as 'not flags contains bad', got {where!r:.80}; a function of an "
+                f"EpisodeSampler: where= takes a condition on marks, such as 'not flags contains bad', got "
+                f"{where!r:.80}; a function of an "
                 "episode's data is for view(where=)"
             )
         others = [name for name in names_in(where, "EpisodeSampler") if name not in _NAMES]
         if others:
             raise InputError(
-                f"EpisodeSampler: where= takes conditions on 'flags' and 'note', got {others}; draw from view(where={where!r})"
+                f"EpisodeSampler: where= takes conditions on 'flags' and 'note', got {others}; draw from "
+                f"view(where={where!r})"
             )
         self._where = where.strip()
         self._path = None if marks is None else local_path(marks)
@@ -111,7 +116,8 @@ class EpisodeSampler(DrawingSampler):
                 long_enough = np.flatnonzero(good)
                 if not len(long_enough):
                     raise NoClipsError(
-                        f"EpisodeSampler: no episode that is long enough meets {self._where!r}; collect more, or ask for less"
+                        f"EpisodeSampler: no episode that is long enough meets {self._where!r}; collect more, or ask "
+                        f"for less"
                     )
                 chosen = long_enough[self.rng.integers(0, len(long_enough), batch_size)]
             steps = self.rng.integers(0, window.in_episodes(lengths[chosen]))
@@ -128,9 +134,7 @@ class EpisodeSampler(DrawingSampler):
             "note": [*(mark.note for mark in marks), ""],
         }
         count = len(marks) + 1
-        values = {
-            n: Values(np.full(count, np.nan), np.array(v, object)) for n, v in columns.items()
-        }
+        values = {n: Values(np.full(count, np.nan), np.array(v, object)) for n, v in columns.items()}
         return select(self._where, values, count, "EpisodeSampler")
 
     def _chosen(self, window: ClipRange) -> _Chosen:
@@ -139,7 +143,7 @@ class EpisodeSampler(DrawingSampler):
         path = self._path
         if path is None:
             if source.disk.volatile:
-                raise InputError("EpisodeSampler: a buffer in RAM has no marks beside it; give marks=FILE")  # fmt: skip
+                raise InputError("EpisodeSampler: a buffer in RAM has no marks beside it; give marks=FILE")
             path = os.path.join(source.folder, MARKS)
         elif os.path.isdir(path):
             path = os.path.join(path, MARKS)
@@ -164,7 +168,8 @@ class EpisodeSampler(DrawingSampler):
 
 
 class _Chosen(NamedTuple):
-    """The episodes of a ring that are drawn: valid while its UUID, the file and its era, and its head unless `again_at` is None, are the same.
+    """The episodes of a ring that are drawn: valid while its UUID, the file and its era, and its head unless `again_at`
+    is None, are the same.
 
     `others`: whether all but those at `positions` are, else these.
     """

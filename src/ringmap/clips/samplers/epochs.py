@@ -23,8 +23,8 @@ class EpochSampler(BaseSampler):
     batch at the end of an epoch is filled up from the next one.
 
     Args:
-        seed: of the orders: the same for the same seed, epoch and number of clips. A DataLoader worker that draws has epochs of its own, in
-            an order of its own.
+        seed: of the orders: the same for the same seed, epoch and number of clips. A DataLoader worker that draws has
+            epochs of its own, in an order of its own.
 
     Raises:
         InputError: an invalid seed; from a draw, another `history_len` in the middle of an epoch.
@@ -66,7 +66,8 @@ class EpochSampler(BaseSampler):
         span = window.index.span
         if self.left and self._span not in (0, span):
             raise InputError(
-                f"EpochSampler: clips of {span} steps, but {self.left} clips of {self._span} are left of this epoch; draw "
+                f"EpochSampler: clips of {span} steps, but {self.left} clips of {self._span} are left of this epoch; "
+                f"draw "
                 "these first, or give each length a sampler of its own"
             )
         with window.lock:
@@ -95,9 +96,15 @@ class EpochSampler(BaseSampler):
     def small_state(self) -> dict[str, Any]:
         """Return the state that a buffer stores with its commits: JSON, and small."""
         return {
-            "kind": type(self).__name__, "seed": self.seed, "epoch": self.epoch,
-            "head": self._head, "clips": self._count, "taken": self._taken, "span": self._span, "worker": self._worker,
-        }  # fmt: skip
+            "kind": type(self).__name__,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "head": self._head,
+            "clips": self._count,
+            "taken": self._taken,
+            "span": self._span,
+            "worker": self._worker,
+        }
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that `small_state` returned, with the rest of its epoch.

@@ -55,13 +55,9 @@ class MixtureSampler(DrawingSampler):
             self.samplers = [sampler for sampler, _ in samplers]
             weights = np.array([weight for _, weight in samplers], np.float64)
         except (TypeError, ValueError):
-            raise InputError(
-                f"{where}: expected (sampler, weight) pairs, got {samplers!r}"
-            ) from None
+            raise InputError(f"{where}: expected (sampler, weight) pairs, got {samplers!r}") from None
         if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
-            raise InputError(
-                f"{where}: weights must be finite, not negative, and not all 0; got {weights.tolist()}"
-            )
+            raise InputError(f"{where}: weights must be finite, not negative, and not all 0; got {weights.tolist()}")
         for sampler in self.samplers:
             as_sampler(sampler, where)
         self.shares = weights / weights.sum()
@@ -110,9 +106,7 @@ class MixtureSampler(DrawingSampler):
         """
         updated = [p.update_priorities(ids, values) for p in self._parts if p.has_priorities]
         if not updated:
-            raise InputError(
-                "MixtureSampler.update_priorities: none of its samplers draws by priority"
-            )
+            raise InputError("MixtureSampler.update_priorities: none of its samplers draws by priority")
         return max(updated)
 
     def small_state(self) -> dict[str, Any]:
@@ -134,14 +128,13 @@ class MixtureSampler(DrawingSampler):
         self._load(state, before, "load_state_dict")
 
     def _load(self, state: Mapping[str, Any], before: list[Any], how: str) -> None:
-        """Load the state of the mixture and of its samplers. `before`: their states, to which they go back after an error."""
+        """Load the state of the mixture and of its samplers. `before`: their states, to which they go back after an
+        error."""
         check_state(self, state)
         parts, kept, own = self._parts, state.get("parts", ()), super().small_state()
         if not isinstance(kept, list | tuple) or len(kept) != len(parts):
             said = len(kept) if isinstance(kept, list | tuple) else repr(kept)
-            raise InputError(
-                f"MixtureSampler.{how}: a state of {said} samplers, expected {len(parts)}"
-            )
+            raise InputError(f"MixtureSampler.{how}: a state of {said} samplers, expected {len(parts)}")
         super().load_small_state(state)
 
         def load(states: Sequence[Any]) -> None:

@@ -62,13 +62,15 @@ _ALPHA_MOST, _EPS_LEAST = 7.0, 1e-38
 class PrioritizedSampler(DrawingSampler):
     """Draw clips by priority, with replacement; a new clip has the highest priority so far, initially 1.
 
-    Proportional: P(i) is proportional to (priority + eps)**alpha. By rank: to rank**-alpha, where the highest has rank 1.
+    Proportional: P(i) is proportional to (priority + eps)**alpha. By rank: to rank**-alpha, where the highest has rank
+    1.
 
     A batch has `ids` for `update_priorities`, and `weights` as factors for the losses.
 
     Args:
         alpha: 0 draws uniformly, 1 in full proportion; at most 7.
-        beta: exponent of the importance weights: a number, or a function of the step such as `Linear(0.4, 1.0, 100_000)`.
+        beta: exponent of the importance weights: a number, or a function of the step such as `Linear(0.4, 1.0,
+            100_000)`.
         kind: "proportional" or "rank".
         eps: added to each priority, so that every clip can be drawn again.
         resort_every: by rank: updates after which ranks are computed again; in between, a clip gets the rank that it
@@ -84,7 +86,8 @@ class PrioritizedSampler(DrawingSampler):
     Processes and threads: on a buffer with a path, the writing handle stores priorities in its directory,
         and they are loaded when it is opened, as of the last update that returned. A reader starts
         with the stored priorities and keeps its own in memory; store its `state_dict()` with a checkpoint. A DataLoader
-        worker that got the buffer from another process does not draw by priority: it would never see that process's updates.
+        worker that got the buffer from another process does not draw by priority: it would never see that process's
+        updates.
 
     Source: Schaul et al., Prioritized Experience Replay, 2016, equations 1 and 2. Weights are divided by the
         largest one of the batch.
@@ -106,9 +109,15 @@ class PrioritizedSampler(DrawingSampler):
     has_priorities = True
 
     def __init__(
-        self, alpha: float = 0.6, beta: float | Callable[[int], float] = 0.4, *, kind: str = "proportional",
-        eps: float = 1e-6, resort_every: int | None = None, rng: Seed = None,
-    ) -> None:  # fmt: skip
+        self,
+        alpha: float = 0.6,
+        beta: float | Callable[[int], float] = 0.4,
+        *,
+        kind: str = "proportional",
+        eps: float = 1e-6,
+        resort_every: int | None = None,
+        rng: Seed = None,
+    ) -> None:
         super().__init__(rng)
         where = "PrioritizedSampler"
         alpha = _not_negative(where, "alpha", alpha)
@@ -141,7 +150,8 @@ class PrioritizedSampler(DrawingSampler):
         """
         if self._made_in != os.getpid():
             raise RoleError(
-                "PrioritizedSampler: this DataLoader worker would draw by priorities that never change, since update_priorities is called in "
+                "PrioritizedSampler: this DataLoader worker would draw by priorities that never change, since "
+                "update_priorities is called in "
                 "another process; draw there, with sample() or batches(), which gathers ahead in a thread"
             )
         super().begin_in_worker(seeds)
@@ -159,11 +169,12 @@ class PrioritizedSampler(DrawingSampler):
         """Return a sampler with the same options and generator for one ring of many.
 
         Args:
-            kept_by: given the ring, returns what keeps its priorities; None: the ring's own directory, as for any buffer.
+            kept_by: given the ring, returns what keeps its priorities; None: the ring's own directory, as for any
+                buffer.
         """
         made = PrioritizedSampler(
             self.alpha, self.beta, kind=self.kind, eps=self.eps, resort_every=self.resort_every, rng=self.rng
-        )  # fmt: skip
+        )
         made._kept_by = kept_by
         return made
 
@@ -185,7 +196,8 @@ class PrioritizedSampler(DrawingSampler):
     def attach(self, source: Handle) -> None:
         """Begin with a buffer that was just opened for writing, before anything is written.
 
-        Clips that a power cut removed are no longer at their positions: their priorities must not go to the next clips there.
+        Clips that a power cut removed are no longer at their positions: their priorities must not go to the next clips
+        there.
         """
         self._over = None
         with source.memory, self._lock:
@@ -236,7 +248,8 @@ class PrioritizedSampler(DrawingSampler):
         return 1.0 if self._leaves is None else self._leaves.highest
 
     def at(self, masses: Array) -> tuple[Array, Array]:
-        """Return the positions of the clips that masses in `[0, mass_of(window))` fall on, and the mass of each. O(B log rows)."""
+        """Return the positions of the clips that masses in `[0, mass_of(window))` fall on, and the mass of each. O(B
+        log rows)."""
         with self._lock:
             tree = self._tree
             assert tree is not None
@@ -283,13 +296,12 @@ class PrioritizedSampler(DrawingSampler):
         """
         with self._lock:
             if self._tree is None:
-                raise InputError(
-                    "PrioritizedSampler.probabilities: no clip was drawn with this sampler yet"
-                )
+                raise InputError("PrioritizedSampler.probabilities: no clip was drawn with this sampler yet")
             return self.masses(np.asarray(ids, np.int64)) / self._tree.total
 
     def masses(self, positions: Array) -> Array:
-        """Return the mass of the clip at each position, as of the last draw; 0 for an evicted one. After a draw only."""
+        """Return the mass of the clip at each position, as of the last draw; 0 for an evicted one. After a draw
+        only."""
         with self._lock:
             tree = self._tree
             assert tree is not None
@@ -338,9 +350,7 @@ class PrioritizedSampler(DrawingSampler):
             tree = self._follow(window)
             slots = places % tree.size
             known = tree.leaves.take(slots) > 0
-            if not len(places) or not (
-                lowest(places) >= self._low and highest(places) < self._high
-            ):
+            if not len(places) or not (lowest(places) >= self._low and highest(places) < self._high):
                 known &= (places >= self._low) & (places < self._high)
             is_known = all_true(known)
             if not is_known:
@@ -363,7 +373,8 @@ class PrioritizedSampler(DrawingSampler):
         return len(places)
 
     def _are_stored(self, places: Array, window: ClipRange) -> Array:
-        """Tell of each position whether a step is stored there: it may be an anchor of another window than the last one drawn from."""
+        """Tell of each position whether a step is stored there: it may be an anchor of another window than the last one
+        drawn from."""
         if window.capacity is not None:
             return np.zeros(len(places), np.bool_)
         return window.source.live.has(places)
@@ -426,9 +437,7 @@ class PrioritizedSampler(DrawingSampler):
         for slot, count in _pieces(first, last - first, tree.size):
             masses: Array | float = 0.0
             if alive is not None:
-                masses = (
-                    self._masses(leaves.values[slot : slot + count]) * alive[done : done + count]
-                )
+                masses = self._masses(leaves.values[slot : slot + count]) * alive[done : done + count]
             tree.fill(slot, masses, count)
             done += count
 
@@ -449,9 +458,7 @@ class PrioritizedSampler(DrawingSampler):
         """Begin with a buffer: load the priorities that are stored for it."""
         uuid = source.manifest.uuid
         if self._uuid is not None and self._uuid != uuid:
-            raise InputError(
-                "PrioritizedSampler: it draws from another buffer already; make one for each buffer"
-            )
+            raise InputError("PrioritizedSampler: it draws from another buffer already; make one for each buffer")
         in_fork = self._pid != os.getpid()
         kept, restored, stored = self._leaves, self._restored, self._stored
         if stored is not None:
@@ -605,9 +612,7 @@ def checked_priorities(where: str, ids: Any, values: Any) -> tuple[Array, Array]
         values = values.detach().double()  # bfloat16 too
     positions = np.atleast_1d(as_array(ids, f"{where}: ids", "id"))
     try:
-        given = np.atleast_1d(
-            as_array(values, f"{where}: values", "value").astype(np.float64, copy=False)
-        )
+        given = np.atleast_1d(as_array(values, f"{where}: values", "value").astype(np.float64, copy=False))
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}: ids and values must be numbers: {error}") from None
     if positions.ndim != 1 or positions.shape != given.shape or positions.dtype.kind not in "iu":
@@ -622,9 +627,7 @@ def checked_priorities(where: str, ids: Any, values: Any) -> tuple[Array, Array]
         priorities = given.astype(np.float32)
     bad = ~(np.isfinite(priorities) & (priorities >= 0))
     if bad.any():
-        raise InputError(
-            f"{where}: priorities must be finite (as float32) and not negative, got {given[bad][0]!r}"
-        )
+        raise InputError(f"{where}: priorities must be finite (as float32) and not negative, got {given[bad][0]!r}")
     return positions.astype(np.int64), priorities
 
 

@@ -34,9 +34,7 @@ class RecencySampler(DrawingSampler):
 
     by_age = True
 
-    def __init__(
-        self, half_life: float | None = None, window: int | None = None, rng: Seed = None
-    ) -> None:
+    def __init__(self, half_life: float | None = None, window: int | None = None, rng: Seed = None) -> None:
         super().__init__(rng)
         if (half_life is None) == (window is None):
             raise InputError("RecencySampler: give half_life= or window=, and not both")

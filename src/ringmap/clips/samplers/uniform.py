@@ -11,7 +11,8 @@ __all__ = ["UniformSampler", "uniform"]
 
 
 def uniform(rng: np.random.Generator, buffer: HasClips, batch_size: int, history_len: int) -> Array:
-    """Return ids drawn uniformly, with replacement. A buffer without a sampler draws positions instead: `ClipReader.draw`."""
+    """Return ids drawn uniformly, with replacement. A buffer without a sampler draws positions instead:
+    `ClipReader.draw`."""
     return integers(rng, 0, buffer.num_valid_ends(history_len), batch_size)
 
 

@@ -57,21 +57,22 @@ def convert(
         source_format: name of the format to read; found out by default.
         mode: what to do where something is: "error", "append" or "overwrite".
         progress: show a progress bar.
-        where: write only these episodes, as for `Dataset.view`: a condition, such as `return > 100 and not flags contains bad`, over
-            `episode` (its number), `length`, `return`, `ended`, `flags`, `note` (`Marks`), and the names of episode data; or a function
-            of an episode's data.
+        where: write only these episodes, as for `Dataset.view`: a condition, such as `return > 100 and not flags
+            contains bad`, over `episode` (its number), `length`, `return`, `ended`, `flags`, `note` (`Marks`), and the
+            names of episode data; or a function of an episode's data.
         marks: the file of marks, by default the one beside the source.
-        reward_at: where rewards stand, "next" or "same", as for `ReplayBuffer`; None: as the source says, if it does. A format that
-            has a row for each step, and its reward in that row (LeRobot, Minari, robomimic), has to know it.
+        reward_at: where rewards stand, "next" or "same", as for `ReplayBuffer`; None: as the source says, if it does. A
+            format that has a row for each step, and its reward in that row (LeRobot, Minari, robomimic), has to know
+            it.
         fps: steps per second; None: as the source says, if it does. LeRobot's is an integer.
-        drop: names of columns, and of data of episodes, to leave out. What the format can't hold has to be here: but for it, and for
-            `seed` and `policy_step`, which `World` adds, nothing is left out.
+        drop: names of columns, and of data of episodes, to leave out. What the format can't hold has to be here: but
+            for it, and for `seed` and `policy_step`, which `World` adds, nothing is left out.
         writer_options: for the format's writer.
 
     Raises:
         NotFoundError, UnknownFormatError, InputError: the source can't be read, an option is wrong,
-            both are the same, or the suffix of `dest` names another format than `dest_format`; rewards stand elsewhere than in what
-            is appended to, or it is not known where; the rate is another one, or one that the
+            both are the same, or the suffix of `dest` names another format than `dest_format`; rewards stand elsewhere
+            than in what is appended to, or it is not known where; the rate is another one, or one that the
             format can't hold; the format can't hold a column, or data of an episode: all of them are named, with
             the `drop=` that would do, and nothing was written.
         ExistsError: mode="error" and something is at `dest`.
@@ -94,14 +95,10 @@ def convert(
     drop = Drop(drop, "convert").names
     name, part = _opened(source, source_format, "convert", drop)
     if marks is not None and where == "":
-        raise InputError("convert: marks without where change nothing; give where='not flags contains bad', say")  # fmt: skip
+        raise InputError("convert: marks without where change nothing; give where='not flags contains bad', say")
     is_live = False
     if callable(where) or where.strip():
-        whole = (
-            part
-            if isinstance(part, Dataset)
-            else SelectedDataset(part, np.arange(len(part.lengths)))
-        )
+        whole = part if isinstance(part, Dataset) else SelectedDataset(part, np.arange(len(part.lengths)))
         part = whole.selected(where, "convert", marks)
         is_live = whole.pinned() is not whole
     options = {**writer_options, "mode": mode}
@@ -167,18 +164,10 @@ def _copy(
     left_out = Drop(drop, where)
     for name, part in parts:
         path = getattr(part, "path", None)
-        if (
-            path is not None
-            and os.path.exists(dest)
-            and os.path.realpath(path) == os.path.realpath(dest)
-        ):
+        if path is not None and os.path.exists(dest) and os.path.realpath(path) == os.path.realpath(dest):
             raise InputError(f"{where}: {name} is both source and destination; choose another dest")
-    names = dict.fromkeys(
-        name for _, part in parts for name in (*part.column_names, *getattr(part, "dropped", ()))
-    )
-    left_out.check(
-        names, lambda: dict.fromkeys(n for _, p in parts for n in p.episode_column_names)
-    )
+    names = dict.fromkeys(name for _, part in parts for name in (*part.column_names, *getattr(part, "dropped", ())))
+    left_out.check(names, lambda: dict.fromkeys(n for _, p in parts for n in p.episode_column_names))
     widths = _aligned(parts, left_out, where)
     facts = Facts(told.reward_at or _reward_at(parts, where), told.fps or _rate(parts, where).fps)
     total = sum(len(part.lengths) for _, part in parts)
@@ -208,12 +197,14 @@ def _reward_at(parts: list[tuple[str, Any]], where: str) -> str | None:
     (placed, name), *others = [*known.items(), (None, "")][: 2 if len(known) > 1 else 1]
     if others:
         raise InputError(
-            f"{where}: the rewards of {name} stand at {placed!r}, those of {others[0][1]} stand at {others[0][0]!r}; convert one of them "
+            f"{where}: the rewards of {name} stand at {placed!r}, those of {others[0][1]} stand at {others[0][0]!r}; "
+            f"convert one of them "
             "first, to rows of one kind"
         )
     if placed is not None and unknown is not None:
         raise InputError(
-            f"{where}: the rewards of {name} stand at {placed!r}, and it is not known where those of {unknown} do: say it by "
+            f"{where}: the rewards of {name} stand at {placed!r}, and it is not known where those of {unknown} do: say "
+            f"it by "
             "load_dataset(..., reward_at=), or reward_at= if all stand alike"
         )
     return placed
@@ -230,12 +221,10 @@ def _rate(parts: list[tuple[str, Any]], where: str) -> Facts:
     return known
 
 
-def _format_of(
-    dest: str | os.PathLike[str], name: str | None, mode: str, where: str
-) -> type[Format]:
+def _format_of(dest: str | os.PathLike[str], name: str | None, mode: str, where: str) -> type[Format]:
     return resolve_format(
         dest, name, mode=validate_write_mode(mode), default="lance", where=where, option="dest_format=NAME"
-    )  # fmt: skip
+    )
 
 
 def _opened(source: Any, source_format: str | None, where: str, drop: list[str]) -> tuple[str, Any]:
@@ -245,15 +234,11 @@ def _opened(source: Any, source_format: str | None, where: str, drop: list[str])
     if whole is not None:  # of transitions
         return repr(source), whole()
     if not hasattr(source, "load_episode"):
-        raise InputError(
-            f"{where}: a source is a path, a name, a dataset or a buffer, got {type(source).__name__}"
-        )
+        raise InputError(f"{where}: a source is a path, a name, a dataset or a buffer, got {type(source).__name__}")
     return repr(source), source
 
 
-def _with_data(
-    parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]], is_live: bool
-) -> Any:
+def _with_data(parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]], is_live: bool) -> Any:
     for _, part in parts:
         for episode, data in episodes_of(part, keeps, is_live):
             wide = {n: _wide(episode[n], d) for n, d in widths.items() if n in episode}
@@ -281,8 +266,7 @@ def _aligned(parts: list[tuple[str, Any]], drop: Drop, where: str) -> dict[str, 
             if column not in specs or column not in first[1]:
                 lacks, has = (name, first[0]) if column not in specs else (first[0], name)
                 raise InputError(
-                    f"{where}: {lacks} has no column {column!r}, which {has} has; sources must have the "
-                    "same columns"
+                    f"{where}: {lacks} has no column {column!r}, which {has} has; sources must have the same columns"
                 )
             mine, known = specs[column], first[1][column]
             text = mine.dtype.kind in "SU" and mine.dtype.kind == known.dtype.kind
@@ -292,7 +276,5 @@ def _aligned(parts: list[tuple[str, Any]], drop: Drop, where: str) -> dict[str, 
                     f"{known.dtype} {known.shape} in {first[0]}; convert one of them first"
                 )
             if text:
-                widths[column] = max(
-                    widths.get(column, mine.dtype), mine.dtype, key=lambda d: d.itemsize
-                )
+                widths[column] = max(widths.get(column, mine.dtype), mine.dtype, key=lambda d: d.itemsize)
     return {name: dtype for name, dtype in widths.items() if dtype.itemsize}

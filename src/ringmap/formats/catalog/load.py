@@ -44,9 +44,7 @@ __all__ = ["get_cache_dir", "load_arrays", "load_dataset"]
 HOME_VARIABLE = "STABLEWM_HOME"
 
 
-def get_cache_dir(
-    override_root: str | os.PathLike[str] | None = None, sub_folder: str | None = None
-) -> Path:
+def get_cache_dir(override_root: str | os.PathLike[str] | None = None, sub_folder: str | None = None) -> Path:
     """Return the folder under which datasets and checkpoints are kept; it is made if need be.
 
     Args:
@@ -78,17 +76,19 @@ def load_dataset(
 
     Args:
         name: a path, a name below `datasets` in the cache folder, or an id with a prefix ("minari:...", "lerobot:...",
-            "d4rl:...", or one of `register_dataset`), which is split at the first ":". A path that exists goes first. Of a directory of
-            rings, as collectors write them, it is a `ConcatDataset` of these.
+            "d4rl:...", or one of `register_dataset`), which is split at the first ":". A path that exists goes first.
+            Of a directory of rings, as collectors write them, it is a `ConcatDataset` of these.
         cache_dir: the cache folder; `get_cache_dir` says which by default.
         format: the format's name; found out by default.
-        window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch that returns a
-            column: see `Dataset.view`, as for the next four.
+        window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch that
+            returns a column: see `Dataset.view`, as for the next four.
         columns: names of the columns to read; None: all.
         anchors: the steps t to leave out at the ends of episodes, such as `slice(2, -7)`.
         drop_all_padded: whether to leave out steps t at which a padded column would be padding alone.
-        where: the episodes to keep, numbered from 0: a condition, such as `"return > 100"`, or a function of an episode's data.
-        fps: steps per second, for windows in seconds, and of what is made of this dataset; None: as the dataset says, if it does.
+        where: the episodes to keep, numbered from 0: a condition, such as `"return > 100"`, or a function of an
+            episode's data.
+        fps: steps per second, for windows in seconds, and of what is made of this dataset; None: as the dataset says,
+            if it does.
         reward_at: where rewards stand: "next" or "same", as for `ReplayBuffer`; None: as the dataset says, if it does.
         reader_options: for the format's reader: `num_steps`, `frameskip`, `transform`, `layout`,
             `output` ("torch" or "numpy") and what the format adds.
@@ -101,8 +101,8 @@ def load_dataset(
         UnknownFormatError: (ValueError) "No format detected".
         MissingFormatError: it is of a format whose packages are not installed; the message says which extra.
         ArgumentTypeError: (TypeError) it is no path, but a list of them, say.
-        InputError: (ValueError) "Ambiguous": several data files; an unknown format or prefix; a bad option; a window that
-            does not fit the columns.
+        InputError: (ValueError) "Ambiguous": several data files; an unknown format or prefix; a bad option; a window
+            that does not fit the columns.
 
     Example:
         >>> import tempfile
@@ -120,7 +120,8 @@ def load_dataset(
         return dataset
     if not isinstance(dataset, Dataset):
         raise InputError(
-            f"load_dataset: {name}: windows, columns= and where= need a ringmap Dataset, and this one is a {type(dataset).__name__}"
+            f"load_dataset: {name}: windows, columns= and where= need a ringmap Dataset, and this one is a "
+            f"{type(dataset).__name__}"
         )
     return dataset.view(window, columns, anchors, drop_all_padded, where=where)
 
@@ -134,7 +135,8 @@ def _opened(
 ) -> Dataset:
     if not isinstance(name, str | os.PathLike):
         raise ArgumentTypeError(
-            f"load_dataset: a dataset is opened by its path, name or id, got {type(name).__name__}; of several open each, and join them: "
+            f"load_dataset: a dataset is opened by its path, name or id, got {type(name).__name__}; of several open "
+            f"each, and join them: "
             "ConcatDataset([load_dataset(path) for path in paths]); a buffer is a dataset already"
         )
     if os.fspath(name).partition(":")[0] not in list_prefixes():
@@ -179,9 +181,7 @@ def _told(dataset: Dataset, told: Facts) -> Dataset:
     return dataset
 
 
-def load_arrays(
-    name: str | os.PathLike[str], format: str | None = None, drop: Collection[str] = ()
-) -> Any:
+def load_arrays(name: str | os.PathLike[str], format: str | None = None, drop: Collection[str] = ()) -> Any:
     """Open a dataset to copy or show it: arrays, images as they are stored. PyTorch need not be installed.
 
     Args:
@@ -224,37 +224,23 @@ def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
                 return candidate
         found = _with_suffix(folder / name)
         if len(found) > 1:
-            raise InputError(
-                f"Ambiguous dataset {name!r}: {', '.join(str(p) for p in found)}; pass the path of one"
-            )
+            raise InputError(f"Ambiguous dataset {name!r}: {', '.join(str(p) for p in found)}; pass the path of one")
         if found:
             return found[0]
     refuse_dangling(str(given))
     beside = "" if given.is_absolute() else f" in {os.getcwd()}"
-    named = (
-        f"; nor is there a dataset of that name in {folder}"
-        if folder.is_dir() and len(tried) > 1
-        else ""
-    )
-    raise NotFoundError(
-        f"No dataset {name!r}: the path {given} does not exist{beside}{named}; check its spelling"
-    )
+    named = f"; nor is there a dataset of that name in {folder}" if folder.is_dir() and len(tried) > 1 else ""
+    raise NotFoundError(f"No dataset {name!r}: the path {given} does not exist{beside}{named}; check its spelling")
 
 
 def _datasets_in(folder: Path) -> list[Path]:
     """Return the datasets that lie directly in a folder, without the side tables of others."""
     found = [
-        p
-        for p in sorted(folder.iterdir())
-        if p.name[0] != "." and not p.is_symlink() and detect_format(p) is not None
+        p for p in sorted(folder.iterdir()) if p.name[0] != "." and not p.is_symlink() and detect_format(p) is not None
     ]
     mains = {p.name.removesuffix(".lance") for p in found if p.suffix == ".lance"}
     return [
-        p
-        for p in found
-        if not (
-            p.name.endswith("_episodes.lance") and p.name.removesuffix("_episodes.lance") in mains
-        )
+        p for p in found if not (p.name.endswith("_episodes.lance") and p.name.removesuffix("_episodes.lance") in mains)
     ]
 
 

@@ -44,13 +44,9 @@ def register_dataset(prefix: str, loader: Loader) -> None:
         [0.0, 2.5, 5.0]
     """
     if not isinstance(prefix, str) or not prefix or not has_prefix(f"{prefix}:") or ":" in prefix:
-        raise InputError(
-            f"register_dataset: a prefix is a non-empty string without ':' and '/', got {prefix!r}"
-        )
+        raise InputError(f"register_dataset: a prefix is a non-empty string without ':' and '/', got {prefix!r}")
     if prefix in _LOADERS:
-        raise InputError(
-            f"register_dataset: prefix {prefix!r} is already registered; choose another"
-        )
+        raise InputError(f"register_dataset: prefix {prefix!r} is already registered; choose another")
     if not callable(loader):
         raise InputError(f"register_dataset: the loader of {prefix!r} must be callable")
     _LOADERS[prefix] = loader
@@ -62,7 +58,8 @@ def list_prefixes() -> list[str]:
 
 
 def has_prefix(name: str) -> bool:
-    """Return whether a name is an id with a prefix: a ":" stands in it, and before the first one no separator of folders.
+    """Return whether a name is an id with a prefix: a ":" stands in it, and before the first one no separator of
+    folders.
 
     Example:
         >>> has_prefix("minari:kitchen/mixed-v0"), has_prefix("runs/2026-11-28T10:00")
@@ -133,9 +130,7 @@ def _d4rl(name: str, **options: Any) -> Any:
     plain = name.replace("_", "-")  # halfcheetah-medium-v2 lies in halfcheetah_medium-v2.hdf5
     found = [p for p in sorted(root.glob("*.hdf5")) if plain in (p.stem, p.stem.replace("_", "-"))]
     if not found:
-        raise NotFoundError(
-            f"d4rl:{name}: no {plain}.hdf5 in {root}; put the file there, or set D4RL_DATASET_DIR"
-        )
+        raise NotFoundError(f"d4rl:{name}: no {plain}.hdf5 in {root}; put the file there, or set D4RL_DATASET_DIR")
     return get_format("d4rl").open_dataset(found[0], **options)
 
 

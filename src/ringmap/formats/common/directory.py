@@ -2,11 +2,12 @@
 
     loaded: identity = which folder is at the path, and the stamps of its witnesses     in every pickle
     opened: kept = the stamps of the files that the handle keeps open                   of a process
-    read: identity and kept are what they were? -> rows -> and still are? else ReplacedError, whatever the read gave or raised
+    read: identity and kept are what they were? -> rows -> and still are? else ReplacedError, whatever the read gave or
+    raised
 
 A witness is a file that every program writes which makes a dataset, and that no writer of ours changes when it appends.
-Invariants: a pickle holds a path and the episode table, never a handle or data; a dataset whose files are overwritten while
-it is open gives what it opened, or refuses: two datasets are never mixed.
+Invariants: a pickle holds a path and the episode table, never a handle or data; a dataset whose files are overwritten
+while it is open gives what it opened, or refuses: two datasets are never mixed.
 Not here: tensors, clips (`ringmap.datasets.stored`); how rows are found (each format).
 """
 
@@ -50,9 +51,20 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _RAISED = (
-    OSError, RuntimeError, ValueError, TypeError, LookupError, MemoryError, ArithmeticError, AttributeError,
-    EOFError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    MemoryError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    SyntaxError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """The exceptions of libraries about damaged bytes."""
 
 _inherited: list[Any] = []
@@ -62,8 +74,9 @@ _inherited: list[Any] = []
 class DirectorySource:
     """The columns of a folder or file, for `StoredDataset`.
 
-    A subclass supplies `_open` and `_windows`, may supply `_release` and `_episode_data`, and sets `schema`, `lengths`, `offsets` and
-    `episode_columns` from its first handle. What it reads by path later is either a witness, or passes `_refuse_newer`.
+    A subclass supplies `_open` and `_windows`, may supply `_release` and `_episode_data`, and sets `schema`, `lengths`,
+    `offsets` and `episode_columns` from its first handle. What it reads by path later is either a witness, or passes
+    `_refuse_newer`.
 
     Args:
         path: the folder or file.
@@ -120,9 +133,7 @@ class DirectorySource:
         """As `episode_data`."""
         return {}
 
-    def windows(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
-    ) -> dict[str, Array]:
+    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
         """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
 
         Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
@@ -136,9 +147,7 @@ class DirectorySource:
             if name not in known:
                 raise UnknownColumnError(f"{self.path}: no column {name!r}; there are {known}")
         with damage_named(self.path):
-            return self._unmixed(
-                lambda handle: self._windows(handle, columns, starts, length, stride)
-            )
+            return self._unmixed(lambda handle: self._windows(handle, columns, starts, length, stride))
 
     def episode_data(self, episode: int) -> dict[str, Any]:
         """Return the values that are constant within one episode; {} when it has none.
@@ -174,7 +183,8 @@ class DirectorySource:
             return self._found
 
     def _unmixed(self, read: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Return what is read through the handle; raise ReplacedError if it may be of other data, or failed since there are other data."""
+        """Return what is read through the handle; raise ReplacedError if it may be of other data, or failed since there
+        are other data."""
         handle = self._handle()
         self._check()  # ahead, too: a map of a file that is shorter by now ends the process
         try:
@@ -189,9 +199,7 @@ class DirectorySource:
         """Raise ReplacedError if the open files, or those at the path, are not what was opened."""
         with self._alone():
             if self._found is not None and self._kept(self._found) != self._kept_then:
-                raise ReplacedError(
-                    f"{self.path}: was written over, or removed, while it was open; load it again"
-                )
+                raise ReplacedError(f"{self.path}: was written over, or removed, while it was open; load it again")
         if not self._holds:
             self._refuse_others()
 
@@ -202,9 +210,7 @@ class DirectorySource:
         except (FileNotFoundError, NotADirectoryError):
             raise ReplacedError(f"{self.path}: is not there any more") from None
         if now != self._identity:
-            raise ReplacedError(
-                f"{self.path}: holds another dataset than when it was loaded; load it again"
-            )
+            raise ReplacedError(f"{self.path}: holds another dataset than when it was loaded; load it again")
 
     def _identify(self) -> Any:
         found = os.stat(self.path)
@@ -213,13 +219,12 @@ class DirectorySource:
     def _refuse_newer(self, path: str) -> None:
         """Raise ReplacedError if a file was written since the dataset was loaded. It is called after the file was read.
 
-        For files that no writer of ours changes once they count, of which there are too many to look at when a dataset is loaded.
+        For files that no writer of ours changes once they count, of which there are too many to look at when a dataset
+        is loaded.
         """
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path).st_ctime_ns > self._loaded_ns:
-                raise ReplacedError(
-                    f"{self.path}: {path} was written since this dataset was loaded; load it again"
-                )
+                raise ReplacedError(f"{self.path}: {path} was written since this dataset was loaded; load it again")
 
     def _forget(self) -> None:
         if getattr(self, "_found", None) is not None:
@@ -263,9 +268,7 @@ def damage_named(what: str) -> Iterator[None]:
     except _RAISED as error:
         raise CorruptError(f"{what} can't be read: {type(error).__name__}: {error}") from error
     except BaseException as error:
-        if (
-            type(error).__name__ != "PanicException"
-        ):  # the exception of a Rust library that panicked
+        if type(error).__name__ != "PanicException":  # the exception of a Rust library that panicked
             raise
         raise CorruptError(f"{what} can't be read: {error}") from error
 
@@ -274,9 +277,7 @@ def tell_left_out(path: str, left_out: Sequence[str]) -> None:
     """Warn of what a dataset of another program holds that is no column, nor data of an episode."""
     if left_out:
         shown = ", ".join(map(repr, left_out[:10])) + (", ..." if len(left_out) > 10 else "")
-        warnings.warn(
-            f"{path}: left out, as it does not have a row for each step: {shown}", stacklevel=2
-        )
+        warnings.warn(f"{path}: left out, as it does not have a row for each step: {shown}", stacklevel=2)
 
 
 def stamp_of(found: os.stat_result) -> tuple[int, ...]:

@@ -64,9 +64,7 @@ except (OSError, TypeError):  # Windows
 def write(fd: int, view: memoryview, offset: int) -> None:
     """Write all of `view` at `offset`, or raise OSError."""
     done = 0
-    while done < len(
-        view
-    ):  # a full disk writes less than requested, and raises the reason at the next try
+    while done < len(view):  # a full disk writes less than requested, and raises the reason at the next try
         done += _system.pwrite(fd, view[done:], offset + done)
 
 

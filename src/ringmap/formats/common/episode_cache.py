@@ -55,7 +55,7 @@ class EpisodeCache:
 
     def windows(
         self, columns: Sequence[str], offsets: Array, starts: Array, length: int, stride: int, schema: Schema
-    ) -> dict[str, Array]:  # fmt: skip
+    ) -> dict[str, Array]:
         """Read windows of columns, which may span episodes. Texts are as wide as the widest episode's that is read."""
         rows = steps_of(starts, length, stride)
         flat = rows.ravel()
@@ -68,19 +68,19 @@ class EpisodeCache:
             for name in columns:
                 if name not in episode:
                     raise UnsupportedError(
-                        f"column {name!r} is not in episode {number}; leave it out: keys_to_load=, or the episode: where="
+                        f"column {name!r} is not in episode {number}; leave it out: keys_to_load=, or the episode: "
+                        f"where="
                     )
                 if found[name].dtype.kind in "SU":  # a narrower array cuts texts
                     wide = np.promote_types(found[name].dtype, episode[name].dtype)
                     found[name] = found[name].astype(wide, copy=False)
                 elif not np.can_cast(episode[name].dtype, found[name].dtype):
                     raise UnsupportedError(
-                        f"column {name!r} is of {episode[name].dtype} in episode {number}, and of {found[name].dtype} in others"
+                        f"column {name!r} is of {episode[name].dtype} in episode {number}, and of {found[name].dtype} "
+                        f"in others"
                     )
                 steps = flat[there] - offsets[number]
-                if (
-                    there[-1] - there[0] == len(there) - 1
-                ):  # straight into its place: no copy between
+                if there[-1] - there[0] == len(there) - 1:  # straight into its place: no copy between
                     out = found[name][there[0] : there[-1] + 1]
                     np.take(episode[name].astype(out.dtype, copy=False), steps, 0, out, "clip")
                 else:

@@ -122,9 +122,7 @@ class ExportWriter(StagedWriter):
     def _stored_facts(self, path: str) -> Facts:
         dataset = self._format.open_reader(path)
         try:
-            return Facts(
-                fps=Facts.of(dataset).fps
-            )  # where rewards stand is the format's own matter
+            return Facts(fps=Facts.of(dataset).fps)  # where rewards stand is the format's own matter
         finally:
             dataset.close()
 
@@ -149,7 +147,8 @@ class ExportWriter(StagedWriter):
         self._format.extend(_as_episodes(episodes), path, **self._options_of(self._format.extend))
 
     def _options_of(self, method: Any) -> dict[str, Any]:
-        """Return the options of a call, with what is known of the episodes, as far as the method has a parameter for it."""
+        """Return the options of a call, with what is known of the episodes, as far as the method has a parameter for
+        it."""
         known = {name: getattr(self._facts, name) for name in NAMES}
         names = inspect.signature(method).parameters
         return {**{n: v for n, v in known.items() if n in names and v is not None}, **self._options}
@@ -159,7 +158,7 @@ def _as_episodes(records: Iterable[Record]) -> Iterable[Mapping[str, Any]]:
     return Again(lambda: (record.as_episode() for record in records))
 
 
-def open_exported(format: Exports, path: str | os.PathLike[str], options: dict[str, Any]) -> Any:  # fmt: skip
+def open_exported(format: Exports, path: str | os.PathLike[str], options: dict[str, Any]) -> Any:
     """Return the dataset of a format at a path, including the episodes of its log."""
     from ringmap.datasets.joined import ConcatDataset
     from ringmap.datasets.stored import StoredDataset

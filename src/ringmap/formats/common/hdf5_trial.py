@@ -2,7 +2,8 @@
 
     attribute, name of a dataset -> a file in memory -> read back -> equal? else why not
 
-HDF5's limits (64 KB an attribute, no NUL in names and texts, UTF-8 alone, a name that is a group and a dataset) are not listed
+HDF5's limits (64 KB an attribute, no NUL in names and texts, UTF-8 alone, a name that is a group and a dataset) are not
+listed
 here: h5py is asked. An episode that was logged and can't be exported would stop every later export of its dataset.
 Invariants: nothing on the disk is touched; what passes is read back as it was given.
 Not here: the layouts (robomimic, minari), what is said of all that is refused (refusals.py).
@@ -37,7 +38,8 @@ def storable(value: Any) -> Any:
 
 
 def loaded(value: Any) -> Any:
-    """Return a value that h5py has read: Python's own number where it has one of that type (bool, int64, float64), else NumPy's."""
+    """Return a value that h5py has read: Python's own number where it has one of that type (bool, int64, float64), else
+    NumPy's."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "O":
         texts = [v.decode() if isinstance(v, bytes) else str(v) for v in value.reshape(-1).tolist()]
         return np.array(texts, str).reshape(value.shape)
@@ -108,7 +110,7 @@ def _refused_names(columns: tuple[tuple[str, str, np.dtype[Any]], ...]) -> dict[
             try:
                 file.create_dataset(path, data=storable(np.empty(0, dtype)))
             except _RAISED as error:
-                refused[name] = f"there can be no {path!r} beside the others in a file of HDF5 ({error})"  # fmt: skip
+                refused[name] = f"there can be no {path!r} beside the others in a file of HDF5 ({error})"
     return refused
 
 

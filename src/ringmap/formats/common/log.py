@@ -3,9 +3,9 @@
     magic, size of head, size of body, checksum | head (JSON)                     what the log extends
     magic, size of head, size of body, checksum | head (JSON) | columns, data     per episode
 
-A folder has its log inside, as `ep_len.log`, so that moving, removing and copying the dataset include the log; a file has it
-beside it, as `NAME.ringmap-log`. Neither is hidden: `cp DIR/* NEW/` leaves hidden files behind, and written episodes with them.
-An episode is written once its record is complete.
+A folder has its log inside, as `ep_len.log`, so that moving, removing and copying the dataset include the log; a file
+has it beside it, as `NAME.ringmap-log`. Neither is hidden: `cp DIR/* NEW/` leaves hidden files behind, and written
+episodes with them. An episode is written once its record is complete.
 Invariants: records have consecutive episode numbers, so that a record whose episode the dataset already has is known;
 bytes after an incomplete record do not count; a log that a reader has open is replaced, never truncated.
 Not here: when records are moved into the dataset (staged.py), how they are read (pending.py).
@@ -143,7 +143,8 @@ class Place:
 
 
 class Log:
-    """The records in a file. One process writes; any number of processes read the records that were complete when they opened it.
+    """The records in a file. One process writes; any number of processes read the records that were complete when they
+    opened it.
 
     Args:
         path: of the file.
@@ -155,7 +156,8 @@ class Log:
         self.places: list[Place] = []
         self.size = 0
         self.base: dict[str, Any] | None = None
-        """Facts about the dataset from the first writer of this log, which its first record has; None for a log that is empty."""
+        """Facts about the dataset from the first writer of this log, which its first record has; None for a log that is
+        empty."""
 
     def open(self, write: bool = False) -> None:
         """Find the complete records; for writing, truncate the file after them.
@@ -175,7 +177,8 @@ class Log:
             nbytes = _HEAD.size + head_size + body_size
             if magic == _MAGIC and not self.size:
                 raise UnreleasedVersionError(
-                    f"{self.path}: was made by an unreleased version of ringmap: convert the dataset with that one, or record again"
+                    f"{self.path}: was made by an unreleased version of ringmap: convert the dataset with that one, or "
+                    f"record again"
                 )
             known = magic == (_MAGIC if self.size else _FIRST_MAGIC)
             if not known or head_size > _HEAD_NBYTES or self.size + nbytes > end:
@@ -221,10 +224,18 @@ class Log:
             at += size + -size % _ALIGN
         parts.append(record.packed)
         at += len(record.packed)
-        head = _padded(json.dumps({
-            "number": record.number, "row": record.row, "length": record.length, "columns": columns,
-            "data": len(record.packed), "notes": record.notes,
-        }).encode())  # fmt: skip
+        head = _padded(
+            json.dumps(
+                {
+                    "number": record.number,
+                    "row": record.row,
+                    "length": record.length,
+                    "columns": columns,
+                    "data": len(record.packed),
+                    "notes": record.notes,
+                }
+            ).encode()
+        )
         digest = xxhash.xxh3_64(head)
         for part in parts:
             digest.update(part)
@@ -269,7 +280,8 @@ class Log:
     def _checked(self, head: dict[str, Any]) -> dict[str, Any]:
         if head.get("version") != VERSION:
             raise NewerVersionError(
-                f"{self.path}: version {head.get('version')} of the log, expected {VERSION}; a newer release of ringmap "
+                f"{self.path}: version {head.get('version')} of the log, expected {VERSION}; a newer release of "
+                f"ringmap "
                 "was killed while it wrote here: open the dataset with that one"
             )
         return head
@@ -302,22 +314,22 @@ def _parse(both: bytearray, head_size: int) -> Record:
         if how in ("rows", TEXT_ROWS):
             size = length * spec.row_nbytes
             flat = np.frombuffer(body[at : at + size], np.uint8)
-            columns[name] = flat.view(spec.dtype).reshape(length, *spec.shape) if size else (
-                np.empty((length, *spec.shape), spec.dtype)
-            )  # fmt: skip
+            columns[name] = (
+                flat.view(spec.dtype).reshape(length, *spec.shape)
+                if size
+                else (np.empty((length, *spec.shape), spec.dtype))
+            )
             at += size + -size % _ALIGN
         else:
             count = 1 if how == FILM else length
             ends = np.frombuffer(body[at : at + 8 * count], "<i8").tolist()
             at += 8 * count
-            values = [bytes(body[at + s : at + e]) for s, e in zip([0, *ends[:-1]], ends, strict=True)]  # fmt: skip
+            values = [bytes(body[at + s : at + e]) for s, e in zip([0, *ends[:-1]], ends, strict=True)]
             earlier = head["notes"].get("images", "png") if how == "encoded" else how
             columns[name] = Encoded(values, earlier)
             at += ends[-1] + -(8 * count + ends[-1]) % _ALIGN
     packed = bytes(body[at : at + head["data"]])
-    return Record(
-        head["number"], head["row"], length, Schema(tuple(specs)), columns, packed, head["notes"]
-    )
+    return Record(head["number"], head["row"], length, Schema(tuple(specs)), columns, packed, head["notes"])
 
 
 def _numbers(head: dict[str, Any]) -> tuple[int, int, int]:

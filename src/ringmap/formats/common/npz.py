@@ -130,7 +130,7 @@ def shapes_in(path: str) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
 
 def _header(member: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(member)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0  # fmt: skip
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(member)
     return found
 
@@ -146,9 +146,7 @@ def _array_of(path: str, raw: BinaryIO, archive: zipfile.ZipFile, name: str, map
         if dtype.hasobject:
             raise UnsupportedError(f"{path}: holds Python objects, which are not loaded")
         size = math.prod(shape) * dtype.itemsize
-        if (
-            min(shape, default=0) < 0 or inside + size > info.file_size
-        ):  # ahead of any memory for it
+        if min(shape, default=0) < 0 or inside + size > info.file_size:  # ahead of any memory for it
             raise CorruptError(
                 f"{path}: {info.filename} declares an array {shape} of {dtype}, {size:,} bytes, but has "
                 f"{max(0, info.file_size - inside):,}"

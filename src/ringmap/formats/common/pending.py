@@ -79,7 +79,8 @@ class Pending:
         )
         if not fits:
             raise CorruptError(
-                f"{log.path}: holds {len(places)} episodes that follow episode {first} of {path} as it was, but that was "
+                f"{log.path}: holds {len(places)} episodes that follow episode {first} of {path} as it was, but that "
+                f"was "
                 f"changed meanwhile, and has {count}; delete this file to give them up, or put the old dataset back"
             )
         self.places = places[count - first :]
@@ -126,9 +127,7 @@ def with_pending(path: str, source_of: Callable[[str], ColumnSource]) -> ColumnS
         path: of the dataset.
         source_of: opens the dataset's own source.
     """
-    log = pending_at(
-        path
-    )  # first the log: the dataset then has the records that are moved in the meantime
+    log = pending_at(path)  # first the log: the dataset then has the records that are moved in the meantime
     source = source_of(path)
     if log is None:
         return source
@@ -158,9 +157,7 @@ class _Nothing:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def windows(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
-    ) -> dict[str, Array]:
+    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
         return {}
 
     def episode_data(self, episode: int) -> dict[str, Any]:
@@ -203,9 +200,7 @@ class _Joined:
         self.schema = schema
         self.episode_columns = list(names)
 
-    def windows(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
-    ) -> dict[str, Array]:
+    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
         """As `ColumnSource.windows`."""
         starts = np.asarray(starts, np.int64)
         if self._rows and (not len(starts) or starts.max() + length <= self._rows):
@@ -242,9 +237,7 @@ class _Joined:
         if log is not None:
             log.close()
 
-    def _logged(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int
-    ) -> dict[str, Array]:
+    def _logged(self, columns: Sequence[str], starts: Array, length: int, stride: int) -> dict[str, Array]:
         self._opened()
         return self._cache.windows(columns, self._offsets, starts, length, stride, self.schema)
 
@@ -270,9 +263,7 @@ class _Joined:
                 log = Log("")
             if not log.places or log.identity() != self._identity:
                 log.close()
-                raise ReplacedError(
-                    f"{self.path}: its writer has gone on since this dataset was loaded; load it again"
-                )
+                raise ReplacedError(f"{self.path}: its writer has gone on since this dataset was loaded; load it again")
             self._use(log)
             return log
 
@@ -307,10 +298,7 @@ def _wider(ours: ColumnSpec, its: ColumnSpec) -> ColumnSpec:
 
 def decoded(record: Record) -> dict[str, Array]:
     """Return the columns of a record, images and videos as pixels."""
-    return {
-        spec.name: _pixels(record.columns[spec.name], spec, record.length)
-        for spec in record.schema.columns
-    }
+    return {spec.name: _pixels(record.columns[spec.name], spec, record.length) for spec in record.schema.columns}
 
 
 def _pixels(value: Array | Encoded, spec: ColumnSpec, length: int) -> Array:

@@ -102,7 +102,8 @@ class Drop:
         unknown = [name for name in others if name not in known]
         if unknown and columns:
             raise InputError(
-                f"{self._where}: drop={unknown}: there is no such column and no such data of an episode; the columns are "
+                f"{self._where}: drop={unknown}: there is no such column and no such data of an episode; the columns "
+                f"are "
                 f"{list(columns)}, the data {known}"
             )
         if columns and all(name in self for name in columns):

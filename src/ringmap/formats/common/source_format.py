@@ -76,9 +76,7 @@ class StoredFormat(Format):
         known = list(inspect.signature(kind).parameters)[1:]
         for name in options:
             if name not in known:
-                raise InputError(
-                    f"{kind.__name__}: {os.fspath(path)}: unknown option {name!r}; known: {known}"
-                )
+                raise InputError(f"{kind.__name__}: {os.fspath(path)}: unknown option {name!r}; known: {known}")
         made: Writer = kind(path, **options)
         return made
 

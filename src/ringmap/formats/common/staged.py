@@ -12,8 +12,8 @@
 
 A dataset that can only be written as a whole (`extends = False`, or one file) is exported beside the old one, with all
 its episodes, and swapped.
-A log that a killed writer left is moved into the dataset by the next one that appends; of a format that does not append, it
-stays, and is read.
+A log that a killed writer left is moved into the dataset by the next one that appends; of a format that does not
+append, it stays, and is read.
 Invariants: a new dataset appears whole, as an empty one; an episode whose write has returned is in the log or in the
 dataset; a log is dropped only when the dataset has its episodes.
 Not here: the files of a dataset (each format), the log's bytes (log.py), how a reader reads a log (pending.py).
@@ -189,7 +189,8 @@ class StagedWriter(EpisodeWriter):
             raise _fault(
                 error,
                 f"{type(self).__name__}: {self.path}: {error}; all its episodes are written and can be read, do not "
-                f"write them again: {'the next writer finishes this' if self.appends else 'convert it to a new dataset'}",
+                f"write them again: "
+                f"{'the next writer finishes this' if self.appends else 'convert it to a new dataset'}",
             ) from error
         finally:
             self._close()
@@ -204,10 +205,17 @@ class StagedWriter(EpisodeWriter):
                 self._drain_at = self._next_drain()
             count = len(log.places)
             try:
-                log.append(Record(
-                    self._episodes, self._rows, episode.length, episode.schema, self._encode(episode), packed,
-                    {**self._notes(), **self._facts.encode()},
-                ))  # fmt: skip
+                log.append(
+                    Record(
+                        self._episodes,
+                        self._rows,
+                        episode.length,
+                        episode.schema,
+                        self._encode(episode),
+                        packed,
+                        {**self._notes(), **self._facts.encode()},
+                    )
+                )
                 self._schema = episode.schema
                 self._episodes += 1
                 self._rows += episode.length
@@ -236,9 +244,7 @@ class StagedWriter(EpisodeWriter):
                 f"{name}: {path} already exists; pass mode='overwrite' to replace it; to add to it, {more}"
             )
         if not self._is_dataset(path):
-            raise UnknownFormatError(
-                f"{name}: {path} holds something else; choose another path, or delete it yourself"
-            )
+            raise UnknownFormatError(f"{name}: {path} holds something else; choose another path, or delete it yourself")
         if self.mode == "overwrite":
             for item in self._items(path):
                 place = os.path.join(os.path.dirname(path), item)
@@ -301,15 +307,15 @@ class StagedWriter(EpisodeWriter):
                 assert self._staging is not None
                 path = self._staging.dataset
                 old = len(lengths)
-                self._export(
-                    path, Again(lambda: chain(self._stored(self._target) if old else (), pending))
-                )
+                self._export(path, Again(lambda: chain(self._stored(self._target) if old else (), pending)))
         except (OSError, MemoryError, RingmapError):
             raise
         except Exception as error:  # of another library, or of somebody else's format
             raise InputError(
-                f"{type(self).__name__}: {self.path}: the {len(pending.places)} episodes from number {len(lengths)} on are written and "
-                f"can be read, but can't be moved out of {self._log.path}: {type(error).__name__}: {error}; find the one that is to blame, "
+                f"{type(self).__name__}: {self.path}: the {len(pending.places)} episodes from number {len(lengths)} on "
+                f"are written and "
+                f"can be read, but can't be moved out of {self._log.path}: {type(error).__name__}: {error}; find the "
+                f"one that is to blame, "
                 "write the others to a new dataset by convert(..., where='episode != N'), and delete that file"
             ) from error
         stored = len(self._look(path)[0])

@@ -185,9 +185,7 @@ def _read_plan(path: str, folder: str) -> dict[str, list[Any]]:
     plan = read_json(file)
     ours = {name, name.removesuffix(".lance") + "_episodes.lance"}
     fits = isinstance(plan, dict) and set(plan) <= ours
-    if not fits or not all(
-        isinstance(v, list) and len(v) == 2 and all(map(_is_inode, v)) for v in plan.values()
-    ):
+    if not fits or not all(isinstance(v, list) and len(v) == 2 and all(map(_is_inode, v)) for v in plan.values()):
         raise CorruptError(
             f"{file}: is no plan to replace {sorted(ours)}, by their inodes; if {path} is whole without it, "
             f"remove {folder}"
@@ -196,9 +194,7 @@ def _read_plan(path: str, folder: str) -> dict[str, list[Any]]:
 
 
 def _is_inode(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value)
-    )
+    return value is None or (isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value))
 
 
 def _carry_out(path: str, folder: str, owns: Owns | None) -> None:

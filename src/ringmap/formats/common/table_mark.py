@@ -5,7 +5,8 @@
 
 Another program that removes an episode changes the table, and does not know of the data: the mark tells.
 Invariants: episodes that are added behind the others change nothing for these; a mark takes O(1) for each episode more.
-Not here: where a format keeps its mark. Formats whose data have the number of their episode need none (Lance, Minari, LeRobot).
+Not here: where a format keeps its mark. Formats whose data have the number of their episode need none (Lance, Minari,
+LeRobot).
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def fits(mark: Any, lengths: Array, offsets: Array) -> bool:
 def refuse_other_table(path: str) -> CorruptError:
     """Return the error for data whose mark does not fit."""
     return CorruptError(
-        f"{path}: the data of its episodes were written for other episodes than it has: another program removed or moved some, so it is "
-        "not known which data are of which; the rows of numbers can be read: write these to a new dataset, and leave the data out"
+        f"{path}: the data of its episodes were written for other episodes than it has: another program removed or "
+        f"moved some, so it is "
+        "not known which data are of which; the rows of numbers can be read: write these to a new dataset, and leave "
+        "the data out"
     )

@@ -130,9 +130,7 @@ class TabularFormat(StoredFormat):
                 found = read_json(table)
                 return isinstance(found, dict) and found.get("format") == cls.name
         videos = any(
-            name.endswith(".mp4")
-            for folder in _folders(path)
-            for name in os.listdir(os.path.join(path, folder))[:16]
+            name.endswith(".mp4") for folder in _folders(path) for name in os.listdir(os.path.join(path, folder))[:16]
         )
         return videos == (cls.name == "video")
 
@@ -150,9 +148,7 @@ class TabularFormat(StoredFormat):
         table = os.path.join(path, TABLE)
         if os.path.isfile(table):
             found = read_json(table)["columns"]
-            return [
-                _column(path, stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in found
-            ]
+            return [_column(path, stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in found]
         columns = []
         for name in sorted(os.listdir(path)):
             stem, suffix = os.path.splitext(name)
@@ -235,9 +231,7 @@ class TabularWriter(StagedWriter):
                 made[column.spec.name] = packed
                 if lossy and not self._told:
                     self._told = True
-                    log.warning(
-                        "%s: %s: images are stored as %s", type(self).__name__, self.path, lossy
-                    )
+                    log.warning("%s: %s: images are stored as %s", type(self).__name__, self.path, lossy)
         return made
 
     def _rewritten(self, path: str) -> int:
@@ -354,7 +348,7 @@ class TabularSource(DirectorySource):
         handle = _Opened()
         for name, column in self.columns.items():
             if column.how == TABULAR:
-                handle.columns[name] = found = handle.map(os.path.join(self.path, f"{column.file}.npz"))  # fmt: skip
+                handle.columns[name] = found = handle.map(os.path.join(self.path, f"{column.file}.npz"))
                 if len(found) < rows:
                     raise CorruptError(
                         f"{self.path}: column {name!r} has {len(found)} rows, but the episodes need {rows}"
@@ -372,9 +366,7 @@ class TabularSource(DirectorySource):
                 continue
             folder = os.path.join(self.path, column.file)
             if (kind := kind_at(folder)) not in ("a folder", "missing"):
-                raise CorruptError(
-                    f"{folder}: is {kind or 'a file'}, expected the folder of column {name!r}"
-                )
+                raise CorruptError(f"{folder}: is {kind or 'a file'}, expected the folder of column {name!r}")
             if rows > _MANY and self._most_images(folder, column) < rows:
                 raise CorruptError(
                     f"{self.path}: the episodes have {rows:,} steps, but {folder} can't hold so many images"
@@ -394,9 +386,7 @@ class TabularSource(DirectorySource):
             column = self.columns[name]
             if column.how == TABULAR:
                 # np.array: never a map of the file; little-endian ours, maybe not a foreign one's
-                taken = np.array(
-                    handle.columns[name][rows.ravel()], column.spec.dtype.newbyteorder("=")
-                )
+                taken = np.array(handle.columns[name][rows.ravel()], column.spec.dtype.newbyteorder("="))
                 found[name] = taken.reshape(*rows.shape, *column.spec.shape)
                 continue
             if unique is None:
@@ -409,9 +399,7 @@ class TabularSource(DirectorySource):
                 episodes = by_offset[at]
                 self._images(images, column, episodes, unique - self.offsets[episodes])
             whole = len(unique) == rows.size and bool((np.diff(rows.ravel()) > 0).all())
-            found[name] = (images if whole else images[order]).reshape(
-                *rows.shape, *column.spec.shape
-            )
+            found[name] = (images if whole else images[order]).reshape(*rows.shape, *column.spec.shape)
         return found
 
     def _images(self, out: Array, column: Column, episodes: Array, steps: Array) -> None:
@@ -450,9 +438,7 @@ def _column(path: str, spec: ColumnSpec, file: Any, how: Any) -> Column:
     check_name(path, file)
     check_row(path, spec.name, spec.row_nbytes)
     if how != TABULAR and not (how in MEDIA and holds(MEDIA[how], spec)):
-        raise CorruptError(
-            f"{path}: column {spec} is stored as {how!r}, expected {TABULAR!r} or an image"
-        )
+        raise CorruptError(f"{path}: column {spec} is stored as {how!r}, expected {TABULAR!r} or an image")
     return Column(spec, file, how)
 
 
@@ -460,24 +446,16 @@ def _episodes(path: str) -> tuple[Array, Array]:
     lengths = np.array(open_npz(os.path.join(path, f"{LENGTHS}.npz")))
     offsets = np.array(open_npz(os.path.join(path, f"{OFFSETS}.npz")))
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
-        raise CorruptError(
-            f"{path}: {LENGTHS} is {lengths.dtype} {lengths.shape}, expected (E,) integers"
-        )
+        raise CorruptError(f"{path}: {LENGTHS} is {lengths.dtype} {lengths.shape}, expected (E,) integers")
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < len(lengths):
-        raise CorruptError(
-            f"{path}: {OFFSETS} is {offsets.dtype} {offsets.shape}, expected (E,) integers"
-        )
+        raise CorruptError(f"{path}: {OFFSETS} is {offsets.dtype} {offsets.shape}, expected (E,) integers")
     if max(lengths.max(initial=0), offsets.max(initial=0)) >= _MOST or (offsets < 0).any():
         raise CorruptError(f"{path}: {LENGTHS} and {OFFSETS} do not describe episodes")
     return lengths.astype(np.int32), offsets[: len(lengths)].astype(np.int64)
 
 
 def _folders(path: str) -> list[str]:
-    return sorted(
-        e.name
-        for e in os.scandir(path)
-        if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")
-    )
+    return sorted(e.name for e in os.scandir(path) if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
 
 
 def _facts(path: str) -> Facts:
@@ -525,11 +503,10 @@ def _load_data(file: str) -> tuple[Array, bytes]:
 
 
 def _refuse_other_table(path: str) -> None:
-    """Raise unless the data are of the episodes there. A writer that adds to them at this moment writes them first, and has a log."""
+    """Raise unless the data are of the episodes there. A writer that adds to them at this moment writes them first, and
+    has a log."""
     for _ in range(_LOOKS):
-        if fits(_mark_in(os.path.join(path, DATA)), *_episodes(path)) or os.path.exists(
-            log_path(path)
-        ):
+        if fits(_mark_in(os.path.join(path, DATA)), *_episodes(path)) or os.path.exists(log_path(path)):
             return
     raise refuse_other_table(path)
 

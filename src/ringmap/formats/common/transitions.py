@@ -52,11 +52,11 @@ def next_of(name: str) -> str:
 
 def observations_of(
     chosen: str | list[str] | None, usual: tuple[str, ...], top: str, columns: Iterable[str], where: str
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Return the columns that are the observation: name here -> name there, which begins with `top`.
 
-    `chosen` is a column with its parts, or a list of columns; None: the first of `usual` that there is. A part of the usual
-    observation (obs/arm) keeps its own name there.
+    `chosen` is a column with its parts, or a list of columns; None: the first of `usual` that there is. A part of the
+    usual observation (obs/arm) keeps its own name there.
 
     Raises:
         InputError: there is no such column, or two would have one name.
@@ -65,7 +65,8 @@ def observations_of(
         chosen = next((name for name in usual if below(name, columns)), None)
     if chosen is None:
         raise InputError(
-            f"{where}: no column {' or '.join(map(repr, usual))}; say which it is: observation='pixels', or a list; there are "
+            f"{where}: no column {' or '.join(map(repr, usual))}; say which it is: observation='pixels', or a list; "
+            f"there are "
             f"{list(columns)}"
         )
     found: dict[str, str] = {}
@@ -76,7 +77,7 @@ def observations_of(
         for old in below(name, columns, where):
             new = base + old[len(name) :]
             if new in found.values():
-                raise InputError(f"{where}: column {old!r} would be {new!r}, and so would another one; leave one out")  # fmt: skip
+                raise InputError(f"{where}: column {old!r} would be {new!r}, and so would another one; leave one out")
             found[old] = new
     return found
 
@@ -103,8 +104,8 @@ class Steps:
     Args:
         columns: name -> array, all of one length.
         observations: their names.
-        reward_at: where rewards and flags stand, if no column says what followed: "next", with the observation that came
-            with them, or "same", with the action; None: not known.
+        reward_at: where rewards and flags stand, if no column says what followed: "next", with the observation that
+            came with them, or "same", with the action; None: not known.
         final_row: whether the last row is then an observation alone; None: if rewards stand at the "next" one.
         where: the method to name in an error.
 
@@ -125,7 +126,7 @@ class Steps:
         given = [name for name in observations if next_of(name) in columns]
         lacking = [name for name in observations if next_of(name) not in columns]
         if given and lacking:
-            raise InputError(f"{where}: column {lacking[0]!r} has no column {next_of(lacking[0])!r} beside it")  # fmt: skip
+            raise InputError(f"{where}: column {lacking[0]!r} has no column {next_of(lacking[0])!r} beside it")
         for name in given:
             if not _same(columns[name][1:], columns[next_of(name)][:-1]):
                 raise InputError(
@@ -135,7 +136,8 @@ class Steps:
         outcomes = [name for name in OUTCOMES if name in columns]
         if reward_at is None and outcomes and not given:
             raise InputError(
-                f"{where}: it is not known whether {outcomes[0]!r} stands in the row of the step that its action led to, or in that of "
+                f"{where}: it is not known whether {outcomes[0]!r} stands in the row of the step that its action led "
+                f"to, or in that of "
                 "the action: pass reward_at='next' or 'same', or load_dataset(..., reward_at=)"
             )
         final_row = reward_at != "same" if final_row is None else final_row
@@ -147,7 +149,8 @@ class Steps:
         self._late = self.cut and reward_at == "next"
         if self.length < 1:
             raise InputError(
-                f"{where}: an episode of one row has no step: T steps have T + 1 observations; add the last observation as a "
+                f"{where}: an episode of one row has no step: T steps have T + 1 observations; add the last "
+                f"observation as a "
                 "row, or a column of next observations"
             )
 

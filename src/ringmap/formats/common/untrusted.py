@@ -100,9 +100,7 @@ def read_json(path: str) -> Any:
     with open_binary(path) as file:
         data = file.read(JSON_NBYTES + 1)
     if len(data) > JSON_NBYTES:
-        raise CorruptError(
-            f"{path}: has more than {JSON_NBYTES:,} bytes, expected a description of a few kilobytes"
-        )
+        raise CorruptError(f"{path}: has more than {JSON_NBYTES:,} bytes, expected a description of a few kilobytes")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

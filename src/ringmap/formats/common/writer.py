@@ -1,6 +1,7 @@
 """A writer of episodes: the `with` block, who may write, and what is checked before anything is.
 
-    write_episode -> in the block? our process? -> all that can't be held -> check_episode -> _store   (the format's own)
+    write_episode -> in the block? our process? -> all that can't be held -> check_episode -> _store   (the format's
+    own)
 
 Invariants: a call that raises has changed nothing that a reader sees; a forked child neither
 writes nor ends its parent's block.
@@ -44,18 +45,20 @@ Ahead = Callable[
     [Callable[[str, np.dtype[Any]], bool], bool],
     Iterable[tuple[Mapping[str, Array], Mapping[str, Any]]],
 ]
-"""Yields of each episode some columns and its data: called with which columns, by name and dtype, and whether the data are asked for."""
+"""Yields of each episode some columns and its data: called with which columns, by name and dtype, and whether the data
+are asked for."""
 
 
 class EpisodeWriter:
     """The part of a writer that every format has. Use a writer in a `with` block.
 
-    A subclass supplies `_begin`, `_end` and `_store`, and keeps `_schema`; it may supply `_refuses`, `_refuses_data`, `_as_stored`.
+    A subclass supplies `_begin`, `_end` and `_store`, and keeps `_schema`; it may supply `_refuses`, `_refuses_data`,
+    `_as_stored`.
 
     Args:
         path: the dataset, a file or folder; folders above it are made. A link to a dataset stays one.
-        mode: "append" extends a dataset (not every format: `Format.appends`), "overwrite" replaces it when the block succeeds,
-            "error" refuses it.
+        mode: "append" extends a dataset (not every format: `Format.appends`), "overwrite" replaces it when the block
+            succeeds, "error" refuses it.
         progress: show a progress bar in `write_episodes`.
 
     Raises:
@@ -64,8 +67,9 @@ class EpisodeWriter:
         LockedError: on entering, while another writer is at work; for HDF5, while the file is open elsewhere at all.
         UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
 
-    Processes and threads: one writer at a time, which a lock sees to. Threads wait for each other; a signal handler in the
-    middle of a write of the same thread is refused. Killed at any moment, the writer leaves every episode readable whose call had returned; a power cut may cost what was written since the block began.
+    Processes and threads: one writer at a time, which a lock sees to. Threads wait for each other; a signal handler in
+    the middle of a write of the same thread is refused. Killed at any moment, the writer leaves every episode readable
+    whose call had returned; a power cut may cost what was written since the block began.
     """
 
     appends: bool = True
@@ -77,9 +81,7 @@ class EpisodeWriter:
     _is_told = False
     """Whether the episodes come from something that knows where its rewards stand, or that it does not."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], mode: str = "append", progress: bool = False
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], mode: str = "append", progress: bool = False) -> None:
         self.path = os.path.realpath(local_path(path))
         self.mode = validate_write_mode(mode)
         if mode == "append" and not self.appends:
@@ -113,7 +115,8 @@ class EpisodeWriter:
     def _as_stored(
         self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return columns and data as this format holds them, where that differs from what is given. Also called outside of a block.
+        """Return columns and data as this format holds them, where that differs from what is given. Also called outside
+        of a block.
 
         It may add to `refused`.
         """
@@ -138,13 +141,14 @@ class EpisodeWriter:
             where: what writes them, to name in an error.
 
         Raises:
-            InputError: the format can't hold the rate. On entering the block, that a dataset which is appended to has its rewards
-                elsewhere, or another rate.
+            InputError: the format can't hold the rate. On entering the block, that a dataset which is appended to has
+                its rewards elsewhere, or another rate.
         """
         self._facts, self._is_told = facts, True
 
     def _placed(self, option: str | None) -> str | None:
-        """Return where rewards stand: as the writer's option says, else their source; "next" where nothing else was said."""
+        """Return where rewards stand: as the writer's option says, else their source; "next" where nothing else was
+        said."""
         if option is not None:
             return option
         return self._facts.reward_at if self._is_told else "next"
@@ -153,19 +157,17 @@ class EpisodeWriter:
         """Raise unless episodes may follow others of which this is known; what is stored stays, where something is."""
         name, told = type(self).__name__, self._facts
         if stored.reward_at is not None and self._is_told and told.reward_at != stored.reward_at:
-            given = (
-                f"reward_at={told.reward_at!r}"
-                if told.reward_at
-                else "it is not known where theirs stand"
-            )
+            given = f"reward_at={told.reward_at!r}" if told.reward_at else "it is not known where theirs stand"
             raise InputError(
-                f"{name}: {self.path} has its rewards at reward_at={stored.reward_at!r}, and of the episodes that are to follow "
+                f"{name}: {self.path} has its rewards at reward_at={stored.reward_at!r}, and of the episodes that are "
+                f"to follow "
                 f"{given}: say it (load_dataset(..., reward_at=)), or choose another path"
             )
         stored.refuse_rate(told, name, self.path, "what is to follow")
         if told.fps is not None and stored.fps is None:
             warnings.warn(
-                f"{name}: {self.path} does not say how many steps are a second, and will not, although the episodes that follow "
+                f"{name}: {self.path} does not say how many steps are a second, and will not, although the episodes "
+                f"that follow "
                 f"have {rate_text(told.fps)}: merge both into a new dataset, with fps=",
                 stacklevel=4,
             )
@@ -175,9 +177,7 @@ class EpisodeWriter:
 
     def __enter__(self) -> Self:
         if self._owner is not None:
-            raise RoleError(
-                f"{type(self).__name__}: {self.path} is already open in a `with` block of this writer"
-            )
+            raise RoleError(f"{type(self).__name__}: {self.path} is already open in a `with` block of this writer")
         self._begin()
         self._owner = os.getpid()
         return self
@@ -211,9 +211,7 @@ class EpisodeWriter:
         if self._owner is None:
             raise RoleError(f"{where}: {self.path}: used outside of a `with` block")
         if self._owner != os.getpid():
-            raise ReadOnlyError(
-                f"{where}: {self.path} belongs to process {self._owner}, not to its fork"
-            )
+            raise ReadOnlyError(f"{where}: {self.path} belongs to process {self._owner}, not to its fork")
         refuse_if_mine(self._writing, f"{where}: {self.path}")
         with self._writing:
             found, refused = self._examined(ep_data, where)

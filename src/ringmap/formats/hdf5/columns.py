@@ -149,9 +149,7 @@ class Column:
         return np.array(texts, dtype).reshape(found.shape)
 
 
-def create_column(
-    group: Any, spec: ColumnSpec, chunk_nbytes: int, filters: dict[str, Any]
-) -> Column:
+def create_column(group: Any, spec: ColumnSpec, chunk_nbytes: int, filters: dict[str, Any]) -> Column:
     """Create an empty column.
 
     Args:
@@ -181,9 +179,7 @@ def create_column(
             **filters,
         )
     except (ValueError, TypeError) as error:
-        raise InputError(
-            f"{group.file.filename}: column {spec.name!r} with options {filters}: {error}"
-        ) from error
+        raise InputError(f"{group.file.filename}: column {spec.name!r} with options {filters}: {error}") from error
     if link != spec.name:
         dataset.attrs[NAME_ATTRIBUTE] = json.dumps(spec.name)
     if spec.dtype.kind in "UmM":
@@ -311,6 +307,5 @@ def _declared(dataset: Any, name: str, given: Any, kinds: str) -> np.dtype[Any]:
         if dtype.kind in kinds and (dtype.itemsize or dtype == TEXT):
             return dtype
     raise CorruptError(
-        f"{dataset.file.filename}: column {name!r} of HDF5 type {dataset.dtype} says that its "
-        f"dtype is {given!r}"
+        f"{dataset.file.filename}: column {name!r} of HDF5 type {dataset.dtype} says that its dtype is {given!r}"
     )

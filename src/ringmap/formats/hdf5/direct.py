@@ -39,9 +39,7 @@ class Direct:
         places: where each chunk begins, in bytes; -1 where none was written.
     """
 
-    def __init__(
-        self, fd: int, dtype: np.dtype[Any], row: tuple[int, ...], step: int, places: Array
-    ) -> None:
+    def __init__(self, fd: int, dtype: np.dtype[Any], row: tuple[int, ...], step: int, places: Array) -> None:
         self._dtype, self._row, self._step, self._places = dtype, row, step, places
         self._row_nbytes = int(np.prod(row, dtype=np.int64)) * dtype.itemsize
         self._fd = fd

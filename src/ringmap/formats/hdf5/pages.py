@@ -187,9 +187,7 @@ class JournaledFile:
         for first, count in journal.runs(page for page in self._pages if page < last):
             before = bytearray(count * PAGE)
             disk.read_into(self.fd, memoryview(before), first * PAGE)
-            for page, at in zip(
-                range(first, first + count), range(0, len(before), PAGE), strict=True
-            ):
+            for page, at in zip(range(first, first + count), range(0, len(before), PAGE), strict=True):
                 # Beyond the end there is nothing: once cut, the file must still equal what is noted here.
                 inside = min(self.size - page * PAGE, PAGE)
                 new = bytes(self._pages[page][:inside]).ljust(PAGE, b"\0")

@@ -1,7 +1,7 @@
 """The reading side of an HDF5 file: rows of its columns, from any process.
 
-Invariants: a process that opens the path again and finds another file there, or the same one with other episodes, refuses.
-A file that was appended to meanwhile has its old `BIRTH`.
+Invariants: a process that opens the path again and finds another file there, or the same one with other episodes,
+refuses. A file that was appended to meanwhile has its old `BIRTH`.
 Not here: pickling and forks (common/directory.py), tensors, clips (`ringmap.datasets.stored`), the columns themselves
 (columns.py).
 """
@@ -102,9 +102,7 @@ class HDF5Source(DirectorySource):
         found = _File(self.path)
         if self._stamp not in (None, found.stamp()) and not self._continues(found):
             found.file.close()
-            raise ReplacedError(
-                f"{self.path}: was written over since this dataset was loaded; load it again"
-            )
+            raise ReplacedError(f"{self.path}: was written over since this dataset was loaded; load it again")
         return found
 
     def _kept(self, handle: _File) -> Any:
@@ -209,9 +207,7 @@ def read_table(root: Any) -> tuple[Array, Array]:
                 f"with {EPISODE_LENGTHS!r} and {EPISODE_OFFSETS!r} beside them"
             )
         if values.ndim != 1 or values.dtype.kind not in "iu":
-            raise CorruptError(
-                f"{path}: {name!r} is {values.dtype} {values.shape}, expected integers (E,)"
-            )
+            raise CorruptError(f"{path}: {name!r} is {values.dtype} {values.shape}, expected integers (E,)")
         refuse_sparse(path, name, values)
         found.append(values[()].astype(np.int64))
     lengths, offsets = found

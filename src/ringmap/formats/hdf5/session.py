@@ -170,8 +170,7 @@ class Session:
             return False
         if mode == "error":
             raise ExistsError(
-                f"HDF5Writer: {path} already exists; pass mode='overwrite' to replace it or "
-                "mode='append' to extend it"
+                f"HDF5Writer: {path} already exists; pass mode='overwrite' to replace it or mode='append' to extend it"
             )
         nothing_to_lose = mode == "overwrite" and not os.path.getsize(path)
         if not nothing_to_lose and not h5py.is_hdf5(path):
@@ -187,22 +186,16 @@ class Session:
         disk.truncate(self._fd, 0)
         self._io = JournaledFile(self._fd, self._beside)
         # Superblock 2: a killed writer leaves no mark that others would refuse to open.
-        self.file = h5py.File(
-            self._io, "w", libver=("v108", "v108"), track_order=True, rdcc_nbytes=0
-        )
+        self.file = h5py.File(self._io, "w", libver=("v108", "v108"), track_order=True, rdcc_nbytes=0)
         for name, dtype in ((EPISODE_LENGTHS, np.int32), (EPISODE_OFFSETS, np.int64)):
-            self.file.create_dataset(
-                name, shape=(0,), maxshape=(None,), chunks=(_TABLE_CHUNK,), dtype=dtype
-            )
+            self.file.create_dataset(name, shape=(0,), maxshape=(None,), chunks=(_TABLE_CHUNK,), dtype=dtype)
         self.file[EPISODE_LENGTHS].attrs[BIRTH] = uuid.uuid4().hex
         self.commit()
         if not replace:
             try:
                 disk.put_new(self._beside, self.path)
             except FileExistsError:
-                raise ExistsError(
-                    f"HDF5Writer: {self.path} has just been made by another writer"
-                ) from None
+                raise ExistsError(f"HDF5Writer: {self.path} has just been made by another writer") from None
             self._building = None
             self._io.path = self.path
         self._on_open(self.file)
@@ -230,8 +223,6 @@ def _check_unwritten(path: str) -> None:
     try:
         disk.lock(fd, path, shared=True)
     except LockedError as error:
-        raise LockedError(
-            f"HDF5Writer: can't replace {path} while it is written to: {error}"
-        ) from None
+        raise LockedError(f"HDF5Writer: can't replace {path} while it is written to: {error}") from None
     finally:
         os.close(fd)

@@ -128,16 +128,12 @@ class HDF5Writer(EpisodeWriter):
             self._schema = schema
             if isinstance(error, RingmapError) or not isinstance(error, OSError):
                 raise
-            raise EnvironmentFault(
-                error.errno, f"{where}: {error}; nothing was written", self.path
-            ) from error
+            raise EnvironmentFault(error.errno, f"{where}: {error}; nothing was written", self.path) from error
 
     def _write(self, file: Any, episode: CheckedEpisode, packed: bytes) -> None:
         if self._schema is None:
             for spec in episode.schema.columns:
-                self._columns[spec.name] = create_column(
-                    file, spec, self._chunk_nbytes, self._filters
-                )
+                self._columns[spec.name] = create_column(file, spec, self._chunk_nbytes, self._filters)
             self._schema = episode.schema
         for name, rows in episode.columns.items():
             self._columns[name].write(self._rows, rows)

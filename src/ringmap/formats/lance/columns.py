@@ -90,7 +90,8 @@ def lance() -> Any:
     """Return the module `lance`, whose warning at each fork is kept for the process that needs it.
 
     pylance's threads do not survive a fork, and it says so to whoever forks. Ours use no handle that was opened before
-    a fork (`DirectorySource`); but in the child `take` hangs or crashes now and then, on some datasets every other time.
+    a fork (`DirectorySource`); but in the child `take` hangs or crashes now and then, on some datasets every other
+    time.
 
     Raises:
         RoleError: this process was forked from one that had used Lance.
@@ -100,7 +101,8 @@ def lance() -> Any:
     global _hooked, _used_by
     if _used_by not in (None, os.getpid()):
         raise RoleError(
-            "Lance was used before this process was forked, and its threads did not come along: reading here would hang "
+            "Lance was used before this process was forked, and its threads did not come along: reading here would "
+            "hang "
             "or crash. Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'"
         )
     _used_by = os.getpid()
@@ -165,9 +167,7 @@ def episodes_path(path: str) -> str:
 
 def plan_fields(schema: Schema, image_format: str) -> list[Field]:
     """Return how the columns of a new dataset are to lie."""
-    return [
-        Field(spec, _field_name(spec.name), _how(spec, image_format)) for spec in schema.columns
-    ]
+    return [Field(spec, _field_name(spec.name), _how(spec, image_format)) for spec in schema.columns]
 
 
 def _how(spec: ColumnSpec, image_format: str) -> str:
@@ -287,14 +287,15 @@ def refuse_missing(field: Field, values: Any, path: str) -> None:
     """
     if values.null_count:
         raise UnsupportedError(
-            f"{path}: column {field.spec.name!r} has {values.null_count} missing values, which no column here has; fill them, or leave "
+            f"{path}: column {field.spec.name!r} has {values.null_count} missing values, which no column here has; "
+            f"fill them, or leave "
             "it out: keys_to_load="
         )
 
 
 def fields_of(schema: Any, path: str, unsupported: dict[str, str] | None = None) -> list[Field]:
-    """Return the columns of a dataset; image columns of other programs' come without a size yet, and those of a type that none has here
-    go to `unsupported`.
+    """Return the columns of a dataset; image columns of other programs' come without a size yet, and those of a type
+    that none has here go to `unsupported`.
 
     Raises:
         CorruptError: it has no episode and step numbers.
@@ -309,9 +310,7 @@ def fields_of(schema: Any, path: str, unsupported: dict[str, str] | None = None)
     if given is not None:
         try:
             table = json.loads(given)
-            return [
-                _field(path, stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in table
-            ]
+            return [_field(path, stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in table]
         except CorruptError:
             raise
         except (ValueError, TypeError) as error:
@@ -378,9 +377,7 @@ def table_of(dataset: Any, path: str) -> tuple[Array, Array, Array]:
     begins = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
     lengths = np.diff(np.append(begins, len(numbers)))
     if len(np.unique(numbers[begins])) != len(begins):
-        raise CorruptError(
-            f"{path}: the rows of an episode do not lie together; sort it by {EPISODE}"
-        )
+        raise CorruptError(f"{path}: the rows of an episode do not lie together; sort it by {EPISODE}")
     expected = np.arange(len(numbers)) - np.repeat(begins, lengths)
     if not np.array_equal(steps - np.repeat(steps[begins], lengths), expected):
         raise CorruptError(f"{path}: the steps of an episode are not in order; sort it by {STEP}")
@@ -393,11 +390,7 @@ def all_data(data: Any) -> dict[int, dict[str, Any]]:
     for at, row in enumerate(data.to_table().to_pylist()):
         number = row.pop(EPISODE, at)
         packed = row.get(PACKED)
-        found[number] = (
-            {k: v for k, v in row.items() if v is not None}
-            if packed is None
-            else decode_data(packed)
-        )
+        found[number] = {k: v for k, v in row.items() if v is not None} if packed is None else decode_data(packed)
     return found
 
 
@@ -413,9 +406,7 @@ def _field(path: str, spec: ColumnSpec, name: Any, how: Any) -> Field:
 def _is_number(kind: Any) -> bool:
     import pyarrow as pa
 
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def _storable(text: str) -> str:

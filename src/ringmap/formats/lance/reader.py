@@ -92,12 +92,9 @@ class LanceSource(DirectorySource):
     def _open(self) -> _Opened:
         rows, beside = opened(self.path), episodes_path(self.path)
         # Rows that are deleted stay in their files: which ones is in a file of its own.
-        files = [
-            (*(file.path for file in part.data_files()), part.deletion_file())
-            for part in rows.get_fragments()
-        ]
+        files = [(*(file.path for file in part.data_files()), part.deletion_file()) for part in rows.get_fragments()]
         if self._files is not None and files[: len(self._files)] != self._files:
-            raise ReplacedError(f"{self.path}: has other rows than when it was loaded; load it again")  # fmt: skip
+            raise ReplacedError(f"{self.path}: has other rows than when it was loaded; load it again")
         return _Opened(rows, opened(beside) if committed(beside) else None, files)
 
     def _windows(

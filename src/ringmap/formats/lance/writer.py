@@ -43,7 +43,7 @@ from ringmap.formats.lance.columns import (
     sized_fields,
     table_of,
     to_arrow,
-)  # fmt: skip
+)
 from ringmap.formats.media.images import check_image_format, encode, holds
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -63,7 +63,8 @@ _FOLDERS = ("_versions", "_transactions", "_indices", "_deletions", "_refs", "da
 class LanceWriter(StagedWriter):
     """Writes episodes to a Lance dataset. Use it in a `with` block.
 
-    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. Images are encoded in parallel.
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. Images are encoded
+    in parallel.
 
     Args:
         image_format: "png" is lossless, "jpeg" (quality 95) is smaller.
@@ -103,9 +104,7 @@ class LanceWriter(StagedWriter):
 
     def _owns(self, relative: str) -> bool:
         head = relative.split(os.sep)[0]
-        return (
-            head in _FOLDERS or relative in (FILE, FILE + ".new") or relative.startswith("_latest")
-        )
+        return head in _FOLDERS or relative in (FILE, FILE + ".new") or relative.startswith("_latest")
 
     def _items(self, path: str) -> list[str]:
         return [os.path.basename(path), os.path.basename(episodes_path(path))]
@@ -130,7 +129,8 @@ class LanceWriter(StagedWriter):
         return facts_of(opened(path).schema)
 
     def _refuses(self, name: str, rows: Array) -> str | None:
-        """Return why stable-worldmodel's layout can't hold a column: it rounds fractions, as a buffer does, and nothing else."""
+        """Return why stable-worldmodel's layout can't hold a column: it rounds fractions, as a buffer does, and nothing
+        else."""
         kind = rows.dtype.kind
         picture = holds("jpeg", ColumnSpec(name, rows.shape[1:], rows.dtype))
         if not self._compat or picture or name in self._others():
@@ -172,7 +172,7 @@ class LanceWriter(StagedWriter):
                 "LanceWriter: %s: %s; for exact values leave compat=False and image_format='png'",
                 self.path,
                 "numbers become float32, images JPEG" if self._compat else "images are stored as JPEG, which is lossy",
-            )  # fmt: skip
+            )
         return columns
 
     def _notes(self) -> dict[str, Any]:
@@ -187,7 +187,8 @@ class LanceWriter(StagedWriter):
 
 
 def _flattened(columns: Mapping[str, Array], others: Sequence[str]) -> dict[str, Array]:
-    """Return columns as stable-worldmodel's layout holds them: numbers as flat float32 rows, but for images, and others."""
+    """Return columns as stable-worldmodel's layout holds them: numbers as flat float32 rows, but for images, and
+    others."""
     made = dict(columns)
     for name, rows in columns.items():
         spec = ColumnSpec(name, rows.shape[1:], rows.dtype)
@@ -267,7 +268,8 @@ def _commit(path: str, batches: Iterator[Any], schema: Any, fresh: bool) -> None
 
 
 def _add_data(path: str, group: list[Record], later: int) -> None:
-    """Add one row per episode, by its number; the whole table is written again when its columns, or old rows, have to change."""
+    """Add one row per episode, by its number; the whole table is written again when its columns, or old rows, have to
+    change."""
     known: list[tuple[int, bytes]] = []
     old, fresh = None, [(record.number + later, record.packed) for record in group]
     if committed(path):
@@ -302,9 +304,7 @@ def _packed(data: Any, path: str) -> list[tuple[int, bytes]]:
 
 def _is_plain(name: str) -> bool:
     """Return whether Lance can call a column so."""
-    return bool(name) and not any(
-        c in ".`\"'" or c < " " or "\ud800" <= c <= "\udfff" for c in name
-    )
+    return bool(name) and not any(c in ".`\"'" or c < " " or "\ud800" <= c <= "\udfff" for c in name)
 
 
 def _table(rows: list[tuple[int, bytes]]) -> Any:
@@ -323,9 +323,7 @@ def _table(rows: list[tuple[int, bytes]]) -> Any:
         values = [v.get(name) for v in data]
         values = [v.item() if isinstance(v, np.generic) else v for v in values]
         try:
-            columns[name] = pa.array(
-                [v.tolist() if isinstance(v, np.ndarray) else v for v in values]
-            )
+            columns[name] = pa.array([v.tolist() if isinstance(v, np.ndarray) else v for v in values])
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError, TypeError):
             continue
         if pa.types.is_null(columns[name].type):

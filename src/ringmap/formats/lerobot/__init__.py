@@ -106,8 +106,9 @@ class LeRobotSource(DecodingSource):
 
     Args:
         path: the folder that holds `meta`.
-        depth: "mm" gives videos of depth in millimetres, uint16; "codes" the numbers that are stored. Depth that is no code (of
-            pictures, and of videos with more than 12 bits and no parameters) comes as it is stored, in either case.
+        depth: "mm" gives videos of depth in millimetres, uint16; "codes" the numbers that are stored. Depth that is no
+            code (of pictures, and of videos with more than 12 bits and no parameters) comes as it is stored, in either
+            case.
 
     Raises:
         InputError: there is no such kind of depth.
@@ -153,7 +154,8 @@ class LeRobotSource(DecodingSource):
         said = self._info.get("storage_format") == "lance"
         if said or (tables and not os.path.isdir(os.path.join(self.path, "data"))):
             raise UnsupportedError(
-                f"{self.path}: is a LeRobot dataset whose rows are stored with Lance ({', '.join(sorted(tables)) or 'storage_format'}), "
+                f"{self.path}: is a LeRobot dataset whose rows are stored with Lance "
+                f"({', '.join(sorted(tables)) or 'storage_format'}), "
                 "which is not read; write it with LeRobot's default storage, Parquet and mp4"
             )
 
@@ -195,14 +197,10 @@ class LeRobotSource(DecodingSource):
         """
         given = self._info[template]
         if not isinstance(given, str) or len(given) > 1000:
-            raise CorruptError(
-                f"{self.path}: {template} in meta/info.json is {given!r}, expected a path"
-            )
+            raise CorruptError(f"{self.path}: {template} in meta/info.json is {given!r}, expected a path")
         for _, field, spec, conversion in string.Formatter().parse(given):
             # Formats can read attributes of what they are given, and pad to any width.
-            plain = field is None or (
-                field in names and not conversion and re.fullmatch("0?[0-9]?d?", spec or "")
-            )
+            plain = field is None or (field in names and not conversion and re.fullmatch("0?[0-9]?d?", spec or ""))
             if not plain:
                 raise CorruptError(
                     f"{self.path}: {template} in meta/info.json is {given!r}, expected fields as in "
@@ -235,9 +233,7 @@ class LeRobotSource(DecodingSource):
                 self.unsupported[name] = f"of LeRobot's dtype {dtype!r}, which no column is"
         self._in_rows = {spec.name for spec in specs} - self._videos.keys()
         features = self._info["features"]
-        self._names_tasks = (
-            bool(self._tasks) and "task_index" in features and "task" not in features
-        )
+        self._names_tasks = bool(self._tasks) and "task_index" in features and "task" not in features
         if self._names_tasks:
             width = max(map(len, self._tasks.values()), default=1)
             specs.append(ColumnSpec("task", (), np.dtype(f"<U{max(width, 1)}")))
@@ -250,10 +246,9 @@ class LeRobotSource(DecodingSource):
                 raise CorruptError(f"{self.path}: column {spec}: no such pictures are read")
         return Schema(tuple(specs))
 
-    def _pictures(
-        self, name: str, feature: Mapping[str, Any]
-    ) -> tuple[np.dtype[Any], Array | None]:
-        """Return the dtype of pictures, by the header of the first one, and millimetres for each code where they are codes.
+    def _pictures(self, name: str, feature: Mapping[str, Any]) -> tuple[np.dtype[Any], Array | None]:
+        """Return the dtype of pictures, by the header of the first one, and millimetres for each code where they are
+        codes.
 
         `info.json` does not say the dtype. What can't be opened counts as uint8 here, and is refused when it is read.
         """
@@ -273,7 +268,8 @@ class LeRobotSource(DecodingSource):
         return kind, depth_table(feature, bits) if self._depth == "mm" else None
 
     def _boxed(self) -> list[str]:
-        """Return the columns of shape (1,), for which LeRobot has no other word than for numbers: our writer names them in the rows' files."""
+        """Return the columns of shape (1,), for which LeRobot has no other word than for numbers: our writer names them
+        in the rows' files."""
         import pyarrow.parquet as pq
 
         first = next((e for e in self._episodes if e["length"]), None)
@@ -307,8 +303,11 @@ class LeRobotSource(DecodingSource):
     def _film(self, name: str, episode: Mapping[str, Any]) -> str:
         key = f"videos/{name}"
         return self._file(
-            "video_path", video_key=name, chunk_index=episode[f"{key}/chunk_index"], file_index=episode[f"{key}/file_index"],
-        )  # fmt: skip
+            "video_path",
+            video_key=name,
+            chunk_index=episode[f"{key}/chunk_index"],
+            file_index=episode[f"{key}/file_index"],
+        )
 
     def _open(self) -> Any:
         return EpisodeCache(self._load_rows)
@@ -319,15 +318,11 @@ class LeRobotSource(DecodingSource):
         cache: EpisodeCache = handle
         specs = {spec.name: spec for spec in self.schema.columns}
         plain = [name for name in columns if name not in self._videos]
-        found = (
-            cache.windows(plain, self.offsets, starts, length, stride, self.schema) if plain else {}
-        )
+        found = cache.windows(plain, self.offsets, starts, length, stride, self.schema) if plain else {}
         rows = steps_of(starts, length, stride)
         for name in columns:
             if name in self._videos:
-                found[name] = self._frames(specs[name], rows.ravel()).reshape(
-                    *rows.shape, *specs[name].shape
-                )
+                found[name] = self._frames(specs[name], rows.ravel()).reshape(*rows.shape, *specs[name].shape)
         return {name: found[name] for name in columns}
 
     def _frames(self, spec: ColumnSpec, rows: Array) -> Array:
@@ -353,7 +348,8 @@ class LeRobotSource(DecodingSource):
         if codes is not None:
             if out.max(initial=0) >= len(codes):
                 raise CorruptError(
-                    f"{self.path}: column {spec.name!r} has a code of depth of {out.max()}, expected at most {len(codes) - 1}; "
+                    f"{self.path}: column {spec.name!r} has a code of depth of {out.max()}, expected at most "
+                    f"{len(codes) - 1}; "
                     'depth="codes" gives what is stored'
                 )
             out = codes[out]
@@ -395,7 +391,8 @@ class LeRobotSource(DecodingSource):
 
 
 def depth_table(feature: Mapping[str, Any], bits: int) -> Array | None:
-    """Return the millimetres, uint16, that each code of a video of depth stands for; None where its numbers are no codes.
+    """Return the millimetres, uint16, that each code of a video of depth stands for; None where its numbers are no
+    codes.
 
     Args:
         feature: of `info.json`; parameters that it does not name have LeRobot's defaults.
@@ -408,27 +405,17 @@ def depth_table(feature: Mapping[str, Any], bits: int) -> Array | None:
     """
     old = feature.get("video_info")
     info = {**(old if isinstance(old, dict) else {}), **(feature.get("info") or {})}
-    given = {
-        name: info[f"video.{name}"] for name in _DEPTH if info.get(f"video.{name}") is not None
-    }
-    if (
-        not (info.get("is_depth_map") or info.get("video.is_depth_map"))
-        or bits <= 8
-        or (bits > 12 and not given)
-    ):
+    given = {name: info[f"video.{name}"] for name in _DEPTH if info.get(f"video.{name}") is not None}
+    if not (info.get("is_depth_map") or info.get("video.is_depth_map")) or bits <= 8 or (bits > 12 and not given):
         return None
     told = {**_DEPTH, **given}
     least, most, shift = (float(told[name]) for name in ("depth_min", "depth_max", "shift"))
     low, high = least, most
     if told["use_log"]:
         if not 0 < least + shift < most + shift:
-            raise CorruptError(
-                f"a video of depth has {told}, expected 0 < depth_min + shift < depth_max + shift"
-            )
+            raise CorruptError(f"a video of depth has {told}, expected 0 < depth_min + shift < depth_max + shift")
         low, high = math.log(least + shift), math.log(most + shift)
-    metres = (np.arange(_CODES) * ((high - low) / (_CODES - 1))).astype(np.float32) + np.float32(
-        low
-    )
+    metres = (np.arange(_CODES) * ((high - low) / (_CODES - 1))).astype(np.float32) + np.float32(low)
     metres = np.clip(np.exp(metres) - np.float32(shift) if told["use_log"] else metres, least, most)
     table: Array = np.rint(metres * np.float32(1000)).clip(0, 65535).astype(np.uint16)
     return table
@@ -472,9 +459,7 @@ def _tasks(path: str) -> dict[int, str]:
     found = {int(i): str(t) for i, t in zip(table["task_index"], texts, strict=True)}
     longest = max(map(len, found.values()), default=0)
     if longest > _LONGEST_TASK:  # each step gets room for the longest
-        raise CorruptError(
-            f"{file}: a task of {longest:,} characters, expected at most {_LONGEST_TASK:,}"
-        )
+        raise CorruptError(f"{file}: a task of {longest:,} characters, expected at most {_LONGEST_TASK:,}")
     return found
 
 
@@ -487,7 +472,8 @@ def _refuse_rows(path: str) -> None:
 
 
 def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, int, int]:
-    """Return height, width, channels, whichever way round the file has them: by the names of its axes, else by their sizes.
+    """Return height, width, channels, whichever way round the file has them: by the names of its axes, else by their
+    sizes.
 
     Raises:
         UnsupportedError: it has no three axes.

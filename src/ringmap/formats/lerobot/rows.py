@@ -71,22 +71,24 @@ class EpisodeRows:
         """Return the values of a column of numbers, `(T, ...)`.
 
         Raises:
-            UnsupportedError: a value is missing, or lists are not of one length; the file has other numbers than it says.
+            UnsupportedError: a value is missing, or lists are not of one length; the file has other numbers than it
+                says.
         """
         out = np.empty((self.length, *spec.shape), spec.dtype)
 
         def put(start: int, found: pa.Array) -> None:
             rows = len(found)
-            for size in (
-                spec.shape if spec.shape != (1,) else ()
-            ):  # which are numbers in LeRobot's files
+            for size in spec.shape if spec.shape != (1,) else ():  # which are numbers in LeRobot's files
                 found = self._flat(found, size, spec)
             values = self._whole(found, spec).to_numpy(zero_copy_only=False)
             part = out[start : start + rows].reshape(-1)
             part[:] = values.astype(spec.dtype, copy=False)
-            if values.dtype != spec.dtype and not np.array_equal(part.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"):  # fmt: skip
+            if values.dtype != spec.dtype and not np.array_equal(
+                part.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"
+            ):
                 raise UnsupportedError(
-                    f"{self._path}: column {spec.name!r} is of {values.dtype}, and meta/info.json says {spec.dtype}, which does not "
+                    f"{self._path}: column {spec.name!r} is of {values.dtype}, and meta/info.json says {spec.dtype}, "
+                    f"which does not "
                     "hold its values; leave it out: keys_to_load="
                 )
 
@@ -136,17 +138,17 @@ class EpisodeRows:
             alike = not len(found) or sizes == {"min": size, "max": size}
         if not alike:
             raise UnsupportedError(
-                f"{self._path}: column {spec.name!r} has lists of another length than {spec.shape}; leave it out: keys_to_load="
+                f"{self._path}: column {spec.name!r} has lists of another length than {spec.shape}; leave it out: "
+                f"keys_to_load="
             )
         return found.flatten()
 
     def _whole(self, found: Any, spec: ColumnSpec) -> Any:
-        found = getattr(
-            found, "storage", found
-        )  # of an extension type, such as those of `datasets`
+        found = getattr(found, "storage", found)  # of an extension type, such as those of `datasets`
         if found.null_count:
             raise UnsupportedError(
-                f"{self._path}: column {spec.name!r} has missing values, which no column here has; leave it out: keys_to_load="
+                f"{self._path}: column {spec.name!r} has missing values, which no column here has; leave it out: "
+                f"keys_to_load="
             )
         return found
 
@@ -154,7 +156,11 @@ class EpisodeRows:
 def _runs(file: pq.ParquetFile, episode: int) -> Iterator[tuple[int, int, int]]:
     """Yield row group, first row in it and the row after the last, of the runs of rows of an episode."""
     footer = file.metadata
-    paths = [footer.row_group(0).column(c).path_in_schema for c in range(footer.num_columns)] if footer.num_row_groups else []  # fmt: skip
+    paths = (
+        [footer.row_group(0).column(c).path_in_schema for c in range(footer.num_columns)]
+        if footer.num_row_groups
+        else []
+    )
     for group in range(footer.num_row_groups):
         known = footer.row_group(group).column(paths.index(_INDEX)).statistics
         if known is not None and known.has_min_max and not known.min <= episode <= known.max:

@@ -57,11 +57,13 @@ _TOLERANCE_S = 1e-4
 class LeRobotWriter(StagedWriter):
     """Writes episodes to a LeRobot dataset of version 3. Use it in a `with` block.
 
-    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. A column gets the name
-    that LeRobot expects: obs/arm -> observation.arm, obs -> observation.state, pictures -> observation.images.NAME, reward
-    -> next.reward, a/b -> a.b. The task of an episode is its column `task`, its data `task`, or the option; there is no place for other
-    data. The columns `frame_index, episode_index, index, task_index` are counted anew, and a `timestamp` of step / fps with them, which
-    a log message says; another timestamp needs another name (`columns={"timestamp": "measured_at"}`).
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. A column gets the
+    name
+    that LeRobot expects: obs/arm -> observation.arm, obs -> observation.state, pictures -> observation.images.NAME,
+    reward -> next.reward, a/b -> a.b. The task of an episode is its column `task`, its data `task`, or the option;
+    there is no place for other data. The columns `frame_index, episode_index, index, task_index` are counted anew, and
+    a `timestamp` of step / fps with them, which a log message says; another timestamp needs another name
+    (`columns={"timestamp": "measured_at"}`).
 
     Args:
         fps: frames per second, an integer; None: the rate of the source, 30 where that is not known.
@@ -69,11 +71,12 @@ class LeRobotWriter(StagedWriter):
         columns: column -> its name in the dataset, where that is to be another.
         videos: whether pictures of even sizes become H.264 videos, which are lossy; False: PNG in the rows.
         crf: quality of videos, 0 to 51: less is better, and larger.
-        reward_at: where rewards and flags stand: "next", with the observation that came with them, or "same", with the action;
-            None: as the source of the episodes says, "next" if nothing is said. Ignored where there are next observations, or a
+        reward_at: where rewards and flags stand: "next", with the observation that came with them, or "same", with the
+            action; None: as the source of the episodes says, "next" if nothing is said. Ignored where there are next
+            observations, or a
             column `frame_index`: then each row is a frame.
-        final_row: whether the last row of an episode is an observation alone, which is left out; None: if rewards stand at the
-            "next" row.
+        final_row: whether the last row of an episode is an observation alone, which is left out; None: if rewards stand
+            at the "next" row.
         robot_type: as LeRobot stores it.
 
     Raises:
@@ -127,9 +130,7 @@ class LeRobotWriter(StagedWriter):
             return "LeRobot's files hold texts and names of UTF-8 alone"
         new = self._names.get(name) or _name_of(name, rows)
         if "/" in new or new in _OWN:
-            return (
-                f"it would be {new!r}, which is no name of a feature; choose one: columns={{...}}"
-            )
+            return f"it would be {new!r}, which is no name of a feature; choose one: columns={{...}}"
         return None
 
     def _refuses_own(self, name: str, rows: Array) -> str | None:
@@ -147,18 +148,12 @@ class LeRobotWriter(StagedWriter):
                 return None
             step = int(np.argmax(~(apart <= _TOLERANCE_S)))
             return (
-                f"it is {values[step]} at step {step}, and LeRobot's loader wants {step} / fps = {step / float(self._fps):g}, within "
+                f"it is {values[step]} at step {step}, and LeRobot's loader wants {step} / fps = "
+                f"{step / float(self._fps):g}, within "
                 f"{_TOLERANCE_S} s; pass the right fps=, or {other}"
             )
-        counts = (
-            values.dtype.kind in "iu"
-            and (np.diff(values) == (name in ("frame_index", "index"))).all()
-        )
-        return (
-            None
-            if counts or name == "task_index"
-            else f"LeRobot counts there, and this is no such count; {other}"
-        )
+        counts = values.dtype.kind in "iu" and (np.diff(values) == (name in ("frame_index", "index"))).all()
+        return None if counts or name == "task_index" else f"LeRobot counts there, and this is no such count; {other}"
 
     def _refuses_data(self, name: str, value: Any) -> str | None:
         if name not in _TASKS:
@@ -188,13 +183,14 @@ class LeRobotWriter(StagedWriter):
             if new in source:
                 refused.add(
                     name,
-                    f"column {name!r}: it would be {new!r}, and so would {source[new]!r}; choose another name: columns={{...}}",
+                    f"column {name!r}: it would be {new!r}, and so would {source[new]!r}; choose another name: "
+                    f"columns={{...}}",
                 )
             source[new] = name
             rows = steps.outcome(name) if name in OUTCOMES else steps.now(name)
             stored[new] = rows
         count = steps.length
-        tasks = columns["task"][:count] if "task" in own else [str(_task_of(data) or self._task)] * count  # fmt: skip
+        tasks = columns["task"][:count] if "task" in own else [str(_task_of(data) or self._task)] * count
         for name in [n for n in _TASKS if n in data and "task" not in own]:
             if np.size(data[name]) != 1 or str(np.atleast_1d(data[name])[0]) != tasks[0]:
                 what = f"episode data {name!r}: an episode has one task, or a column 'task'"
@@ -214,16 +210,14 @@ class LeRobotWriter(StagedWriter):
         return stored, {"tasks": np.array(list(dict.fromkeys(map(str, tasks))))}
 
     def _is_video(self, spec: ColumnSpec) -> bool:
-        return (
-            self._videos and holds("jpeg", spec) and not spec.shape[0] % 2 and not spec.shape[1] % 2
-        )
+        return self._videos and holds("jpeg", spec) and not spec.shape[0] % 2 and not spec.shape[1] % 2
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         columns: dict[str, Array | Encoded] = dict(episode.columns)
         for spec in episode.schema.columns:
             if self._is_video(spec):
                 film = io.BytesIO()
-                encode_video(film, episode.columns[spec.name], Encoding(crf=self._crf, fps=self._fps))  # fmt: skip
+                encode_video(film, episode.columns[spec.name], Encoding(crf=self._crf, fps=self._fps))
                 columns[spec.name] = Encoded([film.getvalue()], FILM)
             elif holds("jpeg", spec):
                 columns[spec.name] = Encoded(encode(episode.columns[spec.name], "png"), "png")
@@ -283,10 +277,13 @@ class LeRobotWriter(StagedWriter):
                 "episode_index": record.number,
                 "tasks": [str(t) for t in record.data["tasks"]],
                 "length": record.length,
-                "data/chunk_index": place["chunk_index"], "data/file_index": place["file_index"],
-                "dataset_from_index": record.row, "dataset_to_index": record.row + record.length,
-                "meta/episodes/chunk_index": place["chunk_index"], "meta/episodes/file_index": place["file_index"],
-            }  # fmt: skip
+                "data/chunk_index": place["chunk_index"],
+                "data/file_index": place["file_index"],
+                "dataset_from_index": record.row,
+                "dataset_to_index": record.row + record.length,
+                "meta/episodes/chunk_index": place["chunk_index"],
+                "meta/episodes/file_index": place["file_index"],
+            }
             for name, feature in features.items():
                 if feature["dtype"] == "video":
                     at = {
@@ -296,7 +293,10 @@ class LeRobotWriter(StagedWriter):
                     film: Any = record.columns[name]
                     _write(path, f"videos/{name}/{_PLACE.format(**at)}.mp4", film.values[0])
                     row |= {f"videos/{name}/{key}": value for key, value in at.items()}
-                    row |= {f"videos/{name}/from_timestamp": 0.0, f"videos/{name}/to_timestamp": record.length / self._fps}  # fmt: skip
+                    row |= {
+                        f"videos/{name}/from_timestamp": 0.0,
+                        f"videos/{name}/to_timestamp": record.length / self._fps,
+                    }
             for name, stats in record.notes["stats"].items():
                 row |= {f"stats/{name}/{key}": value for key, value in stats.items()}
             tasks |= _tasks_in(record.columns)
@@ -309,8 +309,16 @@ class LeRobotWriter(StagedWriter):
         _write_parquet(path, "meta/tasks.parquet", _task_table(ordered))
         every = [*_stats_at(path), *rows]
         _write(path, "meta/stats.json", json.dumps(_total_stats(every), indent=4).encode())
-        _write_info(path, features, self._fps, self._robot, rows[-1]["episode_index"] + 1, rows[-1]["dataset_to_index"], len(tasks))  # fmt: skip
-        _write_parquet(path, f"meta/episodes/{_PLACE.format(**place)}.parquet", pa.Table.from_pylist(rows))  # fmt: skip
+        _write_info(
+            path,
+            features,
+            self._fps,
+            self._robot,
+            rows[-1]["episode_index"] + 1,
+            rows[-1]["dataset_to_index"],
+            len(tasks),
+        )
+        _write_parquet(path, f"meta/episodes/{_PLACE.format(**place)}.parquet", pa.Table.from_pylist(rows))
 
 
 def _frame_rate(fps: Fraction | None, where: str) -> int:
@@ -318,7 +326,8 @@ def _frame_rate(fps: Fraction | None, where: str) -> int:
     rate = _USUAL_FPS if fps is None else fps
     if rate.denominator != 1:
         raise InputError(
-            f"{where}: LeRobot's rate is an integer, and this one is {rate_text(rate)}; say which is to stand there: fps={round(rate)}"
+            f"{where}: LeRobot's rate is an integer, and this one is {rate_text(rate)}; say which is to stand there: "
+            f"fps={round(rate)}"
         )
     return int(rate)
 
@@ -331,7 +340,7 @@ def _name_of(name: str, rows: Array) -> str:
     if name in OUTCOMES:
         return f"next.{name}"
     if holds("jpeg", ColumnSpec(name, rows.shape[1:], rows.dtype)):
-        return name if name.startswith("observation.") else f"observation.images.{name.split('/')[-1]}"  # fmt: skip
+        return name if name.startswith("observation.") else f"observation.images.{name.split('/')[-1]}"
     head, slash, rest = name.partition("/")
     if head in ("obs", "observation"):
         return "observation." + (rest.replace("/", ".") if slash else "state")
@@ -365,10 +374,15 @@ def _features_of(record: Record, fps: int) -> dict[str, Any]:
         found[spec.name] = {"dtype": kind, "shape": list(spec.shape) or [1], "names": names}
         if kind == "video":
             found[spec.name]["info"] = {
-                "video.height": spec.shape[0], "video.width": spec.shape[1], "video.channels": spec.shape[2],
-                "video.codec": "h264", "video.pix_fmt": "yuv420p", "video.is_depth_map": False, "video.fps": fps,
+                "video.height": spec.shape[0],
+                "video.width": spec.shape[1],
+                "video.channels": spec.shape[2],
+                "video.codec": "h264",
+                "video.pix_fmt": "yuv420p",
+                "video.is_depth_map": False,
+                "video.fps": fps,
                 "has_audio": False,
-            }  # fmt: skip
+            }
     return found
 
 
@@ -383,13 +397,13 @@ def _table(record: Record, features: Mapping[str, Any]) -> Any:
         names.append(name)
         if feature["dtype"] == "image":
             paths = pa.nulls(record.length, pa.string())
-            arrays.append(pa.StructArray.from_arrays([pa.array(rows.values, pa.binary()), paths], ["bytes", "path"]))  # fmt: skip
+            arrays.append(pa.StructArray.from_arrays([pa.array(rows.values, pa.binary()), paths], ["bytes", "path"]))
         elif feature["dtype"] == "string":
             arrays.append(pa.array(rows.tolist(), pa.string()))
         else:
             made = pa.array(np.ascontiguousarray(rows).reshape(-1))
             for size in reversed(rows.shape[1:] if rows.shape[1:] != (1,) else ()):
-                made = pa.FixedSizeListArray.from_arrays(made, size) if rows.ndim == 2 else _list_of(made, size)  # fmt: skip
+                made = pa.FixedSizeListArray.from_arrays(made, size) if rows.ndim == 2 else _list_of(made, size)
             arrays.append(made)
     boxed = [spec.name for spec in record.schema.columns if spec.shape == (1,)]
     return pa.Table.from_arrays(arrays, names, metadata={BOXED: json.dumps(boxed)})
@@ -405,11 +419,23 @@ def _task_table(tasks: list[str]) -> Any:
     """Return the tasks as pandas stores a frame with texts as its index, which LeRobot reads."""
     import pyarrow as pa
 
-    column = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", "metadata": None}  # fmt: skip
-    index = {**column, "name": None, "field_name": "__index_level_0__", "pandas_type": "unicode", "numpy_type": "object"}  # fmt: skip
-    pandas = {"index_columns": ["__index_level_0__"], "column_indexes": [], "columns": [column, index]}  # fmt: skip
-    kind = pa.schema([("task_index", pa.int64()), ("__index_level_0__", pa.string())], {"pandas": json.dumps(pandas)})  # fmt: skip
-    return pa.Table.from_arrays([pa.array(range(len(tasks)), pa.int64()), pa.array(tasks, pa.string())], schema=kind)  # fmt: skip
+    column = {
+        "name": "task_index",
+        "field_name": "task_index",
+        "pandas_type": "int64",
+        "numpy_type": "int64",
+        "metadata": None,
+    }
+    index = {
+        **column,
+        "name": None,
+        "field_name": "__index_level_0__",
+        "pandas_type": "unicode",
+        "numpy_type": "object",
+    }
+    pandas = {"index_columns": ["__index_level_0__"], "column_indexes": [], "columns": [column, index]}
+    kind = pa.schema([("task_index", pa.int64()), ("__index_level_0__", pa.string())], {"pandas": json.dumps(pandas)})
+    return pa.Table.from_arrays([pa.array(range(len(tasks)), pa.int64()), pa.array(tasks, pa.string())], schema=kind)
 
 
 def _stats(rows: Array, image: bool) -> dict[str, Any]:
@@ -422,7 +448,8 @@ def _stats(rows: Array, image: bool) -> dict[str, Any]:
 
 
 def _picture_stats(frames: Array) -> dict[str, Array]:
-    """Return the statistics of the channels of pictures, (T, H, W, C) uint8, each (C, 1, 1): exact, from how often each of 256 values occurs."""
+    """Return the statistics of the channels of pictures, (T, H, W, C) uint8, each (C, 1, 1): exact, from how often each
+    of 256 values occurs."""
     channels = frames.shape[-1]
     counts = np.zeros((channels, 256), np.int64)
     for frame in frames:
@@ -462,7 +489,9 @@ def _moments(rows: Array, step: int) -> dict[str, Array]:
 @np.errstate(all="ignore")
 def _total_stats(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the statistics of all episodes; of NaN and inf they are such, too."""
-    names = dict.fromkeys(k[6 : -len("/count")] for r in rows for k in r if k.startswith("stats/") and k.endswith("/count"))  # fmt: skip
+    names = dict.fromkeys(
+        k[6 : -len("/count")] for r in rows for k in r if k.startswith("stats/") and k.endswith("/count")
+    )
     total = {}
     for name in names:
         part = {
@@ -474,22 +503,34 @@ def _total_stats(rows: list[dict[str, Any]]) -> dict[str, Any]:
         middle = (mean * weights).sum(0)
         spread = ((part["std"] ** 2 + (mean - middle) ** 2) * weights).sum(0)
         total[name] = {
-            "min": part["min"].min(0).tolist(), "max": part["max"].max(0).tolist(), "mean": middle.tolist(),
-            "std": np.sqrt(spread).tolist(), "count": [int(count.sum())],
-        }  # fmt: skip
+            "min": part["min"].min(0).tolist(),
+            "max": part["max"].max(0).tolist(),
+            "mean": middle.tolist(),
+            "std": np.sqrt(spread).tolist(),
+            "count": [int(count.sum())],
+        }
     return total
 
 
 def _write_info(
     path: str, features: Mapping[str, Any], fps: int, robot: str | None, episodes: int, frames: int, tasks: int
-) -> None:  # fmt: skip
+) -> None:
     video = any(f["dtype"] == "video" for f in features.values())
     info = {
-        "codebase_version": "v3.0", "robot_type": robot, "total_episodes": episodes, "total_frames": frames,
-        "total_tasks": tasks, "chunks_size": _CHUNK, "data_files_size_in_mb": 100, "video_files_size_in_mb": 200,
-        "fps": fps, "splits": {"train": f"0:{episodes}"}, "data_path": f"data/{_PLACE}.parquet",
-        "video_path": f"videos/{{video_key}}/{_PLACE}.mp4" if video else None, "features": features,
-    }  # fmt: skip
+        "codebase_version": "v3.0",
+        "robot_type": robot,
+        "total_episodes": episodes,
+        "total_frames": frames,
+        "total_tasks": tasks,
+        "chunks_size": _CHUNK,
+        "data_files_size_in_mb": 100,
+        "video_files_size_in_mb": 200,
+        "fps": fps,
+        "splits": {"train": f"0:{episodes}"},
+        "data_path": f"data/{_PLACE}.parquet",
+        "video_path": f"videos/{{video_key}}/{_PLACE}.mp4" if video else None,
+        "features": features,
+    }
     _write(path, "meta/info.json", json.dumps(info, indent=4, ensure_ascii=False).encode())
 
 

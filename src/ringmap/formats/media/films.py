@@ -179,9 +179,7 @@ def encode_video(file: Any, frames: Array, encoding: Encoding) -> None:
     refuse_unheld("lossless video", frames)
     pixels = _PIXELS[str(frames.dtype), frames.shape[3]]
     with FilmWriter(file, encoding, pixels) as film:
-        for picture in (
-            np.broadcast_to(frames, (*frames.shape[:3], 3)) if pixels == "rgb24" else frames
-        ):
+        for picture in np.broadcast_to(frames, (*frames.shape[:3], 3)) if pixels == "rgb24" else frames:
             film.add(picture)
 
 
@@ -230,7 +228,7 @@ class Decoder:
             # By its content alone, a file could be a playlist, which makes FFmpeg open others, here or elsewhere.
             self._container = av.open(
                 path if data is None else io.BytesIO(data), format="mp4", options={"protocol_whitelist": "file"}
-            )  # fmt: skip
+            )
             self._stream: Any = self._container.streams.video[0]
             self._stream.codec_context.options = {"max_pixels": str(LARGEST_PICTURE)}
             context = self._stream.codec_context
@@ -320,9 +318,7 @@ def _picture(kind: Any, height: int, width: int, where: str) -> Picture:
     """
     found = _planes_of(kind.name)
     if found is None:
-        raise UnsupportedError(
-            f"{where}: frames of {kind.name}, whose values would be changed; convert it"
-        )
+        raise UnsupportedError(f"{where}: frames of {kind.name}, whose values would be changed; convert it")
     return Picture(height, width, *found)
 
 
@@ -360,9 +356,7 @@ def _values(frame: Any, found: Picture, luma: bool) -> Array:
 
 
 def _plane(plane: Any, width: int, channels: int, little: bool) -> Array:
-    rows = np.frombuffer(plane, "<u2" if little else ">u2").reshape(
-        plane.height, plane.line_size // 2
-    )
+    rows = np.frombuffer(plane, "<u2" if little else ">u2").reshape(plane.height, plane.line_size // 2)
     return rows[:, : width * channels].reshape(plane.height, width, channels)
 
 
@@ -415,9 +409,7 @@ class Decoders:
             _inherited.append(self._idle)
 
 
-def decode_runs(
-    decoders: Decoders, out: Array, episodes: Array, frames: Array, path_of: Callable[[int], str]
-) -> None:
+def decode_runs(decoders: Decoders, out: Array, episodes: Array, frames: Array, path_of: Callable[[int], str]) -> None:
     """Decode frame `frames[i]` of `path_of(episodes[i])` into `out[i]`: an episode's in one go, in parallel.
 
     Args:

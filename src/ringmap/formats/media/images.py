@@ -3,7 +3,8 @@
     column     uint8 or uint16, (H, W, C), C = 1, 3 or 4     `ringmap.datasets.image_axes.is_image`: its axes are turned
     codec      the dtypes and channels that it stores exactly as pictures, or as its documented loss      `holds`
     header     of a PNG, JPEG or TIFF -> `Picture`: size, channels, dtype, by the file's own bits         `picture_of`
-    shown      (H, W), (H, W, C) or (C, H, W), uint8 -> (H, W, 3), and sheets of them                     `axes_of`, `shown`
+    shown      (H, W), (H, W, C) or (C, H, W), uint8 -> (H, W, 3), and sheets of them                     `axes_of`,
+    `shown`
 
 | header | read as |
 | --- | --- |
@@ -41,9 +42,26 @@ from ringmap.storage.disk.system import cores
 from ringmap.storage.disk.threads import pool
 
 __all__ = [
-    "IMAGE_FORMATS", "Picture", "axes_of", "channels_last", "check_image_format", "decode_into", "encode", "enlarged", "holds",
-    "in_threads", "is_frame", "misfit", "picture_of", "refuse_unheld", "resample_of", "resized", "sheet", "shown", "spread",
-]  # fmt: skip
+    "IMAGE_FORMATS",
+    "Picture",
+    "axes_of",
+    "channels_last",
+    "check_image_format",
+    "decode_into",
+    "encode",
+    "enlarged",
+    "holds",
+    "in_threads",
+    "is_frame",
+    "misfit",
+    "picture_of",
+    "refuse_unheld",
+    "resample_of",
+    "resized",
+    "sheet",
+    "shown",
+    "spread",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -68,24 +86,44 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 _KINDS: dict[tuple[str, str], tuple[int, np.dtype[Any], str]] = {
-    ("1", "1"): (1, _U8, "L"), ("1", "1;R"): (1, _U8, "L"), ("L", "L"): (1, _U8, ""), ("L", "L;R"): (1, _U8, ""),
-    ("L", "L;2"): (1, _U8, ""), ("L", "L;4"): (1, _U8, ""),
-    ("LA", "LA"): (4, _U8, "RGBA"), ("RGB", "RGB"): (3, _U8, ""), ("RGBA", "RGBA"): (4, _U8, ""),
-    ("I;16", "I;16B"): (1, _U16, ""), ("I;16", "I;16"): (1, _U16, ""), ("I;16", "I;16N"): (1, _U16, ""),
-    ("I;16", "I;16R"): (1, _U16, ""), ("I;16", "I;12"): (1, _U16, ""), ("I;16B", "I;16B"): (1, _U16, ""),
-    ("I;16B", "I;16N"): (1, _U16, ""), ("F", "F;32F"): (1, _F32, ""), ("F", "F;32BF"): (1, _F32, ""),
+    ("1", "1"): (1, _U8, "L"),
+    ("1", "1;R"): (1, _U8, "L"),
+    ("L", "L"): (1, _U8, ""),
+    ("L", "L;R"): (1, _U8, ""),
+    ("L", "L;2"): (1, _U8, ""),
+    ("L", "L;4"): (1, _U8, ""),
+    ("LA", "LA"): (4, _U8, "RGBA"),
+    ("RGB", "RGB"): (3, _U8, ""),
+    ("RGBA", "RGBA"): (4, _U8, ""),
+    ("I;16", "I;16B"): (1, _U16, ""),
+    ("I;16", "I;16"): (1, _U16, ""),
+    ("I;16", "I;16N"): (1, _U16, ""),
+    ("I;16", "I;16R"): (1, _U16, ""),
+    ("I;16", "I;12"): (1, _U16, ""),
+    ("I;16B", "I;16B"): (1, _U16, ""),
+    ("I;16B", "I;16N"): (1, _U16, ""),
+    ("F", "F;32F"): (1, _F32, ""),
+    ("F", "F;32BF"): (1, _F32, ""),
     ("F", "F;32NF"): (1, _F32, ""),
-    ("RGB", "RGB;16B"): (3, _U16, "rgb48be"), ("RGBA", "RGBA;16B"): (4, _U16, "rgba64be"),
+    ("RGB", "RGB;16B"): (3, _U16, "rgb48be"),
+    ("RGBA", "RGBA;16B"): (4, _U16, "rgba64be"),
     ("RGBA", "LA;16B"): (4, _U16, "ya16be"),
-}  # fmt: skip
-"""Pillow's mode and the raw mode of its decoder -> channels, dtype, and how: "": Pillow as it is, a mode: Pillow converts to it
+}
+"""Pillow's mode and the raw mode of its decoder -> channels, dtype, and how: "": Pillow as it is, a mode: Pillow
+converts to it
 without loss, a pixel format: FFmpeg, since Pillow's raw mode narrows. What is not listed would be changed."""
 
 _READ = "read are PNG, JPEG, and TIFF, grey of up to 16 bits or float32, and colour of 8 bits, of PNG up to 16"
 
 _MAGIC = {
-    b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF", b"MM\0+": "TIFF", b"GIF8": "GIF", b"RIFF": "WebP", b"v/1\x01": "EXR",
-}  # fmt: skip
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",
+    b"MM\0+": "TIFF",
+    b"GIF8": "GIF",
+    b"RIFF": "WebP",
+    b"v/1\x01": "EXR",
+}
 
 _MIN_PER_THREAD = 4
 
@@ -97,7 +135,8 @@ _pool: tuple[int, int, ThreadPoolExecutor | None] | None = None
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What the header of a picture, or of a video, says: its size, its channels, and the dtype that holds its values."""
+    """What the header of a picture, or of a video, says: its size, its channels, and the dtype that holds its
+    values."""
 
     height: int
     width: int
@@ -130,7 +169,8 @@ def refuse_unheld(codec: str, images: Array) -> None:
     """Raise InputError unless a codec stores the values of images (T, H, W, C)."""
     if not holds(codec, ColumnSpec("", images.shape[1:], images.dtype)):
         raise InputError(
-            f"pictures of {images.dtype} {images.shape[1:]} can't be written as {codec}; convert the dataset into a new one, "
+            f"pictures of {images.dtype} {images.shape[1:]} can't be written as {codec}; convert the dataset into a "
+            f"new one, "
             "where they are numbers"
         )
 
@@ -144,16 +184,8 @@ def misfit(found: Picture, spec: ColumnSpec, cropped: bool = False) -> bool:
         cropped: whether the column's pictures are a part of it.
     """
     height, width, channels = spec.shape
-    size = (
-        (found.height < height or found.width < width)
-        if cropped
-        else (found.height, found.width) != (height, width)
-    )
-    return (
-        size
-        or found.dtype != spec.dtype
-        or (found.channels != channels and (found.channels, channels) != (1, 3))
-    )
+    size = (found.height < height or found.width < width) if cropped else (found.height, found.width) != (height, width)
+    return size or found.dtype != spec.dtype or (found.channels != channels and (found.channels, channels) != (1, 3))
 
 
 def check_image_format(given: str, where: str) -> str:
@@ -194,7 +226,8 @@ def encode(images: Array, image_format: str) -> list[bytes]:
 
 @contextlib.contextmanager
 def _opened(file: Any, what: str) -> Iterator[tuple[Any, Picture, str]]:
-    """Open a picture, bytes or a path, in a `with` block, whatever its name says: yield it, its header, and what to call it.
+    """Open a picture, bytes or a path, in a `with` block, whatever its name says: yield it, its header, and what to
+    call it.
 
     Pillow recognises formats by their first bytes, and supports some that run programs (EPS: Ghostscript).
 
@@ -224,9 +257,7 @@ def _opened(file: Any, what: str) -> Iterator[tuple[Any, Picture, str]]:
     except UnidentifiedImageError as error:
         kind = _named(file)
         if kind:
-            raise UnsupportedError(
-                f"{where}: a {kind} that is not read as it is: {_READ}; convert it"
-            ) from error
+            raise UnsupportedError(f"{where}: a {kind} that is not read as it is: {_READ}; convert it") from error
         raise CorruptError(f"{where} can't be decoded: {error}") from error
     except Exception as error:  # of every kind, by format
         raise CorruptError(f"{where} can't be decoded: {error}") from error
@@ -247,15 +278,11 @@ def _header(image: Any, tags: Any, where: str) -> Picture:
     args = image.tile[0][3] if image.tile else ""
     raw = args if isinstance(args, str) else args[0]
     if image.format in ("PNG", "TIFF") and getattr(image, "is_animated", False):
-        raise UnsupportedError(
-            f"{where}: a {image.format} of several frames, expected one; store each as a file"
-        )
+        raise UnsupportedError(f"{where}: a {image.format} of several frames, expected one; store each as a file")
     if image.mode == "P":
         mode = "RGBA" if "transparency" in image.info else "RGB"
         return Picture(image.height, image.width, len(mode), _U8, mode)
-    signed = image.mode in ("L", "RGB", "RGBA") and any(
-        n != 1 for n in np.atleast_1d(tags.get(339, 1))
-    )
+    signed = image.mode in ("L", "RGB", "RGBA") and any(n != 1 for n in np.atleast_1d(tags.get(339, 1)))
     known = None if signed else _KINDS.get((image.mode, raw))
     if known is None:
         kind = f"{image.mode}, stored as {'signed ' if signed else ''}{raw}"
@@ -289,9 +316,7 @@ def decode_into(out: Array, files: Sequence[Any], spec: ColumnSpec) -> None:
         into, file = item
         with _opened(file, f"column {spec.name!r}") as (image, found, where):
             if misfit(found, spec):  # before any memory is allocated for its pixels
-                raise CorruptError(
-                    f"{where}: a picture of {found}, expected {spec.dtype} {spec.shape}"
-                )
+                raise CorruptError(f"{where}: a picture of {found}, expected {spec.dtype} {spec.shape}")
             if found.how.endswith("be"):
                 pixels = _wide(image, file, found, where)
             else:
@@ -325,13 +350,16 @@ def _wide(image: Any, file: Any, found: Picture, where: str) -> Array:
 
 
 def axes_of(shape: Sequence[int], dtype: Any) -> str:
-    """Return the axes of a picture that can be shown: "HWC", "CHW" or "HW"; "" where values of this shape and dtype are none.
+    """Return the axes of a picture that can be shown: "HWC", "CHW" or "HW"; "" where values of this shape and dtype are
+    none.
 
     Two axes of numbers are a picture from 8 by 8 on, three from 2 by 2.
 
     Example:
-        >>> axes_of((7, 7, 3), "uint8"), axes_of((3, 64, 64), "uint8"), axes_of((5, 5), "uint8"), axes_of((64, 64, 3), "float32")
-        ('HWC', 'CHW', '', '')
+        >>> axes_of((7, 7, 3), "uint8"), axes_of((3, 64, 64), "uint8")
+        ('HWC', 'CHW')
+        >>> axes_of((5, 5), "uint8"), axes_of((64, 64, 3), "float32")
+        ('', '')
     """
     if dtype != _U8 or len(shape) not in (2, 3):
         return ""
@@ -350,13 +378,7 @@ def is_frame(value: Any) -> bool:
 def channels_last(picture: Array) -> Array:
     """Return a picture of `axes_of` as (H, W, C)."""
     axes = axes_of(picture.shape, picture.dtype)
-    return (
-        picture[..., None]
-        if axes == "HW"
-        else np.moveaxis(picture, 0, -1)
-        if axes == "CHW"
-        else picture
-    )
+    return picture[..., None] if axes == "HW" else np.moveaxis(picture, 0, -1) if axes == "CHW" else picture
 
 
 def shown(picture: Array) -> Array:
@@ -378,13 +400,12 @@ def spread(length: int, most: int) -> list[int]:
         >>> spread(10, 4), spread(2, 4), spread(0, 4)
         ([0, 3, 6, 9], [0, 1], [])
     """
-    return sorted(
-        {round(at) for at in np.linspace(0, max(0, length - 1), min(most, length)).tolist()}
-    )
+    return sorted({round(at) for at in np.linspace(0, max(0, length - 1), min(most, length)).tolist()})
 
 
 def sheet(rows: Sequence[Sequence[Array]], captions: Sequence[str] = (), gap: int = 0) -> bytes:
-    """Return a contact sheet as a PNG: a row of pictures (H, W, 3) of one size for each of `rows`, under its caption."""
+    """Return a contact sheet as a PNG: a row of pictures (H, W, 3) of one size for each of `rows`, under its
+    caption."""
     from PIL import Image, ImageDraw
 
     top = 14 if captions else 0
@@ -398,9 +419,7 @@ def sheet(rows: Sequence[Sequence[Array]], captions: Sequence[str] = (), gap: in
         if captions:
             pen.text((gap, y), captions[number], fill="black")
         for i, picture in enumerate(pictures):
-            made.paste(
-                Image.fromarray(np.ascontiguousarray(picture)), (gap + i * (width + gap), y + top)
-            )
+            made.paste(Image.fromarray(np.ascontiguousarray(picture)), (gap + i * (width + gap), y + top))
     file = io.BytesIO()
     made.save(file, **_OPTIONS["png"])
     return file.getvalue()
@@ -419,9 +438,7 @@ def resample_of(given: str | int | None) -> int:
     if given is None:
         return known["bilinear"]
     if found is None or found not in known.values():
-        raise InputError(
-            f"image_resample: expected one of {list(known)} or PIL's constant, got {given!r}"
-        )
+        raise InputError(f"image_resample: expected one of {list(known)} or PIL's constant, got {given!r}")
     return int(found)
 
 
@@ -436,9 +453,7 @@ def resized(frame: Array, shape: tuple[int, int], resample: int) -> Array:
     return made[..., None] if made.ndim < frame.ndim else made
 
 
-def in_threads(
-    call: Callable[[Any], Any], items: list[Any], least: int = _MIN_PER_THREAD
-) -> list[Any]:
+def in_threads(call: Callable[[Any], Any], items: list[Any], least: int = _MIN_PER_THREAD) -> list[Any]:
     """Return the result of `call` for each item, in order, with one thread per core available to this process.
 
     Args:

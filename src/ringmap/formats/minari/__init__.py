@@ -86,9 +86,7 @@ class MinariSource(DirectorySource):
             if len(self.lengths):
                 for name, rows in cache.episode(0, ["reward"]).items():
                     text = rows.dtype.kind == "U"  # of any width: a later episode's may be wider
-                    specs.append(
-                        ColumnSpec(name, rows.shape[1:], np.dtype("U") if text else rows.dtype)
-                    )
+                    specs.append(ColumnSpec(name, rows.shape[1:], np.dtype("U") if text else rows.dtype))
         self.schema = Schema(tuple(specs))
         names = [n for m in self._metadata for n in m if n not in COUNTS]
         self.episode_columns = list(dict.fromkeys(names))
@@ -113,9 +111,7 @@ class MinariSource(DirectorySource):
                     f"{self.path}: left out: episode {number} has {others}, which the first one lacks",
                     stacklevel=2,
                 )
-            for at, _, names in os.walk(
-                os.path.join(folder, str(name))
-            ):  # of Minari's Arrow storage
+            for at, _, names in os.walk(os.path.join(folder, str(name))):  # of Minari's Arrow storage
                 for file in names:
                     self._refuse_newer(os.path.join(at, file))
             return found

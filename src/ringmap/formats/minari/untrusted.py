@@ -41,11 +41,7 @@ def refuse_harm(folder: str) -> None:
     refuse_links(folder)
     path = os.path.join(folder, "metadata.json")
     found = read_json(path)
-    stored = sum(
-        os.stat(os.path.join(at, name)).st_size
-        for at, _, names in os.walk(folder)
-        for name in names
-    )
+    stored = sum(os.stat(os.path.join(at, name)).st_size for at, _, names in os.walk(folder) for name in names)
     for name in ("total_episodes", "total_steps"):
         count = found.get(name, 0) if isinstance(found, dict) else -1
         if type(count) is not int or not 0 <= count <= _COUNTED * stored:
@@ -94,9 +90,7 @@ def _check_link(group: Any, name: str) -> None:
     import h5py
 
     if group.id.links.get_info(name.encode(errors="surrogateescape")).type != h5py.h5l.TYPE_HARD:
-        raise CorruptError(
-            f"{group.file.filename}: {group.name}/{name} is a link to elsewhere, which is not followed"
-        )
+        raise CorruptError(f"{group.file.filename}: {group.name}/{name} is a link to elsewhere, which is not followed")
 
 
 def _check_group(group: Any, depth: int) -> None:
@@ -133,7 +127,8 @@ def _check_texts(found: Any, path: str) -> None:
     nbytes, stored = 4 * longest * len(found), os.stat(found.file.filename).st_size
     if nbytes > max(LARGEST_ROW, _COUNTED * stored):
         raise CorruptError(
-            f"{path}: has {len(found):,} texts of up to {longest:,} bytes, which take {nbytes:,}, in a file of {stored:,}"
+            f"{path}: has {len(found):,} texts of up to {longest:,} bytes, which take {nbytes:,}, in a file of "
+            f"{stored:,}"
         )
 
 

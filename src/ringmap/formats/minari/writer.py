@@ -50,17 +50,18 @@ class MinariWriter(StagedWriter):
     """Writes episodes to a Minari dataset. Use it in a `with` block.
 
     An episode is either T rows with `next_observation`, or T + 1 rows, as environments are recorded here: the last row
-    has the last observation, and no action. `path`, `mode` and `progress`, what entering raises, and what a kill leaves:
-    see `EpisodeWriter`.
+    has the last observation, and no action. `path`, `mode` and `progress`, what entering raises, and what a kill
+    leaves: see `EpisodeWriter`.
 
     Args:
         observation: the column that is the observation, with its parts (obs/camera, ...), or a list of columns, which
             become a `Dict`; None: "observation" or "obs".
         action: the column that is the action, with its parts.
-        reward_at: where rewards and flags stand: "next", with the observation that came with them, or "same", with the action;
-            None: as the source of the episodes says, "next" if nothing is said. Ignored where there are next observations.
-        final_row: whether the last row is an observation alone; None: if rewards stand at the "next" row. Minari needs the
-            last observation, so without it, and without next observations, an episode is refused.
+        reward_at: where rewards and flags stand: "next", with the observation that came with them, or "same", with the
+            action; None: as the source of the episodes says, "next" if nothing is said. Ignored where there are next
+            observations.
+        final_row: whether the last row is an observation alone; None: if rewards stand at the "next" row. Minari needs
+            the last observation, so without it, and without next observations, an episode is refused.
         observation_space: Gymnasium's space; None: a `Box` without bounds, or a `Dict` or `Tuple` of such.
         action_space: the same of actions.
 
@@ -95,7 +96,8 @@ class MinariWriter(StagedWriter):
             parse_dataset_id(self._id)
         except (ValueError, TypeError):
             raise InputError(
-                f"MinariWriter: {self.path}: the folder names the dataset, and {self._id!r} is no id of Minari; name it "
+                f"MinariWriter: {self.path}: the folder names the dataset, and {self._id!r} is no id of Minari; name "
+                f"it "
                 "as in minari:kitchen/mixed-v0"
             ) from None
         self._observation, self._action = observation, action
@@ -112,14 +114,11 @@ class MinariWriter(StagedWriter):
     def _refuses_data(self, name: str, value: Any) -> str | None:
         if name == "seed":
             return None  # `_as_stored` says
-        return (
-            "Minari has a number of its own there; rename it"
-            if name in COUNTS
-            else refused_attribute(name, value)
-        )
+        return "Minari has a number of its own there; rename it" if name in COUNTS else refused_attribute(name, value)
 
     def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Return whether a column is of text, which may be such that HDF5 does not hold it, or a flag by its name alone."""
+        """Return whether a column is of text, which may be such that HDF5 does not hold it, or a flag by its name
+        alone."""
         return dtype.kind == "U" or is_loose_flag(name, dtype)
 
     def _as_stored(
@@ -135,8 +134,10 @@ class MinariWriter(StagedWriter):
         steps = Steps(columns, observations, self._placed(self._rewards), self._final_row, where)
         if not (steps.follows or steps.cut):
             raise InputError(
-                f"{where}: each of the {steps.length} rows is a step (reward_at='same'), and Minari needs the observation that followed "
-                f"the last: add a column {next_of(observations[0])!r}, or pass final_row=True if the last row is an observation alone"
+                f"{where}: each of the {steps.length} rows is a step (reward_at='same'), and Minari needs the "
+                f"observation that followed "
+                f"the last: add a column {next_of(observations[0])!r}, or pass final_row=True if the last row is an "
+                f"observation alone"
             )
         stored: dict[str, Array] = {}
         taken = {*found.values(), *(next_of(old) for old in observations if steps.follows)}
@@ -150,9 +151,7 @@ class MinariWriter(StagedWriter):
                 stored[name] = steps.outcome(name)
                 taken.add(name)
         if "reward" not in stored:
-            raise InputError(
-                f"{where}: no column 'reward', which Minari needs; there are {list(columns)}"
-            )
+            raise InputError(f"{where}: no column 'reward', which Minari needs; there are {list(columns)}")
         for name in _FLAGS:
             stored.setdefault(name, np.zeros(steps.length, bool))
         if "terminated" not in columns and "truncated" not in columns:
@@ -165,27 +164,27 @@ class MinariWriter(StagedWriter):
             if steps.cut:
                 made[next_of(new)] = columns[name][1:]
             if stored.keys() & made.keys():
-                refused.add(name, f"column {name!r}: it would be {new!r}, and so would another one; rename it")  # fmt: skip
+                refused.add(name, f"column {name!r}: it would be {new!r}, and so would another one; rename it")
             stored |= made
             source[new] = name
         follow = ("next_observation", "next_info/")
-        held = [(source.get(n, n), n, v.dtype) for n, v in stored.items() if not n.startswith(follow)]  # fmt: skip
+        held = [(source.get(n, n), n, v.dtype) for n, v in stored.items() if not n.startswith(follow)]
         for name, why in refused_names(held).items():
             refused.add(name, f"column {name!r}: {why}")
         seed = np.asarray(data.get("seed", 0))
         if seed.ndim or seed.dtype.kind not in "iu":
-            refused.add("seed", f"episode data 'seed': Minari's is an integer of up to 64 bits, and this is {data['seed']!r}; rename it")  # fmt: skip
+            refused.add(
+                "seed",
+                f"episode data 'seed': Minari's is an integer of up to 64 bits, and this is {data['seed']!r}; rename "
+                f"it",
+            )
         return stored, data
 
     def _parts(self, columns: Mapping[str, Array], where: str) -> dict[str, str]:
         """Return the columns of observations and actions: name in the dataset -> name in the episode."""
-        observed = observations_of(
-            self._observation, ("observation", "obs"), "observation", columns, where
-        )
+        observed = observations_of(self._observation, ("observation", "obs"), "observation", columns, where)
         found = {new: old for old, new in observed.items()}
-        found |= {
-            "action" + old[len(self._action) :]: old for old in below(self._action, columns, where)
-        }
+        found |= {"action" + old[len(self._action) :]: old for old in below(self._action, columns, where)}
         return found
 
     # -- the dataset -------------------------------------------------------------------------
@@ -215,9 +214,7 @@ class MinariWriter(StagedWriter):
             for name in spaces:
                 given = self._spaces.get(name)
                 spaces[name] = (
-                    deserialize_space(given)
-                    if given
-                    else _space_of(name.split("_")[0], first.columns, widths)
+                    deserialize_space(given) if given else _space_of(name.split("_")[0], first.columns, widths)
                 )
         storage = MinariStorage.new(os.path.join(path, "data"), **spaces, jpeg_encoding=False)
         named = {"dataset_id": self._id, "minari_version": minari.__version__}
@@ -228,19 +225,21 @@ class MinariWriter(StagedWriter):
             data = dict(record.data)
             seed = data.pop("seed", None)
             seed = None if seed is None else int(seed)
-            parts = {
-                name: _nested(name, record.columns) for name in ("observation", "action", "info")
-            }
+            parts = {name: _nested(name, record.columns) for name in ("observation", "action", "info")}
             storage.update_episodes(
                 [
                     EpisodeBuffer(
-                        id=number, seed=seed, observations=parts["observation"], actions=parts["action"],
-                        infos=parts["info"], rewards=record.columns["reward"],
+                        id=number,
+                        seed=seed,
+                        observations=parts["observation"],
+                        actions=parts["action"],
+                        infos=parts["info"],
+                        rewards=record.columns["reward"],
                         terminations=record.columns["terminated"],
                         truncations=record.columns["truncated"],
                     )
                 ]
-            )  # fmt: skip
+            )
             if data:
                 kept = {name: storable(value) for name, value in data.items()}
                 storage.update_episode_metadata([kept], [number])
@@ -282,9 +281,7 @@ def _space_of(name: str, columns: Mapping[str, Any], widths: Mapping[str, tuple[
         return spaces.Text(max_length=max(width, 1), min_length=0, charset=characters or " ")
     if rows.dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, rows.shape[1:], rows.dtype)
-    bounds = (
-        (0, 1) if rows.dtype.kind == "b" else (np.iinfo(rows.dtype).min, np.iinfo(rows.dtype).max)
-    )
+    bounds = (0, 1) if rows.dtype.kind == "b" else (np.iinfo(rows.dtype).min, np.iinfo(rows.dtype).max)
     return spaces.Box(*bounds, rows.shape[1:], rows.dtype)
 
 

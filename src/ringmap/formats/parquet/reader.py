@@ -95,7 +95,7 @@ class ParquetSource(DirectorySource):
             raise CorruptError(f"{file}: has no facts of ours in its footer")
         if facts["version"] != 1:
             raise NewerVersionError(f"{file}: is of version {facts['version']}, expected 1")
-        specs = [ColumnSpec(str(n), tuple(map(int, s)), np.dtype(str(d))) for n, d, s in facts["columns"]]  # fmt: skip
+        specs = [ColumnSpec(str(n), tuple(map(int, s)), np.dtype(str(d))) for n, d, s in facts["columns"]]
         for spec in specs:
             check_row(file, spec.name, spec.row_nbytes)
             if spec.dtype.hasobject or min(spec.shape, default=0) < 0:
@@ -105,7 +105,7 @@ class ParquetSource(DirectorySource):
         self.schema = Schema(tuple(specs))
         self._stated.add(Facts.stated(facts))
         here = [int(length) for length in facts["lengths"]]
-        if min(here, default=0) < 0 or sum(here) != footer.num_rows or len(facts["data"]) != len(here):  # fmt: skip
+        if min(here, default=0) < 0 or sum(here) != footer.num_rows or len(facts["data"]) != len(here):
             raise CorruptError(f"{file}: has {footer.num_rows} rows, expected {sum(here)}")
         lengths += here
         self._packed += [str(one) for one in facts["data"]]
@@ -126,9 +126,7 @@ class ParquetSource(DirectorySource):
         if stamp_of(os.stat(file)) != self._stamps[file]:
             raise ReplacedError(f"{file}: was written since this dataset was loaded; load it again")
         return {
-            s.name: from_arrow(table.column(column_name(s.name)), s)
-            for s in self.schema.columns
-            if s.name in columns
+            s.name: from_arrow(table.column(column_name(s.name)), s) for s in self.schema.columns if s.name in columns
         }
 
     def _windows(

@@ -74,9 +74,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
     return pa.schema(fields, {"huggingface": json.dumps({"info": {"features": features}})})
 
 
-def table_of(
-    number: int, length: int, columns: Mapping[str, Any], schema: Schema, kind: pa.Schema
-) -> pa.Table:
+def table_of(number: int, length: int, columns: Mapping[str, Any], schema: Schema, kind: pa.Schema) -> pa.Table:
     """Return the rows of an episode.
 
     Args:
@@ -98,7 +96,7 @@ def table_of(
         if holds("jpeg", spec):
             files = values.values if isinstance(values, Encoded) else encode(values, "png")
             paths = pa.nulls(length, pa.string())
-            arrays.append(pa.StructArray.from_arrays([pa.array(files, pa.binary()), paths], ["bytes", "path"]))  # fmt: skip
+            arrays.append(pa.StructArray.from_arrays([pa.array(files, pa.binary()), paths], ["bytes", "path"]))
             continue
         value = _value_type(spec)
         if value == pa.binary():
@@ -107,7 +105,7 @@ def table_of(
             arrays.append(pa.array(rows, value))
             continue
         flat = np.ascontiguousarray(values).reshape(-1)
-        made = pa.array([_text(t) for t in flat.tolist()] if spec.dtype.kind == "U" else flat, value)  # fmt: skip
+        made = pa.array([_text(t) for t in flat.tolist()] if spec.dtype.kind == "U" else flat, value)
         for size in reversed(spec.shape):
             made = pa.FixedSizeListArray.from_arrays(made, size)
         arrays.append(made)
@@ -130,9 +128,7 @@ def from_arrow(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
     for _ in spec.shape:
         found = found.flatten()
     if spec.dtype.kind == "U":
-        values: Array = np.array(
-            [unescape(t) if t.startswith(ESCAPED) else t for t in found.to_pylist()], spec.dtype
-        )
+        values: Array = np.array([unescape(t) if t.startswith(ESCAPED) else t for t in found.to_pylist()], spec.dtype)
     else:
         values = found.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
     return values.reshape(length, *spec.shape)
@@ -145,9 +141,7 @@ def _from_bytes(found: Any, spec: ColumnSpec) -> Array:
         _, places, data = found.buffers()
         ends = np.frombuffer(places, np.int32)[found.offset : found.offset + len(found) + 1]
         if found.null_count or (np.diff(ends) != spec.row_nbytes).any():
-            raise CorruptError(
-                f"column {spec.name!r} has rows of other sizes than {spec.row_nbytes} bytes"
-            )
+            raise CorruptError(f"column {spec.name!r} has rows of other sizes than {spec.row_nbytes} bytes")
         rows.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
     return rows
 

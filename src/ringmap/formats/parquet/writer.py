@@ -116,8 +116,11 @@ class ParquetWriter(StagedWriter):
             if held:
                 writer.write_table(pa.concat_tables(held), row_group_size=1 << 40)
             facts = {
-                "version": 1, "columns": episode_shapes(schema), "lengths": lengths, "data": packed,
+                "version": 1,
+                "columns": episode_shapes(schema),
+                "lengths": lengths,
+                "data": packed,
                 **Facts.stated(first.notes).encode(),
-            }  # fmt: skip
+            }
             writer.add_key_value_metadata({FOOTER: json.dumps(facts)})
         disk.replace(beside, target)

@@ -6,9 +6,11 @@
     NAME-SPLIT.array_record-00000-of-00002    ... or these; they need the extra `rlds`
 
 Columns: the features of a step under their own names; `is_terminal` is the column `terminated`, and `truncated` is true
-at the last step if that is not terminal. A reward stands in the row of its action. Other features are episode data, with `split`.
+at the last step if that is not terminal. A reward stands in the row of its action. Other features are episode data,
+with `split`.
 Source: google-research/rlds, README, "Dataset Format"; TensorFlow Datasets, `tfds.features`.
-Not here: files of records (records.py), their wire format (example.py), values (features.py), writing, which needs TFDS.
+Not here: files of records (records.py), their wire format (example.py), values (features.py), writing, which needs
+TFDS.
 """
 
 from __future__ import annotations
@@ -80,8 +82,9 @@ class RldsSource(DirectorySource):
         CorruptError: it is damaged.
         MissingExtraError: its files are ArrayRecord, and the package is not installed.
 
-    Cost: opening counts the steps of each record: of TFRecord files it reads the names of features, texts, and one column of
-    numbers, of ArrayRecord files all. A read loads whole episodes, which are kept, pictures only if they are asked for.
+    Cost: opening counts the steps of each record: of TFRecord files it reads the names of features, texts, and one
+    column of numbers, of ArrayRecord files all. A read loads whole episodes, which are kept, pictures only if they are
+    asked for.
     """
 
     reward_at = "same"
@@ -90,7 +93,9 @@ class RldsSource(DirectorySource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         if not Rlds.detect(self.path):
-            raise UnknownFormatError(f"{self.path}: is no RLDS data set: it has no dataset_info.json, or no features.json with steps")  # fmt: skip
+            raise UnknownFormatError(
+                f"{self.path}: is no RLDS data set: it has no dataset_info.json, or no features.json with steps"
+            )
         with damage_named(self.path):
             self._columns, self._data = self._features()
             counters = [leaf for leaf in self._columns.values() if leaf.per_step > 0]
@@ -106,21 +111,16 @@ class RldsSource(DirectorySource):
                     for record, data in self._reader.scan(file):
                         places = features_of(data, record.size)
                         self._measure(data, places, file)
-                        steps = (
-                            len(values_of(data, places.get(counter.key, (0, 0))))
-                            // counter.per_step
-                        )
+                        steps = len(values_of(data, places.get(counter.key, (0, 0)))) // counter.per_step
                         if not steps:
                             self._reader.read(record)  # what says so is looked at, by its checksum
                         if counter.key not in places:
-                            raise CorruptError(
-                                f"record {len(lengths) - before} has no feature {counter.key!r}"
-                            )
+                            raise CorruptError(f"record {len(lengths) - before} has no feature {counter.key!r}")
                         lengths.append(steps)
                         self._records.append(record)
                     count = len(lengths) - before
                     if count != told:
-                        raise CorruptError(f"{file}: has {count} records, expected {told}, as dataset_info.json says")  # fmt: skip
+                        raise CorruptError(f"{file}: has {count} records, expected {told}, as dataset_info.json says")
                     self._splits += [split] * count
             self.lengths = np.array(lengths, np.int32)
             self._refuse_wide()
@@ -142,16 +142,14 @@ class RldsSource(DirectorySource):
         for in_steps, leaf in leaves_of(read_json(file)):
             check_row(file, leaf.name, abs(leaf.spec("").row_nbytes))
             if not leaf.reads:
-                log.warning("%s: feature %r is left out: a %s is not read", self.path, leaf.name, leaf.kind)  # fmt: skip
+                log.warning("%s: feature %r is left out: a %s is not read", self.path, leaf.name, leaf.kind)
             elif not in_steps:
                 data.append(leaf)
             else:
                 columns[leaf.name.removeprefix("steps/")] = leaf
         if "terminated" in columns or "truncated" in columns:
             return columns, data
-        return {
-            "terminated" if n == "is_terminal" else n: leaf for n, leaf in columns.items()
-        }, data
+        return {"terminated" if n == "is_terminal" else n: leaf for n, leaf in columns.items()}, data
 
     def _files(self) -> Iterator[tuple[str, str, int]]:
         """Yield split, path and number of records of each file, in order."""
@@ -159,11 +157,13 @@ class RldsSource(DirectorySource):
         info = read_json(place)
         kind = info.get("fileFormat", "tfrecord")
         if kind not in READERS:
-            raise UnknownFormatError(f"{self.path}: its files are {kind!r}, expected one of {list(READERS)}")  # fmt: skip
+            raise UnknownFormatError(f"{self.path}: its files are {kind!r}, expected one of {list(READERS)}")
         self._reader = READERS[kind]
         for split in info["splits"]:
             if split.get("filepathTemplate", _TEMPLATE) != _TEMPLATE:
-                raise UnknownFormatError(f"{self.path}: its files are named {split['filepathTemplate']!r}, expected {_TEMPLATE!r}")  # fmt: skip
+                raise UnknownFormatError(
+                    f"{self.path}: its files are named {split['filepathTemplate']!r}, expected {_TEMPLATE!r}"
+                )
             counts = split["shardLengths"]
             for number, count in enumerate(counts):
                 name = f"{info['name']}-{split['name']}.{kind}-{number:05d}-of-{len(counts):05d}"
@@ -179,7 +179,8 @@ class RldsSource(DirectorySource):
                 self._columns[name] = sized(leaf, values, where)
 
     def _refuse_wide(self) -> None:
-        """Raise if the texts of an episode, each as wide as the longest of all, take more than the records are worth."""
+        """Raise if the texts of an episode, each as wide as the longest of all, take more than the records are
+        worth."""
         stored = sum(record.size for record in self._records)
         for name, leaf in self._columns.items():
             if leaf.kind == "text":
@@ -216,9 +217,7 @@ class RldsSource(DirectorySource):
         data = {n: rows[0] if rows.ndim > 1 else rows[0].item() for n, rows in found}
         return {**data, "split": self._splits[episode]}
 
-    def _decoded(
-        self, episode: int, leaves: Mapping[str, Leaf], steps: int
-    ) -> Iterator[tuple[str, Array]]:
+    def _decoded(self, episode: int, leaves: Mapping[str, Leaf], steps: int) -> Iterator[tuple[str, Array]]:
         record = self._records[episode]
         data = self._reader.read(record)
         self._refuse_newer(record.file)

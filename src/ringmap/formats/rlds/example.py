@@ -82,7 +82,7 @@ def values_of(data: Readable, place: Place) -> list[bytes] | Array:
 
 
 def _sized(data: Readable, place: Place, wanted: int) -> list[Place]:
-    return [(a, b) for number, wire, a, b in _fields(data, place) if (number, wire) == (wanted, _SIZED)]  # fmt: skip
+    return [(a, b) for number, wire, a, b in _fields(data, place) if (number, wire) == (wanted, _SIZED)]
 
 
 def _fields(data: Readable, place: Place) -> Iterator[tuple[int, int, int, int]]:
@@ -100,9 +100,9 @@ def _fields(data: Readable, place: Place) -> Iterator[tuple[int, int, int, int]]
         elif wire in (_EIGHT, _FOUR):
             at += 8 if wire == _EIGHT else 4
         else:
-            raise ValueError(f"a field at byte {start} is of wire type {wire}, expected 0, 1, 2 or 5")  # fmt: skip
+            raise ValueError(f"a field at byte {start} is of wire type {wire}, expected 0, 1, 2 or 5")
         if at > end:
-            raise ValueError(f"a field at byte {start} ends at byte {at:,}, beyond {end:,}, where its message ends")  # fmt: skip
+            raise ValueError(f"a field at byte {start} ends at byte {at:,}, beyond {end:,}, where its message ends")
         yield tag >> 3, wire, start, at
 
 

@@ -118,7 +118,7 @@ def _leaf(feature: Mapping[str, Any], name: str, steps: bool) -> Leaf:
         picture = Leaf(name, "picture", shape, np.dtype(told.get("dtype", "uint8")))
         known = len(shape) == 3 and (picture.dtype.name, shape[2]) in _PICTURES
         if known and math.prod(shape[:2]) > LARGEST_PICTURE:
-            raise CorruptError(f"feature {name!r}: pictures of {shape}, expected at most {LARGEST_PICTURE:,} pixels")  # fmt: skip
+            raise CorruptError(f"feature {name!r}: pictures of {shape}, expected at most {LARGEST_PICTURE:,} pixels")
         return picture if known else replace(picture, kind=f"Image {shape} {picture.dtype}")
     encoding = str(told.get("encoding", "none")).lower()
     if encoding not in _ENCODINGS or shape.count(-1) > (0 if steps else 1):
@@ -136,14 +136,13 @@ def _leaf(feature: Mapping[str, Any], name: str, steps: bool) -> Leaf:
 
 _ENCODINGS = {"none": "number", "bytes": "bytes", "zlib": "zlib"}
 
-_PICTURES = {(dtype, channels) for dtype in ("uint8", "uint16") for channels in (1, 3, 4)} | {
-    ("float32", 1)
-}
+_PICTURES = {(dtype, channels) for dtype in ("uint8", "uint16") for channels in (1, 3, 4)} | {("float32", 1)}
 """dtype and channels of pictures. A float32 is stored as four channels of bytes."""
 
 
 def sized(leaf: Leaf, values: Any, where: str) -> Leaf:
-    """Return a leaf that fits these values: a picture of any size gets that of the first one, a text the width of the longest.
+    """Return a leaf that fits these values: a picture of any size gets that of the first one, a text the width of the
+    longest.
 
     Raises:
         CorruptError: it is larger than what is read.
@@ -152,9 +151,7 @@ def sized(leaf: Leaf, values: Any, where: str) -> Leaf:
     if leaf.kind == "text":
         width = max((len(value.decode()) for value in set(values)), default=0)
         if width > _LONGEST:  # each step gets room for the longest
-            raise CorruptError(
-                f"{where}: a text of {width:,} characters, expected at most {_LONGEST:,}"
-            )
+            raise CorruptError(f"{where}: a text of {width:,} characters, expected at most {_LONGEST:,}")
         return replace(leaf, dtype=np.promote_types(leaf.dtype, f"U{max(width, 1)}"))
     if len(values):
         found = picture_of(values[0], where)
@@ -179,9 +176,7 @@ def decode(leaf: Leaf, values: list[bytes] | Array, steps: int, where: str) -> A
     if -1 in leaf.shape and leaf.kind in ("number", "text"):
         expected = len(values)
     if len(values) != expected:
-        raise CorruptError(
-            f"{where} has {len(values)} values in {steps} steps, expected {expected}"
-        )
+        raise CorruptError(f"{where} has {len(values)} values in {steps} steps, expected {expected}")
     if leaf.kind == "number":
         if isinstance(values, list) and values:
             raise CorruptError(f"{where} is text, expected {leaf.dtype}")
@@ -205,7 +200,7 @@ def decode(leaf: Leaf, values: list[bytes] | Array, steps: int, where: str) -> A
     nbytes = math.prod(leaf.shape) * leaf.dtype.itemsize  # negative, if any
     parts = [_unpacked(value, nbytes, where) if leaf.kind == "zlib" else value for value in values]
     if any(len(part) != nbytes for part in parts) and nbytes >= 0:
-        raise CorruptError(f"{where}: values of {sorted(set(map(len, parts)))} bytes, expected {nbytes}")  # fmt: skip
+        raise CorruptError(f"{where}: values of {sorted(set(map(len, parts)))} bytes, expected {nbytes}")
     return np.frombuffer(b"".join(parts), leaf.dtype.newbyteorder("<")).reshape(shape)
 
 

@@ -65,11 +65,14 @@ class TFRecord:
                     raise CorruptError(f"{path}: is cut in the head of a record at byte {at:,}")
                 size, stored = struct.unpack("<QI", head)
                 if _masked(head[:8]) != stored:
-                    raise CorruptError(f"{path}: the length of the record at byte {at:,} has another checksum")  # fmt: skip
+                    raise CorruptError(f"{path}: the length of the record at byte {at:,} has another checksum")
                 record = Record(path, at + _HEAD, size)
                 at += _HEAD + size + _FOOT
                 if at > end:
-                    raise CorruptError(f"{path}: a record of {size:,} bytes at byte {record.at:,} ends beyond the file, which has {end:,}")  # fmt: skip
+                    raise CorruptError(
+                        f"{path}: a record of {size:,} bytes at byte {record.at:,} ends beyond the file, which has "
+                        f"{end:,}"
+                    )
                 yield record, _Part(file, record)
 
     @staticmethod
@@ -83,7 +86,7 @@ class TFRecord:
             file.seek(record.at)
             data, foot = file.read(record.size), file.read(_FOOT)
         if len(foot) < _FOOT or _masked(data) != int.from_bytes(foot, "little"):
-            raise CorruptError(f"{record.file}: the record at byte {record.at:,} has another checksum")  # fmt: skip
+            raise CorruptError(f"{record.file}: the record at byte {record.at:,} has another checksum")
         return data
 
 
@@ -110,7 +113,7 @@ class ArrayRecord:
         data: bytes = reader.read([record.at])[0]
         reader.close()
         if len(data) != record.size:
-            raise CorruptError(f"{record.file}: record {record.at} has {len(data):,} bytes, expected {record.size:,}")  # fmt: skip
+            raise CorruptError(f"{record.file}: record {record.at} has {len(data):,} bytes, expected {record.size:,}")
         return data
 
 
@@ -129,7 +132,8 @@ def _opened(path: str) -> Any:
 
     Raises:
         MissingExtraError: the package is not installed.
-        RoleError: this process was forked from one that had read such a file: of 20 such children several hung or crashed.
+        RoleError: this process was forked from one that had read such a file: of 20 such children several hung or
+            crashed.
         RuntimeError: it is damaged.
     """
     require("rlds", f"{path}: an ArrayRecord file")
@@ -138,7 +142,8 @@ def _opened(path: str) -> Any:
     global _used_by
     if _used_by not in (None, os.getpid()):
         raise RoleError(
-            f"{path}: the package array_record was used before this process was forked, and reading here would hang or crash. "
+            f"{path}: the package array_record was used before this process was forked, and reading here would hang or "
+            f"crash. "
             "Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'"
         )
     _used_by = os.getpid()

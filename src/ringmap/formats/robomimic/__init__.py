@@ -6,9 +6,9 @@
       actions  rewards  dones  states ...
     mask/<split>    names of demos
 
-Columns: obs/<key>, next_obs/<key>, action, reward, done, and all else that has a row for each sample, under its own name. The splits
-of an episode are its data `mask`; other attributes of a demo, and arrays of another length (`initial_state/...` of Isaac Lab has one
-row), are its data too.
+Columns: obs/<key>, next_obs/<key>, action, reward, done, and all else that has a row for each sample, under its own
+name. The splits of an episode are its data `mask`; other attributes of a demo, and arrays of another length
+(`initial_state/...` of Isaac Lab has one row), are its data too.
 Source: robomimic documentation, Dataset Structure.
 Not here: writing (writer.py).
 """
@@ -71,7 +71,8 @@ class Robomimic(StoredFormat):
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
-        """Tell by the group `data` with its attribute `total`, or with demos; there is no table of episodes beside it."""
+        """Tell by the group `data` with its attribute `total`, or with demos; there is no table of episodes beside
+        it."""
         if not os.path.isfile(path):  # opening a pipe would wait for its other end
             return False
         import h5py
@@ -81,9 +82,7 @@ class Robomimic(StoredFormat):
                 return False
             # Through a file of ours HDF5 locks nothing: nobody is kept out by a look.
             with open(path, "rb") as raw, h5py.File(raw, "r") as file:
-                if "ep_len" in file or not isinstance(
-                    file.get("data", getlink=True), h5py.HardLink
-                ):
+                if "ep_len" in file or not isinstance(file.get("data", getlink=True), h5py.HardLink):
                     return False
                 data = file["data"]
                 return isinstance(data, h5py.Group) and (
@@ -117,7 +116,7 @@ class RobomimicSource(DirectorySource):
             file = self._handle()[0]
             data = _group(file, "data")
             self.fps = Facts.stated(data.attrs, PREFIX).fps
-            numbered = [(int(m[1]), name) for name in data if (m := re.fullmatch(r"demo_(\d+)", name))]  # fmt: skip
+            numbered = [(int(m[1]), name) for name in data if (m := re.fullmatch(r"demo_(\d+)", name))]
             self._demos = [name for _, name in sorted(numbered)]
             self.lengths = np.array([_length(_group(data, name)) for name in self._demos], np.int32)
             self.offsets = offsets_of(self.lengths)
@@ -139,7 +138,8 @@ class RobomimicSource(DirectorySource):
     def _columns_of(self, data: Any) -> Iterator[ColumnSpec]:
         """Yield the columns: what has a row for each sample in the shortest demo and in the longest one.
 
-        An array of another meaning may have as many rows as one demo has samples. What the layout names has to have them.
+        An array of another meaning may have as many rows as one demo has samples. What the layout names has to have
+        them.
         """
         if not self._demos:
             return
@@ -147,16 +147,12 @@ class RobomimicSource(DirectorySource):
         inside = [dict(_datasets(data[self._demos[number]])) for number in two]
         for theirs in {**inside[0], **inside[1]}:
             name = _OURS.get(theirs, theirs)
-            there = [
-                (n, found[theirs]) for n, found in zip(two, inside, strict=True) if theirs in found
-            ]
+            there = [(n, found[theirs]) for n, found in zip(two, inside, strict=True) if theirs in found]
             first = there[0][1]
             for number, column in there:
                 rows = column.shape[0] if column.shape else 1
-                if rows != self.lengths[number] and (theirs in _OURS or theirs.startswith(("obs/", "next_obs/"))):  # fmt: skip
-                    raise CorruptError(
-                        f"{self.path}: {column.name} has {rows} rows, expected {self.lengths[number]}"
-                    )
+                if rows != self.lengths[number] and (theirs in _OURS or theirs.startswith(("obs/", "next_obs/"))):
+                    raise CorruptError(f"{self.path}: {column.name} has {rows} rows, expected {self.lengths[number]}")
             if any(column.shape[:1] != (self.lengths[n],) for n, column in there):
                 continue
             if len(there) < 2:
@@ -225,9 +221,7 @@ class RobomimicSource(DirectorySource):
         found = {n: loaded(v) for n, v in demo.attrs.items() if n != LENGTH}
         for path in self._others[episode]:
             if path in found:
-                raise UnsupportedError(
-                    f"{self.path}: {name} has both an attribute and a dataset {path!r}"
-                )
+                raise UnsupportedError(f"{self.path}: {name} has both an attribute and a dataset {path!r}")
             rows = np.asarray(_rows(demo[path]))
             found[path] = rows if rows.ndim else loaded(rows[()])
         splits = self._splits.get(name)
@@ -235,7 +229,8 @@ class RobomimicSource(DirectorySource):
 
 
 def _length(demo: Any) -> int:
-    """Return the steps of a demo: its attribute, which its datasets have to match; without it the rows of its actions."""
+    """Return the steps of a demo: its attribute, which its datasets have to match; without it the rows of its
+    actions."""
     given = demo.attrs.get(LENGTH)
     count = int(len(_own(demo, "actions")) if given is None else given)
     if not 0 < count < 1 << 31:

@@ -43,17 +43,19 @@ _TAKEN = {*THEIRS.values(), "obs", "next_obs"}
 class RobomimicWriter(StagedWriter):
     """Writes episodes to a file of robomimic. Use it in a `with` block.
 
-    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. An episode's data are
-    attributes of its demo; its data `mask`, a text or several, names the splits that it is in.
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. An episode's data
+    are attributes of its demo; its data `mask`, a text or several, names the splits that it is in.
 
     Args:
         observation: the column that is the observation, with its parts (obs/camera, ...), or a list of columns; None:
             "obs" or "observation". One without parts has the key "flat".
         action: the column of actions, an array.
-        reward_at: where rewards and flags stand: "next", with the observation that came with them, or "same", with the action;
-            None: as the source of the episodes says, "next" if nothing is said. Ignored where there are next observations.
-        final_row: whether the last row is an observation alone, as environments are recorded here; None: if rewards stand at
-            the "next" row. Ignored where there are next observations. False writes all rows as steps, without next observations.
+        reward_at: where rewards and flags stand: "next", with the observation that came with them, or "same", with the
+            action; None: as the source of the episodes says, "next" if nothing is said. Ignored where there are next
+            observations.
+        final_row: whether the last row is an observation alone, as environments are recorded here; None: if rewards
+            stand at the "next" row. Ignored where there are next observations. False writes all rows as steps, without
+            next observations.
         env_args: of the environment, as robomimic's tools want them.
 
     Raises:
@@ -98,7 +100,8 @@ class RobomimicWriter(StagedWriter):
         )
 
     def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Return whether a column is of text, which may be such that HDF5 does not hold it, or a flag by its name alone."""
+        """Return whether a column is of text, which may be such that HDF5 does not hold it, or a flag by its name
+        alone."""
         return dtype.kind == "U" or is_loose_flag(name, dtype)
 
     def _as_stored(
@@ -106,12 +109,8 @@ class RobomimicWriter(StagedWriter):
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         observations = self._observations(columns, where)
         if self._action not in columns:
-            raise InputError(
-                f"{where}: no column {self._action!r} of actions; there are {list(columns)}"
-            )
-        steps = Steps(
-            columns, list(observations), self._placed(self._rewards), self._final_row, where
-        )
+            raise InputError(f"{where}: no column {self._action!r} of actions; there are {list(columns)}")
+        steps = Steps(columns, list(observations), self._placed(self._rewards), self._final_row, where)
         stored, taken = {}, {self._action}
         for old, new in observations.items():
             stored[new] = steps.now(old)
@@ -127,11 +126,14 @@ class RobomimicWriter(StagedWriter):
                 taken.add(name)
         if "done" not in stored:
             ends = [stored[name] for name in ("terminated", "truncated") if name in stored]
-            stored["done"] = np.logical_or.reduce(ends) if ends else np.arange(steps.length) == steps.length - 1  # fmt: skip
+            stored["done"] = np.logical_or.reduce(ends) if ends else np.arange(steps.length) == steps.length - 1
         stored["done"] = stored["done"].astype(np.int64)
         for name in [name for name in columns if name not in taken]:
             if name in stored or name in _TAKEN:
-                why = f"it would stand where robomimic has something else; rename it, or choose it as an observation: observation=[{name!r}, ...]"
+                why = (
+                    f"it would stand where robomimic has something else; rename it, or choose it as an observation: "
+                    f"observation=[{name!r}, ...]"
+                )
                 refused.add(name, f"column {name!r}: {why}")
             stored[name] = steps.now(name)
         source = {**{new: old for old, new in observations.items()}, "action": self._action}
@@ -192,4 +194,4 @@ def _refused_splits(value: Any) -> str | None:
     paths = [(name, f"{SPLITS}/{name}", np.dtype("S1")) for name in names.tolist()]
     slashed = [name for name in names.tolist() if "/" in name]
     why = refused_names(paths)
-    return f"{slashed[0]!r} has a slash, and a split is one name" if slashed else next(iter(why.values()), None)  # fmt: skip
+    return f"{slashed[0]!r} has a slash, and a split is one name" if slashed else next(iter(why.values()), None)

@@ -165,7 +165,8 @@ class Found:
 
 
 def find_columns(group: Any, path: str, ends: Array) -> Found:
-    """Return the columns of a dataset; those of other programs by the names of their arrays, with the groups that they are in.
+    """Return the columns of a dataset; those of other programs by the names of their arrays, with the groups that they
+    are in.
 
     Without an episode (`ends`) there may be files of half of them, from a writer that was killed.
 
@@ -216,7 +217,8 @@ def _add_foreign(found: Found, group: Any, path: str, place: str, rows: int) -> 
 
 
 def _arrays(path: str, place: str = "") -> Iterator[str]:
-    """Yield the paths of all arrays below a group, in order: zarr-python's own listing fails as a whole where one is not read."""
+    """Yield the paths of all arrays below a group, in order: zarr-python's own listing fails as a whole where one is
+    not read."""
     folder = os.path.join(path, *place.split("/"))
     if place.count("/") > _DEEPEST:
         raise CorruptError(f"{folder}: is nested too deep")
@@ -270,9 +272,7 @@ def extend(path: str, episodes: Iterable[Record]) -> None:
         columns, ends = _add(group, columns, ends, records)
 
 
-def _add(
-    group: Any, columns: list[Column], ends: Array, records: list[Record]
-) -> tuple[list[Column], Array]:
+def _add(group: Any, columns: list[Column], ends: Array, records: list[Record]) -> tuple[list[Column], Array]:
     rows = int(ends[-1]) if len(ends) else 0
     if not columns:
         columns = _create_columns(group, records[0].schema, records[0].notes)
@@ -339,9 +339,14 @@ def _create(
     if level is not None:
         compressor = numcodecs.Blosc("zstd", level, numcodecs.Blosc.SHUFFLE)
     return group.create_array(
-        name, shape=(0, *shape), chunks=(rows, *shape), dtype=dtype, compressors=compressor,
-        fill_value=0, overwrite=True,
-    )  # fmt: skip
+        name,
+        shape=(0, *shape),
+        chunks=(rows, *shape),
+        dtype=dtype,
+        compressors=compressor,
+        fill_value=0,
+        overwrite=True,
+    )
 
 
 def _add_data(group: Any, episodes: int, records: list[Record]) -> None:
@@ -359,9 +364,7 @@ def _add_parts(group: Any, name: str, name_of_ends: str, episodes: int, parts: l
     meta = group["meta"]
     if name_of_ends not in meta:
         _create(meta, name, (), np.dtype(np.uint8), 1 << 20, 1)
-        _create(
-            meta, name_of_ends, (), np.dtype("<i8"), 4096, None
-        )  # last: it says that both are there
+        _create(meta, name_of_ends, (), np.dtype("<i8"), 4096, None)  # last: it says that both are there
     there = np.asarray(meta[name_of_ends][:])[:episodes]
     size = int(there[-1]) if len(there) else 0
     sizes = [0] * (episodes - len(there)) + [len(part) for part in parts]

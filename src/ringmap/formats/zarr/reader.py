@@ -93,7 +93,7 @@ class ZarrSource(DirectorySource):
     def _open(self) -> Any:
         found = _Handle(open_group(self.path), self.path, self._refuse_newer)
         if self._ends is not None and not np.array_equal(found.ends[: len(self._ends)], self._ends):
-            raise ReplacedError(f"{self.path}: holds other episodes than when it was loaded; load it again")  # fmt: skip
+            raise ReplacedError(f"{self.path}: holds other episodes than when it was loaded; load it again")
         if self._ends is not None:
             found.ends = self._ends
         return found
@@ -121,12 +121,11 @@ class ZarrSource(DirectorySource):
         return decode_data(part_of(handle.group, DATA_BYTES, DATA_ENDS, episode))
 
     def _refuse_other_table(self, handle: _Handle) -> None:
-        """Raise unless data and words are of these episodes. A writer that adds to them at this moment writes the mark first, and has a log."""
+        """Raise unless data and words are of these episodes. A writer that adds to them at this moment writes the mark
+        first, and has a log."""
         for _ in range(_LOOKS if not handle.is_proved else 0):
             group = open_group(self.path)
-            if has_its_table(group, episode_ends(group, self.path)) or os.path.exists(
-                log_path(self.path)
-            ):
+            if has_its_table(group, episode_ends(group, self.path)) or os.path.exists(log_path(self.path)):
                 handle.is_proved = True
                 return
         if not handle.is_proved:
@@ -157,9 +156,7 @@ class _Handle:
     def texts(self, codes: Array, rows: Array) -> Array:
         """Return the strings of rows of a column of text, given their codes."""
         episodes, of = np.unique(self.ends.searchsorted(rows, side="right"), return_inverse=True)
-        tables = [
-            self._words.episode(number, ["words"])["words"].tolist() for number in episodes.tolist()
-        ]
+        tables = [self._words.episode(number, ["words"])["words"].tolist() for number in episodes.tolist()]
         found, bad = decoded(codes, of.reshape(-1), tables)
         if bad.any():
             raise CorruptError(
@@ -183,7 +180,7 @@ class _Handle:
             return self._piecewise(column, rows, homes, numbers)
         chunks = dict(
             zip(numbers.tolist(), in_threads(lambda n: self._chunk(column, n), numbers.tolist(), 1), strict=True)
-        )  # fmt: skip
+        )
         return _gather(column, rows, homes, step, chunks)
 
     def _piecewise(self, column: Column, rows: Array, homes: Array, numbers: Array) -> Array:
@@ -226,9 +223,7 @@ class _Handle:
             yield os.path.join(self._path, *key.split("/"))
 
 
-def _gather(
-    column: Column, rows: Array, homes: Array, step: int, chunks: dict[int, Array]
-) -> Array:
+def _gather(column: Column, rows: Array, homes: Array, step: int, chunks: dict[int, Array]) -> Array:
     out = empty((len(rows), *column.spec.shape), column.spec.stored.dtype)
     cuts = np.flatnonzero(np.concatenate([[True], homes[1:] != homes[:-1], [True]])).tolist()
     for first, stop in itertools.pairwise(cuts):

@@ -4,8 +4,8 @@
                                             -> packed by codecs of the list, to no more than a chunk
 
 Zarr's metadata names the codecs that read a chunk, and one of numcodecs unpickles, which runs whatever code
-the file brings. Others unpack to any size that the file states. This store checks both before zarr-python sees the file.
-When it writes, it holds metadata back until `publish`, so that after a kill lengths and tables name no
+the file brings. Others unpack to any size that the file states. This store checks both before zarr-python sees the
+file. When it writes, it holds metadata back until `publish`, so that after a kill lengths and tables name no
 rows that are missing.
 Invariants: an array whose metadata names a codec that is not listed, or vast chunks, is not opened; a file is
 replaced in one step.
@@ -77,9 +77,7 @@ class InsideStore(LocalStore):
         Raises:
             CorruptError: it lies elsewhere, or is made to do harm.
         """
-        return await asyncio.to_thread(
-            self.get_sync, key, prototype=prototype, byte_range=byte_range
-        )
+        return await asyncio.to_thread(self.get_sync, key, prototype=prototype, byte_range=byte_range)
 
     async def get_partial_values(self, prototype: Any, key_ranges: Any) -> Any:
         """Return parts of files, as `get` does."""
@@ -151,9 +149,7 @@ class InsideStore(LocalStore):
             if len(data) > most_encoded(nbytes):
                 raise ValueError(f"has {len(data):,} bytes")
             packed_by = next(((c, o) for c, o in reversed(chain) if c in KNOWN), None)
-            if (
-                packed_by is not None
-            ):  # one at most: `_packed_by` saw to it; a checksum after it does not matter
+            if packed_by is not None:  # one at most: `_packed_by` saw to it; a checksum after it does not matter
                 refuse_bomb(*packed_by, data, most_encoded(nbytes))
         except ValueError as error:
             raise CorruptError(f"{path}: {error}; a chunk has {nbytes:,} bytes") from None
@@ -228,7 +224,5 @@ def _packed_by(path: str, metadata: Any) -> tuple[list[Codec], int] | None:
             "or take any amount of memory; store the array with one of these"
         )
     if nbytes > LARGEST_ROW * _SLACK:
-        raise CorruptError(
-            f"{path}: has chunks of {nbytes // _SLACK:,} bytes, expected at most {LARGEST_ROW:,}"
-        )
+        raise CorruptError(f"{path}: has chunks of {nbytes // _SLACK:,} bytes, expected at most {LARGEST_ROW:,}")
     return chain, nbytes

@@ -86,9 +86,7 @@ class ZarrWriter(StagedWriter):
                 f"ZarrWriter: {path}: column {name!r} is {what}; nothing can be appended to it: copy the others "
                 "(convert) into a new dataset"
             )
-        schema = (
-            Schema(tuple(c.spec for c in found.columns)) if found.columns and len(ends) else None
-        )
+        schema = Schema(tuple(c.spec for c in found.columns)) if found.columns and len(ends) else None
         return np.diff(ends, prepend=0), schema
 
     def _open(self, path: str) -> None:

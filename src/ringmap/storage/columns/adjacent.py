@@ -3,12 +3,12 @@
     ring 0 |slot 0 1 2 ... n|   | ring 1 |slot 0 1 2 ... n|   | ...       one array of rows
             row 0                         row stride           row 2 * stride
 
-The files of a column are mapped once more, one after the other, each from a multiple of `stride` rows on. So slot s of ring i is row
-s + i * stride, whatever the column. A copy for each ring would take 1 us for each, and a second copy to bring small rows into the order
-of the batch; a call for each large row takes 2 us.
+The files of a column are mapped once more, one after the other, each from a multiple of `stride` rows on. So slot s of
+ring i is row s + i * stride, whatever the column. A copy for each ring would take 1 us for each, and a second copy to
+bring small rows into the order of the batch; a call for each large row takes 2 us.
 
-Invariants: as of `MemmapColumn`: a row is copied as it is at that moment. The map of a ring that was closed stays until the last
-array over it is gone.
+Invariants: as of `MemmapColumn`: a row is copied as it is at that moment. The map of a ring that was closed stays until
+the last array over it is gone.
 Not here: which rings, and whether rows stayed live (clips/adjacent.py).
 """
 
@@ -46,7 +46,8 @@ class AdjacentColumn:
         self._many = -(-LEAST_NBYTES // spec.row_nbytes)
 
     def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
-        """Return a copy of the rows at these slots, each with `stride` added for every ring before its own; see `Column.take`."""
+        """Return a copy of the rows at these slots, each with `stride` added for every ring before its own; see
+        `Column.take`."""
         if out is None and slots.size >= self._many:
             out = empty((*slots.shape, *self.spec.shape), self.spec.dtype)
         taken: Array = self._rows.take(slots, 0, out, "clip")
@@ -65,7 +66,7 @@ class AdjacentRows:
 
     def __init__(
         self, by_name: Mapping[str, Takes], stride: int, large: Sequence[str], texts: Collection[str] = ()
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.by_name, self.stride, self.large, self.texts = by_name, stride, large, texts
         self.row_nbytes = sum(column.spec.row_nbytes for column in by_name.values())
 
@@ -75,7 +76,8 @@ class AdjacentRows:
 
         None too where rows may be elsewhere than in the files.
 
-        Cost: a system call for each column of each ring. A page that is touched for the first time costs a fault, as ever.
+        Cost: a system call for each column of each ring. A page that is touched for the first time costs a fault, as
+        ever.
         """
         first = rings[0]
         if any(rows.is_covered for rows in rings):

@@ -3,11 +3,13 @@
     np.empty     |header 16|values ....|              begins at 16, 32 or 48 as often as at 0
     empty        |.... pad ....|values .......|       begins at a multiple of 64
 
-XLA, the compiler behind JAX, takes the memory of another library only at multiples of 64, and copies anything else (tried with jax
+XLA, the compiler behind JAX, takes the memory of another library only at multiples of 64, and copies anything else
+(tried with jax
 0.10: `jax.dlpack.from_dlpack` and `jax.device_put`).
 
-Invariants: an array of `LEAST_NBYTES` or more begins at a multiple of `ALIGNMENT`; every array is C-contiguous and writable.
-Not here: shared memory of workers (datasets/worker_slots.py), and page-locked memory: both begin at whole pages.
+Invariants: an array of `LEAST_NBYTES` or more begins at a multiple of `ALIGNMENT`; every array is C-contiguous and
+writable. Not here: shared memory of workers (datasets/worker_slots.py), and page-locked memory: both begin at whole
+pages.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ ALIGNMENT = 64
 """Bytes: what XLA asks for, and a line of the processor's cache."""
 
 LEAST_NBYTES = 1 << 16
-"""Bytes below which an array begins where NumPy puts it. Finding an array's address costs 1 us when measured alone and 5 us within a call,
-as much as the copy of 64 KiB; the call that hands an array to JAX costs 50 us, with such a copy or without. Decision 157."""
+"""Bytes below which an array begins where NumPy puts it. Finding an array's address costs 1 us when measured alone and
+5 us within a call, as much as the copy of 64 KiB; the call that hands an array to JAX costs 50 us, with such a copy or
+without. Decision 157."""
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -137,9 +137,7 @@ def choose(storage: Storage, schema: Schema, where: str) -> list[Choice]:
 def _check_names(storage: Storage, schema: Schema, where: str) -> None:
     for name in storage if isinstance(storage, Mapping) else ():
         if name not in schema.names:
-            raise InputError(
-                f"{where}: storage names column {name!r}, which is not in {schema.names}"
-            )
+            raise InputError(f"{where}: storage names column {name!r}, which is not in {schema.names}")
 
 
 def _way(storage: Storage, spec: ColumnSpec) -> str | Zarr:
@@ -163,9 +161,7 @@ def _choice(way: str | Zarr, spec: ColumnSpec, where: str) -> Choice:
     return Choice("zarr", {"codecs": chain_of(asked.codecs or "zstd", spec), "chunk_steps": steps})
 
 
-def disagreement(
-    storage: Storage, schema: Schema, stored: Sequence[Choice], where: str
-) -> str | None:
+def disagreement(storage: Storage, schema: Schema, stored: Sequence[Choice], where: str) -> str | None:
     """Return in words how the requested storage differs from the stored one. A bare name requests no options.
 
     Raises:

@@ -32,7 +32,8 @@ class Takes(Protocol):
         """Return a copy of the rows at `slots` (int64, any order, duplicates allowed), shape `slots.shape + shape`.
 
         `head`: a position below which all were written before this call, including the requested rows; so
-        rows cached by an earlier call may be returned. 0: nothing is known. A new array begins where `aligned.empty` lets it.
+        rows cached by an earlier call may be returned. 0: nothing is known. A new array begins where `aligned.empty`
+        lets it.
         """
         ...
 
@@ -59,7 +60,8 @@ class Column(Takes, Protocol):
         ...
 
     def writable(self, slot: int, count: int) -> Array | None:
-        """Return `count` rows from `slot` (no wrap) to write to; None where only `write` writes: on a disk, or rows in chunks."""
+        """Return `count` rows from `slot` (no wrap) to write to; None where only `write` writes: on a disk, or rows in
+        chunks."""
         ...
 
     @property
@@ -69,7 +71,8 @@ class Column(Takes, Protocol):
 
     @property
     def is_quick_apart(self) -> bool:
-        """Whether rows cost about as much in several calls of `take` as in one: they lie in memory, not in chunks or behind reads."""
+        """Whether rows cost about as much in several calls of `take` as in one: they lie in memory, not in chunks or
+        behind reads."""
         ...
 
     def want(self, slots: Array) -> None:
@@ -77,15 +80,16 @@ class Column(Takes, Protocol):
         ...
 
     def map_into(self, room: Room, at: int) -> bool:
-        """Map all rows, in order and read-only, into a room, from its byte `at` on; False where they are in no map of one file."""
+        """Map all rows, in order and read-only, into a room, from its byte `at` on; False where they are in no map of
+        one file."""
         ...
 
     def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
         """Copy rows from the same slots (no wrap) of another column of the same kind.
 
         Returns:
-            The slots `[first, stop)` that were actually copied: at least the requested ones, and more where rows are stored in
-            chunks. A row that its writer overwrote meanwhile may be copied old, new or torn.
+            The slots `[first, stop)` that were actually copied: at least the requested ones, and more where rows are
+            stored in chunks. A row that its writer overwrote meanwhile may be copied old, new or torn.
 
         Raises:
             CorruptError: some of the other column's rows are gone.
@@ -97,11 +101,13 @@ class Column(Takes, Protocol):
         ...
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
-        """Yield the bytes of rows in order, without a cache; for rows that can't be decoded, the reason, in words. Never raises."""
+        """Yield the bytes of rows in order, without a cache; for rows that can't be decoded, the reason, in words.
+        Never raises."""
         ...
 
     def rewrite(self, slot: int, count: int) -> None:
-        """Write these rows again, with the same bytes, so that the next `sync` counts; a power cut meanwhile loses none."""
+        """Write these rows again, with the same bytes, so that the next `sync` counts; a power cut meanwhile loses
+        none."""
         ...
 
     def touched(self, slot: int, count: int) -> None:
@@ -139,16 +145,21 @@ class Backend(Protocol):
         """Return the maximum size of all parts together."""
         ...
 
-    def create(
-        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> None:
+    def create(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
         """Make the file or folder, and sync it."""
         ...
 
     def open(
-        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
-        write: bool, reserved: int, mapped: bool = True,
-    ) -> Column:  # fmt: skip
+        self,
+        disk: Disk,
+        path: str,
+        spec: ColumnSpec,
+        rows: int,
+        label: dict[str, Any],
+        write: bool,
+        reserved: int,
+        mapped: bool = True,
+    ) -> Column:
         """Open it, or raise CorruptError.
 
         `reserved`: rows from slot 0 that were written before; `mapped`: whether it may be read through a map.
@@ -157,13 +168,11 @@ class Backend(Protocol):
 
     def create_copy(
         self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any], source: Column
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Make the file or folder for a copy of `source`; tell whether it already shares all rows of it."""
         ...
 
-    def faults(
-        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> list[str]:
+    def faults(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[str]:
         """Return the faults of the file or folder as a whole, in words; rows are not read."""
         ...
 
@@ -171,26 +180,18 @@ class Backend(Protocol):
         """Tell whether a file or folder of this kind exists."""
         ...
 
-    def resembles(
-        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> bool:
+    def resembles(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bool:
         """Tell whether a file without its label may still be this column."""
         ...
 
-    def strays(
-        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> list[str]:
+    def strays(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[str]:
         """Return the names inside it that are not part of it."""
         ...
 
-    def mend(
-        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> None:
+    def mend(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
         """Restore its size, header and label. Rows do not change."""
         ...
 
-    def plain(
-        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> Column:
+    def plain(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> Column:
         """Open it in any state, for `pieces` only."""
         ...

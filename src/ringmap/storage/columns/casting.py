@@ -51,9 +51,7 @@ def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Arra
         with np.errstate(all="ignore"):
             result = real.astype(target)
     except (ValueError, UnicodeError, TypeError, OverflowError):
-        _refuse(
-            target, values, _first_refused(values, target, casting), where, "can't be converted"
-        )
+        _refuse(target, values, _first_refused(values, target, casting), where, "can't be converted")
     if casting == "unsafe" and target.kind not in text:
         return result
     with np.errstate(all="ignore"):
@@ -83,9 +81,7 @@ def kept(values: Array, result: Array) -> Array:
             # The bounds as floats: max + 1 is a power of two, so it is exact where max is not.
             inside = (values >= float(info.min)) & (values < float(info.max // 2 + 1) * 2)
         else:
-            inside = (values >= max(info.min, np.iinfo(source).min)) & (
-                values <= min(info.max, np.iinfo(source).max)
-            )
+            inside = (values >= max(info.min, np.iinfo(source).min)) & (values <= min(info.max, np.iinfo(source).max))
         good = inside & (result == values)
         return good
     if target.kind in "fc" and source.kind in "iu":

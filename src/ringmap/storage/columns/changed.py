@@ -25,7 +25,8 @@ class Changes(Protocol):
         ...
 
     def put_into(self, name: str, positions: Array, taken: Array) -> None:
-        """Replace the rows that have a newer value, in an array `(*positions.shape, ...)` of the rows at these positions."""
+        """Replace the rows that have a newer value, in an array `(*positions.shape, ...)` of the rows at these
+        positions."""
         ...
 
 

@@ -68,7 +68,8 @@ class ChunkCache(Forkable):
                 self._shrink()
 
     def _shrink(self) -> None:
-        """Drop the oldest chunks, an eighth of all bytes at least: counted anew, since an interrupt leaves the count wrong."""
+        """Drop the oldest chunks, an eighth of all bytes at least: counted anew, since an interrupt leaves the count
+        wrong."""
         nbytes = sum(_size(content) for content, _ in self._kept.values())
         while nbytes > self.limit - self.limit // 8:
             _, (oldest, _) = self._kept.popitem(last=False)

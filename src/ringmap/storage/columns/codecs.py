@@ -116,10 +116,7 @@ class Direct:
 
     def encode(self, rows: Array) -> bytes:
         """Return the bytes of a whole chunk."""
-        if self._blosc is None:
-            data = rows.tobytes()
-        else:
-            data = bytes(self._blosc.compress(rows.reshape(-1), *self._options))
+        data = rows.tobytes() if self._blosc is None else bytes(self._blosc.compress(rows.reshape(-1), *self._options))
         return data + _crc(data)
 
     def decode(self, data: bytes, out: Array) -> None:
@@ -217,10 +214,16 @@ class ThroughZarr:
             store: dict[str, Any] = {}
             try:
                 array = zarr.create(
-                    store=MemoryStore(store), shape=self._shape, chunks=self._shape, dtype=self._spec.dtype,
-                    fill_value=np.zeros((), self._spec.dtype)[()], codecs=chain, zarr_format=3,
-                    chunk_key_encoding=("default", "."), config={"write_empty_chunks": True},
-                )  # fmt: skip
+                    store=MemoryStore(store),
+                    shape=self._shape,
+                    chunks=self._shape,
+                    dtype=self._spec.dtype,
+                    fill_value=np.zeros((), self._spec.dtype)[()],
+                    codecs=chain,
+                    zarr_format=3,
+                    chunk_key_encoding=("default", "."),
+                    config={"write_empty_chunks": True},
+                )
             except Exception as error:  # any exception class, depending on the codec
                 raise Undecodable(
                     f"is stored by codecs {chain}, which zarr {zarr.__version__} can't use: {error}"

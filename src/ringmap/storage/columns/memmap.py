@@ -6,8 +6,8 @@ The label after the rows names the buffer and the column of the file, so that
 swapped files are detected; `np.load` stops before it. A RAM column is the
 same file on a disk in RAM: its map is the array itself.
 
-With `mapped=False` rows are read with `pread` instead: a bad sector, or a file that another program truncated, is then an error
-and does not end the process.
+With `mapped=False` rows are read with `pread` instead: a bad sector, or a file that another program truncated, is then
+an error and does not end the process.
 
 Invariants: the header and the size never change; nothing is written through the map (a write
 to a hole on a full disk kills the process, a `pwrite` returns an error).
@@ -48,9 +48,7 @@ _PIECE = 4 << 20
 
 _LABEL = b"ringmap-column "
 _LABEL_LIMIT = 1 << 20
-_DESCRIBED = re.compile(
-    rb"'descr': '([<|][biufcSUMm][0-9]{1,9}[^']{0,12})'.{1,40}'shape': \(([0-9, ]{1,400})\)"
-)
+_DESCRIBED = re.compile(rb"'descr': '([<|][biufcSUMm][0-9]{1,9}[^']{0,12})'.{1,40}'shape': \(([0-9, ]{1,400})\)")
 
 
 _CASTABLE = frozenset("?bBhHiIlLqQefd")
@@ -72,9 +70,7 @@ class MemmapColumn:
 
     backend = "memmap"
 
-    def __init__(
-        self, file: File, spec: ColumnSpec, rows: int, reserved: int, volatile: bool, mapped: bool
-    ) -> None:
+    def __init__(self, file: File, spec: ColumnSpec, rows: int, reserved: int, volatile: bool, mapped: bool) -> None:
         self.spec = spec
         self.rows = rows
         self._file = file
@@ -107,9 +103,7 @@ class MemmapColumn:
         return [(0, _header(spec, rows)), (_PAGE + rows * spec.row_nbytes, _label_bytes(label))]
 
     @classmethod
-    def create(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> None:
+    def create(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
         """Make the file, at its full (sparse) size, and sync it."""
         with closing(disk.create(path, cls.nbytes(spec, rows, label))) as file:
             for offset, data in cls.frame(spec, rows, label):
@@ -119,7 +113,7 @@ class MemmapColumn:
     @classmethod
     def create_copy(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any], source: Column
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Make the file for a copy of `source`; return whether it already shares its rows, by a reflink."""
         assert isinstance(source, MemmapColumn)
         file = disk.share(source._file.held(), path)
@@ -135,9 +129,16 @@ class MemmapColumn:
 
     @classmethod
     def open(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
-        write: bool, reserved: int, mapped: bool = True,
-    ) -> MemmapColumn:  # fmt: skip
+        cls,
+        disk: Disk,
+        path: str,
+        spec: ColumnSpec,
+        rows: int,
+        label: dict[str, Any],
+        write: bool,
+        reserved: int,
+        mapped: bool = True,
+    ) -> MemmapColumn:
         """Open the file after comparing its size, header and label with the expected ones.
 
         Raises:
@@ -149,9 +150,7 @@ class MemmapColumn:
         return cls(file, spec, rows, reserved, disk.volatile, mapped)
 
     @classmethod
-    def faults(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> list[str]:
+    def faults(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[str]:
         """Return the faults of the file as a whole, in words; rows are not read."""
         size = cls.nbytes(spec, rows, label)
         if faults := disk.size_faults(path, "column file", size):
@@ -162,9 +161,7 @@ class MemmapColumn:
                 found.append(f"header is not that of {rows} rows of {spec}")
             tail = _label_bytes(label)
             if file.read(len(tail), size - len(tail)) != tail:
-                found.append(
-                    "label after the rows is not that of this column: swapped or foreign file"
-                )
+                found.append("label after the rows is not that of this column: swapped or foreign file")
             return found
 
     @staticmethod
@@ -173,9 +170,7 @@ class MemmapColumn:
         return disk.is_file(path)
 
     @classmethod
-    def resembles(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> bool:
+    def resembles(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bool:
         """Tell whether the header is this column's, up to the end of the file."""
         try:
             return disk.read_file(path, _PAGE) == _header(spec, rows)[: disk.size(path)]
@@ -183,16 +178,12 @@ class MemmapColumn:
             return False
 
     @staticmethod
-    def strays(
-        disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> list[str]:
+    def strays(disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[str]:
         """Return an empty list: the column is one file."""
         return []
 
     @classmethod
-    def mend(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> None:
+    def mend(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
         """Restore the size, header and label of the file.
 
         The header first: if this is interrupted, the header shows that the file is ours.
@@ -206,9 +197,7 @@ class MemmapColumn:
                 disk.extend(path, size)
 
     @classmethod
-    def plain(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> MemmapColumn:
+    def plain(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> MemmapColumn:
         """Open the file in any state, for `pieces` only."""
         return cls(disk.open(path), spec, rows, 0, disk.volatile, False)
 
@@ -249,10 +238,7 @@ class MemmapColumn:
                     f"{file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
                 )
             shape = (self.rows, *self.spec.shape)
-            if self._row:
-                view = raw.view(self.spec.dtype).reshape(shape)
-            else:
-                view = np.empty(shape, self.spec.dtype)
+            view = raw.view(self.spec.dtype).reshape(shape) if self._row else np.empty(shape, self.spec.dtype)
             self._map = view
             if self._file is not file:  # closed meanwhile: not cached, but this read goes on
                 self._map = None

@@ -4,10 +4,12 @@
     [{"state": x0}, {"state": x1}], a dict per step  ->  obs/state
     x                                               <->  obs
 
-A ring and a dataset have flat columns. A slash joins the keys when values are stored, and separates them when they are read.
+A ring and a dataset have flat columns. A slash joins the keys when values are stored, and separates them when they are
+read.
 
 Invariants: no key of a nested value contains a slash; no value takes the place of another one.
-Not here: values whose shapes are declared (buffers/nested.py), the form in which batches are returned (buffers/emit.py).
+Not here: values whose shapes are declared (buffers/nested.py), the form in which batches are returned
+(buffers/emit.py).
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ def flattened(columns: Any, where: str) -> dict[str, Any]:
         where: the caller to name in an error.
 
     Raises:
-        InputError: a key of a nested value is no string, is empty or has a slash; a nested value has no values; two values
-            would be one column; the mappings of a list have different keys.
+        InputError: a key of a nested value is no string, is empty or has a slash; a nested value has no values; two
+            values would be one column; the mappings of a list have different keys.
 
     Example:
         >>> flattened({"obs": [{"a": 1, "b": {"c": 2}}, {"a": 3, "b": {"c": 4}}], "x/y": [5, 6]}, "here")
@@ -63,7 +65,8 @@ def flattened(columns: Any, where: str) -> dict[str, Any]:
         for leaf, part in leaves:
             if leaf in found:
                 raise InputError(
-                    f"{where}: two values would be the column {leaf!r}, one of them nested in {root(leaf)!r}; rename one"
+                    f"{where}: two values would be the column {leaf!r}, one of them nested in {root(leaf)!r}; rename "
+                    f"one"
                 )
             found[leaf] = part
     return found
@@ -75,9 +78,7 @@ def _leaves(name: str, value: Any, where: str) -> Iterator[tuple[str, Any]]:
         value = _transposed(name, value, where)
     _check_holds_columns(value, name, where)
     if not len(value.keys()) and not is_tensordict(value):
-        raise InputError(
-            f"{where}: {name} has no leaves: an empty mapping is no column; leave it out"
-        )
+        raise InputError(f"{where}: {name} has no leaves: an empty mapping is no column; leave it out")
     for key, part in value.items():
         _check_key(key, name, where)
         full = f"{name}{_JOINT}{key}"
@@ -100,23 +101,23 @@ def _transposed(name: str, steps: Sequence[Any], where: str) -> dict[Any, list[A
 
 
 def flat(batch: Any, where: str) -> tuple[dict[str, Any], bool]:
-    """Return a batch as flat columns, and whether it was nested: then none of its keys has a slash, and `nested` reverts it.
+    """Return a batch as flat columns, and whether it was nested: then none of its keys has a slash, and `nested`
+    reverts it.
 
     Args:
         batch: as for `flattened`.
         where: the caller to name in an error.
 
     Raises:
-        InputError: as `flattened`; the batch is not a mapping, a key is not a string, or a nested batch has a slash in a key.
+        InputError: as `flattened`; the batch is not a mapping, a key is not a string, or a nested batch has a slash in
+            a key.
 
     Example:
         >>> flat({"obs": 1, "next": {"obs": 2}}, "here")
         ({'obs': 1, 'next/obs': 2}, True)
     """
     if not isinstance(batch, Mapping) and not is_tensordict(batch):
-        raise InputError(
-            f"{where}: expected a mapping of columns or a TensorDict, got {type(batch).__name__}"
-        )
+        raise InputError(f"{where}: expected a mapping of columns or a TensorDict, got {type(batch).__name__}")
     _check_holds_columns(batch, "", where)  # before its values are asked for
     deep = any(type(value) not in _FLAT and is_nested(value) for value in batch.values())
     for name in batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
@@ -153,7 +154,10 @@ def nested(columns: Mapping[str, Any], where: str = "nested") -> dict[str, Any]:
 
 
 def _no_room(where: str, name: str, other: str) -> InputError:
-    return InputError(f"{where}: there is a column {name!r}, and another one in it, {other!r}: ask for one of them (columns=), or for both flat")  # fmt: skip
+    return InputError(
+        f"{where}: there is a column {name!r}, and another one in it, {other!r}: ask for one of them (columns=), or "
+        f"for both flat"
+    )
 
 
 def root(name: str) -> str:
@@ -164,9 +168,7 @@ def root(name: str) -> str:
 def is_tensordict(value: Any) -> bool:
     """Tell whether a value is a TensorDict (or a tensorclass), without importing the package."""
     module = sys.modules.get("tensordict")
-    return module is not None and (
-        isinstance(value, module.TensorDictBase) or module.is_tensorclass(value)
-    )
+    return module is not None and (isinstance(value, module.TensorDictBase) or module.is_tensorclass(value))
 
 
 def _check_holds_columns(batch: Any, prefix: str, where: str) -> None:
@@ -176,7 +178,8 @@ def _check_holds_columns(batch: Any, prefix: str, where: str) -> None:
         return
     if module.is_non_tensor(batch):
         raise InputError(
-            f"{where}: {prefix or 'the batch'} holds no tensors, but {batch.tolist()!r:.60}; a column can't store it: leave it out, or give "
+            f"{where}: {prefix or 'the batch'} holds no tensors, but {batch.tolist()!r:.60}; a column can't store it: "
+            f"leave it out, or give "
             "numbers"
         )
     if not isinstance(batch, module.LazyStackedTensorDict):
@@ -185,7 +188,8 @@ def _check_holds_columns(batch: Any, prefix: str, where: str) -> None:
     some = {str(name) for row in batch.tensordicts for name in row.keys()} - shared  # noqa: SIM118
     for name in sorted(some):
         raise InputError(
-            f"{where}: only some rows have {_full(prefix, name)}; a column has a value for each row: give all rows the same keys"
+            f"{where}: only some rows have {_full(prefix, name)}; a column has a value for each row: give all rows the "
+            f"same keys"
         )
     for name in shared:
         try:

@@ -35,7 +35,8 @@ class PendingRows(Protocol):
         ...
 
     def apart_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
-        """Return which of these positions are of these rows, bool `(n,)`, and what is kept with these, beside their columns."""
+        """Return which of these positions are of these rows, bool `(n,)`, and what is kept with these, beside their
+        columns."""
         ...
 
     def newest_apart(self) -> dict[str, Array]:

@@ -5,8 +5,8 @@
 
 A touched page that is not in memory is read alone, or with megabytes of neighbours that are not needed, while
 the disk could serve 30 reads at once. So a large column turns the system's own readahead off, and names
-each batch's pages beforehand. That costs half a millisecond per batch, which is wasted if all rows are in memory: after a
-period in which nothing was read from the disk, hints stop until something is.
+each batch's pages beforehand. That costs half a millisecond per batch, which is wasted if all rows are in memory: after
+a period in which nothing was read from the disk, hints stop until something is.
 
 Invariants: a hint changes no byte, and may be left out.
 Not here: copying.

@@ -1,11 +1,12 @@
 """The rows of all columns at ring positions.
 
-    take    positions -> files -> words of text, newer values of mutable columns -> rows of the open group     what a reader sees
-    read    position, count -> files                                                                           what was stored
+    take    positions -> files -> words of text, newer values of mutable columns -> rows of the open group     what a
+    reader sees read    position, count -> files
+    what was stored
 
 Invariants: every column has as many rows as the ring; the sum of an episode is the hash of its
-columns' hashes, in schema order. The open group is looked up before the first file is read: a row that is not in it was in the
-file by then.
+columns' hashes, in schema order. The open group is looked up before the first file is read: a row that is not in it was
+in the file by then.
 Not here: which positions are live.
 """
 
@@ -38,7 +39,8 @@ __all__ = ["UNREADABLE", "Rows", "combine", "sum_of"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 UNREADABLE = (1 << 64) - 1
-"""Replaces the checksum of rows that can't be decoded: it differs from every rows' checksum, except with a chance of 2**-64."""
+"""Replaces the checksum of rows that can't be decoded: it differs from every rows' checksum, except with a chance of
+2**-64."""
 
 
 def sum_of(values: Array) -> int:
@@ -73,15 +75,23 @@ class Rows:
         self._pending: Callable[[], PendingRows | None] | None = None
         self._words: Callable[[Array, Array], Array] | None = None
         self.is_covered = False
-        """Whether rows may be elsewhere than in the files: then they are read by `take` alone. Columns of text always are."""
+        """Whether rows may be elsewhere than in the files: then they are read by `take` alone. Columns of text always
+        are."""
         self.texts = schema.texts
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
 
     @classmethod
     def open(
-        cls, disk: Disk, folder: str, schema: Schema, stored: Sequence[StoredColumn], ring: Ring, write: bool,
-        head: int, mapped: bool = True,
-    ) -> Rows:  # fmt: skip
+        cls,
+        disk: Disk,
+        folder: str,
+        schema: Schema,
+        stored: Sequence[StoredColumn],
+        ring: Ring,
+        write: bool,
+        head: int,
+        mapped: bool = True,
+    ) -> Rows:
         """Open every column, after comparing all sizes.
 
         Raises:
@@ -92,9 +102,7 @@ class Rows:
         try:
             for one in stored:
                 if not one.is_known:
-                    raise CorruptError(
-                        f"{folder}: column {one.spec.name!r} has unknown backend {one.kind!r}"
-                    )
+                    raise CorruptError(f"{folder}: column {one.spec.name!r} has unknown backend {one.kind!r}")
                 path = os.path.join(folder, *one.file.split("/"))
                 opened = one.backend.open(disk, path, *one.about, write, reserved, mapped)
                 columns.append(opened)
@@ -105,7 +113,8 @@ class Rows:
         return cls(schema, columns, ring)
 
     def with_changes(self, changes: Changes) -> Rows:
-        """Return these rows so that reads find the newer values of mutable columns; those of a later call count more."""
+        """Return these rows so that reads find the newer values of mutable columns; those of a later call count
+        more."""
         rows = Rows(self.schema, self.columns, self.ring)
         rows.changes = changes if self.changes is None else Layers(self.changes, changes)
         rows._pending, rows._words, rows.is_covered = self._pending, self._words, True
@@ -145,7 +154,8 @@ class Rows:
                 column.reserve(slot, steps)
 
     def writable(self, position: Position, count: int) -> list[Array] | None:
-        """Return `count` rows of every column from `position` (no wrap) to write to; None where a column returns None."""
+        """Return `count` rows of every column from `position` (no wrap) to write to; None where a column returns
+        None."""
         found = list[Array]()
         for column in self.columns:
             rows = column.writable(position % self.ring.rows, count)
@@ -155,7 +165,8 @@ class Rows:
         return found
 
     def write(self, position: Position, arrays: list[Array], live: Live | None = None) -> None:
-        """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous; `live`: as for `Column.write`."""
+        """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous; `live`: as for
+        `Column.write`."""
         pieces = self.ring.pieces(position, len(arrays[0]))
         if len(pieces) == 1:
             slot = pieces[0][0]
@@ -196,22 +207,26 @@ class Rows:
                     changes.put_into(name, positions, values)
 
     def take(
-        self, names: Sequence[str], positions: Array | range, head: int = 0, out: Sequence[Array | None] | None = None,
-        threads: int = 1, slots: Array | None = None,
-    ) -> list[Array]:  # fmt: skip
+        self,
+        names: Sequence[str],
+        positions: Array | range,
+        head: int = 0,
+        out: Sequence[Array | None] | None = None,
+        threads: int = 1,
+        slots: Array | None = None,
+    ) -> list[Array]:
         """Return copies of rows of some columns, as a reader sees them: `(*positions.shape, ...)` each.
 
         Args:
             names: of the columns.
             positions: of the rows: int64 of any shape and in any order, or a range of rows that follow one another.
             head: of the ring, at a look before this; see `Column.take`.
-            out: an array to fill and return for each column, None for a new one. Not with a range. Text comes in a new array.
+            out: an array to fill and return for each column, None for a new one. Not with a range. Text comes in a new
+                array.
             threads: maximum number of threads for the copy. Not with a range.
             slots: of the positions, if the caller has them.
         """
-        pending = (
-            None if self._pending is None else self._pending()
-        )  # before the first file is read
+        pending = None if self._pending is None else self._pending()  # before the first file is read
         if isinstance(positions, range):
             return self._take_run(names, positions, pending)
         files, here, known = self.by_name, None, positions
@@ -224,7 +239,7 @@ class Rows:
                 here = (flat >= pending.start).nonzero()[0]
                 rows = pending.rows_of(names, flat.take(here) - pending.start)
                 if len(here) == len(flat):
-                    return [_placed(v, positions.shape, to) for v, to in zip(rows, out or rows, strict=True)]  # fmt: skip
+                    return [_placed(v, positions.shape, to) for v, to in zip(rows, out or rows, strict=True)]
                 flat = flat.copy()
                 flat[here] = flat.min()  # not from a chunk that has no file yet
                 known = flat.reshape(positions.shape)
@@ -235,7 +250,7 @@ class Rows:
             taken = [files[name].take(slots, None, head) for name in names]
         else:
             into = out or [None] * len(names)
-            taken = [take(files[n], slots, to, threads, head) for n, to in zip(names, into, strict=True)]  # fmt: skip
+            taken = [take(files[n], slots, to, threads, head) for n, to in zip(names, into, strict=True)]
         if self.schema.texts:
             taken = self._with_words(names, known, taken)
         if self.changes is not None:
@@ -248,9 +263,7 @@ class Rows:
                     taken[number] = whole.reshape(taken[number].shape)
         return taken
 
-    def _with_words(
-        self, names: Sequence[str], positions: Array, taken: Sequence[Array]
-    ) -> list[Array]:
+    def _with_words(self, names: Sequence[str], positions: Array, taken: Sequence[Array]) -> list[Array]:
         """Return rows with strings in place of their codes."""
         words, texts = self._words, self.schema.texts
         if words is None:
@@ -258,9 +271,7 @@ class Rows:
         columns = zip(names, taken, strict=True)
         return [words(positions, values) if name in texts else values for name, values in columns]
 
-    def _take_run(
-        self, names: Sequence[str], positions: range, pending: PendingRows | None
-    ) -> list[Array]:
+    def _take_run(self, names: Sequence[str], positions: range, pending: PendingRows | None) -> list[Array]:
         start, stop = positions.start, positions.stop
         first = stop if pending is None else min(max(pending.start, start), stop)
         taken = self._read([self.by_name[name] for name in names], start, first - start)

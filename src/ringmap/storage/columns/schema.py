@@ -48,8 +48,8 @@ class Column:
     Args:
         shape: of a step.
         dtype: of its values; `str` for text of any length, `"U40"` for text of at most 40 characters.
-        mutable: whether `ReplayBuffer.update` may change values of stored steps. An episode may then leave the column out: its values
-            are zeros until an update.
+        mutable: whether `ReplayBuffer.update` may change values of stored steps. An episode may then leave the column
+            out: its values are zeros until an update.
 
     Example:
         >>> import numpy as np, ringmap
@@ -144,8 +144,8 @@ class Schema:
 
         Args:
             given: column -> `(shape, dtype)` or `Column`; or a Gymnasium space (a Dict space: its keys; any
-                other: the column `observation`); or an example episode, column -> array or list. Nested mappings and spaces:
-                keys joined by slashes.
+                other: the column `observation`); or an example episode, column -> array or list. Nested mappings and
+                spaces: keys joined by slashes.
             where: the caller to name in an error.
 
         Raises:
@@ -177,9 +177,7 @@ class Schema:
                     kind = portable(np.dtype(dtype))
                 except TypeError as error:
                     raise InputError(f"{where}: column {name!r}: {error}") from None
-                sizes = tuple(
-                    int(n) for n in (shape if isinstance(shape, tuple | list) else (shape,))
-                )
+                sizes = tuple(int(n) for n in (shape if isinstance(shape, tuple | list) else (shape,)))
                 if any(n < 0 for n in sizes):
                     raise InputError(f"{where}: column {name!r}: negative size in shape {sizes}")
                 _check_dtype(name, kind, where)
@@ -222,8 +220,7 @@ class Schema:
             values = arrays[spec.name]
             if values.shape[1:] != spec.shape:
                 raise InputError(
-                    f"{where}: column {spec.name!r} has per-step shape {values.shape[1:]}, "
-                    f"expected {spec.shape}"
+                    f"{where}: column {spec.name!r} has per-step shape {values.shape[1:]}, expected {spec.shape}"
                 )
             if not spec.has(values.dtype):
                 values = cast(values, spec.dtype, casting, f"{where}: column {spec.name!r}")
@@ -233,7 +230,8 @@ class Schema:
         return fitted
 
     def matched(self, rows: Mapping[Any, Any], casting: str, where: str) -> list[Array] | None:
-        """Return rows as `fit` would, in this schema's order, if they are arrays of its shapes; else None: `as_columns` and `fit` say why.
+        """Return rows as `fit` would, in this schema's order, if they are arrays of its shapes; else None: `as_columns`
+        and `fit` say why.
 
         A fifth of the time of these two, for short episodes. Floats of another size are converted: most rewards are.
 
@@ -304,21 +302,20 @@ def stored_spec(name: Any, shape: Any, dtype: Any, mutable: bool = False) -> Col
 
 def portable(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the little-endian form of a dtype."""
-    return (
-        dtype.newbyteorder("<") if dtype.byteorder not in "<|" or dtype.isnative is False else dtype
-    )
+    return dtype.newbyteorder("<") if dtype.byteorder not in "<|" or dtype.isnative is False else dtype
 
 
 def as_columns(episode: Mapping[Any, Any], where: str) -> dict[str, Array]:
     """Convert an episode's values to arrays of equal length; existing arrays are not copied.
 
     Args:
-        episode: column -> list of per-step arrays, bulk array, or tensor; or nested, a mapping of such, or a list of mappings.
+        episode: column -> list of per-step arrays, bulk array, or tensor; or nested, a mapping of such, or a list of
+            mappings.
         where: the method to name in an error.
 
     Raises:
-        InputError: a name is not a string; a scalar; a ragged or object column; a value that would change (values.py); lengths that
-            differ; two nested values that would be one column.
+        InputError: a name is not a string; a scalar; a ragged or object column; a value that would change (values.py);
+            lengths that differ; two nested values that would be one column.
     """
     arrays: dict[str, Array] = {}
     for name, value in episode.items():

@@ -1,11 +1,13 @@
 """Text: the words of one commit, and the codes that stand for them in its rows.
 
-    ["push", "push", "lift"]   ->   codes [0, 0, 1], int32, in the column   +   words ["push", "lift"], packed, in the blob
+    ["push", "push", "lift"]   ->   codes [0, 0, 1], int32, in the column   +   words ["push", "lift"], packed, in the
+    blob
 
-Packed: how many, the bytes of each, then all in UTF-8; NumPy's strings and Python's hold lone surrogates, so these are kept.
+Packed: how many, the bytes of each, then all in UTF-8; NumPy's strings and Python's hold lone surrogates, so these are
+kept.
 
-Invariants: a word stands once, in the order in which the rows name them; what `decode` returns for the codes of `encode` equals
-what was encoded. No word ends in NUL: NumPy's strings can't.
+Invariants: a word stands once, in the order in which the rows name them; what `decode` returns for the codes of
+`encode` equals what was encoded. No word ends in NUL: NumPy's strings can't.
 Not here: where words lie (records/blobs.py, records/word_file.py), which words a row needs (read/texts.py).
 """
 
@@ -78,7 +80,8 @@ def strings(words: Sequence[str]) -> Array:
 
 
 def decoded(codes: Array, of: Array, tables: Sequence[Sequence[str]]) -> tuple[Array, Array]:
-    """Return the strings that codes of several tables of words stand for, and which rows have a code that stands for none.
+    """Return the strings that codes of several tables of words stand for, and which rows have a code that stands for
+    none.
 
     Args:
         codes: `(B, ...)`.
@@ -140,9 +143,7 @@ def unpack(data: bytes) -> list[str]:
     return words
 
 
-def coded(
-    schema: Schema, arrays: list[Array], lengths: Sequence[int] | None = None
-) -> tuple[list[Array], list[Words]]:
+def coded(schema: Schema, arrays: list[Array], lengths: Sequence[int] | None = None) -> tuple[list[Array], list[Words]]:
     """Return the rows of commits as they are stored, and the words of each commit.
 
     Args:

@@ -24,11 +24,13 @@ __all__ = ["SPLIT_NBYTES", "take", "together"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SPLIT_NBYTES = 1 << 21
-"""Bytes below which a second thread does not pay off: 2 MiB are copied in 0.2 ms, starting the work in it takes 0.05 ms."""
+"""Bytes below which a second thread does not pay off: 2 MiB are copied in 0.2 ms, starting the work in it takes 0.05
+ms."""
 
 
 def take(column: Takes, slots: Array, out: Array | None, threads: int, head: int) -> Array:
-    """Return the rows of a column at `slots` `(B, H)`, copied by up to `threads` threads. `head`: as for `Column.take`."""
+    """Return the rows of a column at `slots` `(B, H)`, copied by up to `threads` threads. `head`: as for
+    `Column.take`."""
     spec = column.spec
     parts = min(threads, len(slots), slots.size * spec.row_nbytes // (SPLIT_NBYTES // 2))
     if parts < 2:
@@ -42,7 +44,8 @@ def take(column: Takes, slots: Array, out: Array | None, threads: int, head: int
 
 
 def together(work: Sequence[Callable[[], object]]) -> None:
-    """Do the first on this thread, and the others at the same time, where helpers are free; all have ended when this returns or raises."""
+    """Do the first on this thread, and the others at the same time, where helpers are free; all have ended when this
+    returns or raises."""
     others = [begin(one, len(work) - 1) for one in work[1:]]
     try:
         work[0]()

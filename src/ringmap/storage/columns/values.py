@@ -3,8 +3,8 @@
     array, tensor, list per step, number  ->  as_array  ->  a plain NumPy array, whose every value equals the given one
 
 NumPy converts more than that: it drops masks, writes the number of a list of texts and numbers as text, rounds
-integers that have no common type, cuts NUL characters at the end of text, makes NaN of the missing values of other libraries and
-drops their time zones. All of these are refused.
+integers that have no common type, cuts NUL characters at the end of text, makes NaN of the missing values of other
+libraries and drops their time zones. All of these are refused.
 
 Invariants: an array is returned as it is; the result has no mask.
 Not here: which dtypes a column may have (schema.py), conversion to a column's dtype (casting.py).
@@ -84,9 +84,7 @@ def as_array(value: Any, what: str, axis: str = "step") -> Array:
     return as_array(array, what, axis) if array.ndim else array
 
 
-_CUT = (
-    "NumPy cuts NUL characters at the end of text; store it as an array of uint8, or without them"
-)
+_CUT = "NumPy cuts NUL characters at the end of text; store it as an array of uint8, or without them"
 
 
 def _of_list(value: Sequence[Any], what: str, axis: str) -> Array:
@@ -173,12 +171,14 @@ def _refuse_lost(value: Any, kind: Any, what: str) -> None:
         missing = int(value.isna().sum())
     if missing:
         raise InputError(
-            f"{what}: {missing} of {len(value)} values are missing, and NumPy would make NaN of them; fill them, and store which "
+            f"{what}: {missing} of {len(value)} values are missing, and NumPy would make NaN of them; fill them, and "
+            f"store which "
             "they were, if it matters, as values of their own"
         )
     if getattr(kind, "tz", None) is not None:
         raise InputError(
-            f"{what} is of {kind}, and NumPy's dates have no time zone; convert it to UTC and drop the zone, and store the zone, if it "
+            f"{what} is of {kind}, and NumPy's dates have no time zone; convert it to UTC and drop the zone, and store "
+            f"the zone, if it "
             "matters, in '_episode_data'"
         )
 
@@ -192,7 +192,8 @@ def _refuse_masked(value: Array, what: str, axis: str) -> None:
         return
     first = f": {axis} {int(mask.reshape(len(mask), -1).any(axis=1).argmax())}" if mask.ndim else ""
     raise InputError(
-        f"{what}{first} is masked, {int(mask.sum())} of {mask.size} values are: what lies under a mask is no value; give "
+        f"{what}{first} is masked, {int(mask.sum())} of {mask.size} values are: what lies under a mask is no value; "
+        f"give "
         ".filled(a value), and the mask, if it matters, as values of its own"
     )
 

@@ -48,7 +48,8 @@ _CACHED_NBYTES = 32 << 20
 _OFTEN = 4
 """How many times larger than the cache a column may be for a random chunk to be found in it often enough."""
 _SHRUNK = 4
-"""How many times smaller than its rows a file must be to be cached. Others would push out each other: the system has them anyway."""
+"""How many times smaller than its rows a file must be to be cached. Others would push out each other: the system has
+them anyway."""
 _METADATA, _BESIDE = "zarr.json", "next.tmp"
 _METADATA_LIMIT = 1 << 20
 
@@ -83,9 +84,7 @@ class ZarrColumn(Forkable):
 
     backend = "zarr"
 
-    def __init__(
-        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> None:
+    def __init__(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
         self.spec = spec
         self.rows = rows
         self.path = path
@@ -115,7 +114,8 @@ class ZarrColumn(Forkable):
 
     @staticmethod
     def suits(spec: ColumnSpec) -> bool:
-        """Tell whether Zarr has a stable dtype for these rows: not for strings or dates; and empty rows need no file."""
+        """Tell whether Zarr has a stable dtype for these rows: not for strings or dates; and empty rows need no
+        file."""
         return spec.dtype.kind in "biufc" and spec.row_nbytes > 0
 
     @staticmethod
@@ -130,18 +130,23 @@ class ZarrColumn(Forkable):
         return -(-rows // steps) * (steps * spec.row_nbytes + 32)
 
     @classmethod
-    def create(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> None:
+    def create(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
         """Make the folder, with no chunk in it, and sync it."""
         disk.make_folder(path)
         disk.replace_file(os.path.join(path, _METADATA), _metadata(spec, rows, label))
 
     @classmethod
     def open(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
-        write: bool, reserved: int, mapped: bool = True,
-    ) -> ZarrColumn:  # fmt: skip
+        cls,
+        disk: Disk,
+        path: str,
+        spec: ColumnSpec,
+        rows: int,
+        label: dict[str, Any],
+        write: bool,
+        reserved: int,
+        mapped: bool = True,
+    ) -> ZarrColumn:
         """Open the folder after comparing its `zarr.json` with the expected one.
 
         Raises:
@@ -154,21 +159,17 @@ class ZarrColumn(Forkable):
     @classmethod
     def create_copy(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any], source: Column
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Make the folder for a copy of `source`, without chunks: return False."""
         cls.create(disk, path, spec, rows, label)
         return False
 
     @classmethod
-    def faults(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> list[str]:
+    def faults(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[str]:
         """Return the faults of the folder as a whole, in words; chunks are not read."""
         if not disk.is_folder(path):
             kind = disk.kind(path) or "a file"
-            return [
-                f"column folder is {kind}" + ("" if kind == "missing" else ", expected a folder")
-            ]
+            return [f"column folder is {kind}" + ("" if kind == "missing" else ", expected a folder")]
         try:
             data = disk.read_file(os.path.join(path, _METADATA), _METADATA_LIMIT)
         except FileNotFoundError:
@@ -183,9 +184,7 @@ class ZarrColumn(Forkable):
         return [f"{_METADATA} is not that of {rows} rows of {spec}: damaged"]
 
     @classmethod
-    def mend(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> None:
+    def mend(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
         """Write `zarr.json` again. Chunks do not change."""
         disk.replace_file(os.path.join(path, _METADATA), _metadata(spec, rows, label))
 
@@ -195,16 +194,12 @@ class ZarrColumn(Forkable):
         return disk.is_folder(path)
 
     @staticmethod
-    def resembles(
-        disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> bool:
+    def resembles(disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bool:
         """Tell whether a folder with an unreadable `zarr.json` may be this column: the chunks decide."""
         return True
 
     @classmethod
-    def strays(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> list[str]:
+    def strays(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[str]:
         """Return the names in the folder that are not part of a column."""
         count = -(-rows // int(label["chunk_steps"]))
         pattern = re.compile(r"c\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(spec.shape))
@@ -221,9 +216,7 @@ class ZarrColumn(Forkable):
         return strays
 
     @classmethod
-    def plain(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
-    ) -> ZarrColumn:
+    def plain(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> ZarrColumn:
         """Open the folder in any state, for `pieces` only."""
         return cls(disk, path, spec, rows, label)
 
@@ -267,10 +260,7 @@ class ZarrColumn(Forkable):
                 whole = piece
             else:
                 known = before is not None and before[0] == chunk
-                if known and before is not None:
-                    whole = before[1]
-                else:
-                    whole = self._stored(chunk, at, end, live)
+                whole = before[1] if known and before is not None else self._stored(chunk, at, end, live)
                 whole[at - first : end - first] = piece
             self._replace(chunk, whole, covers)
             at = end
@@ -395,9 +385,13 @@ class ZarrColumn(Forkable):
         own: Array | None = None
         held, held_below = -1, -1
         for at, n, slot, chunk, position in zip(
-            starts[order].tolist(), counts[order].tolist(), first[order].tolist(),
-            owner[order].tolist(), highest[order].tolist(), strict=True,
-        ):  # fmt: skip
+            starts[order].tolist(),
+            counts[order].tolist(),
+            first[order].tolist(),
+            owner[order].tolist(),
+            highest[order].tolist(),
+            strict=True,
+        ):
             if rows is None or chunk != held or position >= held_below:
                 found = self._cache.get(chunk, position) if head else None
                 if n == self._steps and not isinstance(found, np.ndarray):
@@ -426,7 +420,8 @@ class ZarrColumn(Forkable):
     def _keeps(self, count: int) -> bool:
         """Return whether to cache the rows of so many chunks of one call, rather than the bytes of their files.
 
-        Those of a large random batch of a large column would push out all others, and themselves, before any is asked for again.
+        Those of a large random batch of a large column would push out all others, and themselves, before any is asked
+        for again.
         """
         limit = self._cache.limit
         called = count * self._steps * self._row
@@ -452,7 +447,8 @@ class ZarrColumn(Forkable):
             ) from None
 
     def _decode(self, chunk: int, out: Array) -> bytes:
-        """Fill `out` with the rows of a chunk and return the bytes of its file, or raise Undecodable, with the reason but no path."""
+        """Fill `out` with the rows of a chunk and return the bytes of its file, or raise Undecodable, with the reason
+        but no path."""
         try:
             data = self._read(chunk)
         except NotAFileError as error:

@@ -1,8 +1,8 @@
 """The background thread: does some work for a store every few seconds, such as making committed data durable.
 
-A daemon thread per open buffer and kind of work, started by its first commit. It holds no strong reference, so that a buffer that
-is no longer referenced ends its thread. Where no thread can start (a limit on processes), commits do the work: one that
-comes when it is due waits for it. While the interpreter ends, what is left is for the next writer.
+A daemon thread per open buffer and kind of work, started by its first commit. It holds no strong reference, so that a
+buffer that is no longer referenced ends its thread. Where no thread can start (a limit on processes), commits do the
+work: one that comes when it is due waits for it. While the interpreter ends, what is left is for the next writer.
 Not here: what the work is (store.py).
 """
 
@@ -41,9 +41,7 @@ class BackgroundSync(Generic[T]):
         name: of the thread.
     """
 
-    def __init__(
-        self, target: T, every_s: float, work: Callable[[T], None], name: str = "ringmap-sync"
-    ) -> None:
+    def __init__(self, target: T, every_s: float, work: Callable[[T], None], name: str = "ringmap-sync") -> None:
         # A simple queue may be put to anywhere, also in the middle of a `get` of the same thread; an event may not.
         stop = self._stop = queue.SimpleQueue[None]()
         self._target = weakref.ref(target, lambda _: stop.put(None))
@@ -79,8 +77,11 @@ class BackgroundSync(Generic[T]):
         if self._due is None and target is not None:
             log.warning(
                 "%s: no thread can start (%s): every %g s a commit syncs what is stored, and waits for it; after the "
-                "last one call flush()", target.folder, error, self._every_s,
-            )  # fmt: skip
+                "last one call flush()",
+                target.folder,
+                error,
+                self._every_s,
+            )
         self._due = time.monotonic() + self._every_s
 
     def stop(self) -> None:
@@ -104,9 +105,7 @@ class BackgroundSync(Generic[T]):
             self._waiting.discard(me)
 
 
-def _run(
-    work: Callable[[T], None], target: weakref.ref[T], stop: queue.SimpleQueue[None], every_s: float
-) -> None:
+def _run(work: Callable[[T], None], target: weakref.ref[T], stop: queue.SimpleQueue[None], every_s: float) -> None:
     while True:
         try:
             stop.get(timeout=every_s)
@@ -114,9 +113,7 @@ def _run(
             if not _do(work, target):
                 return
         else:
-            stop.put(
-                None
-            )  # for a second thread: after an interrupt `is_alive` may report that this one has ended
+            stop.put(None)  # for a second thread: after an interrupt `is_alive` may report that this one has ended
             return
 
 

@@ -55,9 +55,7 @@ class CommitFiles:
         mapped: whether walks over the table use a map.
     """
 
-    def __init__(
-        self, disk: Disk, paths: Paths, manifest: Manifest, power: bool, mapped: bool = True
-    ) -> None:
+    def __init__(self, disk: Disk, paths: Paths, manifest: Manifest, power: bool, mapped: bool = True) -> None:
         self.power = power
         self.disk = disk
         self.paths = paths
@@ -70,9 +68,7 @@ class CommitFiles:
         self._carried_at: StatePlace | None = None
         """Where the current segment has the small state, None if it has an older one."""
         self._synced_tail, self._synced_first = 0, 1
-        self.table = EpisodeTable.open(
-            disk, paths.table, manifest.table_slots, manifest.uuid, True, mapped
-        )
+        self.table = EpisodeTable.open(disk, paths.table, manifest.table_slots, manifest.uuid, True, mapped)
         self.state_file = StateFile.open(disk, paths.state, manifest.uuid, True)
         self.segments = Segments(disk, paths.data)
 
@@ -149,9 +145,15 @@ class CommitFiles:
 
     def _show(self, found: RecoveredState, boot: bytes) -> None:
         state = State(
-            self.state.generation + 1, found.seq, found.first, found.tail, found.head,
-            found.seq, found.era + 1, boot,
-        )  # fmt: skip
+            self.state.generation + 1,
+            found.seq,
+            found.first,
+            found.tail,
+            found.head,
+            found.seq,
+            found.era + 1,
+            boot,
+        )
         self.state_file.write(state)
         self.state = state
 
@@ -183,9 +185,7 @@ class CommitFiles:
     def carry_finished(self, stream: str) -> None:
         """Name the stream that this commit finishes, while its file may come back."""
         finished = self.carried.get("finished", [])
-        if (
-            len(finished) >= _FINISHED_MAX
-        ):  # else each blob would name all streams since the last sync
+        if len(finished) >= _FINISHED_MAX:  # else each blob would name all streams since the last sync
             gone = self.finished_streams_gone()
             with self.poisoning():
                 self.disk.sync_folder(self.paths.open)
@@ -193,7 +193,8 @@ class CommitFiles:
         self.carry({"finished": [*finished, stream]})
 
     def protect(self, need: int, seq: int, now: State) -> None:
-        """Sync the table if rows below `need`, or the slot of `seq`, are live in a record that the disk may hold as newest."""
+        """Sync the table if rows below `need`, or the slot of `seq`, are live in a record that the disk may hold as
+        newest."""
         if need > self._synced_tail or seq - self.table.slots >= self._synced_first:
             self.sync_table(now)
 
@@ -228,10 +229,9 @@ class CommitFiles:
         blob = self._blob(self.segments.next_offset, sums, data, words)
         return *self.segments.append(blob, seq), len(blob), xxhash.xxh3_64_intdigest(blob)
 
-    def write_blobs(
-        self, last: int, parts: Sequence[tuple[list[int], bytes, bytes]]
-    ) -> list[BlobPlace]:
-        """Write the blobs of the records up to `last`, one behind the other, each of sums, data and words; see `write_blob`."""
+    def write_blobs(self, last: int, parts: Sequence[tuple[list[int], bytes, bytes]]) -> list[BlobPlace]:
+        """Write the blobs of the records up to `last`, one behind the other, each of sums, data and words; see
+        `write_blob`."""
         at, blobs, places = self.segments.next_offset, list[bytes](), list[BlobPlace]()
         for sums, data, words in parts:
             blobs.append(self._blob(at, sums, data, words))
@@ -243,7 +243,8 @@ class CommitFiles:
         return places
 
     def _blob(self, at: int, sums: list[int], data: bytes, words: bytes) -> bytes:
-        """Return a blob that begins at byte `at` of its segment. If no blob before it there has the small state, this one has it."""
+        """Return a blob that begins at byte `at` of its segment. If no blob before it there has the small state, this
+        one has it."""
         if at and self._carried_at is not None:
             return encode_blob(sums, self._carried_at, data, words=words)
         state = json.dumps(self.carried, separators=(",", ":")).encode()
@@ -260,7 +261,8 @@ class CommitFiles:
             self._sync_blobs()
 
     def append(self, record: Record, durable: bool) -> None:
-        """Write the record, which is the commit, then show it to readers. `durable`: sync it; rows and blobs are synced already."""
+        """Write the record, which is the commit, then show it to readers. `durable`: sync it; rows and blobs are synced
+        already."""
         self.table.write(record)
         if durable:
             with self.poisoning():
@@ -269,13 +271,20 @@ class CommitFiles:
         mark = record.seq if durable else old.mark
         self._publish(
             State(
-                old.generation + 1, record.seq, record.first, record.tail, record.head,
-                mark, old.era, old.boot,
+                old.generation + 1,
+                record.seq,
+                record.first,
+                record.tail,
+                record.head,
+                mark,
+                old.era,
+                old.boot,
             )
-        )  # fmt: skip
+        )
 
     def drop_retired(self) -> None:
-        """Delete the segments that the newest record retired: it is durable. Its state must already be shown to threads."""
+        """Delete the segments that the newest record retired: it is durable. Its state must already be shown to
+        threads."""
         self._table_is_synced(self.state)
 
     def _publish(self, state: State) -> None:

@@ -102,9 +102,7 @@ def warn_of_space(disk: Disk, folder: str, manifest: Manifest) -> None:
         )
 
 
-def make_columns(
-    disk: Disk, paths: Paths, manifest: Manifest, sync_folder: Callable[[str], None]
-) -> Manifest:
+def make_columns(disk: Disk, paths: Paths, manifest: Manifest, sync_folder: Callable[[str], None]) -> Manifest:
     """Take the second step: the columns, then the manifest that names them. No record is stored yet.
 
     `sync_folder` syncs a folder, and ends the writer if that fails: the directory stays, and a second sync of it
@@ -121,9 +119,7 @@ def make_columns(
     sync_folder(paths.folder)
     manifest = manifest.with_sizes()
     if manifest.schema is not None and manifest.schema.mutable.columns:
-        MutableValues.create(
-            Home(disk, paths.folder, manifest.uuid, manifest.rows, manifest.schema), sync_folder
-        )
+        MutableValues.create(Home(disk, paths.folder, manifest.uuid, manifest.rows, manifest.schema), sync_folder)
     disk.put(paths.manifest, paths.new_manifest, manifest.encode(), synced=True)
     sync_folder(paths.folder)
     return manifest

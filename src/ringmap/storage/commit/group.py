@@ -3,21 +3,23 @@
     open/<id>/steps.bin   [frame 0: columns, and what the group follows][frame 1: call 0][frame 2: call 1] ... zeros
     in memory             the same rows, in order                        |start ... start + count|
 
-A call appends one frame, with all its rows, so that it costs one write. The rows also stand in memory, where the owner reads
-them; other processes see them once the group is committed. The commit is an ordinary one. The next group writes over the
-file, which is removed when the buffer is closed.
+A call appends one frame, with all its rows, so that it costs one write. The rows also stand in memory, where the owner
+reads them; other processes see them once the group is committed. The commit is an ordinary one. The next group writes
+over the file, which is removed when the buffer is closed.
 
-A ring in RAM has no use for a second copy: there the rows stand in the columns themselves, at the slots that the commit gives them.
-No live row is there, since a group is no longer than the spare rows; what counts is `count`, and the commit.
+A ring in RAM has no use for a second copy: there the rows stand in the columns themselves, at the slots that the commit
+gives them. No live row is there, since a group is no longer than the spare rows; what counts is `count`, and the
+commit.
 
-Frame 0 names the record that the group follows, by its number and checksums. A recovery takes the frames of a group only if
+Frame 0 names the record that the group follows, by its number and checksums. A recovery takes the frames of a group
+only if
 that record is the newest one: else the group was committed already, or the rows before it were lost.
 
 The blocks of the file are allocated before the first frame, as are those of the rows. So a group that was begun can be
 committed on a full disk.
 
-Of text the rows have codes, and the group has the words: they become those of the commit. A call's new words are written before its
-frame, to a file beside it.
+Of text the rows have codes, and the group has the words: they become those of the commit. A call's new words are
+written before its frame, to a file beside it.
 
 Columns *apart* hold values that most rows don't need once the rows after them are known: the next observation of a
 transition is the row of the lane's next step. A frame has them for all its rows; the commit keeps those that need them.
@@ -62,8 +64,8 @@ _DROPPED = (1 << 64) - 1
 def follows(record: Record | None) -> list[int]:
     """Return how a group names the record that it follows; None: the ring has no record yet.
 
-    A record that is dropped has another name than before: a group that followed it then has lost the rows before it, one that
-    was begun since has not.
+    A record that is dropped has another name than before: a group that followed it then has lost the rows before it,
+    one that was begun since has not.
     """
     if record is None:
         return [0, 0, 0, 0]
@@ -74,8 +76,8 @@ def follows(record: Record | None) -> list[int]:
 def kept_apart(lanes: Array, apart: Values, earlier: Values) -> tuple[Values, Values]:
     """Return the values apart that a group's commit keeps as its data, and those of its newest call.
 
-    Row i with n or -n in `lanes` needs none if row i + n has n: that row continues its lane. The newest call is that of as many rows as
-    the last one says.
+    Row i with n or -n in `lanes` needs none if row i + n has n: that row continues its lane. The newest call is that of
+    as many rows as the last one says.
 
     Args:
         lanes: of the rows: n or -n.
@@ -83,14 +85,16 @@ def kept_apart(lanes: Array, apart: Values, earlier: Values) -> tuple[Values, Va
         earlier: of rows before the group, which `rows` numbers from its start: -1, -2, ...
 
     Returns:
-        `rows`, their numbers in the group, and their values, {} for none; and the values of the rows of the newest call.
+        `rows`, their numbers in the group, and their values, {} for none; and the values of the rows of the newest
+        call.
     """
     number, each = np.arange(len(lanes)), np.maximum(np.abs(lanes.astype(np.int64)), 1)
     newest = max(0, len(lanes) - int(each[-1]))
     after = number + each
     is_row = after < len(lanes)
     goes_on = is_row & (lanes[np.where(is_row, after, 0)] == each)
-    # Where lanes come out of turn, one of the newest rows may not be its lane's last one: no later group asks for its values.
+    # Where lanes come out of turn, one of the newest rows may not be its lane's last one: no later group asks for its
+    # values.
     in_turn = bool((each[newest:] == each[-1]).all())
     left = np.flatnonzero(~goes_on[:newest] if in_turn else ~goes_on)
     following = {name: np.ascontiguousarray(values[newest:]) for name, values in apart.items()}
@@ -193,7 +197,8 @@ class OpenGroup:
     # -- the file ----------------------------------------------------------------------------
 
     def begin(self, disk: Disk, folder: str, spent: GroupFile | None = None) -> None:
-        """Write frame 0 to a file with blocks for all rows: that of an earlier group, or a new one in a new folder of `folder`.
+        """Write frame 0 to a file with blocks for all rows: that of an earlier group, or a new one in a new folder of
+        `folder`.
 
         Raises:
             OSError: the disk is full or fails.
@@ -202,8 +207,11 @@ class OpenGroup:
         self._bytes = self._records.view(np.uint8).data
         self._seed = seed_of(salt)
         described: dict[str, Any] = {
-            "columns": _described(self.schema), "after": self.after, "salt": salt, "rows": self.limit,
-        }  # fmt: skip
+            "columns": _described(self.schema),
+            "after": self.after,
+            "salt": salt,
+            "rows": self.limit,
+        }
         if self.apart is not None:
             described["apart"] = _described(self.apart.schema)
             described["lanes"] = self.apart.lanes
@@ -231,9 +239,7 @@ class OpenGroup:
 
     # -- rows --------------------------------------------------------------------------------
 
-    def append(
-        self, arrays: Sequence[Any], count: int, is_single: bool = False, sync: bool = False
-    ) -> None:  # fmt: skip
+    def append(self, arrays: Sequence[Any], count: int, is_single: bool = False, sync: bool = False) -> None:
         """Store the rows of one call.
 
         Args:
@@ -251,10 +257,7 @@ class OpenGroup:
         stop = at + count
         where = at if is_single else slice(at, stop)
         if self._has_text:
-            arrays = [
-                self.words.encode(v) if t else v
-                for t, v in zip(self._are_text, arrays, strict=True)
-            ]
+            arrays = [self.words.encode(v) if t else v for t, v in zip(self._are_text, arrays, strict=True)]
             if self.file is not None and self.file.words is not None:
                 self.file.words.write(self.words, sync)
         for values, given in zip(self._values, arrays, strict=True):
@@ -271,12 +274,14 @@ class OpenGroup:
         return FRAME.pack(len(payload), check) + payload
 
     def columns(self) -> list[Array]:
-        """Return the rows as they are stored, one C-contiguous array per column of the ring: a view where they lie so, else a copy."""
+        """Return the rows as they are stored, one C-contiguous array per column of the ring: a view where they lie so,
+        else a copy."""
         values = self._values[: len(self.schema.columns)]
         return [np.ascontiguousarray(v[: self.count]) for v in values]
 
     def kept(self) -> tuple[Values, Values | None]:
-        """Return the data of the commit and the values apart of its newest call, as `kept_apart` does; None without columns apart."""
+        """Return the data of the commit and the values apart of its newest call, as `kept_apart` does; None without
+        columns apart."""
         if self.apart is None:
             return {}, None
         lanes = self._by_name[self.apart.lanes][: self.count]
@@ -289,7 +294,8 @@ class OpenGroup:
         return self.words.decode(values) if name in self.apart.schema.texts else values
 
     def apart_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
-        """Return which of these positions are of rows of the group, bool `(n,)`, and a copy of the values apart of these."""
+        """Return which of these positions are of rows of the group, bool `(n,)`, and a copy of the values apart of
+        these."""
         at = positions - self.start
         ours = (at >= 0) & (at < self.count)
         at = at[ours]
@@ -301,7 +307,8 @@ class OpenGroup:
         return dict(following or {})
 
     def earlier_at(self, positions: Array) -> tuple[Array | slice, dict[str, Array]]:
-        """Return for which of these positions, of rows before the group, values apart are known, bool `(n,)`, and these values."""
+        """Return for which of these positions, of rows before the group, values apart are known, bool `(n,)`, and these
+        values."""
         if not self.earlier:
             return np.zeros(len(positions), np.bool_), {}
         known, at = found_in(self.earlier["rows"], positions - self.start)

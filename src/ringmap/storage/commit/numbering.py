@@ -1,13 +1,13 @@
 """Numbers of the episodes that single rows are of: each row of transitions has its episode's ordinal, in a column.
 
-    lanes         -2  -2   2   2   2   2        a row with N > 0 goes on from the row N before it, unless that one ended an episode
-    ended                  x
+    lanes         -2  -2   2   2   2   2        a row with N > 0 goes on from the row N before it, unless that one ended
+    an episode ended                  x
     _episode       4   5   4   5   6   5        the record: ordinal 4, behind 3
 
 Rows come with -1, and get their numbers with their commit: those that go on from rows before it, by what these say.
 
-Invariants: the numbers of a commit are those that its record gives: `ordinal` up to, and without, `ordinal + behind`, in the order of the
-episodes' first rows; rows that have a number, of a copy, keep it.
+Invariants: the numbers of a commit are those that its record gives: `ordinal` up to, and without, `ordinal + behind`,
+in the order of the episodes' first rows; rows that have a number, of a copy, keep it.
 Not here: what `lanes` says (buffers/transitions/).
 """
 
@@ -29,7 +29,7 @@ UNNUMBERED = -1
 
 def numbered(
     names: Sequence[str], arrays: Sequence[Array], start: int, following: int, before: Callable[[Array], Array]
-) -> tuple[list[Array], int]:  # fmt: skip
+) -> tuple[list[Array], int]:
     """Return the columns of a commit with all numbers, and how many episodes begin in it.
 
     Args:
@@ -37,11 +37,13 @@ def numbered(
         arrays: the columns.
         start: the position of the first row.
         following: the next ordinal to give.
-        before: returns the numbers of the rows at some positions before `start`; less than 0 where an episode ended, or no row is.
+        before: returns the numbers of the rows at some positions before `start`; less than 0 where an episode ended, or
+            no row is.
 
     Example:
         >>> rows = np.array([-2, -2, 2, 2, 2, 2]), np.array([0, 0, 1, 0, 0, 0], bool), np.zeros(6, bool), np.full(6, -1)
-        >>> found, begun = numbered(["lanes", "dones", "truncated", "_episode"], rows, 0, 4, lambda at: -np.ones(len(at)))
+        >>> names = ["lanes", "dones", "truncated", "_episode"]
+        >>> found, begun = numbered(names, rows, 0, 4, lambda at: -np.ones(len(at)))
         >>> found[3].tolist(), begun
         ([4, 5, 4, 5, 6, 5], 3)
     """
@@ -52,9 +54,7 @@ def numbered(
     return list(by_name.values()), max(0, begun)
 
 
-def _numbers(
-    columns: dict[str, Array], start: int, following: int, before: Callable[[Array], Array]
-) -> Array:
+def _numbers(columns: dict[str, Array], start: int, following: int, before: Callable[[Array], Array]) -> Array:
     lanes = columns[LANES].astype(np.int64)
     number, found = np.arange(len(lanes)), np.full(len(lanes), UNNUMBERED)
     first = np.where(lanes > 0, number - lanes, number)

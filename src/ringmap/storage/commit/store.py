@@ -101,10 +101,12 @@ _HELPED_NBYTES = 1 << 20
 """From this size on the rows of an episode are summed on another core while they are written."""
 
 JOINED_NBYTES = 1 << 16
-"""Up to this size the rows of several episodes are better copied together than written apart. A larger copy is made in new pages."""
+"""Up to this size the rows of several episodes are better copied together than written apart. A larger copy is made in
+new pages."""
 
 _READY_S = 0.1
-"""For so long a call that joins a group relies on the last look at the directory: a look takes as long as all else of the call."""
+"""For so long a call that joins a group relies on the last look at the directory: a look takes as long as all else of
+the call."""
 
 _MOST_STEPS, _MOST_DATA = (1 << 31) - 1, LARGEST_BLOB // 2
 """Of an episode. Memory counts its steps in 32 bits; a blob of up to 4 GiB also has the small state."""
@@ -188,9 +190,7 @@ class Store(Handle):
         if settings.sync_every_s > 0 and not self.power and not disk.volatile:
             self._background = BackgroundSync(self, settings.sync_every_s, Store.sync_behind)
         if settings.group_s > 0 and not disk.volatile:
-            self._grouping = BackgroundSync(
-                self, settings.group_s / 2, Store.commit_behind, "ringmap-group"
-            )
+            self._grouping = BackgroundSync(self, settings.group_s / 2, Store.commit_behind, "ringmap-group")
         _stores.add(self)
 
     # -- opening -----------------------------------------------------------------------------
@@ -223,20 +223,23 @@ class Store(Handle):
         def prepare() -> None:
             if examine(disk, folder) != "buffer":  # another handle may have been first
                 manifest = Manifest(
-                    uuid.uuid4().bytes, max_steps, spare, max_steps + spare + SPARE_SLOTS,
+                    uuid.uuid4().bytes,
+                    max_steps,
+                    spare,
+                    max_steps + spare + SPARE_SLOTS,
                     settings=dict(settings.remembered or {}),
                     table={"count": 0, "first": 1, "tail": 0, "head": 0, "seq": 0},
-                    born=kind or Kind(), lineage=lineage or lineage_of(None, ""), closed=0,
-                )  # fmt: skip
+                    born=kind or Kind(),
+                    lineage=lineage or lineage_of(None, ""),
+                    closed=0,
+                )
                 make_home(disk, paths, manifest)
 
         with clear_errors("ReplayBuffer", folder, lambda: _NOTHING_LOST):
             return cls._locked(disk, folder, settings, schema, prepare)
 
     @classmethod
-    def open(
-        cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None = None
-    ) -> Store:
+    def open(cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None = None) -> Store:
         """Open the buffer at `folder` for writing, in its last committed state.
 
         The caller has read its manifest: the lock leaves a file, and in a directory that is not ours it may not.
@@ -258,9 +261,13 @@ class Store(Handle):
 
     @classmethod
     def _locked(
-        cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None,
+        cls,
+        disk: Disk,
+        folder: str,
+        settings: Settings,
+        schema: Schema | None,
         prepare: Callable[[], None],
-    ) -> Store:  # fmt: skip
+    ) -> Store:
         """Take the lock and open the buffer; on failure release everything."""
         lock = None if disk.volatile else WriterLock(disk, Paths(folder).lock, folder)
         store: Store | None = None
@@ -294,9 +301,7 @@ class Store(Handle):
                     continue
                 stream = read_stream(self.disk, path, self.ring.spare)
                 if stream.fault and (stream.after is not None or stream.schema is None):
-                    log.warning(
-                        "%s: %s; the %d rows before it count", path, stream.fault, len(stream.steps)
-                    )
+                    log.warning("%s: %s; the %d rows before it count", path, stream.fault, len(stream.steps))
                 if stream.after is None:
                     continue
                 fits = stream.schema == self.schema and self.rows is not None
@@ -306,8 +311,9 @@ class Store(Handle):
                 elif stream.steps and stream.after[0] >= self.seq:  # else they were committed
                     log.warning(
                         "%s: dropped %d rows of an open group: the rows before them are lost",
-                        self.folder, len(stream.steps),
-                    )  # fmt: skip
+                        self.folder,
+                        len(stream.steps),
+                    )
                 self.disk.remove_folder(folder)
                 # Else a power cut could bring it back, when the record that it follows is the newest one again.
                 self.disk.sync_folder(self.paths.open)
@@ -373,9 +379,7 @@ class Store(Handle):
                 self.rows.close()  # of a first episode that was refused
                 self.rows = None
             if found.seq and manifest.schema is None:
-                raise CorruptError(
-                    f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
-                )
+                raise CorruptError(f"{self.paths.manifest}: names no columns, but episodes are stored; put it back")
             if manifest.schema is not None and self.rows is None:
                 rows = Rows.open(
                     self.disk,
@@ -391,9 +395,7 @@ class Store(Handle):
             behind = found.doubtful()
             bad: dict[int, str] = {}
             if len(behind) and self.rows is not None:
-                log.info(
-                    "%s: verifying %d episodes that no sync vouches for", self.folder, len(behind)
-                )
+                log.info("%s: verifying %d episodes that no sync vouches for", self.folder, len(behind))
                 bad = bad_episodes(behind, self.rows, self.segments, self.settings.progress)
             newest = files.restore_carried(found, manifest.carried)
             files.mend(found, self.rows, bad)
@@ -414,16 +416,18 @@ class Store(Handle):
                 self._show_group()
                 self._torn_memory = False
             if self.power and group is not None and group.file is not None:
-                with files.poisoning():  # the call may have been interrupted before its sync: what is shown now is durable
+                with (
+                    files.poisoning()
+                ):  # the call may have been interrupted before its sync: what is shown now is durable
                     group.file.sync(self.disk)
             self._stale = False
 
     def _beyond_lost(self, found: RecoveredState) -> int:
         """Return an ordinal that no lost record gave, after a cut of the power or a failed sync.
 
-        A record is only written while its slot is not needed by the newest one that is durable. So at most a table of records was
-        lost, of which each gave one ordinal, and the open group had the next one. Where rows are of many episodes, as many may have begun
-        as there are rows.
+        A record is only written while its slot is not needed by the newest one that is durable. So at most a table of
+        records was lost, of which each gave one ordinal, and the open group had the next one. Where rows are of many
+        episodes, as many may have begun as there are rows.
         """
         newest = found.records[-1:]
         given = int(next_ordinals(newest)[0]) if len(newest) else 0
@@ -485,7 +489,8 @@ class Store(Handle):
         work: Callable[[CommitFiles], None],
         small: Mapping[str, Any] | None = None,
     ) -> None:
-        """Commit the open group, with `small`, then do `work` while other writing calls are kept out; raise unless this handle may write.
+        """Commit the open group, with `small`, then do `work` while other writing calls are kept out; raise unless this
+        handle may write.
 
         Takes a function, and is not a context manager: an interrupt between a
         Python `__enter__` and its block would leave the mutex locked forever.
@@ -580,17 +585,25 @@ class Store(Handle):
         self.head = self.tail = position
 
     def count_from(self, ordinal: int, time: int) -> None:
-        """Give the next episode that begins this ordinal, and the next commit this time or a later one, for the copy of another ring."""
+        """Give the next episode that begins this ordinal, and the next commit this time or a later one, for the copy of
+        another ring."""
         self.next_ordinal, self.time = ordinal, time
 
     # -- commits -----------------------------------------------------------------------------
 
     def commit(
-        self, schema: Schema, arrays: list[Array], data: bytes, flags: int,
-        where: str = "ReplayBuffer.write_episode", finished: str | None = None,
-        small: Mapping[str, Any] | None = None, following: Values | None = None, part: PartOf | None = None,
+        self,
+        schema: Schema,
+        arrays: list[Array],
+        data: bytes,
+        flags: int,
+        where: str = "ReplayBuffer.write_episode",
+        finished: str | None = None,
+        small: Mapping[str, Any] | None = None,
+        following: Values | None = None,
+        part: PartOf | None = None,
         sync: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Store one episode: its rows, its data and the buffer's small state, or none of these.
 
         Args:
@@ -632,11 +645,20 @@ class Store(Handle):
         )
 
     def commit_within(
-        self, files: CommitFiles, schema: Schema, arrays: list[Array], data: bytes, flags: int,
-        where: str, finished: str | None = None, small: Mapping[str, Any] | None = None,
-        group: OpenGroup | None = None, following: Values | None = None, part: PartOf | None = None,
+        self,
+        files: CommitFiles,
+        schema: Schema,
+        arrays: list[Array],
+        data: bytes,
+        flags: int,
+        where: str,
+        finished: str | None = None,
+        small: Mapping[str, Any] | None = None,
+        group: OpenGroup | None = None,
+        following: Values | None = None,
+        part: PartOf | None = None,
         sync: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Do the work of `commit`, inside `exclusively`. `group`: the open group, if its rows are committed."""
         length = len(arrays[0])
         if group is None:
@@ -649,9 +671,7 @@ class Store(Handle):
         start = self.head if group is None else group.start
         begun = None
         if self.manifest.kind == TRANSITIONS:
-            arrays, begun = numbered(
-                schema.names, arrays, start, self.next_ordinal, partial(self._numbers_of, rows)
-            )
+            arrays, begun = numbered(schema.names, arrays, start, self.next_ordinal, partial(self._numbers_of, rows))
         need = self.ring.overwritten(start + length)
         rows.reserve(start, length)
         if need > self.tail:
@@ -668,7 +688,7 @@ class Store(Handle):
         if finished is not None:
             files.carry_finished(finished)
         place = files.write_blob(seq, sums, data, packed)
-        record = self._episode(seq, start, length, tail, first, combine(sums), place, flags, data, part, begun)  # fmt: skip
+        record = self._episode(seq, start, length, tail, first, combine(sums), place, flags, data, part, begun)
         if following is not None:
             self._write_following(files, record, following)
         durable = self.power and sync
@@ -699,10 +719,21 @@ class Store(Handle):
                 )
 
     def _episode(
-        self, seq: int, start: Position, length: int, tail: Position, first: int, rows_sum: int, place: BlobPlace,
-        flags: int, data: bytes, part: PartOf | None = None, begun: int | None = None,
-    ) -> Record:  # fmt: skip
-        """Return the record of an episode, or of a part of one; of rows of many episodes, of which `begun` begin here."""
+        self,
+        seq: int,
+        start: Position,
+        length: int,
+        tail: Position,
+        first: int,
+        rows_sum: int,
+        place: BlobPlace,
+        flags: int,
+        data: bytes,
+        part: PartOf | None = None,
+        begun: int | None = None,
+    ) -> Record:
+        """Return the record of an episode, or of a part of one; of rows of many episodes, of which `begun` begin
+        here."""
         segment, offset, size, blob_sum = place
         ordinal, behind, bits = self.next_ordinal, 1, 0
         chain, step, previous, number, lane = _NO_PART
@@ -716,9 +747,28 @@ class Store(Handle):
         elif data and names_origin(data):
             bits |= COPIED
         return Record(
-            seq, start, tail, first, rows_sum, blob_sum, length, segment, offset, size, ordinal, self._now(),
-            chain, step, previous, number, lane, EPISODE, flags, bits, behind,
-        )  # fmt: skip
+            seq,
+            start,
+            tail,
+            first,
+            rows_sum,
+            blob_sum,
+            length,
+            segment,
+            offset,
+            size,
+            ordinal,
+            self._now(),
+            chain,
+            step,
+            previous,
+            number,
+            lane,
+            EPISODE,
+            flags,
+            bits,
+            behind,
+        )
 
     def _numbers_of(self, rows: Rows, positions: Array) -> Array:
         """Return the numbers of the episodes that rows before a commit are of, as `numbered` asks for them."""
@@ -745,17 +795,22 @@ class Store(Handle):
             self._stale = True
             self._make_columns(files, schema, locked=False)
         elif self.rows.schema is not schema and self.rows.schema != schema:
-            raise InputError(
-                f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}"
-            )
+            raise InputError(f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}")
         assert self.rows is not None
         return self.rows
 
     def commit_joined(
-        self, schema: Schema, arrays: list[Array], episodes: Sequence[NewEpisode], stored: list[NewEpisode], where: str,
-        small: Mapping[str, Any] | None = None, sync: bool = True,
-    ) -> None:  # fmt: skip
-        """Store several episodes in order: one write per column and one for their blobs, then a record and a state for each.
+        self,
+        schema: Schema,
+        arrays: list[Array],
+        episodes: Sequence[NewEpisode],
+        stored: list[NewEpisode],
+        where: str,
+        small: Mapping[str, Any] | None = None,
+        sync: bool = True,
+    ) -> None:
+        """Store several episodes in order: one write per column and one for their blobs, then a record and a state for
+        each.
 
         Each counts whole or not at all, as if it came alone. After an error those in `stored` count.
 
@@ -779,9 +834,15 @@ class Store(Handle):
         )
 
     def _commit_joined(
-        self, files: CommitFiles, rows: Rows, arrays: list[Array], episodes: Sequence[NewEpisode], stored: list[NewEpisode],
-        small: Mapping[str, Any] | None, sync: bool,
-    ) -> None:  # fmt: skip
+        self,
+        files: CommitFiles,
+        rows: Rows,
+        arrays: list[Array],
+        episodes: Sequence[NewEpisode],
+        stored: list[NewEpisode],
+        small: Mapping[str, Any] | None,
+        sync: bool,
+    ) -> None:
         start, total = self.head, len(arrays[0])
         need = self.ring.overwritten(start + total)
         assert need <= self.tail, "longer than the spare rows"
@@ -802,15 +863,13 @@ class Store(Handle):
         durable = self.power and sync
         if durable:
             files.sync_written(rows)
-        for number, (one, place, (sums, *_)) in enumerate(
-            zip(episodes, places, parts, strict=True)
-        ):
+        for number, (one, place, (sums, *_)) in enumerate(zip(episodes, places, parts, strict=True)):
             if files.unpublished:  # state.bin may lag by one record, not by two
                 files.publish_again()
             seq, length = self.seq + 1, one.length
             tail, first = self._after(seq, self.head + length, self.tail)
             files.protect(0, seq, files.state)
-            record = self._episode(seq, self.head, length, tail, first, combine(sums), place, one.flags, one.data)  # fmt: skip
+            record = self._episode(seq, self.head, length, tail, first, combine(sums), place, one.flags, one.data)
             files.append(record, durable and number == last)
             self._remember(record)
             stored.append(one)
@@ -830,9 +889,13 @@ class Store(Handle):
                 files.poisoned(error)
 
     def end_chain(
-        self, files: CommitFiles, part: PartOf, flags: int, data: bytes = b"",
+        self,
+        files: CommitFiles,
+        part: PartOf,
+        flags: int,
+        data: bytes = b"",
         small: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """End a chain whose parts are all stored, by a record without rows. Inside `exclusively`.
 
         Args:
@@ -901,12 +964,10 @@ class Store(Handle):
         Cost: see `MutableValues.update`; at durability "power" one sync.
         """
         counts: list[int] = []
-        self.exclusively(where, lambda files: counts.append(self._update(files, positions, values, where)))  # fmt: skip
+        self.exclusively(where, lambda files: counts.append(self._update(files, positions, values, where)))
         return counts[0]
 
-    def _update(
-        self, files: CommitFiles, positions: Array, values: Mapping[str, Array], where: str
-    ) -> int:
+    def _update(self, files: CommitFiles, positions: Array, values: Mapping[str, Array], where: str) -> int:
         rows, newest = self.rows, self.values
         if not len(positions):
             return 0
@@ -959,15 +1020,21 @@ class Store(Handle):
         return self.head if group is None else group.start
 
     def append(
-        self, arrays: Sequence[Any], count: int, limit: int, where: str, apart: Apart | None = None,
+        self,
+        arrays: Sequence[Any],
+        count: int,
+        limit: int,
+        where: str,
+        apart: Apart | None = None,
         earlier: Callable[[], Values] = dict,
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]] = nullcontext,
         is_single: bool = False,
-    ) -> Position:  # fmt: skip
+    ) -> Position:
         """Store the rows of one call, which are committed later, together with those of other calls.
 
-        The caller has called `refuse_within`. The rows are safe when this returns, and this handle shows them at once; others with the commit. That comes once there
-        are `limit` such rows, before anything else is stored, with `flush` and `close`, and after `group_s` seconds.
+        The caller has called `refuse_within`. The rows are safe when this returns, and this handle shows them at once;
+        others with the commit. That comes once there are `limit` such rows, before anything else is stored, with
+        `flush` and `close`, and after `group_s` seconds.
 
         Args:
             arrays: one per column, `(count, *shape)`, in the schema's dtypes; then one per column of `apart`.
@@ -1006,9 +1073,7 @@ class Store(Handle):
             finally:
                 self._writing = False
 
-    def _append_to(
-        self, group: OpenGroup, arrays: Sequence[Any], count: int, is_single: bool
-    ) -> None:
+    def _append_to(self, group: OpenGroup, arrays: Sequence[Any], count: int, is_single: bool) -> None:
         try:
             group.append(arrays, count, is_single, self.power)
         except OSError:
@@ -1024,7 +1089,8 @@ class Store(Handle):
         self._show_group()
 
     def _is_ready(self, group: OpenGroup) -> bool:
-        """Tell whether this handle may write, and the group goes on, without a system call: `_ready` said so less than 100 ms ago."""
+        """Tell whether this handle may write, and the group goes on, without a system call: `_ready` said so less than
+        100 ms ago."""
         files = self.files
         if files is None or self._closed or self._child or self._stale:
             return False
@@ -1032,9 +1098,14 @@ class Store(Handle):
         return is_recent and files.poison is None and not files.unpublished
 
     def _next_group(
-        self, count: int, limit: int, where: str, apart: Apart | None, earlier: Callable[[], Values],
+        self,
+        count: int,
+        limit: int,
+        where: str,
+        apart: Apart | None,
+        earlier: Callable[[], Values],
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]],
-    ) -> OpenGroup:  # fmt: skip
+    ) -> OpenGroup:
         """Return the open group if it goes on; else commit it, and begin another."""
         self.made_room = False
         with clear_errors(where, self.folder, self._what_became):
@@ -1070,9 +1141,7 @@ class Store(Handle):
             first = self.ring.pieces(start, limit)[0][1]
             if first >= count and not rows.schema.texts:  # it ends where the ring wraps
                 limit, in_place = first, rows.writable(start, first)
-        group = OpenGroup(
-            rows.schema, apart, start, limit, self.ring.rows, after, earlier(), in_place
-        )
+        group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier(), in_place)
         if not self.disk.volatile:
             spent, self._spent = self._spent, None
             try:
@@ -1104,9 +1173,7 @@ class Store(Handle):
             self.head = Position(group.start + group.count)
             self._torn_memory = False
 
-    def _commit_group(
-        self, files: CommitFiles, where: str, small: Mapping[str, Any] | None = None
-    ) -> None:
+    def _commit_group(self, files: CommitFiles, where: str, small: Mapping[str, Any] | None = None) -> None:
         """Commit the rows of the open group, if there is one."""
         group = self._group
         if group is None:
@@ -1115,9 +1182,16 @@ class Store(Handle):
             kept, following = group.kept()
             data = encode_data(kept, where)
             self.commit_within(
-                files, group.schema, group.columns(), data, 0, where, small=small, group=group,
+                files,
+                group.schema,
+                group.columns(),
+                data,
+                0,
+                where,
+                small=small,
+                group=group,
                 following=following,
-            )  # fmt: skip
+            )
         self._group, self._spent = None, group.file
 
     def _remove(self, file: GroupFile | None) -> None:
@@ -1155,9 +1229,14 @@ class Store(Handle):
         self._stale = False
 
     def _commit_mark(
-        self, files: CommitFiles, kind: int, tail: Position, flags: int = 0, part: PartOf | None = None,
+        self,
+        files: CommitFiles,
+        kind: int,
+        tail: Position,
+        flags: int = 0,
+        part: PartOf | None = None,
         data: bytes = b"",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Commit a record without rows."""
         seq = self.seq + 1
         tail, first = self._after(seq, self.head, tail)
@@ -1166,9 +1245,23 @@ class Store(Handle):
         bits = (0 if part is None else part.bits) | (COPIED if data and names_origin(data) else 0)
         place = _NO_PART if part is None else part.place(self.head)
         record = Record(
-            seq, self.head, tail, first, combine([]), blob_sum, 0, segment, offset, size, self.next_ordinal, self._now(),
-            *place, kind, flags, bits,
-        )  # fmt: skip
+            seq,
+            self.head,
+            tail,
+            first,
+            combine([]),
+            blob_sum,
+            0,
+            segment,
+            offset,
+            size,
+            self.next_ordinal,
+            self._now(),
+            *place,
+            kind,
+            flags,
+            bits,
+        )
         if self.power:
             files.sync_written(self.rows)  # of commits before it that were not synced
         files.append(record, self.power)
@@ -1249,9 +1342,7 @@ class Store(Handle):
 
     # -- syncs -------------------------------------------------------------------------------
 
-    def flush(
-        self, where: str = "ReplayBuffer.flush", small: Mapping[str, Any] | None = None
-    ) -> None:
+    def flush(self, where: str = "ReplayBuffer.flush", small: Mapping[str, Any] | None = None) -> None:
         """Force all committed data, and the small state, to the disk.
 
         Raises:
@@ -1260,9 +1351,7 @@ class Store(Handle):
         """
         self.exclusively(where, lambda files: self._flush(files, small))
 
-    def _flush(
-        self, files: CommitFiles, small: Mapping[str, Any] | None, closes: bool = False
-    ) -> None:
+    def _flush(self, files: CommitFiles, small: Mapping[str, Any] | None, closes: bool = False) -> None:
         with self._syncing:
             files.carry(small)
             if self.disk.volatile:
@@ -1278,9 +1367,12 @@ class Store(Handle):
             files.mark_synced(files.state, segments, gone)
             files.sync_state()
             table = {
-                "count": len(self.live), "first": self.first, "tail": self.tail,
-                "head": self.head, "seq": self.seq,
-            }  # fmt: skip
+                "count": len(self.live),
+                "first": self.first,
+                "tail": self.tail,
+                "head": self.head,
+                "seq": self.seq,
+            }
             self.manifest = replace(
                 self.manifest,
                 table=table,
@@ -1361,7 +1453,8 @@ class Store(Handle):
 
         Raises:
             RoleError: in the middle of another call of the same thread. Nothing was changed.
-            ReplacedError: the directory is no longer at its path; the commits of this handle are in it, wherever it is now.
+            ReplacedError: the directory is no longer at its path; the commits of this handle are in it, wherever it is
+                now.
             SyncFailedError, EnvironmentFault: as for `flush`.
         """
         where = "ReplayBuffer.close"

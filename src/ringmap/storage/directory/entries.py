@@ -11,7 +11,8 @@
     columns/         first episode      live rows                 rows; a bad one drops its episode
     a sidecar        at first use       `Sidecar.copy`            `Sidecar.faults`, `Sidecar.mend`
 
-Only segments (`data/N.bin`), streams (`open/ID/steps.bin`), what a repair replaces, and sidecars' temporary files are ever removed.
+Only segments (`data/N.bin`), streams (`open/ID/steps.bin`), what a repair replaces, and sidecars' temporary files are
+ever removed.
 
 Invariants: no other module but records/names.py names such a file; no other file in the directory is ours.
 Not here: the content of the files; the names of columns and segments, which are in the manifest and the records.
@@ -48,9 +49,9 @@ FINE = frozenset({"lost+found", ".DS_Store"})
 class Entry:
     """A name in a buffer's directory.
 
-    `made`: when: "birth", with the directory; "last", after the others; "first episode"; "use", which may never come; `folder`: whether it is
-    a folder; `sign`: whether it shows, without a manifest, that a buffer is or was there; `temporary`: its name
-    until it is whole.
+    `made`: when: "birth", with the directory; "last", after the others; "first episode"; "use", which may never come;
+    `folder`: whether it is a folder; `sign`: whether it shows, without a manifest, that a buffer is or was there;
+    `temporary`: its name until it is whole.
     """
 
     name: str

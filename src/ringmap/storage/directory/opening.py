@@ -39,9 +39,7 @@ def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer
         return "nothing"
     if not os.path.isdir(folder) and not disk.volatile:
         refuse_dangling(folder)
-        raise UnknownFormatError(
-            f"{folder}: is a file, expected a directory of a buffer; choose another path"
-        )
+        raise UnknownFormatError(f"{folder}: is a file, expected a directory of a buffer; choose another path")
     names = set(disk.names(folder)) - FINE
     if MANIFEST in names or disk.exists(Paths(folder).swap):
         return "buffer"

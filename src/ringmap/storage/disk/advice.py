@@ -32,9 +32,7 @@ def remedy(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "free space or mend the disk")
 
 
-def clear_error(
-    error: OSError, where: str, folder: str, became: str = "", then: str = ""
-) -> EnvironmentFault:
+def clear_error(error: OSError, where: str, folder: str, became: str = "", then: str = "") -> EnvironmentFault:
     """Return an error that says where an error of the operating system struck, its effect, and the remedy.
 
     Args:
@@ -57,7 +55,8 @@ def clear_errors(
     then: str = "",
     passing: tuple[type[Exception], ...] = (RingmapError,),
 ) -> Iterator[None]:
-    """Replace an error of the operating system by that of `clear_error`. Where each microsecond counts, call that instead.
+    """Replace an error of the operating system by that of `clear_error`. Where each microsecond counts, call that
+    instead.
 
     Args:
         where: as for `clear_error`, and so `folder` and `then`.

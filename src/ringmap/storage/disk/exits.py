@@ -23,7 +23,8 @@ __all__ = ["before_exit"]
 log = logging.getLogger("ringmap")
 
 _LATE = -100
-"""The priority of our finalizer in a child of multiprocessing: after its queues are flushed, and its own children are joined."""
+"""The priority of our finalizer in a child of multiprocessing: after its queues are flushed, and its own children are
+joined."""
 
 
 class _Ends(Protocol):

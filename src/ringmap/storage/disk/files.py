@@ -59,7 +59,8 @@ class File(Protocol):
         ...
 
     def read_into(self, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the file."""
+        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the
+        file."""
         ...
 
     def copy_from(self, source: File, offset: int, nbytes: int) -> int:
@@ -86,7 +87,8 @@ class File(Protocol):
         ...
 
     def writable(self, offset: int, nbytes: int) -> Array | None:
-        """Return a byte range to write to, as a uint8 array; None where only `write` writes. The file's size is fixed."""
+        """Return a byte range to write to, as a uint8 array; None where only `write` writes. The file's size is
+        fixed."""
         ...
 
     def will_need(self, offset: int, nbytes: int) -> None:
@@ -160,7 +162,8 @@ class FileHandle:
         return data
 
     def read_into(self, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the file."""
+        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the
+        file."""
         system = self.disk.system
         done = system.pread_into(self.fd, room, offset)
         while 0 < done < len(room):
@@ -179,9 +182,7 @@ class FileHandle:
                 self.disk.before("copy", self.path, at, count)
                 done = self.disk.system.copy_range(source.fd, self.fd, at, count)
             if not done:
-                room = room or memoryview(
-                    bytearray(_READ_AT_ONCE)
-                )  # one that stays in the processor's cache
+                room = room or memoryview(bytearray(_READ_AT_ONCE))  # one that stays in the processor's cache
                 done = source.read_into(room[:count], at)
                 if not done:
                     break
@@ -305,9 +306,7 @@ class BriefFile:
             ) from None
         assert isinstance(file, FileHandle)
         if self.which is not None and self._which(file) != self.which:
-            raise ReplacedError(
-                f"{self.path}: is another file than when the buffer was opened; open the buffer again"
-            )
+            raise ReplacedError(f"{self.path}: is another file than when the buffer was opened; open the buffer again")
         return file
 
     def read(self, size: int, offset: int) -> bytes:
@@ -315,7 +314,8 @@ class BriefFile:
         return self.held().read(size, offset)
 
     def read_into(self, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the file."""
+        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the
+        file."""
         return self.held().read_into(room, offset)
 
     def map(self, random: bool = False) -> Array:
@@ -461,9 +461,7 @@ class Disk:
             FileNotFoundError, NotADirectoryError: there is no such folder.
         """
         held = object.__new__(type(self))
-        held.__dict__ = (
-            self.__dict__
-        )  # shared: a fault that a test injects in one shows in the other
+        held.__dict__ = self.__dict__  # shared: a fault that a test injects in one shows in the other
         held._held, held._is_let_go = _Folder(self.system, folder), False
         return held
 
@@ -657,7 +655,8 @@ class Disk:
         return FileHandle(self, self._open(path, flags)[0], path)
 
     def open_briefly(self, path: str) -> File:
-        """Open a regular file to read it through a map: without a descriptor, where a file is found again below the held folder."""
+        """Open a regular file to read it through a map: without a descriptor, where a file is found again below the
+        held folder."""
         held = self._held
         return self.open(path) if held is None or held.fd is None else BriefFile(self, path)
 
@@ -688,7 +687,8 @@ class Disk:
         """Tell whether a file or folder exists.
 
         Raises:
-            OSError: that can't be told, as where a folder above it may not be searched; `is_file` and `is_folder` raise it, too.
+            OSError: that can't be told, as where a folder above it may not be searched; `is_file` and `is_folder` raise
+                it, too.
         """
         return self._mode(path) != 0
 
@@ -700,9 +700,7 @@ class Disk:
     def size_faults(self, path: str, what: str, nbytes: int) -> list[str]:
         """Return, in words, whether a file of this size is missing, is not a regular file, or has another size."""
         if kind := self.kind(path):
-            return [
-                f"{what} is {kind}" + ("" if kind == "missing" else ", expected a regular file")
-            ]
+            return [f"{what} is {kind}" + ("" if kind == "missing" else ", expected a regular file")]
         size = self.size(path)
         return [] if size == nbytes else [f"{what} has {size} bytes, expected {nbytes}"]
 
@@ -742,11 +740,13 @@ class Disk:
         return []
 
     def matching(self, pattern: str, unlisted: dict[str, OSError] | None = None) -> list[str]:
-        """Return the sorted paths that match a glob, as `glob.glob` does, which takes a folder that it can't list for an empty one.
+        """Return the sorted paths that match a glob, as `glob.glob` does, which takes a folder that it can't list for
+        an empty one.
 
         Args:
             pattern: a path with `*`, `?` and `[...]` in it.
-            unlisted: takes the folders that can't be listed, where the pattern names many, and why; None: they are errors, too.
+            unlisted: takes the folders that can't be listed, where the pattern names many, and why; None: they are
+                errors, too.
 
         Raises:
             OSError: a folder can't be listed.

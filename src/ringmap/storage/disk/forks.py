@@ -3,8 +3,8 @@
     parent   thread A draws: NumPy holds the generator's lock     thread B forks
     child    the lock is held, and A does not exist to release it
 
-Before a fork every `Forkable` object may store what the child will look for. In a child, each gets new generators in the states of
-the old ones, and new locks.
+Before a fork every `Forkable` object may store what the child will look for. In a child, each gets new generators in
+the states of the old ones, and new locks.
 
 Invariants: attributes that shared a generator before the fork share one after it.
 Not here: what a forked child of the writer releases (store.py).

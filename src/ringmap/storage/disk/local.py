@@ -2,8 +2,8 @@
 
     "runs/replay"  ->  "/jobs/runs/replay"          "s3://bucket/replay"  ->  InputError
 
-Without this an address would become a folder of that name: `os.path.abspath("s3://bucket/replay")` is "/jobs/s3:/bucket/replay".
-Invariants: no other module makes a given path absolute.
+Without this an address would become a folder of that name: `os.path.abspath("s3://bucket/replay")` is
+"/jobs/s3:/bucket/replay". Invariants: no other module makes a given path absolute.
 Not here: ids with a prefix, such as "minari:door/human-v2" (formats/catalog/prefixes.py).
 """
 
@@ -27,7 +27,8 @@ def refuse_address(path: str | os.PathLike[str]) -> None:
     found = _ADDRESS.match(os.fspath(path))
     if found is not None and (found[2] or not isinstance(path, str)):
         raise InputError(
-            f"{os.fspath(path)}: is an address (scheme {found[1]!r}), expected the path of a local file or folder; copy the data to this "
+            f"{os.fspath(path)}: is an address (scheme {found[1]!r}), expected the path of a local file or folder; "
+            f"copy the data to this "
             "machine first, or mount them as a folder"
         )
 

@@ -53,14 +53,8 @@ def describe(holder: dict[str, Any]) -> str:
     """Name a lock's holder for an error message."""
     if not holder:
         return "another handle"
-    own = (
-        " (this process)"
-        if holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname()
-        else ""
-    )
-    return (
-        f"process {holder.get('pid')}{own} on host {holder.get('host')} since {holder.get('since')}"
-    )
+    own = " (this process)" if holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname() else ""
+    return f"process {holder.get('pid')}{own} on host {holder.get('host')} since {holder.get('since')}"
 
 
 def _why_not(error: OSError) -> str:

@@ -34,7 +34,8 @@ class MemoryFile:
             self.data: Array = np.zeros(size, np.uint8)
         except MemoryError:
             raise MemoryError(
-                f"a column of {size:,} bytes does not fit in memory; give path= to keep the rows in a directory, or lower max_steps"
+                f"a column of {size:,} bytes does not fit in memory; give path= to keep the rows in a directory, or "
+                f"lower max_steps"
             ) from None
         self._view = self.data.data
         self.used = size
@@ -60,7 +61,8 @@ class MemoryFile:
         return self.data[offset : min(offset + size, self.used)].tobytes()
 
     def read_into(self, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the file."""
+        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the
+        file."""
         data = self.data[offset : min(offset + len(room), self.used)]
         room[: len(data)] = data.data
         return len(data)

@@ -3,8 +3,8 @@
     room    |file 0 ......|    |file 1 ...|       |file 2 ......|    |
             at = 0             at = 1 * stride    at = 2 * stride
 
-Invariants: only what `put` mapped changes; the rest reads as zeros; all maps live as long as the room, or an array over it.
-Not here: which files, and where in the room each begins (columns/adjacent.py).
+Invariants: only what `put` mapped changes; the rest reads as zeros; all maps live as long as the room, or an array over
+it. Not here: which files, and where in the room each begins (columns/adjacent.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 _broken: list[mmap.mmap] = []
-"""Rooms in which a map failed: the kernel may have unmapped the place before, and given it to another thread, whose memory would go with
-the room. So they are never given back; they take no memory."""
+"""Rooms in which a map failed: the kernel may have unmapped the place before, and given it to another thread, whose
+memory would go with the room. So they are never given back; they take no memory."""
 
 
 class Room:

@@ -57,9 +57,22 @@ Data = bytes | bytearray | memoryview
 """Types that can be written."""
 
 _NETWORK = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs",
-    "fuse.sshfs", "fuse.glusterfs", "beegfs", "gpfs", "orangefs",
-}  # fmt: skip
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "afs",
+    "ceph",
+    "lustre",
+    "glusterfs",
+    "fuse.sshfs",
+    "fuse.glusterfs",
+    "beegfs",
+    "gpfs",
+    "orangefs",
+}
 
 _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
 """Errors of `posix_fallocate` on a file system without this service: then nothing is reserved."""
@@ -69,8 +82,9 @@ _F_FULLFSYNC = 51
 _FICLONE = 0x40049409
 
 _LOOKS_AT_LOCKS = 8
-"""The kernel gives its locks a page at a time, and counts from the first one again for each page: while other locks are released, one
-may be missing (in 2 of 480 looks beside a process that takes and releases 40). What is missing in all of these is not held."""
+"""The kernel gives its locks a page at a time, and counts from the first one again for each page: while other locks are
+released, one may be missing (in 2 of 480 looks beside a process that takes and releases 40). What is missing in all of
+these is not held."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -150,7 +164,8 @@ class System(Forkable):
 
     @property
     def loads_are_ordered(self) -> bool:
-        """Whether this processor loads from memory in the order of the program; elsewhere a system call or a lock orders two loads."""
+        """Whether this processor loads from memory in the order of the program; elsewhere a system call or a lock
+        orders two loads."""
         return not self.portable and _ORDERED
 
     def reset_after_fork(self, renewed: Renew) -> None:
@@ -182,7 +197,7 @@ class System(Forkable):
 
     def open_file(
         self, path: str, flags: int, *, dir_fd: int | None = None, name: str | None = None
-    ) -> tuple[int, os.stat_result]:  # fmt: skip
+    ) -> tuple[int, os.stat_result]:
         """Open an existing regular file; return its descriptor, and its status.
 
         Args:
@@ -268,7 +283,8 @@ class System(Forkable):
         return True
 
     def copy_range(self, source: int, fd: int, offset: int, nbytes: int) -> int:
-        """Copy bytes to the same offset of another file, and return how many; 0 where the kernel can't, or at the end."""
+        """Copy bytes to the same offset of another file, and return how many; 0 where the kernel can't, or at the
+        end."""
         if self.portable or not hasattr(os, "copy_file_range"):
             return 0
         try:
@@ -324,7 +340,8 @@ class System(Forkable):
                 mapped.madvise(mmap.MADV_RANDOM)
 
     def room(self, nbytes: int) -> mmap.mmap | None:
-        """Return address space for files side by side, zeros until `map_at` fills it; None where the system has none to give.
+        """Return address space for files side by side, zeros until `map_at` fills it; None where the system has none to
+        give.
 
         A process whose address space is limited gets none: it needs it for the maps of single files.
         """
@@ -338,8 +355,8 @@ class System(Forkable):
             return None
 
     def map_at(self, fd: int, address: int, offset: int, nbytes: int) -> bool:
-        """Map a byte range of a file at an address inside a `room`, for reading; return False if the system refuses, as it does
-        what does not begin at a page, and no bytes at all.
+        """Map a byte range of a file at an address inside a `room`, for reading; return False if the system refuses, as
+        it does what does not begin at a page, and no bytes at all.
 
         The map ends with the room. The caller answers for the address: what was mapped there is gone.
         """
@@ -347,9 +364,7 @@ class System(Forkable):
 
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
-        )  # fmt: skip
+        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
         flags = mmap.MAP_SHARED | _MAP_FIXED
         found = libc.mmap(address, nbytes, mmap.PROT_READ, flags, fd, offset)
         return bool(found == address)
@@ -364,7 +379,8 @@ class System(Forkable):
             return os.fstat(fd).st_size if error.errno == errno.ENXIO else offset
 
     def disk_reads(self) -> int:
-        """Return a number that grows when this thread, or a helper of it, reads from the disk; always 0 if the system does not tell."""
+        """Return a number that grows when this thread, or a helper of it, reads from the disk; always 0 if the system
+        does not tell."""
         return 0 if self.portable else disk_reads()
 
     def boot_id(self) -> bytes | None:
@@ -382,15 +398,16 @@ class System(Forkable):
         return file_system(path) in _NETWORK
 
     def copies_up(self, path: str) -> bool:
-        """Tell whether `path` is on overlayfs, where the first writer of a file in a lower layer writes a copy of it, under the same name
-        and number, while those who hold the file go on with the old one.
+        """Tell whether `path` is on overlayfs, where the first writer of a file in a lower layer writes a copy of it,
+        under the same name and number, while those who hold the file go on with the old one.
         """
         return not self.portable and file_system(path) == "overlay"
 
     def is_locked(self, path: str) -> bool | None:
         """Tell whether a process holds an flock on a file, or None if the system does not tell. Takes no lock.
 
-        A lock on a file with the same number on another file system counts as well: that system has other device numbers.
+        A lock on a file with the same number on another file system counts as well: that system has other device
+        numbers.
         """
         if self.portable:
             return None
@@ -412,7 +429,8 @@ class System(Forkable):
         return False
 
     def descriptors(self) -> tuple[int, int, int] | None:
-        """Return how many files this process has open, how many it may, and how many it could ask for; None if the system does not tell."""
+        """Return how many files this process has open, how many it may, and how many it could ask for; None if the
+        system does not tell."""
         if self.portable or resource is None:
             return None
         for folder in ("/proc/self/fd", "/dev/fd"):
@@ -459,8 +477,9 @@ def _quota(proc: str, root: str) -> float:
     least = math.inf
     for folder in _cgroups("cpu", proc, root):
         given = _numbers(f"{folder}/cpu.max") or [
-            *_numbers(f"{folder}/cpu.cfs_quota_us"), *_numbers(f"{folder}/cpu.cfs_period_us")
-        ]  # fmt: skip
+            *_numbers(f"{folder}/cpu.cfs_quota_us"),
+            *_numbers(f"{folder}/cpu.cfs_period_us"),
+        ]
         if len(given) == 2 and given[0] > 0 and given[1] > 0:
             least = min(least, given[0] / given[1])
     return least
@@ -482,10 +501,9 @@ def _cgroups(controller: str, proc: str, root: str) -> Iterator[str]:
             yield os.path.join(home, *parts[:depth])
 
 
-def memory_left(
-    proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup", meminfo: str = "/proc/meminfo"
-) -> float:
-    """Return how many bytes this process may still take, as far as the machine, its cgroup and its limit tell; infinity if they don't."""
+def memory_left(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup", meminfo: str = "/proc/meminfo") -> float:
+    """Return how many bytes this process may still take, as far as the machine, its cgroup and its limit tell; infinity
+    if they don't."""
     least = math.inf
     with contextlib.suppress(OSError, ValueError, IndexError), open(meminfo) as file:
         found = [int(line.split()[1]) for line in file if line.startswith("MemAvailable")]
@@ -527,8 +545,11 @@ def _read_boot_id() -> bytes | None:
         if sys.platform == "darwin":
             text = subprocess.run(
                 ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"],
-                capture_output=True, text=True, check=True, timeout=10,
-            ).stdout  # fmt: skip
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=10,
+            ).stdout
         else:
             with open("/proc/sys/kernel/random/boot_id") as file:
                 text = file.read()

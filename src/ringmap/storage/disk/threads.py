@@ -1,4 +1,5 @@
-r"""Thread pools, where the system can start threads; and the helpers of this process, for work of less than a millisecond.
+r"""Thread pools, where the system can start threads; and the helpers of this process, for work of less than a
+millisecond.
 
     begin(work) --> a helper takes it --> end: its result
             \---> no helper took it yet -> end: done by the caller
@@ -65,9 +66,7 @@ def pool(count: int, name: str) -> ThreadPoolExecutor | None:
     return made
 
 
-def mapped(
-    work: Callable[[Item], Result], items: Iterable[Item], count: int, name: str
-) -> Iterator[Result]:
+def mapped(work: Callable[[Item], Result], items: Iterable[Item], count: int, name: str) -> Iterator[Result]:
     """Yield `work(item)` for each item in order, done by `count` threads, or by this thread if none can start."""
     threads = pool(count, name)
     if threads is None:
@@ -104,9 +103,7 @@ def begin(work: Callable[[], Result], helpers: int = 1) -> Begun[Result]:
         _grow(helpers)
     try:
         return Begun(work, None if _helpers is None else _helpers.submit(_counted, work))
-    except (
-        RuntimeError
-    ):  # the interpreter is about to end, or another thread has just made a larger pool
+    except RuntimeError:  # the interpreter is about to end, or another thread has just made a larger pool
         return Begun(work, None)
 
 
@@ -119,7 +116,8 @@ def _counted(work: Callable[[], Result]) -> Result:
 
 
 def _grow(helpers: int) -> None:
-    """Replace the helpers by so many, unless another thread was faster; the old ones end once they have done what they took."""
+    """Replace the helpers by so many, unless another thread was faster; the old ones end once they have done what they
+    took."""
     global _helpers, _count
     with _growing:
         if _helpers is not None and _count >= helpers:

@@ -58,9 +58,7 @@ def _hash(columns: Array, seed: int) -> Array:
     for offset, at in _PAIRS:
         low, high = (int.from_bytes(_SECRET[i : i + 8], "little") for i in (at, at + 8))
         pair = columns[offset // 8], columns[offset // 8 + 1]
-        total += _folded_product(
-            pair[0] ^ np.uint64((low + seed) & _MASK), pair[1] ^ np.uint64((high - seed) & _MASK)
-        )
+        total += _folded_product(pair[0] ^ np.uint64((low + seed) & _MASK), pair[1] ^ np.uint64((high - seed) & _MASK))
     total ^= total >> _37
     total *= _AVALANCHE_PRIME
     total ^= total >> _32

@@ -17,7 +17,8 @@ state.bin       its size; both slots are whole, their generations differ by one;
 columns/        each file is there, with its size, header and label; rows of every live episode
                 match the checksum in its record
 data/           the blob of every live episode, and of the newest record, matches its checksum and
-                decodes; the newest small state makes sense; each segment is named by a record, or newer than all of them
+                decodes; the newest small state makes sense; each segment is named by a record, or newer than all of
+                them
 sidecars        if one is there: what its own `Sidecar.faults` says
 open/           the frames of an episode being recorded are whole, but for one that was cut at the end
 all over        nothing lies there that is not part of a buffer
@@ -59,8 +60,8 @@ def check(path: str | os.PathLike[str], progress: Progress | None = None) -> lis
     """Return what is wrong with the buffer at `path`, or with each buffer directly below it; empty when all are sound.
 
     Args:
-        path: its directory, or the directory of a fleet. Files of the latter are named from there; a ring that can't be read stands
-            by its name, with the reason.
+        path: its directory, or the directory of a fleet. Files of the latter are named from there; a ring that can't be
+            read stands by its name, with the reason.
         progress: called with `(done, of)` episodes, now and then.
 
     Raises:
@@ -89,9 +90,7 @@ def check(path: str | os.PathLike[str], progress: Progress | None = None) -> lis
     return [found for name in names for found in check_ring(disk, folder, name, progress)]
 
 
-def check_ring(
-    disk: Disk, fleet: str, name: str, progress: Progress | None = None
-) -> list[Finding]:  # fmt: skip
+def check_ring(disk: Disk, fleet: str, name: str, progress: Progress | None = None) -> list[Finding]:
     """Return what is wrong with one of the buffers below a directory; files are named from there."""
     folder = os.path.join(fleet, name)
     try:
@@ -141,10 +140,7 @@ def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> l
     if links := links_in(disk, folder):  # of what lies behind them nothing can be said
         what = "is {}, expected a folder: what leads elsewhere is not followed"
         paths = [os.path.join(folder, name) for name in links]
-        return [
-            Finding(n, what.format(disk.kind(p) or "a file"))
-            for n, p in zip(links, paths, strict=True)
-        ]
+        return [Finding(n, what.format(disk.kind(p) or "a file")) for n, p in zip(links, paths, strict=True)]
     if is_unfinished(Files(disk, folder)):  # so that half of the files are those of before
         what = "a repair was interrupted while it replaced files: run ringmap.repair again, which finishes it"
         return [Finding(SALVAGE, what)]
@@ -162,8 +158,12 @@ def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
     with source.memory:
         starts, lengths = source.live.starts.copy(), source.live.lengths.astype(np.int64)
         steps, seq, first, tail, head = (
-            source.live.num_steps, source.seq, source.first, source.tail, source.head,
-        )  # fmt: skip
+            source.live.num_steps,
+            source.seq,
+            source.first,
+            source.tail,
+            source.head,
+        )
         pending, committed = source.pending, source.committed_head
     if steps != int(lengths.sum()):
         yield f"{steps} steps are counted, but the episodes have {int(lengths.sum())}"
@@ -182,9 +182,7 @@ def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
     live = records[valid & are_live(records, oldest)]
     stored = {int(r["start"]): Record.of(r) for r in live}
     held: dict[int, Any] = {
-        int(s): int(n)
-        for s, n in zip(starts, lengths, strict=True)
-        if s >= oldest and s < committed
+        int(s): int(n) for s, n in zip(starts, lengths, strict=True) if s >= oldest and s < committed
     }
     for start, record in stored.items():
         if start not in held and record.seq not in known:

@@ -100,9 +100,7 @@ class Copy:
             self._begin(now)
         elif now.era != self._era:
             raise StartOver
-        return not now.seq or (
-            self._take_records(now) and self._take_blobs(now) and self._take_rows(now)
-        )
+        return not now.seq or (self._take_records(now) and self._take_blobs(now) and self._take_rows(now))
 
     def _begin(self, now: Look) -> None:
         """Make the parts, columns that share their rows with the source's where that can be."""
@@ -130,9 +128,15 @@ class Copy:
             else:
                 shared &= one.backend.create_copy(self.disk, path, *one.about, rows.columns[i])
         self._rows = Rows.open(
-            self.disk, self.paths.folder, manifest.schema, manifest.columns, manifest.ring, True, now.head,
+            self.disk,
+            self.paths.folder,
+            manifest.schema,
+            manifest.columns,
+            manifest.ring,
+            True,
+            now.head,
             mapped=False,
-        )  # fmt: skip
+        )
         if now.seq and shared:
             self._head, self._fresh = now.head, [(0, manifest.rows)]
         else:
@@ -201,9 +205,7 @@ class Copy:
             if source.size() < end:
                 return False
             path = os.path.join(self.paths.data, segment_name(number))
-            with closing(
-                self.disk.open(path, write=True) if done else self.disk.create(path)
-            ) as file:
+            with closing(self.disk.open(path, write=True) if done else self.disk.create(path)) as file:
                 file.copy_from(source, done, end - done)
         finally:
             source.close()
@@ -270,22 +272,16 @@ class Copy:
         counts = {"count": len(now.starts), "first": now.first, "tail": now.tail, "head": now.head}
         manifest = replace(manifest, table={**counts, "seq": now.seq})
         try:
-            manifest = replace(
-                manifest, carried=self._carried(now, segments), settings=self._settings()
-            )
+            manifest = replace(manifest, carried=self._carried(now, segments), settings=self._settings())
         finally:
             segments.close()
         disk.sync_folder(paths.folder)
         disk.replace_file(paths.manifest, manifest.encode())
 
     def _write_state(self, manifest: Manifest, now: Look) -> None:
-        with closing(
-            StateFile.open(self.disk, self.paths.state, manifest.uuid, write=True)
-        ) as states:
+        with closing(StateFile.open(self.disk, self.paths.state, manifest.uuid, write=True)) as states:
             boot = self.disk.boot_id() or NO_BOOT
-            states.write_both(
-                State(2, now.seq, now.first, now.tail, now.head, now.seq, era=1, boot=boot)
-            )
+            states.write_both(State(2, now.seq, now.first, now.tail, now.head, now.seq, era=1, boot=boot))
             states.sync()
 
     def _copy_sidecars(self, manifest: Manifest, now: Look, kept: Kept) -> None:

@@ -31,7 +31,17 @@ from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import Stream, read_stream
 
-__all__ = ["ColumnFacts", "Commits", "Facts", "WriterFacts", "commits_of", "facts_of", "nbytes_of", "pending_at", "writer_of"]  # fmt: skip
+__all__ = [
+    "ColumnFacts",
+    "Commits",
+    "Facts",
+    "WriterFacts",
+    "commits_of",
+    "facts_of",
+    "nbytes_of",
+    "pending_at",
+    "writer_of",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -70,8 +80,9 @@ class Facts:
     `steps_written`: ever, so that `steps_written - steps` are gone: evicted, cleared or dropped; `commits`: ever;
     `nbytes`: what the directory takes on the disk; `nbytes_full`: about what it takes once the ring is full, if
     what comes with the steps (episode data, what is noted of each commit) goes on as it did; None before there are
-    columns; `settings`: as of the last flush; `lengths`: steps of each episode; `pending`: rows of an open group, which come
-    with its commit, and are not among `steps`; `kind`: what the rows are; `capacity`: how many of the newest count.
+    columns; `settings`: as of the last flush; `lengths`: steps of each episode; `pending`: rows of an open group, which
+    come with its commit, and are not among `steps`; `kind`: what the rows are; `capacity`: how many of the newest
+    count.
     """
 
     version: int
@@ -133,9 +144,23 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
     steps, nbytes = int(lengths.sum()), nbytes_of(folder)
     full = None if manifest.schema is None else _nbytes_full(folder, manifest, steps, nbytes)
     return Facts(
-        manifest.version, manifest.uuid.hex(), manifest.max_steps, manifest.spare, _settings(manifest), columns,
-        lengths, steps, head, commits, nbytes, full, writer_of(folder, disk), pending, manifest.kind, manifest.capacity,
-    )  # fmt: skip
+        manifest.version,
+        manifest.uuid.hex(),
+        manifest.max_steps,
+        manifest.spare,
+        _settings(manifest),
+        columns,
+        lengths,
+        steps,
+        head,
+        commits,
+        nbytes,
+        full,
+        writer_of(folder, disk),
+        pending,
+        manifest.kind,
+        manifest.capacity,
+    )
 
 
 def pending_at(folder: str) -> int:
@@ -270,13 +295,9 @@ def commits_of(path: str | os.PathLike[str]) -> Commits:
         gaps = np.flatnonzero(np.diff(records["seq"].astype(np.int64)) != 1)
         records = records[int(gaps[-1]) + 1 if len(gaps) else 0 :]
     heads, tails = records["start"] + records["length"], records["tail"]
-    before = (
-        tails[:1] if len(records) and int(records["seq"][0]) > 1 else np.zeros(min(1, len(records)))
-    )
+    before = tails[:1] if len(records) and int(records["seq"][0]) > 1 else np.zeros(min(1, len(records)))
     evicted = np.diff(np.concatenate([before, tails])) if len(records) else tails
-    return Commits(
-        heads.astype(np.int64), (heads - tails).astype(np.int64), evicted.astype(np.int64)
-    )
+    return Commits(heads.astype(np.int64), (heads - tails).astype(np.int64), evicted.astype(np.int64))
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:

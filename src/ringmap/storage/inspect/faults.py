@@ -35,8 +35,17 @@ from ringmap.storage.records.table import EPISODE, Record
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
 
 __all__ = [
-    "ASIDE", "FRESH", "NO_FILE", "ORPHAN", "Finding", "faults_in", "home_of", "orphans_in", "sidecar_faults", "stream_of",
-]  # fmt: skip
+    "ASIDE",
+    "FRESH",
+    "NO_FILE",
+    "ORPHAN",
+    "Finding",
+    "faults_in",
+    "home_of",
+    "orphans_in",
+    "sidecar_faults",
+    "stream_of",
+]
 
 ASIDE, FRESH = ".aside", ".new"
 """What repair adds to the name of a file that it set aside, and of one that is not finished."""
@@ -121,9 +130,7 @@ def _manifest(survey: Scan) -> Iterator[Finding]:
         )
     counts, number = manifest.table, manifest.table.get("seq", 0)
     record = survey.table.read(number) if number else None
-    if record is not None and any(
-        counts.get(name) != getattr(record, name) for name in ("first", "tail", "head")
-    ):
+    if record is not None and any(counts.get(name) != getattr(record, name) for name in ("first", "tail", "head")):
         yield Finding(MANIFEST, f"counts disagree with record {number}, which they name")
 
 
@@ -140,9 +147,7 @@ def _states(survey: Scan) -> Iterator[Finding]:
         need = max(state.mark, state.seq if survey.clean else 0)
         if need > survey.reached.seq and not survey.has_moved():
             stored = survey.reached.seq
-            yield Finding(
-                STATE, f"slot {slot} shows record {need}, but record {stored} is the newest"
-            )
+            yield Finding(STATE, f"slot {slot} shows record {need}, but record {stored} is the newest")
         record = survey.table.read(state.seq) if state.seq else None
         if record is not None and (record.first, record.tail, record.head) != (
             state.first,
@@ -156,13 +161,9 @@ def _states(survey: Scan) -> Iterator[Finding]:
     # A kill may come between record and state: one is not shown then. A flush has shown all that it counts.
     stored = newest.seq - 1 if survey.clean and newest.by == TABLE else 0
     if shown.seq < max(stored, counts.get("seq", 0)):
-        again = max(
-            (s for s in survey.look_at_states() if s), key=lambda s: s.generation, default=shown
-        )
+        again = max((s for s in survey.look_at_states() if s), key=lambda s: s.generation, default=shown)
         if again == shown:
-            yield Finding(
-                STATE, f"shows record {shown.seq}, but {newest.seq} is stored: an old copy"
-            )
+            yield Finding(STATE, f"shows record {shown.seq}, but {newest.seq} is stored: an old copy")
 
 
 def _table(survey: Scan) -> Iterator[Finding]:
@@ -183,15 +184,11 @@ def _table(survey: Scan) -> Iterator[Finding]:
             yield from (Finding(TABLE, fault) for fault in broken_order(records[at]))
     if reached.head - reached.tail > manifest.max_steps:
         steps = reached.head - reached.tail
-        yield Finding(
-            TABLE, f"{steps} steps are live, expected at most max_steps={manifest.max_steps}"
-        )
+        yield Finding(TABLE, f"{steps} steps are live, expected at most max_steps={manifest.max_steps}")
     if survey.misled and not survey.has_moved():
         yield Finding(TABLE, survey.misled)
     for number in [] if survey.has_moved() else survey.strays:
-        yield Finding(
-            TABLE, f"record {number} can't be of this ring: record {reached.seq} is the newest"
-        )
+        yield Finding(TABLE, f"record {number} can't be of this ring: record {reached.seq} is the newest")
 
 
 def _blobs_and_rows(survey: Scan, progress: Progress | None) -> Iterator[Finding]:
@@ -205,12 +202,7 @@ def _blobs_and_rows(survey: Scan, progress: Progress | None) -> Iterator[Finding
         for record, faults in survey.verify(progress):
             yield from (Finding(file, what, record.seq) for file, what in faults)
     newest = survey.table.read(survey.reached.seq) if survey.reached.seq else None
-    if (
-        newest is not None
-        and newest.kind != EPISODE
-        and newest.blob_size
-        and survey.blob(newest) is None
-    ):
+    if newest is not None and newest.kind != EPISODE and newest.blob_size and survey.blob(newest) is None:
         again = survey.look_at_states()
         if survey.states == again:
             file = survey.segment_file(newest.blob_segment)
@@ -281,9 +273,7 @@ def orphans_in(survey: Scan, without: Collection[int] = ()) -> list[str]:
     valid = valid & ~np.isin(records["seq"], list(without))
     live = survey.live()
     newest = live["blob_segment"][~np.isin(live["seq"], list(without))].max(initial=0)
-    named = {
-        survey.segment_file(int(number)) for number in np.unique(records["blob_segment"][valid])
-    }
+    named = {survey.segment_file(int(number)) for number in np.unique(records["blob_segment"][valid])}
     return [
         name
         for name in survey.files.names(DATA)
@@ -305,11 +295,7 @@ def _strays(survey: Scan, index: int, part: Part) -> Iterator[Finding]:
 def _others(survey: Scan) -> Iterator[Finding]:
     """Find what is not part of a buffer, and segments that nothing names."""
     files, parts = survey.files, survey.parts
-    ours = NAMES | {
-        part.at
-        for part in (parts.manifest_part, parts.table, parts.state, *parts.columns)
-        if part.at
-    }
+    ours = NAMES | {part.at for part in (parts.manifest_part, parts.table, parts.state, *parts.columns) if part.at}
     ours |= set(survey.find_segments().values())
     for name in (SALVAGE, SALVAGED):
         if files.disk.exists(files.path(name)):
@@ -338,9 +324,7 @@ def _others(survey: Scan) -> Iterator[Finding]:
             elif name in orphans:
                 yield Finding(name, ORPHAN)
         elif base.endswith(ASIDE):
-            yield Finding(
-                name, "was set aside by repair: move it to where it belongs, or remove it"
-            )
+            yield Finding(name, "was set aside by repair: move it to where it belongs, or remove it")
         elif base.endswith(FRESH):
             yield Finding(name, "was left by a repair that was interrupted")
         elif files.disk.exists(files.path(name)):

@@ -114,32 +114,25 @@ class Identity:
     def from_labels(self, text: str) -> Manifest | None:
         """Make a manifest again from the labels of its columns, or None when one is missing."""
         mine = {
-            label["column"]: label
-            for label in self.labels.values()
-            if label.get("uuid") == text and "column" in label
+            label["column"]: label for label in self.labels.values() if label.get("uuid") == text and "column" in label
         }
         try:
             if not mine or sorted(mine) != list(range(len(mine))):
                 return None
             labels = [mine[i] for i in range(len(mine))]
             specs = tuple(
-                stored_spec(
-                    label["name"], label["shape"], label["dtype"], label.get("mutable") is True
-                )
+                stored_spec(label["name"], label["shape"], label["dtype"], label.get("mutable") is True)
                 for label in labels
             )
             born, lineage = born_in(labels[0]["born"], labels[0]["max_steps"])
             made = Manifest(
                 bytes.fromhex(text), labels[0]["max_steps"], labels[0]["spare"], 1, born=born, lineage=lineage
-            )  # fmt: skip
+            )
             options = [
-                stored_options({k: label[k] for k in ("codecs", "chunk_steps") if k in label})
-                for label in labels
+                stored_options({k: label[k] for k in ("codecs", "chunk_steps") if k in label}) for label in labels
             ]
             backends = ["zarr" if given else "memmap" for given in options]
-            made = made.with_columns(
-                Schema(specs), backends, options, locked=any(s.mutable for s in specs)
-            )
+            made = made.with_columns(Schema(specs), backends, options, locked=any(s.mutable for s in specs))
             if [made.label(i) for i in range(len(specs))] != labels:
                 return None
             made = made.with_sizes()
@@ -164,9 +157,7 @@ class Identity:
                 born=born,
                 lineage=lineage,
             )
-            agreed = made.table_slots == made.rows + SPARE_SLOTS and any(
-                self.files.states(STATE, uuid)
-            )
+            agreed = made.table_slots == made.rows + SPARE_SLOTS and any(self.files.states(STATE, uuid))
             fits = self.files.size(TABLE) == EpisodeTable.nbytes(made.table_slots)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             return None
@@ -228,6 +219,4 @@ def _refuse_others(files: Files) -> None:
             found = "buffer"
         if found == "buffer":
             return
-    raise UnknownFormatError(
-        f"{files.folder}: no buffer is there; make one with ReplayBuffer(max_steps=..., path=...)"
-    )
+    raise UnknownFormatError(f"{files.folder}: no buffer is there; make one with ReplayBuffer(max_steps=..., path=...)")

@@ -76,9 +76,7 @@ class Parts:
     def _find_table(self, manifest: Manifest) -> tuple[Part, bool]:
         """Return where the table lies, and whether anything says that records were stored."""
         files, slots = self.files, manifest.table_slots
-        shown = [
-            state.seq for state in files.states(self.state.at or STATE, manifest.uuid) if state
-        ]
+        shown = [state.seq for state in files.states(self.state.at or STATE, manifest.uuid) if state]
         expected = max([*shown, int(manifest.table.get("seq", 0))])
 
         def faults(name: str) -> list[str]:
@@ -106,9 +104,13 @@ class Parts:
             if made is None:
                 return
             manifest = self.manifest = replace(
-                manifest, schema=made.schema, backends=made.backends, options=made.options, files=made.files,
+                manifest,
+                schema=made.schema,
+                backends=made.backends,
+                options=made.options,
+                files=made.files,
                 sizes=made.sizes,
-            )  # fmt: skip
+            )
         # Until a record is stored, columns that no argument fixed are made again by the first episode.
         if manifest.schema is not None and (has_records or manifest.locked_by_argument):
             self.columns = [self._find_column(manifest, i) for i in range(len(manifest.files))]

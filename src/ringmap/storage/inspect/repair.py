@@ -75,8 +75,8 @@ def repair(
         ...     _ = file.seek(4096 + 25 * 8), file.write(b"?")
         >>> for action in ringmap.repair("hurt", dry_run=False):
         ...     print(action)
-        episodes.npy: drop the episode of record 2: columns/000-obs.npy: rows of record 2 (positions 20 to 40) are damaged
-        manifest.json: write it again: 2 episodes
+        episodes.npy: drop the episode of record 2: columns/000-obs.npy: rows of record 2 (positions 20 to 40) are
+        damaged manifest.json: write it again: 2 episodes
         state.bin: show readers the repaired state
         >>> [int(episode["obs"][0]) for episode in ringmap.ReplayBuffer.open("hurt").episodes()]
         [0, 2]
@@ -87,9 +87,7 @@ def repair(
     return repair_folder(Disk(), folder, dry_run, progress)
 
 
-def repair_folder(
-    disk: Disk, folder: str, dry_run: bool, progress: Progress | None = None
-) -> list[Action]:
+def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | None = None) -> list[Action]:
     """Mend the buffer in `folder` of a disk; see `repair`."""
     refuse_links(disk, folder)
     files = Files(disk, folder)
@@ -139,9 +137,7 @@ def _became(files: Files) -> str:
 # -- to another place ------------------------------------------------------------------------------
 
 
-def copy_repaired(
-    disk: Disk, folder: str, to: str, dry_run: bool, progress: Progress | None = None
-) -> list[Action]:
+def copy_repaired(disk: Disk, folder: str, to: str, dry_run: bool, progress: Progress | None = None) -> list[Action]:
     """Mend a copy of the buffer in `folder`, which is only read; see `repair`."""
     where = "ringmap.repair"
     refuse_links(disk, folder)

@@ -42,7 +42,7 @@ from ringmap.storage.inspect.faults import (
     orphans_in,
     sidecar_faults,
     stream_of,
-)  # fmt: skip
+)
 from ringmap.storage.inspect.identity import decode
 from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
@@ -169,18 +169,17 @@ class Salvage:
             table = self.table
             if TABLE in self._made:
                 path = self._beside(TABLE)
-                table = EpisodeTable.open(
-                    disk, path, table.slots, manifest.uuid, False, mapped=False
-                )
+                table = EpisodeTable.open(disk, path, table.slots, manifest.uuid, False, mapped=False)
             if self._opened(read, table) == self._opened(self._data, self.table):
                 return
             what = f"{self._beside('')}: is not what was written there"
         except DamageError as error:
             what = str(error)
         raise EnvironmentFault(
-            errno.EIO, f"{what}; the disk does not keep what is written to it, and no file of the buffer was replaced: "
+            errno.EIO,
+            f"{what}; the disk does not keep what is written to it, and no file of the buffer was replaced: "
             "mend a copy of what is whole elsewhere, ringmap.repair(path, to=...)",
-        )  # fmt: skip
+        )
 
     def _opened(self, data: dict[str, bytes], table: EpisodeTable) -> list[Any]:
         """Return what an opening takes from a manifest, a state and a table, by its own code."""
@@ -201,9 +200,7 @@ class Salvage:
             bytes(found.records),
         ]
 
-    def _act(
-        self, file: str, what: str, seq: int | None = None, episodes: int = 0, steps: int = 0
-    ) -> None:
+    def _act(self, file: str, what: str, seq: int | None = None, episodes: int = 0, steps: int = 0) -> None:
         self.actions.append(Action(file, what, seq, episodes, steps))
 
     def _refuse_hopeless(self) -> Manifest:
@@ -320,9 +317,7 @@ class Salvage:
     def _complete_column(self, index: int, part: Part) -> None:
         one, disk = self.manifest.column(index), self.files.disk
         if not one.is_known:
-            raise CorruptError(
-                f"{self.files.path(part.file)}: {part.faults[0]}: nothing can be mended"
-            )
+            raise CorruptError(f"{self.files.path(part.file)}: {part.faults[0]}: nothing can be mended")
         if part.at is None:
             name = f"column-{index}"
             self._act(part.file, "make it anew, empty")
@@ -393,9 +388,7 @@ class Salvage:
             first, last = run[0], run[-1]
             for record in run:
                 self._write(record)
-            numbers = (
-                f"records {first.seq} to {last.seq}" if len(run) > 1 else f"record {first.seq}"
-            )
+            numbers = f"records {first.seq} to {last.seq}" if len(run) > 1 else f"record {first.seq}"
             steps = f"positions {first.start} to {last.head}"
             what = f"put a dropped episode in the place of {numbers}: what {steps} stored is lost"
             self._act(TABLE, what, first.seq, len(run), last.head - first.start)
@@ -445,22 +438,16 @@ class Salvage:
             stop = after.start if after is not None else reached.head
             start = min(before.head if before is not None else reached.tail, stop)
             # What the next one calls live: with the tail of the one before, more than max_steps might be.
-            tail, first = (
-                (reached.tail, reached.first) if after is None else (after.tail, after.first)
-            )
+            tail, first = (reached.tail, reached.first) if after is None else (after.tail, after.first)
             numbers = [reached.first + int(i) for i in run]
             begun = len(numbers)
             if self.manifest.kind == TRANSITIONS:  # each row may have begun an episode
                 begun += stop - (0 if before is None else before.head)
             ordinal, time = _counted_between(before, after, numbers, begun)
             made, at = [], start
-            for (
-                number
-            ) in numbers:  # the first has all steps, unless they are more than a record can say
+            for number in numbers:  # the first has all steps, unless they are more than a record can say
                 length = min(stop - at, MOST_U4)
-                made.append(
-                    Record(number, at, tail, first, length=length, ordinal=ordinal, time=time, flags=DROPPED)
-                )  # fmt: skip
+                made.append(Record(number, at, tail, first, length=length, ordinal=ordinal, time=time, flags=DROPPED))
                 at = Position(at + length)
             found.append(made)
         return found
@@ -505,7 +492,8 @@ class Salvage:
 
     @staticmethod
     def _count_again(records: Array, kept: Array) -> None:
-        """Give records whose time or ordinal is out of order those that lie between their neighbours', and those of no chain no place in one."""
+        """Give records whose time or ordinal is out of order those that lie between their neighbours', and those of no
+        chain no place in one."""
         numbers, nexts = np.flatnonzero(kept), next_ordinals(records)
         on_time = set(longest_rise(numbers.tolist(), records["time"]))
         counted = set(longest_rise(numbers.tolist(), nexts))
@@ -534,9 +522,12 @@ class Salvage:
             return
         count = sum(int(seq) not in lost for seq in self.survey.live()["seq"])
         counts = {
-            "count": count, "first": reached.first, "tail": reached.tail,
-            "head": reached.head, "seq": reached.seq,
-        }  # fmt: skip
+            "count": count,
+            "first": reached.first,
+            "tail": reached.tail,
+            "head": reached.head,
+            "seq": reached.seq,
+        }
         carried = dict(self.survey.carried)
         if fault:
             older = next(small for small in self.survey.small_states() if not small.fault)
@@ -568,19 +559,15 @@ class Salvage:
         mark = min(reached.seq, max((state.mark for state in known), default=0))
         data = MemoryFile(STATE, StateFile.nbytes)
         StateFile(data, self.manifest.uuid).write_both(
-            State(
-                generation + 1, reached.seq, reached.first, reached.tail, reached.head, mark, era + 1, NO_BOOT
-            )
-        )  # fmt: skip
+            State(generation + 1, reached.seq, reached.first, reached.tail, reached.head, mark, era + 1, NO_BOOT)
+        )
         faults = words_of(lambda: StateFile.faults(self.files.disk, self.files.path(STATE)))
         self._act(STATE, "show readers the repaired state")
         self._data[STATE] = data.read(StateFile.nbytes, 0)
         self._put(STATE, keeps=part.at == STATE and not faults)
 
 
-def _counted_between(
-    before: Record | None, after: Record | None, numbers: list[int], begun: int
-) -> tuple[int, int]:
+def _counted_between(before: Record | None, after: Record | None, numbers: list[int], begun: int) -> tuple[int, int]:
     """Return ordinal and time of the dropped records that replace those of these numbers.
 
     An ordinal that one of them may have given must not be given again. `begun`: how many they gave at most.

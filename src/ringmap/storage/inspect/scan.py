@@ -120,11 +120,7 @@ class Scan:
         for _ in range(_LOOKS):
             states = self.files.states(at or STATE, manifest.uuid)
             one, other = states
-            if (
-                one is not None
-                and other is not None
-                and abs(one.generation - other.generation) == 1
-            ):
+            if one is not None and other is not None and abs(one.generation - other.generation) == 1:
                 break
         return states
 
@@ -134,9 +130,7 @@ class Scan:
         self.shown = shown = _newest(self.states)
         boot = self.files.disk.boot_id()
         self.clean = is_clean(shown, boot)
-        self.table = self.files.table(
-            self.parts.table.at or "", manifest.table_slots, manifest.uuid
-        )
+        self.table = self.files.table(self.parts.table.at or "", manifest.table_slots, manifest.uuid)
         records, whole, _ = self.table.scan()
         valid = whole & self._possible(records)
         try:
@@ -254,9 +248,7 @@ class Scan:
 
     # -- rows and blobs ----------------------------------------------------------------------
 
-    def verify(
-        self, progress: Progress | None = None
-    ) -> Iterator[tuple[Record, list[tuple[str, str]]]]:
+    def verify(self, progress: Progress | None = None) -> Iterator[tuple[Record, list[tuple[str, str]]]]:
         """Yield each live episode whose rows or blob are damaged, and what is: `(file, words)`.
 
         Columns that lie nowhere are left out. Reads every live byte, in
@@ -289,9 +281,7 @@ class Scan:
             faults = [(name, f"blob {where} is {gone}")]
             known = [s for s in sums if s is not None]
             if len(known) == len(sums) and combine(known) != record.rows_sum:
-                faults += [
-                    (part.file, f"rows {where} may be damaged") for part in self.parts.columns
-                ]
+                faults += [(part.file, f"rows {where} may be damaged") for part in self.parts.columns]
             return faults
         name = self.segment_file(record.blob_segment)
         try:
@@ -317,19 +307,13 @@ class Scan:
         found, schema = list[tuple[str, str]](), self.manifest.schema
         if schema is None or not schema.texts:
             return found
-        for column, part, spec in zip(
-            self._columns, self.parts.columns, schema.columns, strict=True
-        ):
+        for column, part, spec in zip(self._columns, self.parts.columns, schema.columns, strict=True):
             if not spec.is_text or column is None:
                 continue
             for slot, steps in self.manifest.ring.pieces(record.start, record.length):
-                codes = np.frombuffer(
-                    b"".join(p for p in column.pieces(slot, steps) if isinstance(p, bytes)), "<i4"
-                )
+                codes = np.frombuffer(b"".join(p for p in column.pieces(slot, steps) if isinstance(p, bytes)), "<i4")
                 if len(codes) and not 0 <= codes.min() <= codes.max() < words:
-                    found.append(
-                        (part.file, f"text {where} is not among the {words} words of its commit")
-                    )
+                    found.append((part.file, f"text {where} is not among the {words} words of its commit"))
                     break
         return found
 
@@ -436,9 +420,7 @@ class Scan:
             number: record
             for number, record in oldest.items()
             # One whose newest blob is where it should be was not swapped: only a record of it is wrong.
-            if number <= LAST_SEGMENT
-            and self.blob(record) is None
-            and self.blob(newest[number]) is None
+            if number <= LAST_SEGMENT and self.blob(record) is None and self.blob(newest[number]) is None
         }
         ours = {self.segment_file(number) for number in oldest if number not in lost}
         strays = [name for name in self.files.all() if name not in ours] if lost else []

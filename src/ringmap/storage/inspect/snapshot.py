@@ -13,7 +13,8 @@ rounds endless: on the writer's own handle, no other thread writes during the la
 
 Invariants: the source is only read; nothing is at the target before all of it is there and synced; what is in the
 copy was one committed state. It has a UUID of its own, which labels, records and states carry.
-Not here: what is copied in a round (copying.py), the place and the name (workplace.py), how a disk shares bytes (system.py).
+Not here: what is copied in a round (copying.py), the place and the name (workplace.py), how a disk shares bytes
+(system.py).
 """
 
 from __future__ import annotations
@@ -108,9 +109,7 @@ def _follow(source: Handle, copy: Copy, where: str) -> Look:
         else:
             then = look(source)
             if then.seq == now.seq and then.era == now.era:
-                raise CorruptError(
-                    f"{source.folder}: {copy.missing}; run ringmap.check on the buffer"
-                )
+                raise CorruptError(f"{source.folder}: {copy.missing}; run ringmap.check on the buffer")
         todo = copy.left(then)
         if writer is not None and (todo < _LITTLE_NBYTES or todo > left / 2):
             return _finish_alone(writer, copy, where)
@@ -131,9 +130,7 @@ def _finish_alone(writer: Store, copy: Copy, where: str) -> Look:
         try:
             now = look(writer)
             if not copy.take(now):
-                raise CorruptError(
-                    f"{writer.folder}: {copy.missing}; run ringmap.check on the buffer"
-                )
+                raise CorruptError(f"{writer.folder}: {copy.missing}; run ringmap.check on the buffer")
             done.append(now)
         except OSError as error:  # of the copy's disk: no word on what the writer stores
             done.append(error)

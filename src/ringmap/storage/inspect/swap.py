@@ -173,9 +173,14 @@ def _decode(data: bytes, path: str) -> tuple[list[list[str]], list[list[Any]]] |
 
 
 _TAKES: dict[str, tuple[type, ...]] = {
-    "make": (str,), "rename": (str, str), "overwrite": (str, str), "remove": (str,), "resize": (str, int),
-    "column": (int,), "sidecar": (str,),
-}  # fmt: skip
+    "make": (str,),
+    "rename": (str, str),
+    "overwrite": (str, str),
+    "remove": (str,),
+    "resize": (str, int),
+    "column": (int,),
+    "sidecar": (str,),
+}
 
 
 def _makes_sense(verb: str, *args: Any) -> bool:
@@ -183,18 +188,14 @@ def _makes_sense(verb: str, *args: Any) -> bool:
     names = [arg for arg in args if isinstance(arg, str)]
     foreign = r"[\0\\:]" if os.name == "nt" else r"\0"
     inside = not any(re.search(foreign, n) or {"", ".", ".."} & {*n.split("/")} for n in names)
-    return inside and tuple(map(type, args)) == _TAKES[verb] and all(
-        arg >= 0 for arg in args if isinstance(arg, int)
-    )  # fmt: skip
+    return inside and tuple(map(type, args)) == _TAKES[verb] and all(arg >= 0 for arg in args if isinstance(arg, int))
 
 
 def _set_all_aside(files: Files) -> None:
     """Move what lies in the folder into the directory, where the next look finds each file by what is in it."""
     for name in files.names(SALVAGE):
         if name not in (_JOURNAL, _REST, _ROOM):
-            files.disk.rename(
-                files.path(name), files.path(free_aside(files, name.partition("/")[2]))
-            )
+            files.disk.rename(files.path(name), files.path(free_aside(files, name.partition("/")[2])))
     files.disk.sync_folder(files.folder)
     files.disk.discard(files.path(SALVAGE))
 
@@ -245,9 +246,7 @@ def _overwrite(disk: Disk, source: str, target: str) -> None:
         closing(disk.open(target, write=True)) as old,
     ):
         at = 0
-        while (
-            at := max(at, min(new.next_data(at), old.next_data(at)) // _PAGE * _PAGE)
-        ) < new.size():
+        while (at := max(at, min(new.next_data(at), old.next_data(at)) // _PAGE * _PAGE)) < new.size():
             data, there = new.read(_BLOCK, at), read(old, at)
             for i in range(0, len(data), _PAGE):
                 if data[i : i + _PAGE] != there[i : i + _PAGE]:

@@ -64,13 +64,9 @@ def refuse_target(own: str, disk: Disk, folder: str, where: str) -> None:
     if not disk.exists(folder):
         return
     if not disk.is_folder(folder) or disk.names(folder):
-        raise ExistsError(
-            f"{where}: something is at {folder} already; expected a directory that is new or empty"
-        )
+        raise ExistsError(f"{where}: something is at {folder} already; expected a directory that is new or empty")
     if os.path.ismount(folder):
-        raise InputError(
-            f"{where}: {folder} is a mount point, which nothing can be renamed to; name a directory in it"
-        )
+        raise InputError(f"{where}: {folder} is a mount point, which nothing can be renamed to; name a directory in it")
 
 
 @contextlib.contextmanager

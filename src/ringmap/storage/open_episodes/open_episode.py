@@ -66,7 +66,8 @@ class OpenEpisode:
         casting: how values may be converted, as for the buffer.
         key_filter: the buffer's, applied to each step.
         small: given notes or None, provides the buffer's small state for a commit.
-        commit_every: commit this many steps at a time, as parts of one episode; None: the episode is committed when it ends.
+        commit_every: commit this many steps at a time, as parts of one episode; None: the episode is committed when it
+            ends.
         episode_data: of the episode, as far as it is known: it is stored with each part, too.
         lane: of the parts, 0 or more: episodes of one lane follow each other in `Sequences(..., across=True)`.
 
@@ -88,9 +89,9 @@ class OpenEpisode:
         store: Store,
         casting: str,
         key_filter: Callable[[dict[str, Any]], dict[str, Any]] | None,
-        small: Callable[
-            [Mapping[str, Any] | None], AbstractContextManager[Mapping[str, Any] | None]
-        ] = lambda _: nullcontext(),
+        small: Callable[[Mapping[str, Any] | None], AbstractContextManager[Mapping[str, Any] | None]] = lambda _: (
+            nullcontext()
+        ),
         commit_every: int | None = None,
         episode_data: Mapping[str, Any] | None = None,
         lane: int = 0,
@@ -102,7 +103,8 @@ class OpenEpisode:
         self._encoded = encode_data(self._data, _BEGIN)
         if commit_every is not None and len(self._encoded) > _MOST_DATA:
             raise InputError(
-                f"{_BEGIN}: episode_data of {len(self._encoded)} bytes would be stored with each part; give at most {_MOST_DATA} "
+                f"{_BEGIN}: episode_data of {len(self._encoded)} bytes would be stored with each part; give at most "
+                f"{_MOST_DATA} "
                 "bytes here, and the rest to finish"
             )
         self._part = PartOf(lane=lane)
@@ -137,7 +139,8 @@ class OpenEpisode:
     def _check_data(self, data: Mapping[str, Any], where: str) -> None:
         if self._every is not None and FIRST_STEP in data:
             raise InputError(
-                f"{where}: episode data {FIRST_STEP!r} is what the data of an episode in parts have once its oldest steps were evicted: "
+                f"{where}: episode data {FIRST_STEP!r} is what the data of an episode in parts have once its oldest "
+                f"steps were evicted: "
                 "rename it"
             )
 
@@ -145,8 +148,8 @@ class OpenEpisode:
         """Add one step: column -> its value at this step (no time axis); nested values as for `write_episode`.
 
         Raises:
-            InputError: the step does not fit the schema, or the episode would exceed max_steps. With `commit_every` an episode may be
-                longer than the buffer, which keeps its newest parts.
+            InputError: the step does not fit the schema, or the episode would exceed max_steps. With `commit_every` an
+                episode may be longer than the buffer, which keeps its newest parts.
             EnvironmentFault: the disk is full or fails; the steps before this one stay.
 
         Cost: one write; at durability="power" one sync. Each `commit_every`-th call commits.
@@ -231,7 +234,8 @@ class OpenEpisode:
         Args:
             terminated: whether it ended in a terminal state.
             truncated: whether it was cut off.
-            episode_data: values that are constant in the episode, as for `write_episode`; they join those that it began with.
+            episode_data: values that are constant in the episode, as for `write_episode`; they join those that it began
+                with.
             notes: as for `write_episode`.
 
         Raises:
@@ -247,9 +251,14 @@ class OpenEpisode:
         )
 
     def _finish(
-        self, files: CommitFiles, terminated: bool, truncated: bool, episode_data: Mapping[str, Any] | None,
-        notes: Mapping[str, Any] | None, where: str,
-    ) -> None:  # fmt: skip
+        self,
+        files: CommitFiles,
+        terminated: bool,
+        truncated: bool,
+        episode_data: Mapping[str, Any] | None,
+        notes: Mapping[str, Any] | None,
+        where: str,
+    ) -> None:
         self._check_open(where)  # once more: a handler may have come first
         self._go_on()
         self._check_data(episode_data or {}, where)
@@ -264,9 +273,14 @@ class OpenEpisode:
         self._remove()
 
     def _commit(
-        self, files: CommitFiles, part: PartOf | None, flags: int, data: bytes, where: str,
+        self,
+        files: CommitFiles,
+        part: PartOf | None,
+        flags: int,
+        data: bytes,
+        where: str,
         notes: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Commit the steps in the file."""
         store, count = self._store, self._pending
         stream = _read_steps(store.disk, self._folder, store.ring.max_steps)
@@ -281,13 +295,15 @@ class OpenEpisode:
         schema, arrays = _as_stored(store, stream.schema, arrays, self._casting, where)
         self._begins, self._ordinal = store.head, store.next_ordinal
         with self._small(notes) as small:
-            store.commit_within(
-                files, schema, arrays, data, flags, where, self.id, small, part=part
-            )  # fmt: skip
+            store.commit_within(files, schema, arrays, data, flags, where, self.id, small, part=part)
 
     def _end_chain(
-        self, files: CommitFiles, flags: int, data: bytes = b"", notes: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        files: CommitFiles,
+        flags: int,
+        data: bytes = b"",
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
         """End the episode where its newest part ends, unless it has ended or has no part."""
         store, part = self._store, self._part
         chains = store.live.chains
@@ -296,13 +312,12 @@ class OpenEpisode:
                 store.end_chain(files, part, flags, data, small)
 
     def abandon(self) -> None:
-        """End the episode without storing it. Parts that are committed stay: the episode ends with them, as interrupted."""
+        """End the episode without storing it. Parts that are committed stay: the episode ends with them, as
+        interrupted."""
         where = "OpenEpisode.abandon"
         if not self._ended:
             self._check_open(where)
-            if (
-                self._every is not None and not self._store.is_poisoned
-            ):  # else the next opening does it
+            if self._every is not None and not self._store.is_poisoned:  # else the next opening does it
                 self._store.exclusively(where, self._end_at_part)
             # A power cut must not bring it back: interrupted="keep" would store it.
             self._store.alone(where, lambda: self._remove(durably=self._store.power))
@@ -320,9 +335,7 @@ class OpenEpisode:
             return
         if kind is None:
             self.finish()
-        elif (
-            self._store.writable_here
-        ):  # else the stream is not ours: a forked child's parent continues it
+        elif self._store.writable_here:  # else the stream is not ours: a forked child's parent continues it
             self.abandon()
 
     def _check_open(self, where: str) -> None:
@@ -383,7 +396,8 @@ class OpenEpisode:
 def finish_open(store: Store, keep: bool) -> None:
     """Process episodes that a killed process left open: drop them, or keep the steps seen.
 
-    A kept episode is flagged as interrupted, neither terminated nor truncated; so are episodes whose parts are committed.
+    A kept episode is flagged as interrupted, neither terminated nor truncated; so are episodes whose parts are
+    committed.
     """
     disk = store.disk
     with clear_reads("ReplayBuffer", store.folder):
@@ -394,16 +408,12 @@ def finish_open(store: Store, keep: bool) -> None:
                 if steps is not None:
                     assert steps.schema is not None
                     try:
-                        schema, arrays = _as_stored(
-                            store, steps.schema, steps.arrays(), "safe", folder
-                        )
+                        schema, arrays = _as_stored(store, steps.schema, steps.arrays(), "safe", folder)
                     except InputError as error:
                         log.warning("%s: interrupted episode dropped: %s", folder, error)
                     else:
                         part = steps.part and _last_part(store, steps.part)
-                        store.commit(
-                            schema, arrays, steps.data, INTERRUPTED, where=folder, finished=name, part=part
-                        )  # fmt: skip
+                        store.commit(schema, arrays, steps.data, INTERRUPTED, where=folder, finished=name, part=part)
                         log.info(
                             "%s: kept %d steps of an interrupted episode",
                             store.folder,
@@ -434,15 +444,11 @@ def _end_chains(store: Store) -> None:
         ordinal = Ordinal(live.first + int(live.whole.parts_of(number)[-1]))
         record = store.live_record(ordinal)
         if record is not None:
-            newest[record.chain] = (
-                record  # a part that was dropped leaves two episodes of one chain
-            )
+            newest[record.chain] = record  # a part that was dropped leaves two episodes of one chain
     for record in newest.values():
         part = PartOf.of(record)
         assert part is not None
-        following = replace(
-            part, step=part.step + record.length, number=part.number + 1, previous=record.start
-        )
+        following = replace(part, step=part.step + record.length, number=part.number + 1, previous=record.start)
         end = functools.partial(store.end_chain, part=following, flags=INTERRUPTED)
         store.exclusively(store.folder, end)
 
@@ -463,9 +469,7 @@ def _as_stored(
     locked = store.schema
     if locked is None or locked == schema:
         return schema, arrays
-    return locked, list(
-        locked.fit(dict(zip(schema.names, arrays, strict=True)), casting, where).values()
-    )
+    return locked, list(locked.fit(dict(zip(schema.names, arrays, strict=True)), casting, where).values())
 
 
 def _read_steps(disk: Disk, folder: str, max_steps: int) -> Stream | None:

@@ -5,6 +5,6 @@
     reader      follows a writer in another process, and never writes
     read_live   the protocol of two looks: copy, look at the tail again, read lost rows again
 
-A writer publishes a new tail before it overwrites a row before that tail. So rows at or after the tail, read once the copy is
-complete, did not change during the copy. All reads of rows, blobs or labels go through `read_live`.
+A writer publishes a new tail before it overwrites a row before that tail. So rows at or after the tail, read once the
+copy is complete, did not change during the copy. All reads of rows, blobs or labels go through `read_live`.
 """

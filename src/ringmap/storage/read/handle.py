@@ -58,8 +58,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Pulse:
     """When the memory of some handles changed: `last` is another object after each change of any of them.
 
-    After a failed sync the next writer may continue from an earlier state, and store other episodes at the same positions: the history
-    breaks. A thread that looked up positions before that reads them again, from the new state.
+    After a failed sync the next writer may continue from an earlier state, and store other episodes at the same
+    positions: the history breaks. A thread that looked up positions before that reads them again, from the new state.
     """
 
     __slots__ = ("_broke", "_known", "last")
@@ -158,7 +158,9 @@ class Handle:
     def closed(self, where: str) -> ClosedError:
         """Return the error of a call on a closed buffer."""
         if self.disk.volatile:
-            return ClosedError(f"{where}: the buffer in RAM is closed, and its rows are gone; make another one, or give it a path")  # fmt: skip
+            return ClosedError(
+                f"{where}: the buffer in RAM is closed, and its rows are gone; make another one, or give it a path"
+            )
         return ClosedError(f"{where}: the buffer {self.folder} is closed; open it again")
 
     def is_idle(self, wait_s: float) -> bool:
@@ -166,7 +168,8 @@ class Handle:
         return True
 
     def refuse_within(self, where: str) -> None:
-        """Raise in the middle of another call of the same thread that this one would disturb. A reader has no such calls."""
+        """Raise in the middle of another call of the same thread that this one would disturb. A reader has no such
+        calls."""
 
     def recover_if_stale(self) -> None:
         """Make memory agree with the files if an interrupt separated them."""
@@ -203,7 +206,8 @@ class Handle:
         return is_mine(self.memory)
 
     def refuse_if_held(self, where: str) -> None:
-        """Raise if this thread holds `memory`: the caller is then a handler, or a callable, in the middle of another call."""
+        """Raise if this thread holds `memory`: the caller is then a handler, or a callable, in the middle of another
+        call."""
         refuse_if_mine(self.memory, where)
 
     def _refuse(self, where: str) -> NoReturn:
@@ -222,7 +226,8 @@ class Handle:
                 self.live.end(chain, seq)
 
     def _note_newest(self, records: Array) -> None:
-        """Note what the last of these records, if there is one, says of those to come. Numbers are never given again."""
+        """Note what the last of these records, if there is one, says of those to come. Numbers are never given
+        again."""
         if len(records):
             self.next_ordinal = max(self.next_ordinal, int(next_ordinals(records[-1:])[0]))
             self.time = max(self.time, int(records["time"][-1]))
@@ -230,12 +235,7 @@ class Handle:
     def _open_values(self) -> None:
         """Open the newer values of mutable columns, where there are such columns, so that reads find them."""
         schema, rows = self.manifest.schema, self.rows
-        if (
-            self.values is None
-            and rows is not None
-            and schema is not None
-            and schema.mutable.columns
-        ):
+        if self.values is None and rows is not None and schema is not None and schema.mutable.columns:
             self.values = MutableValues.open(self.home, self.writable, self.mapped, tail_of(self))
             rows = rows.with_changes(self.values)
             self.rows = rows if self._over is None else rows.with_changes(self._over(self))
@@ -251,7 +251,8 @@ class Handle:
             self.pulse.beat()
 
     def stored(self, positions: Array) -> Array | None:
-        """Tell which positions, at least one, are those of stored steps, bool `(n,)`; None for all. Holds `memory`, or the writer's lock."""
+        """Tell which positions, at least one, are those of stored steps, bool `(n,)`; None for all. Holds `memory`, or
+        the writer's lock."""
         live = self.live
         if live.is_dense:
             first = live.start(Ordinal(live.first))
@@ -312,9 +313,7 @@ class Handle:
         """
         return self.read_record(self.live_record(ordinal))
 
-    def read_record(
-        self, record: Record | None
-    ) -> tuple[list[Array], dict[str, Any], Record] | None:
+    def read_record(self, record: Record | None) -> tuple[list[Array], dict[str, Any], Record] | None:
         """Return the episode of a record, as `read_episode` does."""
         if record is None:
             return None
@@ -328,9 +327,7 @@ class Handle:
             return None
         fault = bad_rows(record, rows.schema.names, sums, blob)
         if fault is not None:
-            raise CorruptError(
-                f"{self.folder}: {fault}; run ringmap.check and ringmap.repair on the buffer"
-            )
+            raise CorruptError(f"{self.folder}: {fault}; run ringmap.check and ringmap.repair on the buffer")
         return self._with_words(steps, blob, record), self._data_in(blob, record), record
 
     def _with_words(self, steps: list[Array], blob: bytes | None, record: Record) -> list[Array]:
@@ -344,7 +341,8 @@ class Handle:
             return [words.decode(values) if spec.is_text else values for spec, values in columns]
         except ValueError as error:
             raise CorruptError(
-                f"{self.folder}: text of record {record.seq}: {error}; run ringmap.check and ringmap.repair on the buffer"
+                f"{self.folder}: text of record {record.seq}: {error}; run ringmap.check and ringmap.repair on the "
+                f"buffer"
             ) from None
 
     def data_of(self, record: Record) -> dict[str, Any]:
@@ -354,7 +352,8 @@ class Handle:
 
     @property
     def carried(self) -> dict[str, Any]:
-        """The small state that commits carry, by section, as of the newest record that is known here. Reads the manifest and a blob.
+        """The small state that commits carry, by section, as of the newest record that is known here. Reads the
+        manifest and a blob.
 
         Raises:
             CorruptError: it is not valid.
@@ -376,8 +375,8 @@ class Handle:
         return self._data_in(blob, record)
 
     def origins(self) -> tuple[Array, Array]:
-        """Return what the live episodes, oldest first and parts joined, were first stored as: by it, an episode is the same wherever it
-        is copied to.
+        """Return what the live episodes, oldest first and parts joined, were first stored as: by it, an episode is the
+        same wherever it is copied to.
 
         Returns:
             The lineage of the ring of each, uint8 `(n, 16)`, and its ordinal there, uint64 `(n,)`.
@@ -400,9 +399,7 @@ class Handle:
         if record is None and is_live(self, start):
             record = self.table.search(start, first, last)
             if record is None and is_live(self, start):
-                raise CorruptError(
-                    f"{self.paths.table}: a live record is damaged; run ringmap.check on the buffer"
-                )
+                raise CorruptError(f"{self.paths.table}: a live record is damaged; run ringmap.check on the buffer")
         return record
 
     def _data_in(self, blob: bytes | None, record: Record) -> dict[str, Any]:
@@ -438,7 +435,8 @@ def is_mine(lock: Any) -> bool:
 
 
 def refuse_if_mine(lock: Any, where: str) -> None:
-    """Raise if this thread holds a reentrant lock: the caller is then a handler, or a callable, in the middle of another call.
+    """Raise if this thread holds a reentrant lock: the caller is then a handler, or a callable, in the middle of
+    another call.
 
     Args:
         lock: held by calls that must not be nested.
@@ -459,7 +457,8 @@ def _nested(where: str) -> RoleError:
 
 
 def tail_of(handle: Handle) -> Callable[[], int]:
-    """Return a function that returns the position below which rows may have been overwritten by now. It does not keep the handle."""
+    """Return a function that returns the position below which rows may have been overwritten by now. It does not keep
+    the handle."""
     known = weakref.ref(handle)
 
     def tail() -> int:

@@ -3,8 +3,8 @@
     name -> its parts, as of now -> their records -> rows, each verified -> one array per column
                                                   -> data: of the last part, or of the record that ended the chain
 
-Invariants: what is returned was live during the read; parts that are evicted meanwhile are left out, with those before them.
-Not here: which parts make an episode (ring/chains.py), clips.
+Invariants: what is returned was live during the read; parts that are evicted meanwhile are left out, with those before
+them. Not here: which parts make an episode (ring/chains.py), clips.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ def read_joined(source: Handle, name: int) -> tuple[list[Array], dict[str, Any]]
     return found
 
 
-def read_pieces(
-    source: Handle, name: int, most: float = math.inf
-) -> Iterator[tuple[list[Array], dict[str, Any]]]:
-    """Yield the steps of the episode of this name in pieces of whole parts, each with the data of the episode and the number of steps
-    before it; one piece, if it fits in `most` steps. If parts are evicted meanwhile, a piece begins after them.
+def read_pieces(source: Handle, name: int, most: float = math.inf) -> Iterator[tuple[list[Array], dict[str, Any]]]:
+    """Yield the steps of the episode of this name in pieces of whole parts, each with the data of the episode and the
+    number of steps before it; one piece, if it fits in `most` steps. If parts are evicted meanwhile, a piece begins
+    after them.
 
     Raises:
         CorruptError: rows differ from what was stored.
@@ -87,7 +86,8 @@ def joined_data(source: Handle, name: int) -> dict[str, Any] | None:
 
 
 def _find(source: Handle, name: int) -> tuple[list[Ordinal], int, dict[str, Any]] | None:
-    """Return the ordinals of the parts of an episode, how many steps were before, and the data of a record that ended it later."""
+    """Return the ordinals of the parts of an episode, how many steps were before, and the data of a record that ended
+    it later."""
     live = source.live
     whole = live.whole
     number = int(whole.find(np.array([name]))[0])

@@ -18,7 +18,8 @@ def mark_file(source: Handle, path: str) -> MarkFile:
 
 
 def record_key(source: Handle, position: int) -> str | None:
-    """Return what tells an episode from another one at the same position; None if no stored episode begins there. O(log episodes)."""
+    """Return what tells an episode from another one at the same position; None if no stored episode begins there. O(log
+    episodes)."""
     with source.memory:
         live = source.live
         ordinal = live.ordinal_from(Position(position))

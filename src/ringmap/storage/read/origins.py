@@ -39,14 +39,15 @@ def origin_of(lineage: bytes, ordinal: int) -> str:
 
 
 def origins_at(handle: Any, names: Array) -> tuple[Array, Array, Array]:
-    """Return lineages and ordinals of the episodes that begin at these positions, as `Handle.origins`, and which of them are stored."""
+    """Return lineages and ordinals of the episodes that begin at these positions, as `Handle.origins`, and which of
+    them are stored."""
     with handle.memory:
         live = handle.live
         here = live.starts if live.chains is None else live.whole.names
         lineages, ordinals = handle.origins()
         at = np.minimum(here.searchsorted(names), max(0, len(here) - 1))
         if not len(here):
-            return np.zeros((len(names), 16), np.uint8), np.zeros(len(names), np.uint64), np.zeros(len(names), np.bool_)  # fmt: skip
+            return np.zeros((len(names), 16), np.uint8), np.zeros(len(names), np.uint64), np.zeros(len(names), np.bool_)
         return lineages[at], ordinals[at], here[at] == names
 
 
@@ -69,9 +70,7 @@ class Origins:
             if live.chains is not None:
                 whole = live.whole
                 firsts = whole.in_order[whole.parts]
-                lasts = whole.in_order[
-                    np.append(whole.parts[1:], len(whole.in_order))[: len(whole)] - 1
-                ]
+                lasts = whole.in_order[np.append(whole.parts[1:], len(whole.in_order))[: len(whole)] - 1]
                 ended = live.chains.ended
                 starts, copied, found = whole.names, copied[lasts], found[firsts]
             else:

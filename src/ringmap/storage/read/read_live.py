@@ -15,13 +15,14 @@ before it returned.
 
 Obligations: rows are copied, since a view of a map changes later. Positions keep their meaning through a
 refresh, a restart of the writer and a recovery; ordinals and row numbers do not, so each try looks the positions up
-again. The exception: a recovery after a failed sync may find an earlier state, and other episodes are stored at known positions. Then all
-that a thread looked up before is lost (`Pulse.break_history`), also if another thread refreshes first. Whether a row is valid in other
-ways (it lies in a window, it has a next observation) is checked in addition to the look, never instead of it.
+again. The exception: a recovery after a failed sync may find an earlier state, and other episodes are stored at known
+positions. Then all that a thread looked up before is lost (`Pulse.break_history`), also if another thread refreshes
+first. Whether a row is valid in other ways (it lies in a window, it has a next observation) is checked in addition to
+the look, never instead of it.
 
-Invariants: returned rows were live during their copy; a reader gives up after `RETRY_S` seconds, and `MOST` looks, without
-progress (fewer rows left to read), never earlier. A reader that gets no processor makes ten looks in milliseconds, so looks alone
-do not count.
+Invariants: returned rows were live during their copy; a reader gives up after `RETRY_S` seconds, and `MOST` looks,
+without progress (fewer rows left to read), never earlier. A reader that gets no processor makes ten looks in
+milliseconds, so looks alone do not count.
 Not here: which positions exist, how rows are copied; a reader that waits for a state (reader.py, snapshot.py).
 """
 
@@ -125,7 +126,8 @@ def look_again(
 
 
 def is_live(source: Live, lowest: int) -> bool:
-    """Look again: tell whether rows from this position on were live during their copy. Call it once the copy is complete."""
+    """Look again: tell whether rows from this position on were live during their copy. Call it once the copy is
+    complete."""
     return lowest >= source.newest_tail()
 
 

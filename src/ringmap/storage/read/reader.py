@@ -45,7 +45,8 @@ __all__ = ["Reader"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 HELD_S = 0.1
-"""Seconds between two looks at whether the directory is still at its path. Until the next one a reader shows what was there."""
+"""Seconds between two looks at whether the directory is still at its path. Until the next one a reader shows what was
+there."""
 
 _BETWEEN = State(era=-1)
 """The state while memory changes: an interrupt leaves this value, and the next look reads the whole state again."""
@@ -81,9 +82,13 @@ class Reader(Handle):
     """
 
     def __init__(
-        self, disk: Disk, folder: str, progress: Progress | None = None, mapped: bool = True,
+        self,
+        disk: Disk,
+        folder: str,
+        progress: Progress | None = None,
+        mapped: bool = True,
         uuid: bytes | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         disk = hold(disk, folder)
         super().__init__(disk, folder, read_manifest(disk, folder), mapped)
         if uuid not in (None, self.manifest.uuid):
@@ -94,12 +99,8 @@ class Reader(Handle):
         self._progress = progress
         self._refuse_distant_writer()
         manifest = self.manifest
-        self.table = EpisodeTable.open(
-            disk, self.paths.table, manifest.table_slots, manifest.uuid, False, self.mapped
-        )
-        self._state_file = StateFile.open(
-            disk, self.paths.state, manifest.uuid, write=False, mapped=self.mapped
-        )
+        self.table = EpisodeTable.open(disk, self.paths.table, manifest.table_slots, manifest.uuid, False, self.mapped)
+        self._state_file = StateFile.open(disk, self.paths.state, manifest.uuid, write=False, mapped=self.mapped)
         self._glanced: tuple[tuple[int, int] | None, State] = None, State()
         self._copies_up = disk.system.copies_up(folder)
         self._held_until = 0.0
@@ -156,9 +157,7 @@ class Reader(Handle):
     def _read_manifest_again(self) -> None:
         manifest = read_manifest(self.disk, self.folder)
         if manifest.uuid != self.manifest.uuid:
-            raise ReplacedError(
-                f"{self.folder}: another buffer's manifest is there now; open the buffer again"
-            )
+            raise ReplacedError(f"{self.folder}: another buffer's manifest is there now; open the buffer again")
         self.manifest = manifest
 
     def _take_found(self, found: RecoveredState, bad: Collection[int]) -> None:
@@ -231,7 +230,8 @@ class Reader(Handle):
         return self._state_file.map_into(room, at)
 
     def _check_held(self) -> None:
-        """Raise if the directory was replaced; by a system call, but at most one in `HELD_S` seconds if the state is mapped."""
+        """Raise if the directory was replaced; by a system call, but at most one in `HELD_S` seconds if the state is
+        mapped."""
         now = time.monotonic()
         if now >= self._held_until:
             self.disk.check_held("ReplayBuffer")
@@ -247,15 +247,15 @@ class Reader(Handle):
         """
         if self._copies_up and self._state_file.is_copied(self.disk):
             raise ReplacedError(
-                f"{self.folder}: lies on overlayfs (a container's layers), and a writer has opened it since: that copied its files up from "
-                "a lower layer, and the maps of this reader are of those before. Open it again; or keep buffers on a volume"
+                f"{self.folder}: lies on overlayfs (a container's layers), and a writer has opened it since: that "
+                f"copied its files up from "
+                "a lower layer, and the maps of this reader are of those before. Open it again; or keep buffers on a "
+                "volume"
             )
 
     def _look(self) -> State:
         """Return the newest state that was shown, without a system call if that is the one of the last look."""
-        glance = (
-            self._state_file.glance()
-        )  # before the look: a state that is shown after it counts as new
+        glance = self._state_file.glance()  # before the look: a state that is shown after it counts as new
         if glance is None:
             return self._whole_look()
         before, shown = self._glanced
@@ -279,7 +279,8 @@ class Reader(Handle):
         return shown
 
     def shown_tail(self) -> Position:
-        """Return the position below which rows may have been overwritten by now. Without a system call, if the state is mapped.
+        """Return the position below which rows may have been overwritten by now. Without a system call, if the state is
+        mapped.
 
         Raises:
             ReplacedError: the directory was replaced.
@@ -314,15 +315,9 @@ class Reader(Handle):
         records, valid = self.table.read_range(fresh, shown.seq)
         if not valid.all():
             again = self._state_file.look()
-            if (
-                again is not None
-                and again.era == shown.era
-                and again.first <= fresh + int(np.argmin(valid))
-            ):
+            if again is not None and again.era == shown.era and again.first <= fresh + int(np.argmin(valid)):
                 bad = fresh + int(np.argmin(valid))
-                raise CorruptError(
-                    f"{self.paths.table}: record {bad} is damaged; run ringmap.check on the buffer"
-                )
+                raise CorruptError(f"{self.paths.table}: record {bad} is damaged; run ringmap.check on the buffer")
             return False
         state = shown.seq, shown.tail, shown.head
         refuse_impossible(records, state, self.manifest, self.table.slots, self.paths.table)
@@ -354,9 +349,7 @@ class Reader(Handle):
 
         with self.memory:
             if not anew and (
-                shown.era != self._shown.era
-                or shown.seq < self.seq
-                or fresh != max(self.seq + 1, shown.first)
+                shown.era != self._shown.era or shown.seq < self.seq or fresh != max(self.seq + 1, shown.first)
             ):
                 return False  # another thread was faster, or a signal handler
             self._change_to(shown, take)
@@ -383,9 +376,7 @@ class Reader(Handle):
         with self.memory:
             known = shown.era == self._shown.era and shown.seq == self.seq + 1
             limits = self.manifest.max_steps, self.table.slots
-            if not known or not is_next(
-                record, self.tail, self.head, self.next_ordinal, self.time, *limits
-            ):
+            if not known or not is_next(record, self.tail, self.head, self.next_ordinal, self.time, *limits):
                 return False
             if (record.tail, record.head) != (shown.tail, shown.head):
                 return False
@@ -407,14 +398,12 @@ class Reader(Handle):
     def _open_rows(self, head: int) -> None:
         manifest = self.manifest
         if manifest.schema is None:
-            raise CorruptError(
-                f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
-            )
+            raise CorruptError(f"{self.paths.manifest}: names no columns, but episodes are stored; put it back")
         self._adopt(
             Rows.open(
                 self.disk, self.folder, manifest.schema, manifest.columns, manifest.ring, False, head, self.mapped
             )
-        )  # fmt: skip
+        )
 
     @property
     def schema(self) -> Schema | None:
@@ -423,9 +412,7 @@ class Reader(Handle):
         return self.manifest.schema if known else None
 
     def _lapped(self, what: str, tries: Tries) -> LappedError:
-        return LappedError(
-            f"{self.folder}: {what}: the writer overtook this reader {tries}; raise max_steps"
-        )
+        return LappedError(f"{self.folder}: {what}: the writer overtook this reader {tries}; raise max_steps")
 
     def close(self) -> None:
         """Release all files. A running read keeps them, or raises ClosedError."""

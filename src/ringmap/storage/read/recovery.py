@@ -136,9 +136,7 @@ def is_clean(shown: State | None, boot: bytes | None) -> bool:
     return shown is not None and boot is not None and shown.boot == boot != NO_BOOT
 
 
-def find(
-    table: EpisodeTable, shown: State | None, boot: bytes | None, manifest: Manifest, path: str
-) -> RecoveredState:
+def find(table: EpisodeTable, shown: State | None, boot: bytes | None, manifest: Manifest, path: str) -> RecoveredState:
     """Return the state of the table. Reads only. O(records), vectorised.
 
     Args:
@@ -153,11 +151,7 @@ def find(
         NewerVersionError: a live record is of an unknown kind.
     """
     clean = is_clean(shown, boot)
-    found = (
-        _walk(table, shown, path)
-        if clean and shown is not None
-        else _scan(table, manifest.max_steps)
-    )
+    found = _walk(table, shown, path) if clean and shown is not None else _scan(table, manifest.max_steps)
     found.clean = clean
     if shown is not None:
         found.mark, found.era, found.generation = shown.mark, shown.era, shown.generation
@@ -198,9 +192,7 @@ def _walk(table: EpisodeTable, shown: State, path: str) -> RecoveredState:
         at, record = at + 1, after
     found = RecoveredState(at, record.first, record.tail, record.head)
     slot = (at + 1) % table.slots
-    if not table.is_empty(slot) and (
-        at + 1 < table.slots or table.read(at + 1 - table.slots) is None
-    ):
+    if not table.is_empty(slot) and (at + 1 < table.slots or table.read(at + 1 - table.slots) is None):
         found.wipe = [slot]  # only this record can be torn
     found.segment = record.blob_segment
     return found
@@ -258,15 +250,14 @@ def possible(records: Array, max_steps: int, slots: int) -> Array:
     return found
 
 
-def is_next(
-    record: Record, tail: int, head: int, ordinal: int, time: int, max_steps: int, slots: int
-) -> bool:
-    """Tell whether a record is that of a whole episode that came after (`tail`, `head`), with nothing about it to examine further.
+def is_next(record: Record, tail: int, head: int, ordinal: int, time: int, max_steps: int, slots: int) -> bool:
+    """Tell whether a record is that of a whole episode that came after (`tail`, `head`), with nothing about it to
+    examine further.
 
     `ordinal`, `time`: the next ordinal to give, and the time, as of the record before.
 
-    Such a record passes `refuse_impossible`. Others may be sound, too. For the one record that a reader finds when it keeps up: in
-    place of twenty calls of NumPy.
+    Such a record passes `refuse_impossible`. Others may be sound, too. For the one record that a reader finds when it
+    keeps up: in place of twenty calls of NumPy.
     """
     stop = record.start + record.length
     return (
@@ -306,7 +297,8 @@ def breaks_of(records: Array) -> list[tuple[int, str]]:
 
 
 def _are_plain_episodes(records: Array) -> bool:
-    """Tell whether consecutive records are of episodes that are whole, and in order: nothing else about them is to be examined."""
+    """Tell whether consecutive records are of episodes that are whole, and in order: nothing else about them is to be
+    examined."""
     words = records.view("<u8").reshape(-1, RECORD.itemsize // 8)
     if not ((words[:, _KIND] & _PLAIN_BITS) == _PLAIN).all():
         return False
@@ -331,29 +323,32 @@ def _broken_order(records: Array) -> list[tuple[int, str]]:
     ordinals = next_ordinals(records)
     begins = _begin_episodes(records) & (dropped == 0)
     many = records["part"] & MANY != 0
-    return _faults_of(records, [
-        ("starts before the head of the record before it", records["start"][1:] != heads[:-1]),
-        (
-            "has a smaller tail than the record before it",
-            records["tail"][1:] < records["tail"][:-1],
-        ),
-        ("has a tail beyond its head", records["tail"] > heads),
-        ("has an earlier time than the record before it", records["time"][1:] < records["time"][:-1]),
-        (
-            "gives an ordinal that was given before",
-            (ordinals[1:] < ordinals[:-1])
-            | (begins[1:] & (records["ordinal"][1:].astype(np.int64) < ordinals[:-1])),
-        ),
-        (
-            "counts the ordinals that were given wrongly",
-            (begins & ~many & (records["behind"] != 1))
-            | (many & (records["behind"] > records["length"]))
-            | ((records["kind"] != EPISODE) & (records["behind"] != 0)),
-        ),
-        ("has no steps", (records["length"] == 0) & (records["kind"] == EPISODE) & (dropped == 0)),
-        ("has steps, but no episode", (records["length"] != 0) & (records["kind"] != EPISODE)),
-        ("has a damaged flag", (dropped != 0) & (dropped != DROPPED)),
-    ])  # fmt: skip
+    return _faults_of(
+        records,
+        [
+            ("starts before the head of the record before it", records["start"][1:] != heads[:-1]),
+            (
+                "has a smaller tail than the record before it",
+                records["tail"][1:] < records["tail"][:-1],
+            ),
+            ("has a tail beyond its head", records["tail"] > heads),
+            ("has an earlier time than the record before it", records["time"][1:] < records["time"][:-1]),
+            (
+                "gives an ordinal that was given before",
+                (ordinals[1:] < ordinals[:-1])
+                | (begins[1:] & (records["ordinal"][1:].astype(np.int64) < ordinals[:-1])),
+            ),
+            (
+                "counts the ordinals that were given wrongly",
+                (begins & ~many & (records["behind"] != 1))
+                | (many & (records["behind"] > records["length"]))
+                | ((records["kind"] != EPISODE) & (records["behind"] != 0)),
+            ),
+            ("has no steps", (records["length"] == 0) & (records["kind"] == EPISODE) & (dropped == 0)),
+            ("has steps, but no episode", (records["length"] != 0) & (records["kind"] != EPISODE)),
+            ("has a damaged flag", (dropped != 0) & (dropped != DROPPED)),
+        ],
+    )
 
 
 def _begin_episodes(records: Array) -> Array:
@@ -417,8 +412,7 @@ def _broken_parts(records: Array) -> list[tuple[str, Array]]:
         ("does not follow the part before it", parted),
         (
             "names an impossible part before it",
-            later & ((previous < chain) | (previous >= start))
-            | (is_part & ~later & (previous != NONE)),
+            later & ((previous < chain) | (previous >= start)) | (is_part & ~later & (previous != NONE)),
         ),
         (
             "has no steps and ends no chain",
@@ -427,10 +421,9 @@ def _broken_parts(records: Array) -> list[tuple[str, Array]]:
     ]
 
 
-def refuse_impossible(
-    records: Array, state: tuple[int, int, int], manifest: Manifest, slots: int, path: str
-) -> None:
-    """Raise if records with valid checksums, or the state `(seq, tail, head)`, are impossible for such a ring. O(records).
+def refuse_impossible(records: Array, state: tuple[int, int, int], manifest: Manifest, slots: int, path: str) -> None:
+    """Raise if records with valid checksums, or the state `(seq, tail, head)`, are impossible for such a ring.
+    O(records).
 
     Args:
         records: consecutive records.
@@ -488,8 +481,9 @@ def refuse_unknown(records: Array, path: str) -> None:
 class SmallState:
     """The small state that an opening takes.
 
-    `seq`: the record that it belongs to; `kept`: whether it is from the manifest, not from a segment; `at`: segment, offset and size
-    otherwise; `fault`: why it is not valid, in words; `lost`: whether its bytes are damaged or missing, as a power cut may leave them.
+    `seq`: the record that it belongs to; `kept`: whether it is from the manifest, not from a segment; `at`: segment,
+    offset and size otherwise; `fault`: why it is not valid, in words; `lost`: whether its bytes are damaged or missing,
+    as a power cut may leave them.
     """
 
     state: dict[str, Any]
@@ -516,7 +510,8 @@ def small_states(
     blob_of: Callable[[Record], bytes | None],
     kept: Mapping[str, Any],
 ) -> Iterator[SmallState]:
-    """Yield the small states that whole blobs name, newest first, then that of the manifest, which is newer than all others.
+    """Yield the small states that whole blobs name, newest first, then that of the manifest, which is newer than all
+    others.
 
     Args:
         newest: number of the newest record.
@@ -540,9 +535,7 @@ def small_states(
     yield SmallState(state, since, kept=bool(kept), fault=fault)
 
 
-def small_state_in(
-    record: Record, blob: bytes, blob_of: Callable[[Record], bytes | None]
-) -> SmallState:
+def small_state_in(record: Record, blob: bytes, blob_of: Callable[[Record], bytes | None]) -> SmallState:
     """Return the small state that the blob of a record names: its bytes lie in the same segment."""
     seq, segment = record.seq, record.blob_segment
     try:
@@ -558,9 +551,7 @@ def small_state_in(
     return SmallState({}, seq, fault=what, lost=True)
 
 
-def bad_episodes(
-    records: Array, rows: Rows, segments: Segments, progress: Progress | None = None
-) -> dict[int, str]:
+def bad_episodes(records: Array, rows: Rows, segments: Segments, progress: Progress | None = None) -> dict[int, str]:
     """Verify episodes by their checksums, in parallel.
 
     Returns:
@@ -600,8 +591,6 @@ def bad_rows(record: Record, names: list[str], sums: list[int], blob: bytes | No
             expected = decode_blob(blob)[0]
         except ValueError as error:
             return f"blob of record {record.seq}: {error}"
-        names = [
-            n for n, got, want in zip(names, sums, expected, strict=False) if got != want
-        ] or names
+        names = [n for n, got, want in zip(names, sums, expected, strict=False) if got != want] or names
     where = f"rows of record {record.seq} (positions {record.start} to {record.head})"
     return f"columns {names}: {where} are damaged"

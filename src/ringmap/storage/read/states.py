@@ -4,8 +4,8 @@
             ^                ^                         ^                ^
             `glance`: the generations of all, as bytes
 
-Invariants: as of `StateFile.glance`: while the bytes stay the same, no ring has shown a later state; rows that are loaded before a
-glance are loaded before the generations.
+Invariants: as of `StateFile.glance`: while the bytes stay the same, no ring has shown a later state; rows that are
+loaded before a glance are loaded before the generations.
 Not here: what a state says, and whether the directories are still at their paths (reader.py).
 """
 
@@ -40,6 +40,7 @@ class States:
             self._words = room.bytes.view(np.uint64)[GENERATION :: SLOT_NBYTES // 8]
 
     def glance(self) -> bytes | None:
-        """Return what changes with each state that a ring shows, without a system call; None if each ring must be asked."""
+        """Return what changes with each state that a ring shows, without a system call; None if each ring must be
+        asked."""
         words = self._words
         return None if words is None else words.tobytes()

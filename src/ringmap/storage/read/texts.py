@@ -4,8 +4,8 @@
                     |                                  |
                     live episodes, in memory           kept for the next read, within a bound
 
-Invariants: a code is looked up in the words of its own record. A row that was overwritten during its copy may get any string: the
-look after the copy drops it. One that is live has its string, or is damaged.
+Invariants: a code is looked up in the words of its own record. A row that was overwritten during its copy may get any
+string: the look after the copy drops it. One that is live has its string, or is damaged.
 Not here: how words are packed (columns/text.py); rows that are not committed, which have words of their own.
 """
 
@@ -50,7 +50,8 @@ class Recorded(Live, Protocol):
         """The lock of what is known of the episodes."""
 
     def episode_from(self, position: Position, stop: int) -> tuple[Position, Record | None] | None:
-        """Return the start of the first episode from a position on, and its record, None if it was evicted meanwhile."""
+        """Return the start of the first episode from a position on, and its record, None if it was evicted
+        meanwhile."""
 
     def blob_of(self, record: Record) -> bytes | None:
         """Return the blob of a record."""
@@ -65,7 +66,8 @@ class Texts:
 
     def __init__(self, handle: Recorded) -> None:
         self._handle = weakref.ref(handle)
-        # By era, too: then other records may start at known positions. Without a lock: two threads at once at worst read words twice.
+        # By era, too: then other records may start at known positions. Without a lock: two threads at once at worst
+        # read words twice.
         self._new: dict[tuple[int, int], list[str]] = {}
         self._old: dict[tuple[int, int], list[str]] = {}
         self._nbytes = 0
@@ -91,7 +93,8 @@ class Texts:
         return found.reshape(codes.shape)
 
     def _records(self, handle: Recorded, positions: Array) -> tuple[int, Array, Array]:
-        """Return the era, the starts of the records that have these positions, each once, and which of them is that of each position."""
+        """Return the era, the starts of the records that have these positions, each once, and which of them is that of
+        each position."""
         with handle.memory:
             live = handle.live
             era = live.era
@@ -100,7 +103,7 @@ class Texts:
             else:
                 at = live.starts.searchsorted(positions, side="right") - 1
                 starts, lengths = live.starts.take(at), live.lengths.take(at)
-                starts = np.where((positions >= starts) & (positions < starts + lengths), starts, _NOWHERE)  # fmt: skip
+                starts = np.where((positions >= starts) & (positions < starts + lengths), starts, _NOWHERE)
         names, of = np.unique(starts, return_inverse=True)
         return era, names, of.reshape(-1)
 
@@ -136,7 +139,8 @@ class Texts:
             return decode_words(blob)
         except ValueError as error:
             raise CorruptError(
-                f"{handle.segments.path(record.blob_segment)}: words of record {record.seq}: {error}; run ringmap.check and "
+                f"{handle.segments.path(record.blob_segment)}: words of record {record.seq}: {error}; run "
+                f"ringmap.check and "
                 "ringmap.repair on the buffer"
             ) from None
 
@@ -144,6 +148,7 @@ class Texts:
         """Raise if one of these rows, whose text is not known, was not evicted meanwhile."""
         if len(positions) and is_live(handle, int(positions.max())):
             raise CorruptError(
-                f"{handle.folder}: text of the step at position {int(positions.max())} is damaged or missing; run ringmap.check "
+                f"{handle.folder}: text of the step at position {int(positions.max())} is damaged or missing; run "
+                f"ringmap.check "
                 "and ringmap.repair on the buffer"
             )

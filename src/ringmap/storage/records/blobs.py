@@ -2,9 +2,9 @@
 
     data/000000000003.bin   [blob of commit 41][blob of commit 42] ...
 
-A blob holds the checksum of each column's rows, the words of its columns of text, the place of the buffer's small state,
-the state itself where it has changed, and the episode's own data. The first blob of a segment has the state in any case. So
-the state that counts is in the segment of the newest record, which is never deleted.
+A blob holds the checksum of each column's rows, the words of its columns of text, the place of the buffer's small
+state, the state itself where it has changed, and the episode's own data. The first blob of a segment has the state in
+any case. So the state that counts is in the segment of the newest record, which is never deleted.
 A segment is deleted whole once its last record's retirement is durable: first in, first
 out, no compaction. A number is never reused.
 
@@ -86,10 +86,9 @@ log = logging.getLogger("ringmap")
 # -- one blob ------------------------------------------------------------------------------------
 
 
-def encode_blob(
-    sums: Sequence[int], place: StatePlace, data: bytes, state: bytes = b"", words: bytes = b""
-) -> bytes:
-    """Pack a commit's column checksums, words (packed) and episode data, the place of the small state, and that itself if this blob has it."""
+def encode_blob(sums: Sequence[int], place: StatePlace, data: bytes, state: bytes = b"", words: bytes = b"") -> bytes:
+    """Pack a commit's column checksums, words (packed) and episode data, the place of the small state, and that itself
+    if this blob has it."""
     head = HEAD.pack(len(sums), len(words), len(data), *place)
     return head + struct.pack(f"<{len(sums)}Q", *sums) + words + state + data
 
@@ -105,9 +104,7 @@ def decode_blob(blob: bytes) -> tuple[list[int], StatePlace, bytes, bytes]:
     count, words, data, *place = HEAD.unpack_from(blob)
     at, state = HEAD.size + 8 * count, place[1]
     if len(blob) - at - words - data not in (0, state):
-        raise ValueError(
-            f"blob parts do not add up: {at} + {words} + {state} or 0 + {data} bytes, of {len(blob)}"
-        )
+        raise ValueError(f"blob parts do not add up: {at} + {words} + {state} or 0 + {data} bytes, of {len(blob)}")
     sums = list(struct.unpack_from(f"<{count}Q", blob, HEAD.size))
     return sums, (place[0], state, place[2]), blob[len(blob) - data :], blob[at : at + words]
 
@@ -177,9 +174,7 @@ def encode_data(values: Mapping[str, Any], where: str) -> bytes:
         kind, head, payload = _encode_value(name, value, where)
         heads.append((name, kind, head, len(payload)))
         parts.append(payload)
-    plain = all(
-        head[1] == "array" for head in heads
-    )  # often the same in every call, where lanes are stored
+    plain = all(head[1] == "array" for head in heads)  # often the same in every call, where lanes are stored
     text = _array_heads(tuple(heads)) if plain else _json(heads)
     return len(text).to_bytes(4, "little") + text + b"".join(parts)
 
@@ -204,9 +199,7 @@ def decode_data(data: bytes) -> dict[str, Any]:
         return {}
     try:
         return _decode_data(data)
-    except (
-        ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError
-    ) as error:  # fmt: skip
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
         raise ValueError(f"episode data do not make sense: {error!r}") from None
 
 
@@ -281,11 +274,7 @@ def segment_name(number: int) -> str:
 def segment_number(name: str) -> int | None:
     """Return the number in a segment's file name, or None for another file."""
     stem, dot, suffix = name.partition(".")
-    return (
-        int(stem)
-        if dot and suffix == "bin" and len(stem) >= 12 and stem.isascii() and stem.isdigit()
-        else None
-    )
+    return int(stem) if dot and suffix == "bin" and len(stem) >= 12 and stem.isascii() and stem.isdigit() else None
 
 
 class Segments:

@@ -1,7 +1,7 @@
 """The layout of version 3, while it is not released: a checksum that changes with it.
 
-Until the release the version stays 3 while files change, and a directory of another layout is refused by its checksum. From
-the release on the version alone counts.
+Until the release the version stays 3 while files change, and a directory of another layout is refused by its checksum.
+From the release on the version alone counts.
 Not here: what the fields mean (docs/reference/on-disk-format.md).
 """
 
@@ -14,7 +14,8 @@ from ringmap.storage.records.table import RECORD
 __all__ = ["LAYOUT"]
 
 _FILES = {
-    "blob": "sizes <III: sums, words, data; small state <IIQ: offset, size, sum; sums <Q each; words; small state if it is new; data",
+    "blob": "sizes <III: sums, words, data; small state <IIQ: offset, size, sum; sums <Q each; words; small state if "
+    "it is new; data",
     "column": "header 4096, rows, label",
     "frame": "size <I, check <Q seeded by the number, payload",
     "manifest": "lineage, kind, ordinal and closed are known",

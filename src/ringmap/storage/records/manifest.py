@@ -5,8 +5,8 @@
      "settings": {...}, "table": {...}, "carried": {...}, "checksum": ...}
 
 Invariants: replaced whole or not at all; its checksum, over everything else in it, holds;
-every file that it names is inside the directory and has exactly the stated size. What a ring is born with (kind, capacity,
-lineage, ...) stands in the label of each column, too, so that it outlives the manifest.
+every file that it names is inside the directory and has exactly the stated size. What a ring is born with (kind,
+capacity, lineage, ...) stands in the label of each column, too, so that it outlives the manifest.
 Not here: the content of the files. `table` is for people to read, except as the witness
 that a table older than its `seq` is damaged.
 """
@@ -65,8 +65,8 @@ _FILE_NAME = re.compile(COLUMNS + r"/[0-9]{3,6}-[a-z0-9-]{0,40}\.(npy|zarr)")
 class Kind:
     """What the rows of a buffer are, by its birth.
 
-    `name`: "episodes", or what the class that keeps its rows in this buffer calls them; `capacity`: rows that count, None for
-    `max_steps`; `older`: rows before these that stay stored; `stack`: frames of a stack, and its padding.
+    `name`: "episodes", or what the class that keeps its rows in this buffer calls them; `capacity`: rows that count,
+    None for `max_steps`; `older`: rows before these that stay stored; `stack`: frames of a stack, and its padding.
     """
 
     name: str = "episodes"
@@ -95,7 +95,7 @@ class Kind:
             good = good and _are_counts(size) and size > 0 and isinstance(padding, str)
             stack = size, padding
         if not good:
-            raise ValueError(f"kind {name!r}, capacity {capacity!r}, older {older!r}, stack {stack!r}")  # fmt: skip
+            raise ValueError(f"kind {name!r}, capacity {capacity!r}, older {older!r}, stack {stack!r}")
         return cls(name, capacity, older, stack)
 
 
@@ -103,8 +103,9 @@ class Kind:
 class Manifest:
     """The fixed facts of a buffer, and its settings as of the last flush.
 
-    `born`: what its rows are; `lineage`: 16 bytes that its episodes are known by, also in copies of it; `ordinal`: none below it
-    is given any more; `closed`: the era that a writer closed, 0 at birth, None after a flush that was no close.
+    `born`: what its rows are; `lineage`: 16 bytes that its episodes are known by, also in copies of it; `ordinal`: none
+    below it is given any more; `closed`: the era that a writer closed, 0 at birth, None after a flush that was no
+    close.
     """
 
     uuid: bytes
@@ -198,10 +199,17 @@ class Manifest:
         spec = self.schema.columns[index] if self.schema else None
         assert spec is not None
         return {
-            "uuid": self.uuid.hex(), "column": index, "name": spec.name, "dtype": spec.dtype.str,
-            "shape": list(spec.shape), "max_steps": self.max_steps, "spare": self.spare, **_mutable(spec),
-            "born": self.birth(), **self.options[index],
-        }  # fmt: skip
+            "uuid": self.uuid.hex(),
+            "column": index,
+            "name": spec.name,
+            "dtype": spec.dtype.str,
+            "shape": list(spec.shape),
+            "max_steps": self.max_steps,
+            "spare": self.spare,
+            **_mutable(spec),
+            "born": self.birth(),
+            **self.options[index],
+        }
 
     def birth(self) -> dict[str, Any]:
         """Return what the ring was born with, as JSON."""
@@ -215,13 +223,15 @@ class Manifest:
         locked: bool,
     ) -> Manifest:
         """Return the manifest with its columns fixed, sizes not yet known."""
-        files = tuple(
-            column_file(i, spec.name, backends[i]) for i, spec in enumerate(schema.columns)
-        )
+        files = tuple(column_file(i, spec.name, backends[i]) for i, spec in enumerate(schema.columns))
         return replace(
-            self, schema=schema, backends=tuple(backends), options=tuple(options), files=files,
+            self,
+            schema=schema,
+            backends=tuple(backends),
+            options=tuple(options),
+            files=files,
             locked_by_argument=locked,
-        )  # fmt: skip
+        )
 
     def with_sizes(self) -> Manifest:
         """Return the manifest with the size of each column, whose backends are known."""
@@ -229,9 +239,7 @@ class Manifest:
 
     def without_columns(self) -> Manifest:
         """Return the manifest as before the columns were fixed."""
-        return replace(
-            self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False
-        )
+        return replace(self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False)
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
@@ -252,8 +260,16 @@ class Manifest:
             "columns": None
             if self.schema is None
             else [
-                {"name": s.name, "file": f, "backend": b, "dtype": s.dtype.str,
-                 "shape": list(s.shape), "nbytes": n, **_mutable(s), **({"options": o} if o else {})}
+                {
+                    "name": s.name,
+                    "file": f,
+                    "backend": b,
+                    "dtype": s.dtype.str,
+                    "shape": list(s.shape),
+                    "nbytes": n,
+                    **_mutable(s),
+                    **({"options": o} if o else {}),
+                }
                 for s, f, b, o, n in zip(
                     self.schema.columns, self.files, self.backends, self.options, self.sizes, strict=True
                 )
@@ -266,13 +282,8 @@ class Manifest:
             "carried": self.carried,
             "ordinal": self.ordinal,
             "closed": self.closed,
-        }  # fmt: skip
-        return (
-            json.dumps(
-                {**body, "checksum": json_checksum(body)}, indent=1, ensure_ascii=True
-            ).encode()
-            + b"\n"
-        )
+        }
+        return json.dumps({**body, "checksum": json_checksum(body)}, indent=1, ensure_ascii=True).encode() + b"\n"
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Manifest:
@@ -289,13 +300,9 @@ class Manifest:
             checksum = body.pop("checksum", None) if isinstance(body, dict) else None
             expected = json_checksum(body)  # nested too deep, it raises as loading it does
         except (ValueError, RecursionError):
-            raise CorruptError(
-                f"{path}: the manifest is not valid JSON; run ringmap.check on the buffer"
-            ) from None
+            raise CorruptError(f"{path}: the manifest is not valid JSON; run ringmap.check on the buffer") from None
         if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise UnknownFormatError(
-                f"{path}: not a ringmap buffer: expected format {FORMAT!r}; choose another path"
-            )
+            raise UnknownFormatError(f"{path}: not a ringmap buffer: expected format {FORMAT!r}; choose another path")
         version = body.get("version")
         if not isinstance(version, int) or version > VERSION:
             raise NewerVersionError(
@@ -325,10 +332,7 @@ class Manifest:
         sizes: tuple[int, ...] = ()
         if columns is not None:
             schema = Schema(
-                tuple(
-                    stored_spec(c["name"], c["shape"], c["dtype"], c.get("mutable") is True)
-                    for c in columns
-                )
+                tuple(stored_spec(c["name"], c["shape"], c["dtype"], c.get("mutable") is True) for c in columns)
             )
             backends = tuple(c["backend"] for c in columns)
             options = tuple(stored_options(c.get("options", {})) for c in columns)
@@ -338,9 +342,7 @@ class Manifest:
                 if not _FILE_NAME.fullmatch(file) or name in schema.names[:i]:
                     raise ValueError(f"column {name!r} in file {file!r}")
                 if file.endswith(".zarr") != ("chunk_steps" in options[i]):
-                    raise ValueError(
-                        f"column {name!r} in file {file!r} with options {options[i]!r}"
-                    )
+                    raise ValueError(f"column {name!r} in file {file!r} with options {options[i]!r}")
                 if schema.columns[i].row_nbytes * options[i].get("chunk_steps", 0) > _CHUNK_MOST:
                     raise ValueError(f"column {name!r} with options {options[i]!r}")
             if not files or len({*files}) < len(files):
@@ -368,10 +370,24 @@ class Manifest:
             settings["reward_at"] = str(reward_at)
         born, lineage = born_in(body, max_steps)
         return cls(
-            uuids.UUID(body["uuid"]).bytes, max_steps, spare, slots, schema, backends, options, files, sizes,
-            body["schema_from"] == "argument", settings, table, carried, born, lineage,
-            ordinal, closed,
-        )  # fmt: skip
+            uuids.UUID(body["uuid"]).bytes,
+            max_steps,
+            spare,
+            slots,
+            schema,
+            backends,
+            options,
+            files,
+            sizes,
+            body["schema_from"] == "argument",
+            settings,
+            table,
+            carried,
+            born,
+            lineage,
+            ordinal,
+            closed,
+        )
 
 
 def born_in(body: dict[str, Any], max_steps: int) -> tuple[Kind, bytes]:
@@ -387,7 +403,8 @@ def born_in(body: dict[str, Any], max_steps: int) -> tuple[Kind, bytes]:
 
 
 def lineage_of(seed: int | None, name: str) -> bytes:
-    """Return the lineage of a new ring: of a seed and the directory's own name, so that a repeated run gets the same; else random."""
+    """Return the lineage of a new ring: of a seed and the directory's own name, so that a repeated run gets the same;
+    else random."""
     if seed is None:
         return uuids.uuid4().bytes
     return xxhash.xxh3_128_digest(f"{seed} {name}".encode(errors="surrogateescape"))
@@ -395,7 +412,8 @@ def lineage_of(seed: int | None, name: str) -> bytes:
 
 def _unreleased(path: str, what: str) -> UnreleasedVersionError:
     return UnreleasedVersionError(
-        f"{path}: {what} was made by an unreleased version of ringmap, and this one reads version {VERSION}: record again"
+        f"{path}: {what} was made by an unreleased version of ringmap, and this one reads version {VERSION}: record "
+        f"again"
     )
 
 
@@ -418,12 +436,7 @@ def stored_options(given: Any) -> dict[str, Any]:
         return {}
     steps, codecs = given["chunk_steps"], given["codecs"]
     named = [type(c) is dict and type(c.get("name")) is str for c in codecs]
-    if (
-        set(given) != {"chunk_steps", "codecs"}
-        or not _are_counts(steps)
-        or not steps
-        or not all(named)
-    ):
+    if set(given) != {"chunk_steps", "codecs"} or not _are_counts(steps) or not steps or not all(named):
         raise ValueError(f"options {given!r}")
     return {"codecs": list(codecs), "chunk_steps": steps}
 

@@ -6,9 +6,18 @@ Not here: when each is made, and which others there may be (directory/entries.py
 from __future__ import annotations
 
 __all__ = [
-    "COLUMNS", "DATA", "LOCK", "MANIFEST", "OPEN", "SALVAGE", "SALVAGED", "STATE", "STREAM", "TABLE",
+    "COLUMNS",
+    "DATA",
+    "LOCK",
+    "MANIFEST",
+    "OPEN",
+    "SALVAGE",
+    "SALVAGED",
+    "STATE",
+    "STREAM",
+    "TABLE",
     "WORDS",
-]  # fmt: skip
+]
 
 LOCK, MANIFEST, TABLE, STATE = "lock", "manifest.json", "episodes.npy", "state.bin"
 DATA, OPEN, COLUMNS = "data", "open", "columns"

@@ -38,7 +38,7 @@ def as_rate(value: Any) -> Fraction:
     """
     if isinstance(value, str):
         return parse_rate(value)
-    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | np.integer | np.floating):  # fmt: skip
+    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | np.integer | np.floating):
         raise ValueError(f"{value!r} is no rate")
     return _positive(Fraction(str(value)))
 

@@ -99,9 +99,7 @@ class StateFile:
             file.sync()
 
     @classmethod
-    def open(
-        cls, disk: Disk, path: str, salt: bytes, write: bool, mapped: bool = False
-    ) -> StateFile:
+    def open(cls, disk: Disk, path: str, salt: bytes, write: bool, mapped: bool = False) -> StateFile:
         """Open the file after comparing its size with the expected one."""
         for fault in cls.faults(disk, path):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
@@ -146,7 +144,8 @@ class StateFile:
     def examine(self) -> tuple[State | None, bytes]:
         """Return what `look` does, and the bytes that it saw.
 
-        While these are in the file, no later state was shown: generations only rise, and each state goes over the older slot. Only the
+        While these are in the file, no later state was shown: generations only rise, and each state goes over the older
+        slot. Only the
         valid slots do not tell: a writer that is two states further may be in the middle of the third.
         """
         for attempt in range(_LOOKS):
@@ -159,7 +158,8 @@ class StateFile:
         return None, data
 
     def is_copied(self, disk: Disk) -> bool:
-        """Tell whether the file at the path is another one than that which is mapped here, or held, by their content: two reads."""
+        """Tell whether the file at the path is another one than that which is mapped here, or held, by their content:
+        two reads."""
         before = self._held()
         return disk.read_file(self.path, self.nbytes) != before == self._held()
 
@@ -169,22 +169,30 @@ class StateFile:
     def glance(self) -> tuple[int, int] | None:
         """Return the generations in both slots, without a system call; None if the file is not mapped.
 
-        While they stay the same, no later state was shown: each write changes one of them. Rows that are loaded before this call
-        are loaded before the generations, as this processor keeps the order of loads.
+        While they stay the same, no later state was shown: each write changes one of them. Rows that are loaded before
+        this call are loaded before the generations, as this processor keeps the order of loads.
         """
         words = self._words
         return None if words is None else (words[GENERATION], words[SLOT_NBYTES // 8 + GENERATION])
 
     def map_into(self, room: Room, at: int) -> bool:
-        """Map the file into a room, from its byte `at` on, for a glance at many; False where a glance at one is not allowed either."""
+        """Map the file into a room, from its byte `at` on, for a glance at many; False where a glance at one is not
+        allowed either."""
         return self._words is not None and self._file.map_into(room, at, 0, self.nbytes)
 
     def write(self, state: State) -> None:
         """Write a state into the slot of its generation. O(1)."""
         packed = SLOT.pack(
-            _MAGIC, state.generation, state.seq, state.first, state.tail, state.head,
-            state.mark, state.era, state.boot,
-        )  # fmt: skip
+            _MAGIC,
+            state.generation,
+            state.seq,
+            state.first,
+            state.tail,
+            state.head,
+            state.mark,
+            state.era,
+            state.boot,
+        )
         check = xxhash.xxh3_64_intdigest(self._salt + packed).to_bytes(8, "little")
         self._file.write(packed + check, (state.generation % 2) * SLOT_NBYTES)
 

@@ -5,7 +5,8 @@
     for a group           [frame 0: columns, number of the record before][frame 1: rows of call 0] ... zeros
     frame                 size (4 bytes), xxh3 of the payload seeded with its number (8), payload
 
-The seed of a group's frames also has its salt, so that no frame of an earlier group, or block of another file, passes for one.
+The seed of a group's frames also has its salt, so that no frame of an earlier group, or block of another file, passes
+for one.
 
 Invariants: no byte is used before its checksum holds, and no size is used that exceeds the file's own
 size; the first truncated or damaged frame ends the episode.
@@ -57,10 +58,11 @@ class Apart:
 class Stream:
     """The content of an open episode's file: the steps before the first truncated or damaged frame.
 
-    `after`: the record that a group follows, as `group.follows` names it; None for an episode. `apart`: the columns after the
-    ring's own; `earlier`: their values of rows before the group. `nbytes`: bytes of the whole frames; `fault`: the fault in the bytes after them, in words. A
-    truncated frame is not a fault: a kill causes it. `part`: the part of a chain that it is; None for an episode or a group. `data`: of the
-    chain's episode, encoded, as far as it was known when the part began.
+    `after`: the record that a group follows, as `group.follows` names it; None for an episode. `apart`: the columns
+    after the ring's own; `earlier`: their values of rows before the group. `nbytes`: bytes of the whole frames;
+    `fault`: the fault in the bytes after them, in words. A
+    truncated frame is not a fault: a kill causes it. `part`: the part of a chain that it is; None for an episode or a
+    group. `data`: of the chain's episode, encoded, as far as it was known when the part began.
     """
 
     schema: Schema | None
@@ -89,7 +91,8 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The content of frame 0. `part`, `data`: of a chain. Of a group: the bytes of `earlier` rows in frame 1, its seed, the most rows."""
+    """The content of frame 0. `part`, `data`: of a chain. Of a group: the bytes of `earlier` rows in frame 1, its seed,
+    the most rows."""
 
     schema: Schema
     apart: Apart | None = None
@@ -158,15 +161,11 @@ def _read_frames(disk: Disk, path: str, max_steps: int) -> Stream:
         described = file.read(min(nbytes, _HEAD_LIMIT), FRAME.size)
         if xxhash.xxh3_64_intdigest(described, seed=0) != check:
             cut = FRAME.size + nbytes > size and not _holds_json(described)
-            return Stream(
-                None, [], 0, "" if cut else "frame 0, which names the columns, is damaged"
-            )
+            return Stream(None, [], 0, "" if cut else "frame 0, which names the columns, is damaged")
         try:
             begun = _contents_of(described)
         except (ValueError, TypeError, LookupError, RecursionError) as error:
-            return Stream(
-                None, [], 0, f"frame 0, which names the columns, does not make sense: {error}"
-            )
+            return Stream(None, [], 0, f"frame 0, which names the columns, does not make sense: {error}")
         at, row = FRAME.size + nbytes, sum(spec.row_nbytes for spec in begun.specs)
         most = FRAME.size + begun.earlier + (max_steps + 1) * (FRAME.size + row)
         data = memoryview(file.read(min(size - at, most), at))
@@ -175,9 +174,7 @@ def _read_frames(disk: Disk, path: str, max_steps: int) -> Stream:
         found = Stream(begun.schema, [], at, after=begun.after, apart=begun.apart, seed=begun.seed)
         if again != described:
             return found  # a writer has begun the next group
-        full = (
-            at + begun.earlier + FRAME.size * bool(begun.earlier) + begun.rows * (FRAME.size + row)
-        )
+        full = at + begun.earlier + FRAME.size * bool(begun.earlier) + begun.rows * (FRAME.size + row)
         return _group_in(data, begun, found, row, max_steps, size < full)
     steps: list[bytes] = []
     fault, where = "", 0
@@ -250,9 +247,7 @@ class OpenRows:
                 self._end, self._number = self._end + len(frame), self._number + 1
 
 
-def _group_in(
-    data: memoryview, begun: _Begun, found: Stream, row: int, most: int, cut: bool
-) -> Stream:
+def _group_in(data: memoryview, begun: _Begun, found: Stream, row: int, most: int, cut: bool) -> Stream:
     """Return the rows of a group, given the bytes after frame 0. `cut`: whether the file is shorter than it was."""
     begin, number = 0, 1
     if begun.apart is not None and begun.earlier:
@@ -289,8 +284,8 @@ def _frame(data: memoryview, at: int, number: int, seed: int) -> bytes | None:
 def _why_it_ends(data: memoryview, at: int, row: int, number: int, seed: int, cut: bool) -> str:
     """Return the fault in the bytes after the whole frames of a group, in words.
 
-    The file has its full size from the start, and bytes of earlier groups. So a frame that is not whole is a fault only if
-    another frame of this group follows, or if the file was cut in it: else a kill left it. O(bytes).
+    The file has its full size from the start, and bytes of earlier groups. So a frame that is not whole is a fault only
+    if another frame of this group follows, or if the file was cut in it: else a kill left it. O(bytes).
     """
     if cut and any(data[at:]):
         return f"the file is cut in frame {number}"
@@ -306,8 +301,8 @@ def _why_it_ends(data: memoryview, at: int, row: int, number: int, seed: int, cu
 def _calls(
     data: memoryview, at: int, row: int, most: int, seed: int, number: int, cut: bool
 ) -> tuple[list[bytes], list[tuple[int, int]], str]:
-    """Return the rows of the whole frames of a group, how many there are after each and where it ends, and the fault of the bytes after
-    them.
+    """Return the rows of the whole frames of a group, how many there are after each and where it ends, and the fault of
+    the bytes after them.
     """
     rows, ends = list[bytes](), [(0, at)]
     if not row:

@@ -7,9 +7,9 @@ A record says what its commit changed: which rows were added, which position is 
 oldest live one after it (`tail`), and which record is the oldest live one (`first`).
 So the newest record alone defines the live state, and [first, seq] are its records.
 
-An episode has an ordinal, its number among all episodes of the ring, which is given with its first commit, stands in all its
-parts, and is never given again. `ordinal + behind` is the next one to give, as of each record; a record without rows has it as
-its `ordinal`.
+An episode has an ordinal, its number among all episodes of the ring, which is given with its first commit, stands in
+all its parts, and is never given again. `ordinal + behind` is the next one to give, as of each record; a record without
+rows has it as its `ordinal`.
 
 Invariants of the live range: numbers run without a gap; each
 record starts at the head of the one before it; tails, times and `ordinal + behind` never decrease;
@@ -79,13 +79,31 @@ rest; it has five bits, so that a flipped bit is detected.
 
 RECORD = np.dtype(
     [
-        ("seq", "<u8"), ("start", "<i8"), ("tail", "<i8"), ("first", "<u8"), ("rows_sum", "<u8"), ("blob_sum", "<u8"),
-        ("length", "<u4"), ("blob_segment", "<u4"), ("blob_offset", "<u4"), ("blob_size", "<u4"),
-        ("ordinal", "<u8"), ("time", "<i8"), ("chain", "<i8"), ("step", "<i8"), ("previous", "<i8"),
-        ("number", "<u4"), ("lane", "<u4"), ("kind", "u1"), ("flags", "u1"), ("part", "u1"), ("reserved", "V1"),
-        ("behind", "<u4"), ("check", "<u8"),
+        ("seq", "<u8"),
+        ("start", "<i8"),
+        ("tail", "<i8"),
+        ("first", "<u8"),
+        ("rows_sum", "<u8"),
+        ("blob_sum", "<u8"),
+        ("length", "<u4"),
+        ("blob_segment", "<u4"),
+        ("blob_offset", "<u4"),
+        ("blob_size", "<u4"),
+        ("ordinal", "<u8"),
+        ("time", "<i8"),
+        ("chain", "<i8"),
+        ("step", "<i8"),
+        ("previous", "<i8"),
+        ("number", "<u4"),
+        ("lane", "<u4"),
+        ("kind", "u1"),
+        ("flags", "u1"),
+        ("part", "u1"),
+        ("reserved", "V1"),
+        ("behind", "<u4"),
+        ("check", "<u8"),
     ]
-)  # fmt: skip
+)
 """128 bytes; a record never crosses a page, so a write of one is never torn by a kill."""
 
 LAST_ORDINAL = 1 << 55
@@ -98,10 +116,10 @@ MOST_U4 = (1 << 32) - 1
 """The greatest value of `length`, `number`, `lane`, `behind` and the place of a blob."""
 
 PART, END, COPIED, MANY = 1, 2, 4, 8
-"""In the byte `part`: the record is of a part of a chain, and `chain`, `step`, `previous`, `number` and `lane` count; its chain has
-ended; its episode data name the ring and the number that the episode was first stored as; its rows are of many episodes, of which
-`behind` begin in it, with ordinals from `ordinal` on. A record without rows that has the first two ends a chain whose last part is stored
-already."""
+"""In the byte `part`: the record is of a part of a chain, and `chain`, `step`, `previous`, `number` and `lane` count;
+its chain has ended; its episode data name the ring and the number that the episode was first stored as; its rows are of
+many episodes, of which `behind` begin in it, with ordinals from `ordinal` on. A record without rows that has the first
+two ends a chain whose last part is stored already."""
 
 SPARE_SLOTS = 64
 """Slots of the table beyond one per row, for retire and clear records."""
@@ -117,7 +135,8 @@ _FEW = 512
 
 @dataclass(slots=True, unsafe_hash=True)
 class Record:
-    """The result of one commit. See the module for the fields. Immutable by agreement: a frozen dataclass takes four times as long to make."""
+    """The result of one commit. See the module for the fields. Immutable by agreement: a frozen dataclass takes four
+    times as long to make."""
 
     seq: int
     start: Position
@@ -176,9 +195,10 @@ class Record:
 class PartOf:
     """Which part of a chain a commit stores: see `Record`.
 
-    `chain`: the position of the chain's first step, NONE for its first part; `step`: its steps that are stored already; `number`: its
-    parts that are; `lane`: free for the caller; `is_last`: whether the chain ends with it; `previous`: the position of the first step of
-    the part before, NONE for the first part; `ordinal`: of the chain's episode, for a later part.
+    `chain`: the position of the chain's first step, NONE for its first part; `step`: its steps that are stored already;
+    `number`: its parts that are; `lane`: free for the caller; `is_last`: whether the chain ends with it; `previous`:
+    the position of the first step of the part before, NONE for the first part; `ordinal`: of the chain's episode, for a
+    later part.
     """
 
     chain: int = NONE
@@ -195,8 +215,14 @@ class PartOf:
         if not record.part & PART:
             return None
         return cls(
-            record.chain, record.step, record.number, record.lane, bool(record.part & END), record.previous, record.ordinal
-        )  # fmt: skip
+            record.chain,
+            record.step,
+            record.number,
+            record.lane,
+            bool(record.part & END),
+            record.previous,
+            record.ordinal,
+        )
 
     def place(self, start: int) -> tuple[int, int, int, int, int]:
         """Return the fields `chain` to `lane` of a record that begins at position `start`."""
@@ -230,7 +256,8 @@ def parts_of(records: Array) -> Parts | None:
 
 
 def origins_of(records: Array) -> Array:
-    """Return the ordinal of each record, int64, with its bits inverted where the blob says what the episode was first stored as."""
+    """Return the ordinal of each record, int64, with its bits inverted where the blob says what the episode was first
+    stored as."""
     ordinals: Array = records["ordinal"].astype(np.int64)
     part = records["part"]
     if part.any():
@@ -284,9 +311,7 @@ class EpisodeTable:
             file.sync()
 
     @classmethod
-    def open(
-        cls, disk: Disk, path: str, slots: int, uuid: bytes, write: bool, mapped: bool = True
-    ) -> EpisodeTable:
+    def open(cls, disk: Disk, path: str, slots: int, uuid: bytes, write: bool, mapped: bool = True) -> EpisodeTable:
         """Open the table after comparing its size and header with the expected ones."""
         for fault in cls.faults(disk, path, slots):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
@@ -307,11 +332,29 @@ class EpisodeTable:
     def write(self, record: Record) -> None:
         """Write a record into its slot. O(1)."""
         packed = _PACK.pack(
-            record.seq, record.start, record.tail, record.first, record.rows_sum, record.blob_sum,
-            record.length, record.blob_segment, record.blob_offset, record.blob_size, record.ordinal, record.time,
-            record.chain, record.step, record.previous, record.number, record.lane,
-            record.kind, record.flags, record.part, record.behind, 0,
-        )  # fmt: skip
+            record.seq,
+            record.start,
+            record.tail,
+            record.first,
+            record.rows_sum,
+            record.blob_sum,
+            record.length,
+            record.blob_segment,
+            record.blob_offset,
+            record.blob_size,
+            record.ordinal,
+            record.time,
+            record.chain,
+            record.step,
+            record.previous,
+            record.number,
+            record.lane,
+            record.kind,
+            record.flags,
+            record.part,
+            record.behind,
+            0,
+        )
         data = packed[:-8] + self._check_of(packed).to_bytes(8, "little")
         self._file.write(data, HEADER_NBYTES + (record.seq % self.slots) * RECORD.itemsize)
 
@@ -352,9 +395,11 @@ class EpisodeTable:
         return stop
 
     def find(self, start: int, first: int, last: int) -> Record | None:
-        """Return the stored episode's record that starts at a position, among records `[first, last]`; None if it is not there. O(log n).
+        """Return the stored episode's record that starts at a position, among records `[first, last]`; None if it is
+        not there. O(log n).
 
-        Records that a writer has overwritten meanwhile count as older than all that are left. While it overwrites one that is looked at, a
+        Records that a writer has overwritten meanwhile count as older than all that are left. While it overwrites one
+        that is looked at, a
         record that is there may be missed: `search` never misses one.
         """
         low, high = first, last

@@ -1,7 +1,8 @@
 """The words of rows that are not committed yet, in a file beside them.
 
     open/<id>/steps.bin   [frame 0][rows][rows][rows] ...     codes
-    open/<id>/words.bin   [words][words] ...                  a frame for each call that has words that none before it had
+    open/<id>/words.bin   [words][words] ...                  a frame for each call that has words that none before it
+    had
 
 Invariants: the words of a row are written before the row; the first frame that is not whole ends the words.
 Not here: how words are packed (columns/text.py).
@@ -63,7 +64,8 @@ class WordFile:
 
 
 def read_words(disk: Disk, folder: str, seed: int) -> list[str]:
-    """Return the words in the file of a folder; none if there is no such file. No byte is used before its checksum is verified."""
+    """Return the words in the file of a folder; none if there is no such file. No byte is used before its checksum is
+    verified."""
     path = os.path.join(folder, WORDS)
     if not disk.is_file(path):
         return []

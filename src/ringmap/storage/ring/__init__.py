@@ -3,8 +3,8 @@
     arithmetic   positions to slots; which positions an append overwrites
     live         the start and the length of each live episode
 
-A position counts every step ever stored and never wraps. A slot is `position % rows`, the row of a column that holds it.
-The live positions are `[tail, head)`. An eviction moves the tail, and changes nothing else.
+A position counts every step ever stored and never wraps. A slot is `position % rows`, the row of a column that holds
+it. The live positions are `[tail, head)`. An eviction moves the tail, and changes nothing else.
 
 No data arrays, no files: every function can be tested by counting.
 """

@@ -8,15 +8,15 @@
     joined      |a0 a0 a0 a1 a1 a2|b0 b0 b1 b1 b1|whole|      places: a step's number in this order
 
 A part follows the newest live part of its chain if its step is where that one stops. Otherwise a part between them was
-dropped, and it begins an episode of its own. An episode is named by the position of its first step: of a chain, also when that
-was evicted. So episodes keep their names and their order for life; only an episode that begins after a dropped part is named
-by what is left of it.
+dropped, and it begins an episode of its own. An episode is named by the position of its first step: of a chain, also
+when that was evicted. So episodes keep their names and their order for life; only an episode that begins after a
+dropped part is named by what is left of it.
 
-Parts are linked as they are added, so that the steps around a part are found by walking from part to part (`Chains`). The joined
-episodes of one moment (`WholeEpisodes`) are made again after each change.
+Parts are linked as they are added, so that the steps around a part are found by walking from part to part (`Chains`).
+The joined episodes of one moment (`WholeEpisodes`) are made again after each change.
 
-Invariants: names rise; the parts of an episode meet, and their positions rise; a part is linked to the one that it follows.
-Not here: clips (clips/index.py), records (records/table.py).
+Invariants: names rise; the parts of an episode meet, and their positions rise; a part is linked to the one that it
+follows. Not here: clips (clips/index.py), records (records/table.py).
 Cost: 40 bytes per live episode from the first part on that is stored; nothing before.
 """
 
@@ -39,8 +39,9 @@ NONE = -1
 class Parts(NamedTuple):
     """The chains of episodes.
 
-    `chains`: int64 `(n,)`, the position of the chain's first step, NONE for an episode without a chain; `steps`: int64 `(n,)`, how
-    many steps of its chain were stored before each part; 0 without a chain; `lanes`: int64 `(n,)`, of each part; NONE without a chain.
+    `chains`: int64 `(n,)`, the position of the chain's first step, NONE for an episode without a chain; `steps`: int64
+    `(n,)`, how many steps of its chain were stored before each part; 0 without a chain; `lanes`: int64 `(n,)`, of each
+    part; NONE without a chain.
     """
 
     chains: Array
@@ -56,7 +57,7 @@ class Chains:
         last: one past the ordinal of the newest one. None of these is a part.
     """
 
-    __slots__ = ("_most", "_newest", "after", "before", "ended", "lanes", "names", "num_parts", "steps")  # fmt: skip
+    __slots__ = ("_most", "_newest", "after", "before", "ended", "lanes", "names", "num_parts", "steps")
 
     def __init__(self, first: int, last: int) -> None:
         self.names: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
@@ -74,9 +75,7 @@ class Chains:
         """Live episodes that are parts."""
         self._most = 64
 
-    def append(
-        self, chain: int, step: int, lane: int, length: int, first: int, ordinal: int
-    ) -> None:
+    def append(self, chain: int, step: int, lane: int, length: int, first: int, ordinal: int) -> None:
         """Add the newest episode; values before ordinal `first` may be dropped. O(1) amortised.
 
         Args:
@@ -111,16 +110,24 @@ class Chains:
         before[which[1:][meets]] = which[:-1][meets] + ordinal
         after[which[:-1][meets]] = which[1:][meets] + ordinal
         for values, added in (
-            (self.names, chains), (self.steps, steps), (self.lanes, lanes), (self.before, before), (self.after, after),
-        ):  # fmt: skip
+            (self.names, chains),
+            (self.steps, steps),
+            (self.lanes, lanes),
+            (self.before, before),
+            (self.after, after),
+        ):
             values.extend(added, first)
         ends = np.flatnonzero(np.append(~same, True)) if len(which) else which
         begins = np.append(0, ends[:-1] + 1) if len(which) else which
         oldest, newest = which[begins], which[ends]
         for one in zip(
-            chains[oldest].tolist(), steps[oldest].tolist(), stops[ends].tolist(),
-            (oldest + ordinal).tolist(), (newest + ordinal).tolist(), strict=True,
-        ):  # fmt: skip
+            chains[oldest].tolist(),
+            steps[oldest].tolist(),
+            stops[ends].tolist(),
+            (oldest + ordinal).tolist(),
+            (newest + ordinal).tolist(),
+            strict=True,
+        ):
             self._link(*one, first)
 
     def _link(self, chain: int, step: int, stop: int, oldest: int, newest: int, first: int) -> None:
@@ -169,7 +176,8 @@ class Chains:
 class WholeEpisodes:
     """The episodes of one moment with their parts joined, and where each of their steps is stored.
 
-    An episode has a number, 0 for the oldest; a step of one has a place; a part has an index among the live episodes. Immutable.
+    An episode has a number, 0 for the oldest; a step of one has a place; a part has an index among the live episodes.
+    Immutable.
 
     Args:
         starts: position of the first step of each part, in the order of positions.
@@ -190,13 +198,29 @@ class WholeEpisodes:
     """
 
     __slots__ = (
-        "__weakref__", "_begin_of", "_episode_of", "_into", "_later", "_place_of", "_places", "_shifts", "_starts", "begins", "ended", "episodes", "first_steps",
-        "in_order", "is_open", "lanes", "lengths", "names", "parts", "places",
-    )  # fmt: skip
+        "__weakref__",
+        "_begin_of",
+        "_episode_of",
+        "_into",
+        "_later",
+        "_place_of",
+        "_places",
+        "_shifts",
+        "_starts",
+        "begins",
+        "ended",
+        "episodes",
+        "first_steps",
+        "in_order",
+        "is_open",
+        "lanes",
+        "lengths",
+        "names",
+        "parts",
+        "places",
+    )
 
-    def __init__(
-        self, starts: Array, lengths: Array, parts: Parts | None, ended: dict[int, int]
-    ) -> None:
+    def __init__(self, starts: Array, lengths: Array, parts: Parts | None, ended: dict[int, int]) -> None:
         count = len(starts)
         sizes = lengths.astype(np.int64)
         chains, steps, lanes = parts or _no_parts(count)
@@ -246,10 +270,11 @@ class WholeEpisodes:
         self._begin_of = self.places.take(self._episode_of)
 
     def by_lane(self) -> WholeEpisodes:
-        """Return runs of episodes in place of episodes: those of a lane one after the other, or in the order of storage without lanes.
+        """Return runs of episodes in place of episodes: those of a lane one after the other, or in the order of storage
+        without lanes.
 
-        A run ends with an episode that has not ended: the next step of that is not known. `episodes` are the numbers here of the
-        episodes of the runs, in order.
+        A run ends with an episode that has not ended: the next step of that is not known. `episodes` are the numbers
+        here of the episodes of the runs, in order.
         """
         order = np.argsort(self.lanes, kind="stable")
         lanes = self.lanes[order]
@@ -265,17 +290,13 @@ class WholeEpisodes:
         is_first[1:] = of_part[1:] != of_part[:-1]
         runs = np.flatnonzero(begins)
         made = object.__new__(WholeEpisodes)
-        made._lay_out(
-            self.in_order[parts], is_first & begins[rank[of_part]], self._starts[parts], sizes
-        )
+        made._lay_out(self.in_order[parts], is_first & begins[rank[of_part]], self._starts[parts], sizes)
         made.names = self.names[order][runs]
         made.first_steps = self.first_steps[order][runs]
         made.lanes = lanes[runs]
         made.begins = made._places[is_first]
         made.episodes = order
-        made.is_open = (
-            self.is_open[order][np.append(runs[1:], len(self)) - 1] if len(runs) else begins
-        )
+        made.is_open = self.is_open[order][np.append(runs[1:], len(self)) - 1] if len(runs) else begins
         made.ended = self.ended
         return made
 
@@ -309,7 +330,8 @@ class WholeEpisodes:
         return found
 
     def places_in(self, indices: Array, positions: Array) -> Array:
-        """Return the places of positions, each in the part of an index; before it, of steps that are stored elsewhere."""
+        """Return the places of positions, each in the part of an index; before it, of steps that are stored
+        elsewhere."""
         found: Array = self._into.take(indices)
         found += positions
         return found
@@ -341,7 +363,8 @@ class WholeEpisodes:
         return found
 
     def along(self, indices: Array, steps: Array) -> tuple[Array, Array]:
-        """Return where steps of episodes are stored, counted from the first steps of parts, as `LiveEpisodes.along` does."""
+        """Return where steps of episodes are stored, counted from the first steps of parts, as `LiveEpisodes.along`
+        does."""
         begins = self.begin_of(indices)
         stops = begins + self.lengths.take(self.episode_of(indices))
         places = self.place_of(indices)[:, None] + steps

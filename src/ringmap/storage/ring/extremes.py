@@ -1,7 +1,7 @@
 """The smallest and the greatest of some integers, and whether all of some booleans are true, for batches.
 
-NumPy's reductions cost 1.1 to 1.3 us a call, however short the array; `argmin` and `argmax` 0.3 to 0.5, and a search in the bytes
-of booleans 0.1. A small batch needs three such answers, in a call of 15 us.
+NumPy's reductions cost 1.1 to 1.3 us a call, however short the array; `argmin` and `argmax` 0.3 to 0.5, and a search in
+the bytes of booleans 0.1. A small batch needs three such answers, in a call of 15 us.
 
 Not here: positions and what they mean.
 """

@@ -3,8 +3,10 @@
     clip id --- + base ---> clip number --- ClipIndex ---> position --- % rows ---> slot
                                ordinal --- LiveEpisodes ---^
 
-Scalars have these types; for an array the docstring names the type of its values. Arithmetic returns a plain `int`, and the
-code that does it names the result: `Slot(position % rows)`. docs/explanation/glossary.md has a table of them, with their ranges.
+Scalars have these types; for an array the docstring names the type of its values. Arithmetic returns a plain `int`, and
+the
+code that does it names the result: `Slot(position % rows)`. docs/explanation/glossary.md has a table of them, with
+their ranges.
 """
 
 from __future__ import annotations

@@ -59,15 +59,17 @@ class LiveEpisodes:
     )
 
     def __init__(
-        self, starts: Array, lengths: Array, era: int = 0, parts: Parts | None = None,
+        self,
+        starts: Array,
+        lengths: Array,
+        era: int = 0,
+        parts: Parts | None = None,
         origins: Array | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.era = era
         self._set(starts, lengths, parts, origins)
 
-    def _set(
-        self, starts: Array, lengths: Array, parts: Parts | None, origins: Array | None
-    ) -> None:
+    def _set(self, starts: Array, lengths: Array, parts: Parts | None, origins: Array | None) -> None:
         self._starts: GrowingArray[Position] = GrowingArray(np.empty(0, np.int64))
         self._lengths: GrowingArray[int] = GrowingArray(np.empty(0, np.int32))
         self._origins: GrowingArray[int] = GrowingArray(np.empty(0, np.int64))
@@ -110,7 +112,7 @@ class LiveEpisodes:
 
     def append(
         self, start: Position, length: int, chain: int = NONE, step: int = 0, lane: int = 0, origin: int = 0
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add the newest episode, or the newest part of a chain (see `Parts`). O(1) amortised."""
         if chain != NONE or self.chains is not None:
             self._chain().append(chain, step, lane, length, self.first, self.last)
@@ -176,7 +178,8 @@ class LiveEpisodes:
 
     @property
     def runs(self) -> WholeEpisodes:
-        """The live episodes with those of a lane joined; see `WholeEpisodes.by_lane`. O(episodes log episodes) after a change."""
+        """The live episodes with those of a lane joined; see `WholeEpisodes.by_lane`. O(episodes log episodes) after a
+        change."""
         whole = self.whole
         if self._runs is None or self._runs[0] is not whole:
             self._runs = whole, whole.by_lane()
@@ -201,7 +204,8 @@ class LiveEpisodes:
 
     @property
     def links(self) -> LiveEpisodes | WholeEpisodes:
-        """What to ask `along`, once: the joined episodes if they are known, or were worth joining; else the links of the parts.
+        """What to ask `along`, once: the joined episodes if they are known, or were worth joining; else the links of
+        the parts.
 
         So what is asked once after each change costs O(1), and what is asked often in between no more than a search.
         """
@@ -215,7 +219,8 @@ class LiveEpisodes:
         return self
 
     def along(self, indices: Array, steps: Array) -> tuple[Array, Array]:
-        """Return where steps are stored, in a part or those that it follows, or that follow it. O(steps, for each part on the way).
+        """Return where steps are stored, in a part or those that it follows, or that follow it. O(steps, for each part
+        on the way).
 
         Args:
             indices: of parts among the live ones, `(n,)`.
@@ -258,7 +263,8 @@ class LiveEpisodes:
         return positions, good
 
     def _linked(self, indices: Array, is_before: bool) -> Array:
-        """Return the indices of the parts that parts follow, or that follow them; a negative number for none that is live."""
+        """Return the indices of the parts that parts follow, or that follow them; a negative number for none that is
+        live."""
         chains = self.chains
         if chains is None:
             return np.full(len(indices), NONE)
@@ -324,7 +330,8 @@ class LiveEpisodes:
 
     @property
     def origins(self) -> Array:
-        """Ordinals in the ring, int64, as `origins_of` returns them, oldest first: a view, valid until the next append."""
+        """Ordinals in the ring, int64, as `origins_of` returns them, oldest first: a view, valid until the next
+        append."""
         return self._origins.span(self.first, self.last)
 
     def lengths_since(self, ordinal: int) -> Array:

@@ -59,8 +59,8 @@ class Copied:
 class Sidecar(ABC):
     """One or more files beside the columns of a buffer. An instance is an open one.
 
-    The class methods are for a directory that no other process writes, or for reading beside a writer. They raise OSError
-    if the disk fails, and NotAFileError if the path is not a regular file.
+    The class methods are for a directory that no other process writes, or for reading beside a writer. They raise
+    OSError if the disk fails, and NotAFileError if the path is not a regular file.
     """
 
     names: ClassVar[tuple[str, ...]]

@@ -5,11 +5,12 @@
     mark              position of the episode's first step, checksum of its rows in its record, flags, note
     marks.json.lock   held while one process changes the file
 
-A change reads the file under the lock, writes it anew beside, and renames it. So a reader finds the file before or after the change, and two
-that change it lose nothing. One file may hold the marks of many owners: the user may keep it elsewhere.
+A change reads the file under the lock, writes it anew beside, and renames it. So a reader finds the file before or
+after the change, and two that change it lose nothing. One file may hold the marks of many owners: the user may keep it
+elsewhere.
 
-Invariants: the checksum is that of the rest; a mark counts for the episode whose record has its checksum of rows, since after a power cut
-another episode may begin at its position.
+Invariants: the checksum is that of the rest; a mark counts for the episode whose record has its checksum of rows, since
+after a power cut another episode may begin at its position.
 Not here: which episodes are stored (read/marked.py), the data, which never change.
 """
 
@@ -61,8 +62,8 @@ _All = dict[str, dict[int, "Mark"]]
 class Mark:
     """What was noted of an episode.
 
-    `position`: of its first step; of a dataset, its number; `record`: the checksum of its rows, in hexadecimal digits; `flags`: words,
-    sorted; `note`: any text.
+    `position`: of its first step; of a dataset, its number; `record`: the checksum of its rows, in hexadecimal digits;
+    `flags`: words, sorted; `note`: any text.
     """
 
     position: int
@@ -89,7 +90,8 @@ def checked_flags(flags: Any, where: str) -> tuple[str, ...]:
 def _flag(flag: Any, where: str) -> str:
     if not isinstance(flag, str) or not _FLAG.fullmatch(flag):
         raise InputError(
-            f"{where}: a flag is a word of up to 64 letters, digits and . _ + -, got {str(flag)[:80]!r}; put sentences into the note"
+            f"{where}: a flag is a word of up to 64 letters, digits and . _ + -, got {str(flag)[:80]!r}; put sentences "
+            f"into the note"
         )
     return flag
 
@@ -165,13 +167,19 @@ class MarkFile(Sidecar):
         if (kind := self.disk.kind(path)) and kind != "missing":
             raise NotAFileError(path, kind)
         lock = FileLock(
-            path, timeout=_WAIT_S, thread_local=False, fallback_to_soft=False, preserve_lock_file=True,
-        )  # fmt: skip
+            path,
+            timeout=_WAIT_S,
+            thread_local=False,
+            fallback_to_soft=False,
+            preserve_lock_file=True,
+        )
         try:
             self.disk.before("lock", path)
             lock.acquire()
         except Timeout:
-            raise LockedError(f"{self.path}: another process has been changing it for {_WAIT_S:g} s; try again") from None  # fmt: skip
+            raise LockedError(
+                f"{self.path}: another process has been changing it for {_WAIT_S:g} s; try again"
+            ) from None
         except OSError as error:
             raise self._refused(error) from error
         try:
@@ -243,11 +251,7 @@ def _read(disk: Disk, path: str) -> _All:
 
 
 def _encode(every: Mapping[str, Mapping[int, Mark]]) -> bytes:
-    marks = {
-        owner: [asdict(marks[at]) for at in sorted(marks)]
-        for owner, marks in every.items()
-        if marks
-    }
+    marks = {owner: [asdict(marks[at]) for at in sorted(marks)] for owner, marks in every.items() if marks}
     body = {"format": _FORMAT, "version": _VERSION, "marks": marks}
     text = json.dumps({**body, "checksum": json_checksum(body)}, indent=1)
     return text.encode() + b"\n"
@@ -256,11 +260,7 @@ def _encode(every: Mapping[str, Mapping[int, Mark]]) -> bytes:
 def _decode(data: bytes, path: str, signed: bool = True) -> _All:
     """Return owner -> position -> mark; `signed`: whether the checksum must hold."""
     at = f"{path}: " if path else ""
-    then = (
-        "; run ringmap.check and ringmap.repair on the buffer, or move the file away"
-        if path
-        else ""
-    )
+    then = "; run ringmap.check and ringmap.repair on the buffer, or move the file away" if path else ""
     try:
         if len(data) > _LIMIT:
             raise ValueError(f"more than {_LIMIT:,} bytes")
@@ -269,20 +269,19 @@ def _decode(data: bytes, path: str, signed: bool = True) -> _All:
             raise ValueError("no file of marks")
         version = body.get("version")
         if isinstance(version, int) and version > _VERSION:
-            raise NewerVersionError(f"{at}marks of version {version}; this ringmap reads version {_VERSION}; upgrade ringmap")  # fmt: skip
+            raise NewerVersionError(
+                f"{at}marks of version {version}; this ringmap reads version {_VERSION}; upgrade ringmap"
+            )
         checksum = body.pop("checksum", None)
         if signed and checksum != json_checksum(body):
             raise ValueError("its checksum does not hold: it is damaged, or was edited by hand")
         return {
-            str(owner): {mark.position: mark for mark in map(_mark, marks)}
-            for owner, marks in body["marks"].items()
+            str(owner): {mark.position: mark for mark in map(_mark, marks)} for owner, marks in body["marks"].items()
         }
     except NewerVersionError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = (
-            "is damaged" if isinstance(error, KeyError | AttributeError | TypeError) else str(error)
-        )
+        why = "is damaged" if isinstance(error, KeyError | AttributeError | TypeError) else str(error)
         raise CorruptError(f"{at}marks can't be read: {why}{then}") from None
 
 
@@ -290,6 +289,4 @@ def _mark(told: Any) -> Mark:
     position, record = told["position"], told["record"]
     if type(position) is not int or not 0 <= position < MOST or not _SUM.fullmatch(record):
         raise ValueError("a mark of no episode")
-    return Mark(
-        position, record, checked_flags(told["flags"], "flags"), checked_note(told["note"], "note")
-    )
+    return Mark(position, record, checked_flags(told["flags"], "flags"), checked_note(told["note"], "note"))

@@ -1,22 +1,23 @@
 """Newest values of mutable columns: three copies for each row of the ring, of which one is written at a time.
 
     mutable.bin   [header 0][header 1][marks][plane 0][plane 1][plane 2]     a plane: one copy for each slot
-    mark          a byte for each slot, not 0 once the slot has had a copy: what was never updated is read without a look at copies
-    copy          checksum · generation · position · the values of all mutable columns
+    mark          a byte for each slot, not 0 once the slot has had a copy: what was never updated is read without a
+    look at copies copy          checksum · generation · position · the values of all mutable columns
 
-An update writes, for each of its rows, a copy that is neither the newest one nor the newest one that a sync made durable. So a
-kill leaves the value before it, and a power cut one at least as new as at the last sync. (Two copies can't hold both:
-tests/crash/test_copies_model.py.) A reader takes the newest copy that is whole and belongs to its position. A row without
-one has the value that it was stored with.
+An update writes, for each of its rows, a copy that is neither the newest one nor the newest one that a sync made
+durable. So a kill leaves the value before it, and a power cut one at least as new as at the last sync. (Two copies
+can't hold both: tests/crash/test_copies_model.py.) A reader takes the newest copy that is whole and belongs to its
+position. A row without one has the value that it was stored with.
 
-A write that stops in the middle of a copy leaves what was written before, up to some word. The generation stands before the
+A write that stops in the middle of a copy leaves what was written before, up to some word. The generation stands before
+the
 position: a copy that names a new row never has the generation of the old one, of which a sync may say that it is whole.
 
-After a power cut positions are given again. So each opening notes in the header that copies of positions from the recovered
-head on, up to the generation of that time, are void; the note is durable before a greater generation is used.
+After a power cut positions are given again. So each opening notes in the header that copies of positions from the
+recovered head on, up to the generation of that time, are void; the note is durable before a greater generation is used.
 
-Invariants: a header counts with its checksum, which covers the buffer's UUID and the columns; a copy counts with its checksum,
-seeded with both; generations of a row rise; a copy that a sync covered is whole: else it is damaged.
+Invariants: a header counts with its checksum, which covers the buffer's UUID and the columns; a copy counts with its
+checksum, seeded with both; generations of a row rise; a copy that a sync covered is whole: else it is damaged.
 Not here: which positions are live, and the values that rows were stored with.
 """
 
@@ -66,10 +67,11 @@ _BLANK = bytes(24)
 class _Header:
     """What the newest header says.
 
-    `number`: of the header; `highest`: no generation beyond it is used; `synced`: copies up to this generation are durable, and
-    whole, but for those in `torn`: `[after, upto]`, generations of sessions that a kill or a power cut ended; `voids`:
-    `[position, upto]`: copies of positions from there on, up to this generation, do not count; `since`: voids up to this generation
-    are no longer listed, since no such copy is left here; `unsure`: a sync failed, so that the file may differ from what the disk has.
+    `number`: of the header; `highest`: no generation beyond it is used; `synced`: copies up to this generation are
+    durable, and whole, but for those in `torn`: `[after, upto]`, generations of sessions that a kill or a power cut
+    ended; `voids`: `[position, upto]`: copies of positions from there on, up to this generation, do not count; `since`:
+    voids up to this generation are no longer listed, since no such copy is left here; `unsure`: a sync failed, so that
+    the file may differ from what the disk has.
     """
 
     number: int = 0
@@ -96,7 +98,8 @@ class _Header:
 
 
 class _Maps(NamedTuple):
-    """Parts of the file, over a map: the numbers of both headers, the marks, and all copies, as words `(3 * rows, n)`."""
+    """Parts of the file, over a map: the numbers of both headers, the marks, and all copies, as words `(3 * rows,
+    n)`."""
 
     numbers: Array
     marks: Array
@@ -122,14 +125,18 @@ class MutableValues(Sidecar):
     temporary = ("mutable.bin.tmp",)
 
     def __init__(
-        self, file: File, home: Home, header: _Header, write: bool, mapped: bool = True,
-        tail: Callable[[], int] = lambda: 0, session: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        file: File,
+        home: Home,
+        header: _Header,
+        write: bool,
+        mapped: bool = True,
+        tail: Callable[[], int] = lambda: 0,
+        session: int = 0,
+    ) -> None:
         self.path = file.path
         self._file, self._home, self._header = file, home, header
-        self._mapped = (
-            mapped and home.disk.system.loads_are_ordered
-        )  # a read is a system call, which orders them
+        self._mapped = mapped and home.disk.system.loads_are_ordered  # a read is a system call, which orders them
         self._session = session
         self._synced_number = header.number
         """Of the newest header that a sync covers. For a writer, from `begin` on."""
@@ -188,18 +195,14 @@ class MutableValues(Sidecar):
         (sync_folder or disk.sync_folder)(home.folder)
 
     @classmethod
-    def open(
-        cls, home: Home, write: bool, mapped: bool = True, tail: Callable[[], int] = lambda: 0
-    ) -> MutableValues:
+    def open(cls, home: Home, write: bool, mapped: bool = True, tail: Callable[[], int] = lambda: 0) -> MutableValues:
         """Open an existing file; a writer calls `begin` next.
 
         Raises:
             CorruptError: it is missing, has another size, or no valid header.
         """
         if faults := cls._faults_of_file(home):
-            raise CorruptError(
-                f"{home.path(cls.names[0])}: {faults[0]}; run ringmap.check on the buffer"
-            )
+            raise CorruptError(f"{home.path(cls.names[0])}: {faults[0]}; run ringmap.check on the buffer")
         file = home.disk.open(home.path(cls.names[0]), write)
         header, session = _newest_of(_headers(file, home))
         return cls(file, home, header, write, mapped, tail, session)
@@ -213,7 +216,7 @@ class MutableValues(Sidecar):
         if faults := home.disk.size_faults(path, "file of mutable columns", nbytes):
             return faults
         with closing(home.disk.open(path)) as file:
-            return [] if _headers(file, home) else ["neither header is valid: damaged, or of another buffer"]  # fmt: skip
+            return [] if _headers(file, home) else ["neither header is valid: damaged, or of another buffer"]
 
     def begin(self, head: int, trusted: bool) -> None:
         """Take generations that no copy has, and void copies of positions that may be given again. Durable.
@@ -228,9 +231,9 @@ class MutableValues(Sidecar):
         self._sync_file()
         voids, torn, since = header.voids, header.torn, header.since
         if not trusted:
-            voids = (*((at, n) for at, n in voids if head - 2 * self._rows < at < head), (head, header.highest))  # fmt: skip
+            voids = (*((at, n) for at, n in voids if head - 2 * self._rows < at < head), (head, header.highest))
             if len(voids) > _VOIDS_MOST:
-                self._blank(lambda copies, slots: header.is_void(copies["position"], copies["generation"]))  # fmt: skip
+                self._blank(lambda copies, slots: header.is_void(copies["position"], copies["generation"]))
                 voids, since = voids[-1:], voids[-2][1]
         if header.synced < header.highest:
             torn = _with(torn, header.synced, header.highest)
@@ -242,7 +245,8 @@ class MutableValues(Sidecar):
             self._sync_file()
 
     def _put_header(self, header: _Header) -> _Header:
-        """Write a header with the next number whose place is not that of the newest synced one: a power cut may tear all later ones."""
+        """Write a header with the next number whose place is not that of the newest synced one: a power cut may tear
+        all later ones."""
         number = header.number + 1
         if (number - self._synced_number) % 2 == 0:
             number += 1
@@ -366,9 +370,13 @@ class MutableValues(Sidecar):
         return staged
 
     def _fill(
-        self, records: Array, positions: Array, slots: Array, values: Mapping[str, Array],
+        self,
+        records: Array,
+        positions: Array,
+        slots: Array,
+        values: Mapping[str, Array],
         stored: Callable[[str, Array], Array],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Fill in the copies to write, without their checksums."""
         records["position"] = positions
         for name, given in values.items():
@@ -422,7 +430,8 @@ class MutableValues(Sidecar):
     # -- reads -------------------------------------------------------------------------------
 
     def put_into(self, name: str, positions: Array, taken: Array) -> None:
-        """Replace the rows that have a newer value, in an array `(*positions.shape, ...)` of the rows at these positions.
+        """Replace the rows that have a newer value, in an array `(*positions.shape, ...)` of the rows at these
+        positions.
 
         Raises:
             CorruptError: a value is damaged.
@@ -444,12 +453,14 @@ class MutableValues(Sidecar):
 
     @property
     def session(self) -> int:
-        """The number of the newest opening for writing, as far as it is durable; greater than those of all openings before it."""
+        """The number of the newest opening for writing, as far as it is durable; greater than those of all openings
+        before it."""
         self._current_header()
         return self._session
 
     def are_lost(self, positions: Array, sessions: Array) -> Array:
-        """Tell which rows a power cut took, or may have taken, so that their positions may be others' now; each was known in its session."""
+        """Tell which rows a power cut took, or may have taken, so that their positions may be others' now; each was
+        known in its session."""
         header = self._current_header()
         return header.is_void(positions, sessions) | (sessions <= header.since)
 
@@ -484,11 +495,12 @@ class MutableValues(Sidecar):
         return marked[which[kept]], planes[kept], records[kept]
 
     def _look(self, position: int) -> tuple[int, Array | None]:
-        """Return the plane and a copy of the newest whole copy of a position, -1 and None for none, whatever is being written.
+        """Return the plane and a copy of the newest whole copy of a position, -1 and None for none, whatever is being
+        written.
 
-        All copies are those of one moment: they are taken twice, with the same bytes, and the header is the same afterwards. Of that
-        moment, the newest whole copy is that of the newest update that had ended. One that is not whole is being written, or a kill or
-        a power cut tore it. Or its row is gone, and its reader looks again.
+        All copies are those of one moment: they are taken twice, with the same bytes, and the header is the same
+        afterwards. Of that moment, the newest whole copy is that of the newest update that had ended. One that is not
+        whole is being written, or a kill or a power cut tore it. Or its row is gone, and its reader looks again.
         """
         slot = np.array([position % self._rows])
         for _ in range(_LOOKS):
@@ -515,7 +527,8 @@ class MutableValues(Sidecar):
                 )
             return found
         raise LappedError(
-            f"{self.path}: the value of position {position} was updated {_LOOKS} times while it was read; update less often"
+            f"{self.path}: the value of position {position} was updated {_LOOKS} times while it was read; update less "
+            f"often"
         )
 
     def _is_still(self, header: _Header, records: Array, slot: Array) -> bool:
@@ -538,7 +551,7 @@ class MutableValues(Sidecar):
                     self._header, self._session = _newest_of(headers)
                     break
             else:
-                raise CorruptError(f"{self.path}: neither header is valid; run ringmap.check on the buffer")  # fmt: skip
+                raise CorruptError(f"{self.path}: neither header is valid; run ringmap.check on the buffer")
         return self._header
 
     def _numbers(self) -> int:
@@ -557,7 +570,7 @@ class MutableValues(Sidecar):
             file = self._file
             raw = file.map(random=True)
             if len(raw) < self.nbytes(self._home.schema, self._rows):
-                raise CorruptError(f"{self.path}: was cut since it was opened; run ringmap.check on the buffer")  # fmt: skip
+                raise CorruptError(f"{self.path}: was cut since it was opened; run ringmap.check on the buffer")
             words = raw.view("<u8")
             copies = words[self._first // 8 :].reshape(_PLANES * self._rows, -1)
             marks = raw[_MARKS : _MARKS + self._rows]
@@ -576,7 +589,8 @@ class MutableValues(Sidecar):
         planes = np.arange(_PLANES)[:, None]
         if self._mapped:
             copies, index = self._maps().copies, planes * self._rows + slots
-            # A copy is written from its beginning on: the generation is not older than the position that is read before.
+            # A copy is written from its beginning on: the generation is not older than the position that is read
+            # before.
             positions = copies[:, _POSITION][index].view(np.int64)
             return positions, copies[:, _GENERATION][index].view(np.int64)
         heads = self._read(self._offsets(planes, slots).reshape(-1), _HEAD)
@@ -597,11 +611,12 @@ class MutableValues(Sidecar):
         try:
             for at, offset in enumerate(offsets.tolist()):
                 if file.read_into(room[at * size : (at + 1) * size], offset) < size:
-                    raise CorruptError(f"{self.path}: was cut since it was opened; run ringmap.check on the buffer")  # fmt: skip
+                    raise CorruptError(f"{self.path}: was cut since it was opened; run ringmap.check on the buffer")
         except OSError as error:
             raise EnvironmentFault(
                 error.errno,
-                f"{self.path}: values can't be read ({error.strerror or error}); run ringmap.check on the buffer, and move "
+                f"{self.path}: values can't be read ({error.strerror or error}); run ringmap.check on the buffer, and "
+                f"move "
                 "it to a sound disk",
             ) from error
         return found
@@ -622,23 +637,19 @@ class MutableValues(Sidecar):
                 for at in np.flatnonzero(opened._damaged(copies, slots).any(axis=0)).tolist():
                     again = opened._copies(slots[at], 1)
                     position = again["position"][:, 0]
-                    gone = position < (
-                        0 if newest is None else newest.tail
-                    )  # it may be written over at any time
+                    gone = position < (0 if newest is None else newest.tail)  # it may be written over at any time
                     gone &= (position >= 0) & (position % home.rows == slots[at])
-                    for plane in np.flatnonzero(
-                        opened._damaged(again, slots[[at]])[:, 0] & ~gone
-                    ):  # now, too
+                    for plane in np.flatnonzero(opened._damaged(again, slots[[at]])[:, 0] & ~gone):  # now, too
                         generation = int(again["generation"][plane, 0])
-                        faults.append(
-                            f"the value of slot {slots[at]}, of generation {generation}, is damaged"
-                        )
+                        faults.append(f"the value of slot {slots[at]}, of generation {generation}, is damaged")
             return faults
 
     def _damaged(self, copies: Array, slots: Array) -> Array:
-        """Tell which of the copies `(3, n)` of slots are damaged: not whole, though no kill and no power cut can have torn them.
+        """Tell which of the copies `(3, n)` of slots are damaged: not whole, though no kill and no power cut can have
+        torn them.
 
-        A copy that is being written over may be torn behind its old head; so a damaged one is newer than all that are whole.
+        A copy that is being written over may be torn behind its old head; so a damaged one is newer than all that are
+        whole.
         """
         wrong = np.zeros(copies.shape, np.bool_)
         written = copies["generation"] != 0
@@ -655,7 +666,8 @@ class MutableValues(Sidecar):
         return wrong
 
     def _lack_marks(self, copies: Array, slots: Array) -> Array:
-        """Tell which of the slots have a copy that a sync covered, and no mark. What is being written has its mark already."""
+        """Tell which of the slots have a copy that a sync covered, and no mark. What is being written has its mark
+        already."""
         header, lost = self._current_header(), np.zeros(len(slots), np.bool_)
         for at in np.flatnonzero(self._marks(slots) == 0).tolist():
             of_slot = copies["generation"][:, at].tolist()
@@ -664,11 +676,12 @@ class MutableValues(Sidecar):
 
     @classmethod
     def mend(cls, home: Home, newest: Record | None) -> Mend | None:
-        """Make damaged values not count; without a header, all of them. None if the file does not belong to the buffer."""
+        """Make damaged values not count; without a header, all of them. None if the file does not belong to the
+        buffer."""
         if not cls.nbytes(home.schema, home.rows):
             return None
         if cls._faults_of_file(home):
-            return "make it again, empty: rows have the values that they were stored with", partial(cls._renew, home)  # fmt: skip
+            return "make it again, empty: rows have the values that they were stored with", partial(cls._renew, home)
         return "drop damaged values: these rows have the values before", partial(cls._drop, home)
 
     @classmethod
@@ -727,7 +740,8 @@ class MutableValues(Sidecar):
             mark: whether to note in the header that they are.
 
         Raises:
-            OSError: the disk fails. The next opening writes all values again: a later sync would report success wrongly.
+            OSError: the disk fails. The next opening writes all values again: a later sync would report success
+                wrongly.
         """
         if self._promised is None and not self.is_dirty:
             return
@@ -783,7 +797,8 @@ def rows_in(taken: Array, positions: Array) -> Array:
 
 
 def _newest_of(headers: list[_Header]) -> tuple[_Header, int]:
-    """Return the newest header, and the session that is durable: an opening syncs the first of its headers before it writes the other."""
+    """Return the newest header, and the session that is durable: an opening syncs the first of its headers before it
+    writes the other."""
     newest = max(headers, key=lambda header: header.number)
     return newest, min(header.highest for header in headers)
 
@@ -798,7 +813,8 @@ def _block_of(copy: np.dtype[Any]) -> int:
 
 
 def _copy_of(columns: Schema) -> np.dtype[Any]:
-    """Return the dtype of a copy: whole words, so that its head is read in one piece. NumPy copies no bytes that are in no field."""
+    """Return the dtype of a copy: whole words, so that its head is read in one piece. NumPy copies no bytes that are in
+    no field."""
     fields: list[Any] = list(_HEAD.descr)
     fields += [(_field(s.name), s.dtype, s.shape) for s in columns.columns]
     pad = -sum(s.row_nbytes for s in columns.columns) % 8
@@ -806,14 +822,16 @@ def _copy_of(columns: Schema) -> np.dtype[Any]:
 
 
 def _cut(raw: memoryview, size: int, without: int = 0) -> list[memoryview]:
-    """Return pieces of this size, without so many bytes at the beginning of each. Slices in a loop cost three times as much."""
+    """Return pieces of this size, without so many bytes at the beginning of each. Slices in a loop cost three times as
+    much."""
     stop = len(raw)
     slices = map(slice, range(without, stop, size), range(size, stop + 1, size))
     return list(map(raw.__getitem__, slices))
 
 
 def _checks_of(rows: list[memoryview], seed: int) -> Array:
-    """Return the checksum of each piece, `(n,)`: from the bytes of the digests, since NumPy takes long for large integers."""
+    """Return the checksum of each piece, `(n,)`: from the bytes of the digests, since NumPy takes long for large
+    integers."""
     digests = b"".join(map(xxhash.xxh3_64_digest, rows, repeat(seed)))
     return np.frombuffer(digests, ">u8")
 
@@ -833,9 +851,13 @@ def _salt_of(home: Home) -> bytes:
 
 def _write_header(file: File, home: Home, header: _Header) -> None:
     body = {
-        "highest": header.highest, "synced": header.synced, "torn": header.torn, "voids": header.voids,
-        "since": header.since, "unsure": header.unsure,
-    }  # fmt: skip
+        "highest": header.highest,
+        "synced": header.synced,
+        "torn": header.torn,
+        "voids": header.voids,
+        "since": header.since,
+        "unsure": header.unsure,
+    }
     text = json.dumps(body, separators=(",", ":")).encode()
     data = header.number.to_bytes(8, "little") + _MAGIC + len(text).to_bytes(8, "little") + text
     check = xxhash.xxh3_64_intdigest(_salt_of(home) + data).to_bytes(8, "little")

@@ -2,27 +2,28 @@
 
     priorities.bin   [header 0, unsure][header 1][leaves 0][leaves 1][log 0: frame, frame, ...][log 1]
 
-Generation g has header, leaves and log g % 2. An update is one frame at the end of the newest log, so always one `pwrite`.
-When that log is full, the next generation begins: its log continues the other one, and a helper writes its leaves and then its header,
-beside later updates. Once these are durable, the log before is not needed any more.
+Generation g has header, leaves and log g % 2. An update is one frame at the end of the newest log, so always one
+`pwrite`.
+When that log is full, the next generation begins: its log continues the other one, and a helper writes its leaves and
+then its header, beside later updates. Once these are durable, the log before is not needed any more.
 
     frame   check, generation, kind, count, then   POINTS: positions int64, priorities float32
                                                    RANGE:  first and last position + 1, one priority
                                                    TURN:   the end of the log that this one continues
 
-The helper reads leaves that later updates change. That is no harm: all of these are in the log of its generation, which is applied
-to them, and each frame says what a priority is, not how it changes.
+The helper reads leaves that later updates change. That is no harm: all of these are in the log of its generation, which
+is applied to them, and each frame says what a priority is, not how it changes.
 
 Leaf `position % rows` belongs to the newest position below `upto` in this slot: later positions
 have no priority yet, whatever an earlier lap left there.
 
 Invariants: a header counts with its checksum, which covers the buffer's UUID and the leaves;
-a frame counts with its checksum, its generation and its place, after all frames before it, those of the log that its own continues
-included; after a power cut each priority is as of the last `sync` or later, and belongs to its own row.
+a frame counts with its checksum, its generation and its place, after all frames before it, those of the log that its
+own continues included; after a power cut each priority is as of the last `sync` or later, and belongs to its own row.
 
-A failed sync leaves pages that count as clean and are not on the disk, and no later sync tells. So the byte `unsure` is 1 from before
-a sync until it has succeeded, and from a failed one until all is in a new generation. Who opens the file for writing and finds it
-first writes all of its bytes again.
+A failed sync leaves pages that count as clean and are not on the disk, and no later sync tells. So the byte `unsure` is
+1 from before a sync until it has succeeded, and from a failed one until all is in a new generation. Who opens the file
+for writing and finds it first writes all of its bytes again.
 Not here: the use of a priority (clips/samplers), which positions are live.
 """
 
@@ -174,9 +175,7 @@ class PriorityFile(Sidecar):
     @classmethod
     def _loaded(cls, home: Home) -> tuple[Leaves | None, list[str]]:
         """Return the content of the file, and its faults, in words."""
-        faults = home.disk.size_faults(
-            home.path(cls.names[0]), "priorities file", cls.nbytes(home.rows)
-        )
+        faults = home.disk.size_faults(home.path(cls.names[0]), "priorities file", cls.nbytes(home.rows))
         opened = None if faults else cls.open(home, write=False)
         if opened is None:
             return None, faults
@@ -261,9 +260,7 @@ class PriorityFile(Sidecar):
         logs = [head[8:] for head in heads[2:]]
         numbers = [generation for generation, *_ in headers]
         numbers += [n for n in (int.from_bytes(head, "little") for head in logs) if n < _MOST]
-        newest = max(
-            numbers, default=0
-        )  # a header may be damaged: its number must not be used again
+        newest = max(numbers, default=0)  # a header may be damaged: its number must not be used again
         found: Leaves | None = None
         for generation, upto, highest, leaves_sum in headers:
             data = self._file.read(self._rows * 4, self._area(generation))
@@ -318,20 +315,13 @@ class PriorityFile(Sidecar):
                 break
             size = _FRAME.size + _SIZES.get(kind, count * 12)
             body = log[at + 8 : at + size]
-            if (
-                len(body) != size - 8
-                or xxhash.xxh3_64_intdigest(body, seed=self._seed(current, at)) != check
-            ):
+            if len(body) != size - 8 or xxhash.xxh3_64_intdigest(body, seed=self._seed(current, at)) != check:
                 self._is_ragged = True
-                return at, [
-                    f"frame {number} of log {current % 2} is damaged: the updates from there on are lost"
-                ]
+                return at, [f"frame {number} of log {current % 2} is damaged: the updates from there on are lost"]
             if kind == _TURNS:
                 if before not in (None, *_TURN.unpack_from(log, at + _FRAME.size)):
                     self._is_ragged = True
-                    return at, [
-                        f"log {(current + 1) % 2} has lost its end: the updates from there on are lost"
-                    ]
+                    return at, [f"log {(current + 1) % 2} has lost its end: the updates from there on are lost"]
             elif kind == _RANGES:
                 leaves.put_range(*_RANGE.unpack_from(log, at + _FRAME.size))
             else:
@@ -361,9 +351,7 @@ class PriorityFile(Sidecar):
         self._place = generation, after
         return True
 
-    def _put_frame(
-        self, generation: int, at: int, kind: int, count: int, payload: bytes
-    ) -> int | None:
+    def _put_frame(self, generation: int, at: int, kind: int, count: int, payload: bytes) -> int | None:
         """Write a frame into a log; return the end of the log then, None if the frame does not fit."""
         start, size = self._log(generation)
         body = _FRAME.pack(0, generation, kind, count)[8:] + payload
@@ -377,7 +365,8 @@ class PriorityFile(Sidecar):
         return end
 
     def turn(self, leaves: Leaves) -> None:
-        """Begin the next log, once a frame did not fit. A helper writes `leaves` meanwhile; or they are written now, if it failed before, or found no time.
+        """Begin the next log, once a frame did not fit. A helper writes `leaves` meanwhile; or they are written now, if
+        it failed before, or found no time.
 
         Cost: one write, if the helper of the last turn has ended.
         """
@@ -421,9 +410,7 @@ class PriorityFile(Sidecar):
             self._write_leaves(number, leaves, leaves.upto, leaves.highest, is_all=True)
             self._place, self._is_ragged = (number, 0), False
 
-    def _write_leaves(
-        self, generation: int, leaves: Leaves, upto: int, highest: float, is_all: bool = False
-    ) -> None:
+    def _write_leaves(self, generation: int, leaves: Leaves, upto: int, highest: float, is_all: bool = False) -> None:
         """Write the leaves and the header of a generation, durably. `is_all`: whether its log is empty."""
         area, hashed = self._area(generation), xxhash.xxh3_64()
         for at in range(0, self._rows, _PIECE):
@@ -436,11 +423,13 @@ class PriorityFile(Sidecar):
         self._based = generation
 
     def sync(self) -> None:
-        """Return once what was written since the last sync is durable on the disk. After a failed one that is not all; see `keep`."""
+        """Return once what was written since the last sync is durable on the disk. After a failed one that is not all;
+        see `keep`."""
         self._sync()
 
     def keep(self, leaves: Leaves) -> None:
-        """Return once all stored data are durable on the disk; `leaves` are these, and written again if a sync failed before."""
+        """Return once all stored data are durable on the disk; `leaves` are these, and written again if a sync failed
+        before."""
         if self.is_unsure:
             self.checkpoint(leaves)
         else:

@@ -63,9 +63,7 @@ class StoredPriorities:
         if kept is not None and volatile:
             kept.upto = min(kept.upto, source.head)
         if not volatile:
-            with clear_errors(
-                "PrioritizedSampler", self._path, then="mend the disk, then draw again"
-            ):
+            with clear_errors("PrioritizedSampler", self._path, then="mend the disk, then draw again"):
                 stored = self._open()
             kept = kept if in_fork and kept is not None else stored
         self.leaves = kept or Leaves(np.ones(rows, np.float32))
@@ -103,9 +101,7 @@ class StoredPriorities:
             found.upto = min(found.upto, self._source.head)
         return found
 
-    def change(
-        self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]
-    ) -> None:
+    def change(self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]) -> None:
         """Change priorities, in the file first: by a frame of its log.
 
         Raises:
@@ -115,7 +111,8 @@ class StoredPriorities:
         if file is not None and self.writes:
             self._source.home.disk.check_held("PrioritizedSampler")
             then = (
-                "no priority was changed here, and in the file at most these: free space or mend the disk, then call it "
+                "no priority was changed here, and in the file at most these: free space or mend the disk, then call "
+                "it "
                 "again"
             )
             with clear_errors("PrioritizedSampler", self._path, then=then):

@@ -68,14 +68,13 @@ class Successors(Sidecar):
                 try:
                     arrays = decode_data(found[2])
                 except ValueError as error:
-                    raise CorruptError(
-                        f"{path}: {error}; run ringmap.check on the buffer"
-                    ) from None
+                    raise CorruptError(f"{path}: {error}; run ringmap.check on the buffer") from None
                 return {n: np.asarray(v) for n, v in arrays.items()} or None
         return None
 
     def write(self, head: int, rows_sum: int, arrays: Mapping[str, Array]) -> None:
-        """Write the next observations of the rows up to `head`, before the commit that ends there, over the older file."""
+        """Write the next observations of the rows up to `head`, before the commit that ends there, over the older
+        file."""
         slot = self._next
         payload = encode_data(arrays, "successors")
         packed = _HEAD.pack(_MAGIC, head, rows_sum, len(payload), xxhash.xxh3_64_intdigest(payload))

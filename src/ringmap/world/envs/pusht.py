@@ -48,9 +48,7 @@ def make_push_t(size: int = 224, **options: Any) -> Any:
         """gym-pusht's environment with `state`, variations, and exact starts and goals."""
 
         def __init__(self) -> None:
-            super().__init__(
-                obs_type="state", visualization_width=size, visualization_height=size, **options
-            )
+            super().__init__(obs_type="state", visualization_width=size, visualization_height=size, **options)
             plain: Any = vars(self)["observation_space"]
             self.observation_space: Any = spaces.Dict({"state": plain})
             color = spaces.Box(0, 255, (3,), np.uint8)
@@ -62,9 +60,7 @@ def make_push_t(size: int = 224, **options: Any) -> Any:
             )
             self.variation: dict[str, Array] = {}
 
-        def reset(
-            self, seed: int | None = None, options: dict[str, Any] | None = None
-        ) -> tuple[Any, dict[str, Any]]:
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
             """Reset, then put what `options` name where they say."""
             options = options or {}
             # The marker of the action before would else be in the first picture of an episode.
@@ -100,9 +96,7 @@ def make_push_t(size: int = 224, **options: Any) -> Any:
             """Return what is constant within the episode: the variation."""
             return {name: value.copy() for name, value in self.variation.items()}
 
-        def reset_options_from_dataset(
-            self, init: Mapping[str, Any], goal: Mapping[str, Any]
-        ) -> dict[str, Any]:
+        def reset_options_from_dataset(self, init: Mapping[str, Any], goal: Mapping[str, Any]) -> dict[str, Any]:
             """Return reset options that start where an episode was; the block's pose there is the goal."""
             known = {name: init[name] for name in COLORS if name in init}
             state = np.asarray(goal["state"])
@@ -116,9 +110,7 @@ def make_push_t(size: int = 224, **options: Any) -> Any:
             values = options.get("variation_values") or {}
             for name in [*names, *values]:
                 if name not in COLORS:
-                    raise InputError(
-                        f"PushT.reset: no variation {name!r}; there are {list(COLORS)}"
-                    )
+                    raise InputError(f"PushT.reset: no variation {name!r}; there are {list(COLORS)}")
             self.variation = {name: np.array(c, np.uint8) for name, c in COLORS.items()}
             for name in names:
                 self.variation[name] = self.np_random.integers(0, 256, 3, np.uint8)

@@ -71,9 +71,7 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
 
     def __init__(self, render_mode: str | None = "rgb_array", size: int = 64) -> None:
         if render_mode not in (None, "rgb_array"):
-            raise InputError(
-                f"TwoRoom: render_mode must be 'rgb_array' or None, got {render_mode!r}"
-            )
+            raise InputError(f"TwoRoom: render_mode must be 'rgb_array' or None, got {render_mode!r}")
         self.render_mode = render_mode
         self.size = size
         place = spaces.Box(0, 1, (2,), np.float32)
@@ -144,9 +142,7 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
         """Return what is constant within the episode: the variation."""
         return {name: value.copy() for name, value in self.variation.items()}
 
-    def reset_options_from_dataset(
-        self, init: Mapping[str, Any], goal: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def reset_options_from_dataset(self, init: Mapping[str, Any], goal: Mapping[str, Any]) -> dict[str, Any]:
         """Return reset options that start at a state of an episode, with a later state as the goal."""
         known = {name: init[name] for name in _DEFAULTS if name in init}
         return {"state": init["state"], "goal_state": goal["state"], "variation_values": known}
@@ -175,16 +171,12 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
             names = list(_DEFAULTS)
         for name in [*names, *values]:
             if name not in _DEFAULTS:
-                raise InputError(
-                    f"TwoRoom.reset: no variation {name!r}; there are {list(_DEFAULTS)}"
-                )
+                raise InputError(f"TwoRoom.reset: no variation {name!r}; there are {list(_DEFAULTS)}")
         for name in names:
             group, key = name.split(".")
             space: Any = self.variation_space[group][key]  # type: ignore[index]
             if space.dtype.kind == "u":
-                drawn = self.np_random.integers(
-                    space.low, space.high, dtype=space.dtype, endpoint=True
-                )
+                drawn = self.np_random.integers(space.low, space.high, dtype=space.dtype, endpoint=True)
             else:
                 drawn = self.np_random.uniform(space.low, space.high).astype(space.dtype)
             self.variation[name] = drawn
@@ -214,9 +206,7 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
         wall &= np.abs(self._y - self.variation["door.position"][0]) > DOOR
         edge = np.minimum(np.minimum(self._x, 1 - self._x), np.minimum(self._y, 1 - self._y))
         solid = (wall | (edge < THICK))[..., None]
-        picture: Array = np.where(
-            solid, self.variation["wall.color"], self.variation["floor.color"]
-        )
+        picture: Array = np.where(solid, self.variation["wall.color"], self.variation["floor.color"])
         return picture
 
     def _drawn(self, state: Array) -> Array:
