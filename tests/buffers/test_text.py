@@ -10,8 +10,10 @@ from torch.utils.data import DataLoader
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.clips import gather, many
-from ringmap.data import ShardedReplayBuffer, Window
+from ringmap.data import OfflineToOnlineReplayBuffer, ShardedReplayBuffer, Window
 from ringmap.errors import CorruptError, InputError
+from ringmap.storage.columns import text
+from ringmap.storage.commit import group, store
 from ringmap.storage.read import texts
 from ringmap.storage.records.blobs import Segments
 
@@ -220,3 +222,35 @@ def test_errors_call_text_by_its_name():
         buf.write_episode({**episode(1), "task": range(5)})
     with pytest.raises(InputError, match="pad='nan', but the column holds text"):
         buf.sample(2, window={"task": Window([-1, 0], pad="nan")})
+
+
+def test_an_open_group_is_committed_before_its_text_is_too_much(tmp_path, monkeypatch):
+    """Text that is acknowledged fits in the blob of its commit, however many calls it comes in."""
+    monkeypatch.setattr(text, "MOST_NBYTES", 1 << 14)
+    monkeypatch.setattr(group, "_FULL_NBYTES", 1 << 12)
+    monkeypatch.setattr(store, "_MOST_DATA", 1 << 15)
+    offline = ReplayBuffer(100, seed=0)
+    offline.write_episode({"task": ["a"] * 5})
+    buf = OfflineToOnlineReplayBuffer(offline, online_capacity=500, path=tmp_path / "rows", batch_size=4)
+    given = [f"{i} " + "x" * 300 for i in range(100)]
+    for task in given:
+        buf.extend({"task": [task]})
+    with pytest.raises(InputError, match=r"text of up to [\d,]+ bytes would be one commit, expected at most 16,384"):
+        buf.extend({"task": ["y" * (1 << 14)]})
+    buf.close()
+    with OfflineToOnlineReplayBuffer.open(tmp_path / "rows", offline, batch_size=4) as again:
+        assert [task for rows in again.rows() for task in rows["task"]] == given
+
+
+def test_an_open_episode_refuses_the_step_whose_text_is_too_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "MOST_NBYTES", 1 << 12)
+    with ReplayBuffer(100, path=tmp_path / "ring", seed=0) as buf, buf.begin_episode() as open_episode:
+        for step in range(100):
+            try:
+                open_episode.append({"task": f"{step} " + "x" * 100})
+            except InputError as error:
+                assert "OpenEpisode.append: text of up to" in str(error)
+                break
+        assert 5 < step < 12
+        open_episode.finish()
+        assert [task.split()[0] for task in buf.load_episode(0)["task"]] == [str(i) for i in range(step)]

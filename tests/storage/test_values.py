@@ -131,6 +131,8 @@ REFUSED = [
     ([b"a\0", b"b"], r"step 0 is b'a\\x00': NumPy cuts NUL"),
     (["b", "a\0"], r"step 1 is 'a\\x00': NumPy cuts NUL"),
     (np.bytes_(b"a\0"), ".*NumPy cuts NUL"),
+    (np.array([97, 0x110000], "u4").view("U1"), "holds numbers beyond U.10FFFF, which are no characters"),
+    (np.array([97, 0x110000], ">u4").view(">U1"), "holds numbers beyond U.10FFFF, which are no characters"),
     ([np.timedelta64(1, "s"), 3], "step 1 is 3 of int64"),
     ([[1, 2], [3]], "is ragged"),
     ([np.zeros(2), np.zeros((2, 1))], "is ragged"),

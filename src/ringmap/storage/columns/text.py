@@ -20,18 +20,27 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
 
 __all__ = ["Words", "coded", "decoded", "put", "strings", "unpack"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+MOST_NBYTES = 1 << 28
+"""Bytes of words that a commit of several calls may have: a blob holds twice as many, and data of episodes."""
+
 
 class Words:
-    """The words of some rows; more come with the rows."""
+    """The words of some rows; more come with the rows.
+
+    Attributes:
+        nbytes: of the words, at most: four for each character, and four for each word.
+    """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         self.words = list(words)
+        self.nbytes = 4 * (len(self.words) + sum(map(len, self.words)))
         self._codes = {word: code for code, word in enumerate(self.words)}
 
     def __len__(self) -> int:
@@ -47,8 +56,19 @@ class Words:
         array = np.asarray(texts)
         codes = self._codes
         flat = [codes.setdefault(word, len(codes)) for word in array.reshape(-1).tolist()]
-        self.words += islice(codes, len(self.words), None)
+        new = list(islice(codes, len(self.words), None))
+        self.words += new
+        self.nbytes += 4 * (len(new) + sum(map(len, new)))
         return np.array(flat, np.int32).reshape(array.shape)
+
+    def refuse_large(self, arrays: Iterable[Any], where: str) -> None:
+        """Raise InputError if the words of further strings might be too many for one commit."""
+        nbytes = self.nbytes + sum(array.nbytes + 4 * array.size for array in map(np.asarray, arrays))
+        if nbytes > MOST_NBYTES:
+            raise InputError(
+                f"{where}: text of up to {nbytes:,} bytes would be one commit, expected at most {MOST_NBYTES:,}; store "
+                "fewer rows in a call, or end the episode and begin another"
+            )
 
     def decode(self, codes: Array) -> Array:
         """Return the strings that codes stand for.

@@ -64,6 +64,8 @@ def as_array(value: Any, what: str, axis: str = "step") -> Array:
         ringmap.errors.InputError: doc: step 1 is masked, 1 of 2 values are: ...
     """
     if type(value) is np.ndarray:
+        if value.dtype.kind == "U":
+            _refuse_no_characters(value, what)
         return value if value.dtype.kind not in _OBJECTS else as_array(value.tolist(), what, axis)
     if isinstance(value, np.ndarray):
         _refuse_masked(value, what, axis)
@@ -181,6 +183,13 @@ def _refuse_lost(value: Any, kind: Any, what: str) -> None:
             f"the zone, if it "
             "matters, in '_episode_data'"
         )
+
+
+def _refuse_no_characters(value: Array, what: str) -> None:
+    """Raise where an array of strings that was never filled holds numbers that are no characters."""
+    text = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
+    if text.nbytes and text.view(np.uint32).max() > sys.maxunicode:
+        raise InputError(f"{what} holds numbers beyond U+10FFFF, which are no characters: was the array ever filled?")
 
 
 def _refuse_masked(value: Array, what: str, axis: str) -> None:

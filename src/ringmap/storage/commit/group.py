@@ -60,6 +60,9 @@ Values = Mapping[str, Array]
 
 _DROPPED = (1 << 64) - 1
 
+_FULL_NBYTES = 1 << 24
+"""Of words: a group that has more is committed before the next call."""
+
 
 def follows(record: Record | None) -> list[int]:
     """Return how a group names the record that it follows; None: the ring has no record yet.
@@ -238,6 +241,15 @@ class OpenGroup:
         self._end = len(head), 2 if self.earlier else 1
 
     # -- rows --------------------------------------------------------------------------------
+
+    def has_room(self, count: int) -> bool:
+        """Tell whether the rows of a call of `count` rows go into this group."""
+        return self.count + count <= self.limit and self.words.nbytes <= _FULL_NBYTES
+
+    def refuse_large(self, arrays: Sequence[Any], where: str) -> None:
+        """Raise InputError if the rows of a call have more text than a commit holds."""
+        if self._has_text:
+            self.words.refuse_large([v for t, v in zip(self._are_text, arrays, strict=True) if t], where)
 
     def append(self, arrays: Sequence[Any], count: int, is_single: bool = False, sync: bool = False) -> None:
         """Store the rows of one call.

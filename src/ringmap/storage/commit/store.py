@@ -1050,6 +1050,7 @@ class Store(Handle):
             The position of the first row.
 
         Raises:
+            InputError: the call has more text than a commit holds. Nothing was stored by it.
             EnvironmentFault: disk full, I/O error. Nothing was stored by this call.
             SyncFailedError: a sync failed; open the buffer again.
 
@@ -1059,8 +1060,9 @@ class Store(Handle):
             try:
                 self._writing = True
                 group = self._group
-                if group is None or group.count + count > group.limit or not self._is_ready(group):
+                if group is None or not group.has_room(count) or not self._is_ready(group):
                     group = self._next_group(count, limit, where, apart, earlier, small)
+                group.refuse_large(arrays, where)
                 position = Position(group.start + group.count)
                 self._stale = True
                 try:
@@ -1112,7 +1114,7 @@ class Store(Handle):
             files = self._ready(where)
             self._ready_until = time.monotonic() + _READY_S
             group = self._group
-            if group is None or group.count + count > group.limit or self._is_due(group):
+            if group is None or not group.has_room(count) or self._is_due(group):
                 if group is not None:
                     with small() as state:
                         self._commit_group(files, where, state)

@@ -174,6 +174,8 @@ class OpenEpisode:
                 f"{where}: the episode exceeds max_steps={self._store.ring.max_steps}; raise max_steps, or "
                 "finish it and begin another"
             )
+        words = self._words if self._file is not None else Words()
+        words.refuse_large([fitted[name] for name in schema.texts], where)
         if self._file is None:
             self._begin(schema)
         assert self._file is not None
