@@ -92,8 +92,7 @@ def run(place: Place) -> list[Table]:
             table.bar(f"{OURS}: times as fast as {name}, median", 1 / _ratio(one), at_least=bar)
     table.notes += [
         "ours has a turn beside each rival: the ratio is that of the medians of these turns; bytes that were already "
-        "in memory "
-        "are not read",
+        "in memory are not read",
         "MB/s of pixels that a batch has; a stream reads in the file's order and can't draw any clip: its clips do not "
         "overlap",
     ]

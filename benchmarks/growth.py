@@ -62,7 +62,7 @@ def _states(sizes: list[int], place: Place) -> tuple[Table, Table]:
             )
         after = Table(
             f"sample({BATCH}) of state vectors, {sizes[-1]:,} episodes: alone, and each after a write_episode (not "
-            f"timed)"
+            "timed)"
         )
         largest, episodes = buffers[sizes[-1]], states(HISTORY)
         for history in (1, HISTORY):

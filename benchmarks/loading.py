@@ -93,7 +93,7 @@ def _living(place: Place, buffer: Any) -> Table:
     counted."""
     table = Table(
         f"the same loader with persistent_workers=True, whole passes of {len(buffer) // BATCH + 1} batches; seconds "
-        f"per batch"
+        "per batch"
     )
     loaders = {n: DataLoader(buffer, BATCH, shuffle=True, num_workers=n, persistent_workers=n > 0) for n in LIVING}
     alone = DataLoader(buffer, BATCH, shuffle=True, num_workers=1, persistent_workers=True, prefetch_factor=1)

@@ -575,7 +575,6 @@ def _frames(place: Place) -> Table:
         table.fact("both stacks of a transition", 2 * STACK * SIDE * SIDE)
     table.notes.append(
         "all at the settings that take the fewest bytes: frame_stack; cpprb's stack_compress (its stacks are the last "
-        "axis) and next_of; Stable-Baselines3's "
-        "optimize_memory_usage, which stores each stack once, 28,224 bytes"
+        "axis) and next_of; Stable-Baselines3's optimize_memory_usage, which stores each stack once, 28,224 bytes"
     )
     return table

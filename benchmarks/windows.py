@@ -255,8 +255,7 @@ def _loaders(place: Place, stored: Stored, buffer: ReplayBuffer, folder: Path) -
     for workers in (0, 2):
         table = Table(
             f"a pass of DataLoader(batch_size={BATCH}, shuffle=True, num_workers={workers}): 2 pictures of 64x64x3 and "
-            f"16 actions "
-            f"around each of {stored.num_steps:,} steps, edges repeated; seconds per batch"
+            f"16 actions around each of {stored.num_steps:,} steps, edges repeated; seconds per batch"
         )
         for loader in loaders.values():
             batch = next(iter(loader.batches(workers)))

@@ -71,7 +71,7 @@ def _first_fill(place: Place) -> Table:
     rows = steps * episodes
     table = Table(
         f"first fill, on disk: episodes of {steps} steps of 12 KiB into a new file of {episodes} of them, whole files "
-        f"in turn"
+        "in turn"
     )
     names = "write_episode", "store into a sparse np.memmap"
     times: dict[str, list[float]] = {name: [] for name in names}

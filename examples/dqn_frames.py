@@ -235,8 +235,7 @@ def main():
     count, frame = steps * LANES, SIDE * SIDE
     print(
         f"{count:,} transitions take {nbytes_of(whole / 'buffer') / 1e6:,.0f} MB; their frames "
-        f"{count * frame / 1e6:,.0f} MB, "
-        f"both stacks of each {2 * STACK * count * frame / 1e6:,.0f} MB"
+        f"{count * frame / 1e6:,.0f} MB, both stacks of each {2 * STACK * count * frame / 1e6:,.0f} MB"
     )
     assert asked.tiny or max(score for _, score in resumed) >= 2, "it did not learn"
 

@@ -100,7 +100,7 @@ def kept(folder, seed, tiny, killed=2):
         model = algorithm.load(file, gym.make(name))
         print(
             f"resumed with the model of step {model.num_timesteps:,}; the ring has {model.replay_buffer.size():,} "
-            f"transitions"
+            "transitions"
         )
         assert model.replay_buffer.size() >= model.num_timesteps
     else:

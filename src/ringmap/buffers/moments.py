@@ -75,7 +75,7 @@ def unpack(texts: Any, names: Iterable[str], where: str) -> dict[str, Array]:
         ) as error:
             raise InputError(
                 f"{where}: the moment has no readable {name!r} ({error}); give what `moment` of a view, or a state, "
-                f"said"
+                "said"
             ) from None
     return found
 

@@ -118,7 +118,7 @@ def sendable(where: str, name: str, value: Any) -> Any:
     if "<" in named.__qualname__:  # <lambda>, <locals>
         raise InputError(
             f"{where}: {name} is {value!r}, which can't be pickled for another process: a lambda, or what is made "
-            f"inside a "
+            "inside a "
             "function, has no name there; give a function at the top of a module, or a functools.partial of one"
         )
     return value

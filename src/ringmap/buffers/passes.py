@@ -232,7 +232,7 @@ class PassSampler:
             if self._source.is_live and self.num_ranks > 1:
                 raise RoleError(
                     f"PassSampler: each of {self.num_ranks} ranks would begin this pass at a moment of its own, count "
-                    f"other items, and wait "
+                    "other items, and wait "
                     "for ever; call next_pass() on rank 0, send what it returns, and load_state_dict() it on every "
                     "rank before each pass"
                 )

@@ -73,8 +73,7 @@ class EpisodeNumbers:
         if self.is_live and worker() is not None:
             raise InputError(
                 "Index: a worker does not know how a live view numbers its episodes, since it moves in the process "
-                "that owns the loader; use "
-                "num_workers=0, or a view without live=True"
+                "that owns the loader; use num_workers=0, or a view without live=True"
             )
         found = np.minimum(self.starts.searchsorted(starts), max(0, len(self.starts) - 1))
         if not len(self.starts):
@@ -294,10 +293,9 @@ class PinnedView(Dataset):
         if self._is_behind:
             raise StaleCopyError(
                 f"{type(self).__name__}: this worker has a copy of a live view from when it started, and the view "
-                f"moved since, so ids "
+                "moved since, so ids "
                 "and numbers of episodes mean others there; make the loader with sampler=view.pass_sampler(), whose "
-                "items name "
-                "positions, or with persistent_workers=False"
+                "items name positions, or with persistent_workers=False"
             )
 
     @property
@@ -325,7 +323,7 @@ class PinnedView(Dataset):
         if self._moves is None:
             raise InputError(
                 f"{type(self).__name__}.refresh: this view stays as it is; make it with view(live=True), or make a new "
-                f"one"
+                "one"
             )
         before = self.starts, self.lengths, self.ended
         self.engine.settle(f"{type(self).__name__}.refresh")  # workers see what is committed
@@ -353,7 +351,7 @@ class PinnedView(Dataset):
             if live or where is not None:
                 raise InputError(
                     f"{caller}: at= names the episodes of a moment, and leaves no choice to where= or live=; give it "
-                    f"alone, or with a window"
+                    "alone, or with a window"
                 )
             made = cls.at(buffer, at, caller)
         made = made.with_cut(cut)
@@ -412,7 +410,7 @@ class PinnedView(Dataset):
         if self._moves is None and made.moment != self.moment:
             raise InputError(
                 f"{where}: the state is of a view of another moment; make this one with view(at=state['moment']), or "
-                f"with live=True"
+                "with live=True"
             )
         if self._moves is not None and made._arcs != self._moves.arcs:
             raise InputError(f"{where}: the state is of another side of a split, or of a view that is none")

@@ -386,8 +386,7 @@ class ReplayBuffer(Sampled):
         if None not in (facts.reward_at, own.reward_at) and facts.reward_at != own.reward_at:
             raise InputError(
                 f"{where}: it writes rewards at reward_at={facts.reward_at!r}, but the buffer has "
-                f"reward_at={own.reward_at!r}; "
-                "record into another buffer"
+                f"reward_at={own.reward_at!r}; record into another buffer"
             )
         own.refuse_rate(facts, where, "the buffer", "what is to be stored")
         self._set_facts(where, own.over(facts))
@@ -499,7 +498,7 @@ class ReplayBuffer(Sampled):
         if episode_data and len(episode_data) != len(lengths):
             raise InputError(
                 f"{where}: {len(lengths)} lengths, but episode_data of {len(episode_data)} episodes; give one for "
-                f"each, or none"
+                "each, or none"
             )
         stored: list[NewEpisode] = []
         try:
@@ -622,8 +621,7 @@ class ReplayBuffer(Sampled):
         if commit_every > spare:
             raise InputError(
                 f"{where}: commit_every={commit_every} steps don't fit in the {spare} spare rows; choose fewer, or "
-                f"make the buffer "
-                "with spare_rows="
+                "make the buffer with spare_rows="
             )
 
     def extend_from(self, dataset: Any) -> None:
@@ -997,9 +995,9 @@ class ReplayBuffer(Sampled):
         def tell(number: int, length: int) -> None:
             warnings.warn(
                 f"ReplayBuffer.dump: episode {number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit "
-                f"into memory "
+                "into memory "
                 f"twice: it is written as several episodes of up to {int(most / 2)} steps, with {FIRST_STEP!r} in "
-                f"their data",
+                "their data",
                 stacklevel=3,
             )
 

@@ -82,7 +82,7 @@ class RowSource:
         if not flags and not pairs:
             raise InputError(
                 f"{self.path}: no column of its rows, {self.schema.names}, tells where an episode ends (terminated, "
-                f"truncated, done, or "
+                "truncated, done, or "
                 "next observations); read them as rows: for batch in OfflineToOnlineReplayBuffer.open(path, "
                 "offline).rows()"
             )

@@ -428,8 +428,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         if window is not None and history_len is not None:
             raise InputError(
                 f"ReplayBuffer.sample: history_len={history_len} and a window contradict; a window says which steps of "
-                f"each "
-                "column an item holds"
+                "each column an item holds"
             )
         if columns is not None and not isinstance(columns, str):
             columns = tuple(columns)

@@ -210,8 +210,7 @@ def _storage_class() -> Any:
             elif state["added"] != self.ring.added:
                 raise RoleError(
                     f"{_WHERE}: the state is of {state['path']} after {state['added']} rows, but {self.buffer.path} "
-                    f"has "
-                    f"{self.ring.added}; load a snapshot of that moment, or leave out the storage's state"
+                    f"has {self.ring.added}; load a snapshot of that moment, or leave out the storage's state"
                 )
             else:
                 self._base, self._deep = state["base"], state["deep"]

@@ -48,8 +48,7 @@ def updated(schema: Schema | None, ids: Any, values: Any, casting: str, where: s
         if array.shape != expected:
             raise InputError(
                 f"{where}: column {name!r} has shape {array.shape}, expected {expected}: that of the ids "
-                f"{positions.shape}, and "
-                f"of a step {spec.shape}"
+                f"{positions.shape}, and of a step {spec.shape}"
             )
         rows = array.reshape(positions.size, *spec.shape)
         if rows.dtype != spec.dtype:

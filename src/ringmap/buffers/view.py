@@ -79,8 +79,7 @@ class BufferView(PinnedView):
         if is_part and cut is not None and cut.across:
             raise InputError(
                 "BufferView: a sequence with across=True runs on into the next stored episode, which this view may "
-                "have left out; use "
-                "across=False, or a view of the whole buffer"
+                "have left out; use across=False, or a view of the whole buffer"
             )
         super().__init__(buffer, np.array(starts, np.int64), np.asarray(lengths, np.int64), cut)
         self._is_part, self._stored = is_part, stored

@@ -82,7 +82,7 @@ def view(
     if server.address_outside is not None:
         say(
             f"ringmap: warning: --host {host}: other machines can connect, without encryption; only the token keeps "
-            f"them out"
+            "them out"
         )
 
     def ready() -> None:

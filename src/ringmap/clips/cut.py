@@ -378,7 +378,7 @@ class Cut:
         if self.across and len(lengths):
             return (
                 f"no sequence of {self.span} steps fits in a lane: {int(np.sum(lengths))} steps are stored; collect "
-                f"more first"
+                "more first"
             )
         if self.history or not len(lengths):
             return why_no_clips(lengths, self.span, self.frameskip, option)

@@ -110,6 +110,5 @@ class Facts:
         if self.fps is not None and others.fps is not None and not same_rate(self.fps, others.fps):
             raise InputError(
                 f"{where}: {mine} has {rate_text(self.fps)} steps per second, and {theirs} {rate_text(others.fps)}; "
-                f"name the rate "
-                "that counts: load_dataset(..., fps=), or fps= of convert, merge and dump"
+                "name the rate that counts: load_dataset(..., fps=), or fps= of convert, merge and dump"
             )

@@ -438,6 +438,6 @@ def call_functions(batch: dict[str, Array], cut: Cut, size: int) -> None:
         if made.ndim < 1 or len(made) != size:
             raise InputError(
                 f"window[{name!r}]: the function returned shape {made.shape} for a batch of {size}; expected ({size}, "
-                f"...)"
+                "...)"
             )
         batch[name] = made

@@ -103,8 +103,7 @@ def check_anchors(where: str, anchors: Any) -> None:
     if callable(anchors) or isinstance(anchors, str):
         raise ArgumentTypeError(
             f"{where}: anchors= takes a slice of steps, such as slice(2, -7), got {anchors!r:.80}; which episodes are "
-            f"wanted "
-            "says where=, of view, split and load_dataset"
+            "wanted says where=, of view, split and load_dataset"
         )
 
 
@@ -125,8 +124,7 @@ def warn_unreached(lengths: Array, cut: Cut, where: str) -> None:
     if _MUCH * steps < missed < steps:
         log.warning(
             "%s: %d of %d stored steps are in no clip: episodes shorter than %d steps have none (the longest has %d); "
-            "use a smaller "
-            "history, or pad=",
+            "use a smaller history, or pad=",
             where,
             missed,
             steps,

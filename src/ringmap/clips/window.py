@@ -199,8 +199,7 @@ def cut_of(
     if across and anchors is not None:
         raise InputError(
             f"{where}: anchors= leaves out steps at the ends of episodes, and {type(window).__name__}(across=True) "
-            f"runs over these; "
-            "leave one of them out"
+            "runs over these; leave one of them out"
         )
     if isinstance(window, WindowMaker):
         window = window.window(schema, where, frameskip)
@@ -311,10 +310,9 @@ def _check_computed(where: str, name: str, how: Computed, schema: Schema, reward
     if how.needs_reward_at and reward_at is None:
         raise InputError(
             f"{where}: window[{name!r}] needs the rewards, and it is not known where they stand: pass reward_at='next' "
-            f"if the reward "
+            "if the reward "
             "of an action stands in the row of the step that it led to (as World and the recording wrapper write it), "
-            "'same' if "
-            "in the row of the action"
+            "'same' if in the row of the action"
         )
     how.check(schema, where)
 
@@ -329,7 +327,7 @@ def _fill(where: str, spec: ColumnSpec, pad: Any) -> Any:
         if spec.dtype.kind not in "fc":
             raise InputError(
                 f"{where}: the window of {spec.name!r} has pad='nan', but the column holds {spec.kind}; choose 'zero', "
-                f"'edge' or a value"
+                "'edge' or a value"
             )
         return np.array(np.nan, spec.dtype)[()]
     value = _held(spec.dtype, np.asarray(pad))

@@ -103,8 +103,7 @@ def seeds_left(path: str, job: Job, finished: set[int], collectors: int, resume:
     if finished and not resume:
         raise ExistsError(
             f"{job.where}: the rings in {path} hold {len(finished)} episodes of a collection with seed "
-            f"{job.collection.seed}; choose "
-            "another seed or path, or resume=True to go on with it"
+            f"{job.collection.seed}; choose another seed or path, or resume=True to go on with it"
         )
     return Seeds(job.collection.episodes, finished, collectors)
 
@@ -123,7 +122,7 @@ def imported(name: str, where: str) -> Any:
     except ModuleNotFoundError as error:
         raise InputError(
             f"{where}: {name!r}: {error}; a module is looked for where Python looks, in PYTHONPATH and beside the "
-            f"script"
+            "script"
         ) from error
     try:
         return operator.attrgetter(attribute)(found)
@@ -167,7 +166,7 @@ def alone(folder: str, where: str) -> Iterator[None]:
     if disk.system.is_network(folder):
         raise EnvironmentFault(
             f"{where}: {folder} lies on a network file system, where locks and maps of other hosts are not ours; put "
-            f"the rings on a local disk"
+            "the rings on a local disk"
         )
     lock = WriterLock(disk, os.path.join(folder, _LOCK), folder)
     try:

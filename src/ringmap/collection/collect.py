@@ -128,7 +128,7 @@ def collect(
     if context not in ("spawn", "forkserver"):
         raise InputError(
             f"{_WHERE}: context must be 'spawn' or 'forkserver', got {context!r}: a forked process would have the "
-            f"locks of this one"
+            "locks of this one"
         )
     if pace is not None:
         if not isinstance(pace, Pace):

@@ -55,8 +55,7 @@ def _rings_below(path: str, where: str) -> list[str]:
         if uuid in found:
             raise InputError(
                 f"{where}: {found[uuid]} and {ring} are the same ring, by a link or a copy: its seeds would count "
-                f"twice; move one of "
-                "them elsewhere"
+                "twice; move one of them elsewhere"
             )
         found[uuid] = ring
     return list(found.values())

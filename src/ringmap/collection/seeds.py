@@ -136,15 +136,13 @@ def finished_in(rings: Mapping[str, Progress], where: str) -> set[int]:
         if progress.identity != first[1].identity:
             raise InputError(
                 f"{where}: {name} holds a part of another collection with this seed than {first[0]}: "
-                f"{progress.identity} there, "
-                f"{first[1].identity} here; move one of them elsewhere"
+                f"{progress.identity} there, {first[1].identity} here; move one of them elsewhere"
             )
         for k in progress.finished():
             if k in owner:
                 raise InputError(
                     f"{where}: {owner[k]} and {name} both hold seed {progress.identity['seed'] + k}: was a ring "
-                    f"copied? Each seed is "
-                    "collected once; move one of the rings elsewhere"
+                    "copied? Each seed is collected once; move one of the rings elsewhere"
                 )
             owner[k] = name
     return set(owner)

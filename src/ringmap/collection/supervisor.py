@@ -260,14 +260,12 @@ class Supervisor(Generic[W]):
         seat.is_given_up = True
         text = (
             f"{self._where}: {seat.name} is given up: it ended {_MOST_DEATHS} times without a new episode, the last "
-            f"time it "
-            f"{ending.text}; {worker.place}; the last lines:\n{worker.tail()}"
+            f"time it {ending.text}; {worker.place}; the last lines:\n{worker.tail()}"
         )
         if all(s.is_given_up for s in self._seats):
             raise RolloutError(
                 f"{text}\nNo collector is left, and {self._seeds.left} episodes are missing; what was collected stays: "
-                f"call it again "
-                "once the cause is gone"
+                "call it again once the cause is gone"
             )
         log.warning("%s\nIts seeds go to the others", text)
         self._give_up(seat.holder)
@@ -312,8 +310,7 @@ class Supervisor(Generic[W]):
             places = "; ".join(sorted({one.worker.place for one in self._away}))
             raise EnvironmentFault(
                 f"{self._where}: the last {held} seeds are leased to collectors whose rings can't be reached: "
-                f"{places}. What was collected "
-                "stays: bring them back and call it again"
+                f"{places}. What was collected stays: bring them back and call it again"
             )
 
     # -- the end -------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def cut_into_episodes(
     if truncated is None and max_episode_steps is None:
         raise InputError(
             f"{where}: it is not known where its episodes end: there are terminals, but no timeouts, and an episode "
-            f"that ran into its "
+            "that ran into its "
             "time limit goes on into the next one; pass max_episode_steps=, the time limit of the environment (1000 in "
             "MuJoCo's)"
         )

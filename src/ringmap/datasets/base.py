@@ -236,8 +236,7 @@ class Dataset(LoaderDataset):
                 if (stop - first) % self.frameskip:
                     raise InputError(
                         f"{type(self).__name__}.load_chunk: {stop - first} steps of episode "
-                        f"{number} do not fold into groups of frameskip={self.frameskip}; "
-                        "ask for a multiple of it"
+                        f"{number} do not fold into groups of frameskip={self.frameskip}; ask for a multiple of it"
                     )
                 folds = (stop - first) // self.frameskip
                 steps["action"] = fold_actions(steps["action"], folds)
@@ -432,8 +431,7 @@ class Dataset(LoaderDataset):
             if not len(chosen):
                 raise InputError(
                     f"{where}: the side of {share:g} has none of the {int(there.sum())} episodes; of "
-                    f"{part.longest_wait} episodes in a row "
-                    "it has one: collect more first, or make it larger"
+                    f"{part.longest_wait} episodes in a row it has one: collect more first, or make it larger"
                 )
             side = pinned.take(chosen)
             side._arcs = part
@@ -742,8 +740,7 @@ class Dataset(LoaderDataset):
         if self._source_episodes is not None:
             raise InputError(
                 f"{type(self).__name__}: a sequence with across=True runs on into the next episode, which this view "
-                f"may have left out; "
-                "use across=False, or a view of all episodes"
+                "may have left out; use across=False, or a view of all episodes"
             )
         if self._found_runs is None or self._found_runs[0] is not lengths:
             if self._found_runs is None and worker() is None:
@@ -1047,8 +1044,7 @@ def check_dataset(part: Any, where: str) -> None:
     elif hasattr(part, "sample"):
         remedy = (
             "a buffer of rows has no episodes to join, and no goals: draw from it with sample(batch_size), or mix it "
-            "with a "
-            "dataset in an OfflineToOnlineReplayBuffer"
+            "with a dataset in an OfflineToOnlineReplayBuffer"
         )
     else:
         remedy = "expected a ReplayBuffer, what load_dataset returns, or another ringmap.data.Dataset"
@@ -1114,7 +1110,7 @@ def whole_numbers(given: Any, where: str) -> Array:
     if numbers.size and numbers.dtype.kind not in "iu":
         raise InputError(
             f"{where} must be a list of integers, got {numbers.dtype} of shape {numbers.shape}; turn a mask into "
-            f"numbers with np.flatnonzero"
+            "numbers with np.flatnonzero"
         )
     if numbers.size and numbers.dtype == np.uint64 and int(numbers.max()) >> 63:
         raise ClipIndexError(f"{where}: {int(numbers.max())} is out of range")

@@ -333,8 +333,7 @@ class GoalDataset(Forkable, Dataset):
             if target in made:
                 raise InputError(
                     f"GoalDataset: the goal of {name!r} would be {target!r}, which is a column of the clip; choose "
-                    f"another name: "
-                    f"goal_keys={{{name!r}: ...}}"
+                    f"another name: goal_keys={{{name!r}: ...}}"
                 )
             made[target] = goal[name]
         return as_clip(made)

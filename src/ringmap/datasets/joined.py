@@ -88,8 +88,7 @@ class _Joined(Dataset):
             ):
                 raise InputError(
                     f"{name}: dataset {number} has other anchors than dataset 0; make views with the same windows, or "
-                    f"join the "
-                    "datasets first and make a view of all"
+                    "join the datasets first and make a view of all"
                 )
         self.fps = _rate(self.datasets, name)
 
@@ -434,8 +433,7 @@ class ConcatDataset(_Joined):
             if placed is not None and first is not None and placed != first[1]:
                 raise InputError(
                     f"ConcatDataset: dataset {number} has its rewards at {placed!r}, dataset {first[0]} at "
-                    f"{first[1]!r}; convert one of "
-                    "them first, to rows of one kind"
+                    f"{first[1]!r}; convert one of them first, to rows of one kind"
                 )
             first = first or (None if placed is None else (number, placed))
         self._columns()
@@ -477,14 +475,12 @@ class ConcatDataset(_Joined):
                     lacks, has = (number, first[0]) if name not in found else (first[0], number)
                     raise InputError(
                         f"ConcatDataset: dataset {lacks} has no column {name!r}, which dataset {has} has; load the "
-                        f"same columns of all "
-                        "(columns=, or keys_to_load=)"
+                        "same columns of all (columns=, or keys_to_load=)"
                     )
                 if one is not None and other is not None and _kind_of(one) != _kind_of(other):
                     raise InputError(
                         f"ConcatDataset: column {name!r} is {other.dtype} {other.shape} in dataset {number}, but "
-                        f"{one.dtype} {one.shape} "
-                        f"in dataset {first[0]}; convert one of them first"
+                        f"{one.dtype} {one.shape} in dataset {first[0]}; convert one of them first"
                     )
         return {} if first is None else first[1]
 

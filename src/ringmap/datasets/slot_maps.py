@@ -67,8 +67,7 @@ class _Maps:
         except KeyError:
             raise RoleError(
                 "DataLoader: this batch lies in a worker's memory that another process has mapped; iterate over a "
-                "loader in the "
-                "process that began to, or make a loader here"
+                "loader in the process that began to, or make a loader here"
             ) from None
 
     def drop(self, name: bytes) -> None:

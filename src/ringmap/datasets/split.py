@@ -137,7 +137,7 @@ def shares_of(train: Any, where: str) -> list[float]:
     if abs(sum(shares) - 1) > 1e-6:  # shares may be float32
         raise InputError(
             f"{where}: the shares {train!r} add up to {sum(shares):g}, expected 1; leave a side unused to leave "
-            f"episodes out"
+            "episodes out"
         )
     return shares
 

@@ -327,8 +327,7 @@ def rows_by_slices(
             if len(values) != high - low:
                 raise InputError(
                     f"a window needs every step of column {name!r}, but steps [{low}, {high}) of episode {episode} "
-                    f"came as "
-                    f"{len(values)} rows; open the dataset with frameskip=1"
+                    f"came as {len(values)} rows; open the dataset with frameskip=1"
                 )
             parts[name].append(values[wanted - low])
     return {name: np.stack(values) for name, values in parts.items()}

@@ -120,7 +120,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if optimize_memory_usage:
             raise InputError(
                 f"{type(self).__name__}: optimize_memory_usage=True is not needed: each observation is stored once; "
-                f"leave it out"
+                "leave it out"
             )
         super(buffers.ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -193,8 +193,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         path, name = self._options["path"], type(self).__name__
         moved = (
             "if the run was moved, make the model with replay_buffer_kwargs={'path': ...}, which opens the ring that "
-            "is there, and load no "
-            "buffer"
+            "is there, and load no buffer"
         )
         try:
             found = read_manifest(Disk(), path).uuid
@@ -397,7 +396,7 @@ class HerReplayBuffer(her.HerReplayBuffer, DictReplayBuffer):
         if copy_info_dict:
             raise InputError(
                 f"{where}: copy_info_dict=True, but infos are not stored; give compute_reward what it needs in the "
-                f"observation"
+                "observation"
             )
         refused = {"n_steps", "gamma", "frame_stack"} & options.keys()
         if refused:
@@ -448,8 +447,7 @@ class HerReplayBuffer(her.HerReplayBuffer, DictReplayBuffer):
         ring.close()
         raise InputError(
             f"{type(self).__name__}: {ring.path} was filled by another number of environments than "
-            f"n_envs={self.n_envs}; "
-            "use as many, or another path"
+            f"n_envs={self.n_envs}; use as many, or another path"
         )
 
     def _values_beside(self) -> Mapping[str, Any]:

@@ -381,10 +381,8 @@ class Pace:
                 if now - alive_at >= self.timeout_s:
                     raise NoClipsError(
                         f"{where}: waited {self.timeout_s:g} s, and no {'other ' if turn.collects else ''}collector is "
-                        f"alive; {came} "
-                        f"steps came in and {tally.drawn} were drawn here; the last was seen: "
-                        f"{self._learning.last_writer()}; "
-                        "start a collector again"
+                        f"alive; {came} steps came in and {tally.drawn} were drawn here; the last was seen: "
+                        f"{self._learning.last_writer()}; start a collector again"
                     )
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -418,8 +416,7 @@ class Pace:
             except LockedError:
                 raise LockedError(
                     f"{where}: {describe(holder_of(lock.path))} is the learner of rank {self.rank} in {self.path}; "
-                    f"give each "
-                    "learner a rank of its own, Pace(..., rank=1)"
+                    "give each learner a rank of its own, Pace(..., rank=1)"
                 ) from None
             self._alive = lock
         if self._tally is None:  # reading it may have failed before
@@ -449,8 +446,7 @@ class Pace:
         if self._disk.system.is_network(self._folder):
             raise EnvironmentFault(
                 f"{where}: {self._folder} lies on a network file system, which does not tell who is alive on another "
-                f"host; "
-                "put the rings of a fleet on a local disk"
+                "host; put the rings of a fleet on a local disk"
             )
         with self._locked(where), clear_errors(where, self._folder):
             known = _json_at(self._disk, identity, where).get("fleet", "")
@@ -459,8 +455,7 @@ class Pace:
             if found and found != ours:
                 raise InputError(
                     f"{where}: {path} is of a fleet with other numbers: {found}, expected {ours}; give all of them the "
-                    f"same, or "
-                    f"stop all of them and remove {self._folder} to count from zero"
+                    f"same, or stop all of them and remove {self._folder} to count from zero"
                 )
             if theirs and theirs != known:
                 raise self._foreign(path, theirs, known, where)
@@ -528,8 +523,7 @@ class Pace:
         if batch > self.slack_drawn:
             raise InputError(
                 f"{where}: slack={self.slack} of min_steps={self.min_steps} lets a side be {self.slack_drawn:g} steps "
-                f"drawn ahead, and a "
-                f"batch of {batch} steps is more: it could wait for ever; raise slack to "
+                f"drawn ahead, and a batch of {batch} steps is more: it could wait for ever; raise slack to "
                 f"{batch / (self.samples_per_insert * self.min_steps):.3g}, or min_steps"
             )
 

@@ -361,7 +361,7 @@ def _tensors(model: torch.nn.Module, where: str) -> tuple[dict[str, torch.Tensor
         if not isinstance(value, torch.Tensor):
             raise InputError(
                 f"{where}: {name!r} is a {type(value).__name__}: only tensors are stored, without pickle; register it "
-                f"as a buffer"
+                "as a buffer"
             )
         if torch.nn.parameter.is_lazy(value):
             raise InputError(f"{where}: {name!r} is not initialised; run the model once before that")
@@ -389,8 +389,7 @@ def _encoded(model: torch.nn.Module, step: int, where: str) -> bytes:
         odd = sorted({str(v.dtype).removeprefix("torch.") for v in copies.values()})
         raise InputError(
             f"{where}: safetensors refuses the model ({error}); its dtypes are {odd}; store others as a buffer of "
-            f"plain "
-            "numbers"
+            "plain numbers"
         ) from error
 
 

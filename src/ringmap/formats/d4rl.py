@@ -97,7 +97,7 @@ class D4RLDataset(StoredDataset):
             if raw[name].shape[:1] != raw.get("observations", raw[name]).shape[:1]:
                 raise UnsupportedError(
                     f"{path}: {name!r} is {raw[name].dtype} {raw[name].shape}, which has no row for each step; leave "
-                    f"it out of keys_to_load="
+                    "it out of keys_to_load="
                 )
         missing = [name for name in _NAMES if name not in raw]
         lengths = {name: len(values) if values.ndim else -1 for name, values in raw.items()}

@@ -42,8 +42,7 @@ WRITE_MODES = ("append", "overwrite", "error")
 
 INSTEAD = (
     "collect into a ring (ReplayBuffer(max_steps, path=...)) and convert that again with mode='overwrite', or merge "
-    "the datasets "
-    "into a new one (ringmap.data.merge)"
+    "the datasets into a new one (ringmap.data.merge)"
 )
 """What to do where a format does not append."""
 

@@ -78,8 +78,7 @@ class NpzSource(DirectorySource):
         if os.path.isfile(self.path):
             raise InputError(
                 f"{self.path}: is one .npz file; give the folder of files with an episode each, or, of arrays with "
-                f"many episodes, "
-                "from_arrays(np.load(path))"
+                "many episodes, from_arrays(np.load(path))"
             )
         names = [n for n in os.listdir(self.path) if n.endswith(_SUFFIX) and not n.startswith(".")]
         self._files = [os.path.join(self.path, name) for name in sorted(names, key=_by_number)]
@@ -197,8 +196,7 @@ def _steps(file: str, found: Found) -> int:
     if len(set(rows.values())) != 1:
         raise InputError(
             f"{file}: how many steps are these? There is no 'action' and no 'reward', and the arrays have {rows} rows; "
-            f"name one so, or "
-            "load them yourself (from_arrays)"
+            "name one so, or load them yourself (from_arrays)"
         )
     return next(iter(rows.values()))
 

@@ -369,8 +369,7 @@ def refuse_zip(path: str | PathLike[str], where: str) -> None:
     if suffix.lower() == ".zip":
         raise UnsupportedError(
             f"{where}: {place}: datasets are not read or written in zip files; unpack it (python -m zipfile -e {place} "
-            f"{stem}) and "
-            f"name the folder, {stem}"
+            f"{stem}) and name the folder, {stem}"
         )
 
 

@@ -536,8 +536,7 @@ class ReplayBuffer:
     def _differs(self, one: _Asked, before: Any, here: Any) -> InputError:
         return InputError(
             f"{_WHERE}: the rings of node {one.station.node.name} have other columns than those before them: {here} "
-            f"here, {before} "
-            "there; give rings of one schema"
+            f"here, {before} there; give rings of one schema"
         )
 
     # -- the end ------------------------------------------------------------------------------
@@ -600,8 +599,7 @@ def _kept(sampler: Any, state: Any, layout: Layout) -> Layout | None:
     if state is None:
         raise InputError(
             f"{_WHERE}: a PrioritizedSampler needs state=, the directory on each node where its reader keeps "
-            f"priorities: readers are "
-            "started again"
+            "priorities: readers are started again"
         )
     kept = Layout(state, _WHERE)
     if kept.path == layout.path:
@@ -626,7 +624,7 @@ def _request(
         if window is not None:
             raise InputError(
                 f"{_WHERE}.sample: history_len={history_len} and a window contradict; a window says which steps of "
-                f"each column an item holds"
+                "each column an item holds"
             )
     given = {
         "history_len": history_len,
@@ -641,7 +639,7 @@ def _request(
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InputError(
             f"{_WHERE}.sample: the request can't be sent to a reader: {error}; define its functions at the top level "
-            f"of a module"
+            "of a module"
         ) from error
 
 

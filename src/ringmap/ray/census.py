@@ -79,8 +79,7 @@ class Census:
                     f"{self._job.where}: these folders hold rings of this collection, and no node that is alive sees "
                     f"them: {places}. "
                     "Their seeds can't be counted: start the node again, or, if its disk is gone, pass its name in "
-                    "lost= to play them "
-                    "again"
+                    "lost= to play them again"
                 )
             time.sleep(_PAUSE_S)
         progress: dict[str, Progress] = {}
@@ -114,8 +113,7 @@ class Census:
         for one, other in copies(seen):
             raise InputError(
                 f"{self._job.where}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the "
-                f"same ring, by a "
-                "copy or a shared disk: its seeds would count twice; move one of them elsewhere"
+                "same ring, by a copy or a shared disk: its seeds would count twice; move one of them elsewhere"
             )
         return seen
 
@@ -162,8 +160,7 @@ class Census:
             if any(len(progress) for progress in count.progress.values()):
                 raise InputError(
                     f"{self._job.where}: node {node.name} joined with rings that hold episodes of this collection; "
-                    f"call it again, and "
-                    "they are counted"
+                    "call it again, and they are counted"
                 )
             self._nodes[folder] = node.name
         if self._nodes == self._noted and keeper in self._noted_by:

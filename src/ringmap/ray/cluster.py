@@ -87,7 +87,7 @@ def ray_for(where: str) -> Any:
     if not ray.is_initialized():
         raise RoleError(
             f"{where}: Ray is not initialised in this process; call ray.init() on one machine, or ray.init('auto') on "
-            f"a cluster"
+            "a cluster"
         )
     return ray
 
@@ -126,7 +126,7 @@ class Session:
         if self.is_over:
             raise ClosedError(
                 f"{where}: Ray was shut down, or started again, since it was opened; its readers have ended: open it "
-                f"again"
+                "again"
             )
 
 

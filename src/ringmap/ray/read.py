@@ -167,8 +167,7 @@ def _seen(ray: Any, scout: Any, layout: Layout) -> dict[str, tuple[Node, Scan]]:
     for one, other in copies(seen):
         raise InputError(
             f"{_WHERE}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring, by "
-            f"a copy or a "
-            "shared disk: its episodes would come twice; move one of them elsewhere"
+            "a copy or a shared disk: its episodes would come twice; move one of them elsewhere"
         )
     return seen
 

@@ -143,8 +143,7 @@ class Reader:
         if buffer.engine.transitions is not None:
             raise InputError(
                 "ringmap.ray.ReplayBuffer: the rings hold transitions, and only episodes are read over Ray; read them "
-                "on the machine "
-                "where they are, ringmap.data.ShardedReplayBuffer(path)"
+                "on the machine where they are, ringmap.data.ShardedReplayBuffer(path)"
             )
         wanted = pickle.loads(request)
         # Of this thread, which takes no other call before Ray has stored what it returns here.

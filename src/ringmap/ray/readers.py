@@ -300,7 +300,7 @@ class Readers:
                 broken = "".join(f"; {f}: {w}" for s in stations for f, w in s.scan.problems.items())
                 return (
                     f"no ring below {self._layout.path} on the nodes {names}{why}{broken}; start a collector there, "
-                    f"or wait longer (wait_s=)"
+                    "or wait longer (wait_s=)"
                 )
             return f"the rings below {self._layout.path} on the nodes {names} hold no clips that are long enough"
 

@@ -297,7 +297,7 @@ def _sink_of(buffer: Any, keys: Keys, built: bool, stream: bool, commit_every: i
     if commit_every is not None:
         raise InputError(
             f"{where}: commit_every={commit_every} is for buffers of episodes; a {type(inner).__name__} stores each "
-            f"step as it comes"
+            "step as it comes"
         )
     extra = []
     if isinstance(inner, TransitionReplayBuffer):

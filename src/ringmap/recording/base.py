@@ -65,8 +65,7 @@ class Recording:
         if not isinstance(mode, AutoresetMode):
             raise InputError(
                 f"{WHERE}: the autoreset mode must be one of gymnasium.vector.AutoresetMode, got {mode!r}; name it "
-                f"with "
-                "autoreset_mode="
+                "with autoreset_mode="
             )
         _check_weights(weights)
         if pace is not None and not isinstance(pace, Pace):

@@ -170,5 +170,5 @@ class Hooks:
             return spaces.Box(whole.min, whole.max, column.shape, column.dtype.type)
         raise InputError(
             f"{self.keys.where}: column {column.name!r} of {column.dtype} has no Gymnasium space; leave it out of the "
-            f"schema"
+            "schema"
         )

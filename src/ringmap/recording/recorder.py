@@ -262,8 +262,7 @@ class Recorder:
                 if final is None:
                     raise RolloutError(
                         f"{self.where}.step: env {slot} ended its episode in autoreset mode SAME_STEP, but the infos "
-                        f"have "
-                        "no final_obs of it, or its reset wrote over it; let the environment return copies of its "
+                        "have no final_obs of it, or its reset wrote over it; let the environment return copies of its "
                         "observations, or name its real mode with autoreset_mode="
                     )
                 for leaf in self.keys.obs:
@@ -300,8 +299,7 @@ class Recorder:
                 with faults.cutting(slot, self._label(slot, "it is stored up to here, and a new one begins")):
                     raise InputError(
                         f"{self.where}.step: the open episode of env {slot} exceeds max_steps={sink.max_steps} of its "
-                        f"buffer; "
-                        "raise max_steps, or end episodes sooner"
+                        "buffer; raise max_steps, or end episodes sooner"
                     )
 
     # -- ends and beginnings ---------------------------------------------------------------------

@@ -324,12 +324,12 @@ def _code(place: Place) -> str:
     if place.kind == FLEET:
         return (
             f"from ringmap.data import ShardedReplayBuffer\n\nbuf = ShardedReplayBuffer({place.path!r})\nbatch = "
-            f"buf.sample(32)"
+            "buf.sample(32)"
         )
     if place.kind == TRANSITIONS:
         return (
             f"from ringmap import TransitionReplayBuffer\n\nbuf = TransitionReplayBuffer.open({place.path!r}, "
-            f"device=None)\nbatch = buf.sample(32)"
+            "device=None)\nbatch = buf.sample(32)"
         )
     if place.kind == EPISODES:
         return (
@@ -337,7 +337,7 @@ def _code(place: Place) -> str:
         )
     return (
         f"from ringmap.data import load_dataset\n\ndataset = load_dataset({place.path!r})\nepisode = "
-        f"dataset.load_episode(0)"
+        "dataset.load_episode(0)"
     )
 
 

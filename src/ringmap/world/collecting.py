@@ -594,8 +594,7 @@ def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] |
     if not chosen.supports_episode_data:
         raise InputError(
             f"{WHERE}: resume=True needs to store the seed of each episode, and format {chosen.name!r} holds no "
-            f"episode "
-            "data"
+            "episode data"
         )
     progress = Progress(identity)
     if os.path.exists(path):

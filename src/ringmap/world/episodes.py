@@ -100,15 +100,13 @@ class EpisodeRows:
             if name in names and not (value is None and what == "action" and not self._count):
                 raise RolloutError(
                     f"{self._label}: {name!r} of the {what} is a {type(value).__name__} at step {self._count}, which "
-                    f"no column holds: return "
-                    "an array, or leave it out of the space by a wrapper (pre_wrappers=)"
+                    "no column holds: return an array, or leave it out of the space by a wrapper (pre_wrappers=)"
                 )
         if value is not None and name not in self._left_out:
             self._left_out.add(name)
             warnings.warn(
                 f"World: info {name!r} is a {type(value).__name__}, which no column holds, and is left out: give an "
-                f"array, or begin its "
-                "name with '_'",
+                "array, or begin its name with '_'",
                 stacklevel=2,
             )
 

@@ -221,8 +221,7 @@ def parts_of(name: str, value: Any, space: Any, prefix: bool = True) -> Info:
         if not made.keys().isdisjoint(found):
             raise RolloutError(
                 f"two parts of the {name} would have one name: {sorted(made.keys() & found)}; rename one in the "
-                f"environment, or by "
-                "a wrapper (pre_wrappers=)"
+                "environment, or by a wrapper (pre_wrappers=)"
             )
         made |= found
     return made

@@ -540,8 +540,7 @@ class DistillationBuffer(Unindexed):
         if not self._writes:
             raise ReadOnlyError(
                 f"{_WHERE}.{method}: this handle of {self._rows.path} only reads; write in the process that opened it "
-                f"with "
-                "mode='r+'"
+                "with mode='r+'"
             )
         return self._ring
 

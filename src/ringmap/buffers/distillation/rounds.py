@@ -87,7 +87,7 @@ def mixed(teacher: Any, student: Any, beta: float, rng: np.random.Generator, whe
     if tuple(np.shape(teacher)) != shape:
         raise InputError(
             f"{where}: teacher_actions have shape {tuple(np.shape(teacher))}, student_actions {shape}; expected the "
-            f"same"
+            "same"
         )
     count = shape[0] if shape else 1
     acts = (rng.random(count) < beta).reshape(shape[:1] + (1,) * (len(shape) - 1))

@@ -177,7 +177,7 @@ class ReplayHalf(_Base):
         if not isinstance(buffer, ReplayBuffer):
             raise InputError(
                 f"{where}: the online half is a {type(buffer).__name__}, which only reads; its collectors write into "
-                f"their rings"
+                "their rings"
             )
         if is_tensordict(data):
             data, _ = flat(data, where)
@@ -273,7 +273,7 @@ class SampledHalf(_Base):
             if not asked:
                 raise NoClipsError(
                     f"{_WHERE}.sample: {type(self.buffer).__name__} is empty: it was cleared meanwhile; add some rows "
-                    f"first"
+                    "first"
                 )
             batch = self._sample(asked)
             columns, deep = flat(batch, f"{_WHERE}: sample() of {type(self.buffer).__name__}")
@@ -402,8 +402,7 @@ def half_of(given: Any, what: str, items: Mapping[str, Any] | None = None) -> Ba
     if items:
         raise InputError(
             f"{_WHERE}: {sorted(items)} are for datasets and buffers of episodes, and {what} is a "
-            f"{type(given).__name__}; leave them "
-            "out, and give both halves the same columns"
+            f"{type(given).__name__}; leave them out, and give both halves the same columns"
         )
     if isinstance(given, TransitionReplayBuffer):
         return TransitionHalf(given)

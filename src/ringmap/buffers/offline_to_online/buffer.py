@@ -364,7 +364,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         if self._ring is None:
             raise InputError(
                 f"{_WHERE}.{method}: the online half is a {type(self.online_buffer).__name__} of yours; read it by its "
-                f"own means"
+                "own means"
             )
         return self._ring
 

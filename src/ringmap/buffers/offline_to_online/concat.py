@@ -42,7 +42,7 @@ def joined(offline: dict[str, Any], online: dict[str, Any], axes: PictureAxes, w
         if turned and spec is not None and channels_are_last(second, spec):
             raise InputError(
                 f"{where}: column {name!r} comes with its channels first offline and last online; load with "
-                f"layout='HWC'"
+                "layout='HWC'"
             )
         if tuple(first.shape[1:]) != tuple(second.shape[1:]):
             raise InputError(

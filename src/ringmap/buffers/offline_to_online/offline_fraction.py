@@ -76,8 +76,7 @@ class Share:
         if not _inside(base) or not 0 <= fraction <= base or not math.isfinite(carry):
             raise InputError(
                 f"the state of the mix has base {base}, fraction {fraction}, carry {carry}: expected 0 <= fraction <= "
-                f"base "
-                "< 1; nothing was changed"
+                "base < 1; nothing was changed"
             )
         if whatever_base:
             self.base = base

@@ -457,7 +457,7 @@ class RolloutBuffer(Unindexed):
         except (AttributeError, TypeError, RuntimeError) as error:
             raise InputError(
                 f"{where}: rng is no state of a torch.Generator ({error}); give what state_dict returned. Nothing was "
-                f"changed"
+                "changed"
             ) from None
         self._tensors.take_over(tensors, step, where)
         self._step, self._computed = step, bool(state["computed"])

@@ -266,7 +266,7 @@ class ShardedReplayBuffer(Sampled):
         if asked is not None and sums:
             raise InputError(
                 f"{where}: {asked} is for rings of episodes, {' and '.join(sums)} for transitions; give those that fit "
-                f"the rings"
+                "the rings"
             )
         rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers(), sums, asked, told)
         shares, retiring = (
@@ -461,8 +461,7 @@ class ShardedReplayBuffer(Sampled):
         if worker() is not None:
             raise InputError(
                 "ShardedReplayBuffer(pace=...): a DataLoader worker gathers ahead, and its batches count when they are "
-                "handed out; "
-                "open the buffer without pace=, and read pace.over(loader, num_steps), or use num_workers=0"
+                "handed out; open the buffer without pace=, and read pace.over(loader, num_steps), or use num_workers=0"
             )
         self.pace.draw(count * self.cut.widest)
 
@@ -508,8 +507,7 @@ class ShardedReplayBuffer(Sampled):
         if self.engine.transitions is not None:
             raise InputError(
                 f"ShardedReplayBuffer.{what}: the rings {self.engine.rings.where} hold transitions, not episodes; read "
-                f"them with sample, "
-                "batches, pass_sampler or by id"
+                "them with sample, batches, pass_sampler or by id"
             )
 
     def _of_episodes(self, what: str) -> Iterator[Ring]:
@@ -716,7 +714,7 @@ class ShardedReplayBuffer(Sampled):
         if len(set(names)) < len(names):
             raise InputError(
                 f"ShardedReplayBuffer.snapshot: rings have the same name ({sorted(names)}); copy each with "
-                f"ReplayBuffer.snapshot"
+                "ReplayBuffer.snapshot"
             )
         if os.path.isdir(path) and os.listdir(path):
             raise ExistsError(f"ShardedReplayBuffer.snapshot: {path} is not empty; choose another path")

@@ -129,14 +129,14 @@ class ShardEngine(Engine):
         if self.weights != "clips":
             raise InputError(
                 f"{_WHERE}: weights={self.weights!r} contradict a {name}: both say how often each clip is drawn; leave "
-                f"one of them out"
+                "one of them out"
             )
         if isinstance(sampler, PrioritizedSampler):
             return FleetPriorities(sampler, self.members, self.state)
         if not (sampler.any_order or sampler.by_age):
             raise InputError(
                 f"{_WHERE}: the clips of many rings have ids ring by ring, and the sampler {name} may take the highest "
-                f"for the newest; "
+                "for the newest; "
                 "set any_order = True on it if it does not, draw with a RecencySampler, or from the rings apart"
             )
         return sampler
@@ -416,7 +416,7 @@ class ShardEngine(Engine):
             if wrong.any():
                 raise ClipIndexError(
                     f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for {count} "
-                    f"clips"
+                    "clips"
                 )
             if sampler.by_age:
                 ids = self._by_age(ids, ranges)
@@ -798,7 +798,7 @@ class ShardEngine(Engine):
         if held == "transitions":
             return (
                 f"0 transitions are stored {self.rings.where}; add some first (readers see them with the commit: "
-                f"flush())"
+                "flush())"
             )
         lengths = [ring.episodes.lengths for ring in self.members.open]
         return cut.why_none(np.concatenate(lengths))
@@ -818,8 +818,7 @@ class ShardEngine(Engine):
         """
         raise InputError(
             f"{_WHERE}: this sampler draws by episode or position, which it can in a single ring; use one that asks "
-            f"for "
-            "num_valid_ends only, a PrioritizedSampler, or draw from the rings apart"
+            "for num_valid_ends only, a PrioritizedSampler, or draw from the rings apart"
         )
 
     def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
@@ -849,8 +848,7 @@ class ShardEngine(Engine):
         if self.values is None or self.state is None:
             raise InputError(
                 f"{where}: values are kept in the learner's own directory, since each ring has a writer of its own; "
-                f"open the buffer with "
-                "state=DIR"
+                "open the buffer with state=DIR"
             )
         if not self.state.is_writable:
             raise ReadOnlyError(

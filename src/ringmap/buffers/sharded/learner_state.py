@@ -61,7 +61,7 @@ class LearnerState:
         if self.disk.system.is_network(path):
             raise EnvironmentFault(
                 f"{_WHERE}: state={path} lies on a network file system, whose locks are not ours; give one on a local "
-                f"disk"
+                "disk"
             )
         lock = WriterLock(self.disk, os.path.join(path, _LOCK), path)
         try:
@@ -69,7 +69,7 @@ class LearnerState:
         except LockedError:
             raise LockedError(
                 f"{_WHERE}: state={path} is held by {describe(holder_of(lock.path))}; give each learner its own, or "
-                f"close the other one"
+                "close the other one"
             ) from None
         self._lock = lock
         try:

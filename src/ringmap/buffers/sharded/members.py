@@ -111,8 +111,7 @@ class Members:
             time.sleep(min(0.05, left))
         raise NoClipsError(
             f"{_WHERE}: no ring {self.rings.where} after {wait_s:g} s{self.rings.why}; start a collector, whose path= "
-            f"is a "
-            "directory there, or wait longer (wait_s=)"
+            "is a directory there, or wait longer (wait_s=)"
         )
 
     def start_once(self) -> None:

@@ -61,8 +61,7 @@ class FleetPriorities(BaseSampler):
         if given.kind != "proportional":
             raise InputError(
                 f"{_WHERE}: PrioritizedSampler(kind={given.kind!r}) can't span rings, since no ring knows the ranks in "
-                f"the others; use "
-                "kind='proportional'"
+                "the others; use kind='proportional'"
             )
         self._given, self._members, self._state = given, members, state
         given.stand_for(self)
@@ -221,7 +220,7 @@ class FleetPriorities(BaseSampler):
             if not isinstance(rings, Mapping):
                 raise InputError(
                     f"{_WHERE}.load_state_dict: rings must be the states of rings by name, got {rings!r}; nothing was "
-                    f"changed"
+                    "changed"
                 )
             for kept in rings.values():
                 self._given.check_state_dict(kept)

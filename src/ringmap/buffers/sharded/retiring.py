@@ -59,7 +59,7 @@ def remove_ring(folder: str, where: str, disk: Disk | None = None) -> None:
         except LockedError:
             raise LockedError(
                 f"{where}: {folder} is written by {describe(holder_of(lock.path))}; a ring is removed once nobody "
-                f"writes it"
+                "writes it"
             ) from None
         try:
             make_folder(disk, beside)

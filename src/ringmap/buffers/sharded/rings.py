@@ -201,8 +201,7 @@ class Rings:
             listed = "; ".join(f"{', '.join(folders)}: {why}" for why, folders in said.items())
             raise BadRingsError(
                 f"{_WHERE}: {len(wrong)} of {len(wrong) + len(self.open)} rings {self.where} can't be read: {listed}; "
-                f"mend them, or "
-                "move them away, or read on without them with on_bad='skip'",
+                "mend them, or move them away, or read on without them with on_bad='skip'",
                 wrong,
             ) from next(iter(wrong.values()))
         now = {folder: str(error) for folder, error in wrong.items()}
@@ -296,8 +295,7 @@ class Rings:
         return fit, EnvironmentFault(
             errno.EMFILE,
             f"{_WHERE}: {len(new)} rings need {each} open files each, {needed} with the {used} that this process has; "
-            f"it may have {most}: "
-            f"run 'ulimit -n {needed}' before it starts{could}, or give fewer rings",
+            f"it may have {most}: run 'ulimit -n {needed}' before it starts{could}, or give fewer rings",
         )
 
     def _descriptors_of(self, folder: str) -> int:
@@ -356,8 +354,7 @@ class Rings:
         if is_transitions and self.asked is not None:
             raise self._error_of_call(
                 f"{self.asked}, but {folder} holds transitions, which are single steps; leave it out (the writer's "
-                f"frame_stack= makes "
-                "stacks)"
+                "frame_stack= makes stacks)"
             )
         if not is_transitions and self.sums:
             given = " and ".join(f"{name}={value!r}" for name, value in self.sums.items())
@@ -395,8 +392,7 @@ class Rings:
             differ = sorted(map(str, set(schema.columns) ^ set(known.columns)))
             raise InputError(
                 f"{_WHERE}: {ring.folder} has other columns than the rings before it ({', '.join(differ)} on one side "
-                f"only); give "
-                "rings of one schema"
+                "only); give rings of one schema"
             )
         if is_transitions:
             ring.is_checked = True
@@ -411,8 +407,7 @@ class Rings:
         elif stored.reward_at != self.facts.reward_at:
             raise InputError(
                 f"{_WHERE}: {ring.folder} has reward_at={stored.reward_at!r}, the rings before it "
-                f"{self.facts.reward_at!r}; give rings "
-                "of one kind"
+                f"{self.facts.reward_at!r}; give rings of one kind"
             )
         else:
             self.facts.refuse_rate(stored, _WHERE, "a ring before it", ring.folder)
@@ -464,7 +459,7 @@ class Rings:
                 if Disk().exists(Paths(self.paths).manifest):
                     raise InputError(
                         f"{_WHERE}: {self.paths} is one ring; open it with ReplayBuffer.open, or give the directory "
-                        f"above it"
+                        "above it"
                     )
 
     def close(self) -> None:

@@ -114,8 +114,7 @@ class FleetValues:
             if not 0 <= number < len(members.rings.numbers.uuids):
                 raise InputError(
                     f"{where}: id {int(ids[at[0]])} is of another buffer: no ring has the number {number}; give the "
-                    f"ids of a batch of "
-                    "this buffer"
+                    "ids of a batch of this buffer"
                 )
             ring = members.of(number)
             if ring is None:  # it left: its clips are lost, as by an eviction
@@ -125,14 +124,12 @@ class FleetValues:
             if wrong := [name for name in values if name not in known]:
                 raise InputError(
                     f"{where}: column {wrong[0]!r} is not mutable in the ring {ring.name}, as it is in others; leave "
-                    f"the ids of its steps "
-                    "out, or make it again with that column mutable"
+                    "the ids of its steps out, or make it again with that column mutable"
                 )
             if positions.max() >= source.head:
                 raise InputError(
                     f"{where}: id {int(ids[at[positions.argmax()]])} is of another buffer: the ring {ring.name} has "
-                    f"positions up to, and "
-                    f"without, {source.head}; give the ids of a batch of this buffer"
+                    f"positions up to, and without, {source.head}; give the ids of a batch of this buffer"
                 )
             with source.memory:
                 stored = source.stored(positions)

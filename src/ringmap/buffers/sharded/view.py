@@ -125,8 +125,7 @@ class ShardedView(PinnedView):
         if cut is not None and cut.across:
             raise InputError(
                 "ShardedReplayBuffer.view: a sequence with across=True runs on into the next episode of its ring, "
-                "which a view over "
-                "many rings can't number; use sample(window=...), or views of the rings"
+                "which a view over many rings can't number; use sample(window=...), or views of the rings"
             )
         self._views: dict[int, tuple[Ring, BufferView]] = {}
 

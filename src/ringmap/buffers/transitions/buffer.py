@@ -386,8 +386,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             assert columns.stack is not None
             raise InputError(
                 f"{where}: {count} lanes with frame_stack={columns.stack.size}, but capacity={self.capacity} takes up "
-                f"to "
-                f"{self._most_lanes}: a stack needs the rows of the calls before; raise capacity"
+                f"to {self._most_lanes}: a stack needs the rows of the calls before; raise capacity"
             )
         begun = None if fresh is None else _flags_of(fresh, count, f"{where}: fresh")
         if is_named:

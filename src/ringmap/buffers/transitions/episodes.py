@@ -209,7 +209,7 @@ class TransitionSource:
     def _evicted(self) -> ReplacedError:
         return ReplacedError(
             f"{self.path}: the buffer's writer evicted transitions since its episodes were looked up; look them up "
-            f"again"
+            "again"
         )
 
 

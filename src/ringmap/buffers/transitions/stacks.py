@@ -60,8 +60,7 @@ class FrameStack:
         if padding_type not in _PADDINGS:
             raise InputError(
                 f"{where}: padding_type must be one of {_PADDINGS}, got {padding_type!r}; a stack with other padding "
-                f"can't be "
-                "built again from its frames"
+                "can't be built again from its frames"
             )
         if frame_stack is None:
             return None
@@ -94,8 +93,7 @@ class FrameStack:
             if not spec.shape or spec.shape[0] != self.size:
                 raise InputError(
                     f"{where}: {spec.name} has shape {spec.shape}, but frame_stack={self.size}: give the shape of "
-                    f"stacked observations, "
-                    f"({self.size}, *frame), as Gymnasium's FrameStackObservation has it"
+                    f"stacked observations, ({self.size}, *frame), as Gymnasium's FrameStackObservation has it"
                 )
             frames.append(replace(spec, shape=spec.shape[1:]))
         return tuple(frames)
@@ -139,22 +137,20 @@ class FrameStack:
         if before != len(begins):
             why = (
                 f"the call before had {before} lanes, this one has {len(begins)}; give all lanes in each call (of "
-                f"Gymnasium's vector "
-                "environments those with AutoresetMode.SAME_STEP), or begin anew with a reset"
+                "Gymnasium's vector environments those with AutoresetMode.SAME_STEP), or begin anew with a reset"
             )
         for name, stack in stacks.items():
             _refuse(
                 _differ(after[name][:, :-1], stack[:, 1:]),
                 f"{where}: next_{name} of lane {{}} is not the stack of {name} moved by one frame; give as next "
-                f"observation the "
+                "observation the "
                 "one that the step led to, also where the episode ended (not the first of the next episode)",
             )
             if is_new:
                 _refuse(
                     begins & self._is_no_start(stack),
                     f"{where}: {name} of lane {{}} does not go on from the lane's last step, and its older frames are "
-                    f"not the "
-                    f"padding of an episode's start (padding_type={self.padding_type!r}): {why}",
+                    f"not the padding of an episode's start (padding_type={self.padding_type!r}): {why}",
                 )
 
     def _is_no_start(self, stack: Array) -> Array:

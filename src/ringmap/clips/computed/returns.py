@@ -96,8 +96,7 @@ class ReturnToGo(Computed):
         if items.is_open.any():
             raise InputError(
                 f"ReturnToGo: the episode at position {int(items.start[items.is_open][0])} has not ended, so the sum "
-                f"of its rewards "
-                "is not known; finish it, draw from a view without it, or sum over n steps with NStep"
+                "of its rewards is not known; finish it, draw from a view without it, or sum over n steps with NStep"
             )
         wanted = (items.origin + items.step)[:, None] + offsets
         places, is_pad = clamp(wanted, items.origin, items.length)

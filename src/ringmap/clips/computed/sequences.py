@@ -79,8 +79,7 @@ class Sequences(WindowMaker):
         if self.across and frameskip > 1:
             raise InputError(
                 f"{where}: Sequences(across=True) with frameskip={frameskip} would miss ends of episodes between its "
-                f"steps; leave one "
-                "of them out"
+                "steps; leave one of them out"
             )
         name = "sequence"
         while name in schema.names:

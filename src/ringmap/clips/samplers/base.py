@@ -216,8 +216,7 @@ def as_sampler(sampler: Sampler, where: str = "as_sampler") -> BaseSampler:
     if not callable(sampler):
         raise InputError(
             f"{where}: sampler must be callable, got {sampler!r}; give a function (step, buffer, batch_size, "
-            f"history_len) "
-            "-> ids, or a sampler of ringmap.samplers"
+            "history_len) -> ids, or a sampler of ringmap.samplers"
         )
     return _Wrapped(sampler)
 

@@ -63,9 +63,8 @@ class EpisodeSampler(DrawingSampler):
         super().__init__(rng)
         if not isinstance(where, str):
             raise ArgumentTypeError(
-                f"EpisodeSampler: where= takes a condition on marks, such as 'not flags contains bad', got "
-                f"{where!r:.80}; a function of an "
-                "episode's data is for view(where=)"
+                "EpisodeSampler: where= takes a condition on marks, such as 'not flags contains bad', got "
+                f"{where!r:.80}; a function of an episode's data is for view(where=)"
             )
         others = [name for name in names_in(where, "EpisodeSampler") if name not in _NAMES]
         if others:
@@ -117,7 +116,7 @@ class EpisodeSampler(DrawingSampler):
                 if not len(long_enough):
                     raise NoClipsError(
                         f"EpisodeSampler: no episode that is long enough meets {self._where!r}; collect more, or ask "
-                        f"for less"
+                        "for less"
                     )
                 chosen = long_enough[self.rng.integers(0, len(long_enough), batch_size)]
             steps = self.rng.integers(0, window.in_episodes(lengths[chosen]))

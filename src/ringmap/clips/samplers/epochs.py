@@ -67,8 +67,7 @@ class EpochSampler(BaseSampler):
         if self.left and self._span not in (0, span):
             raise InputError(
                 f"EpochSampler: clips of {span} steps, but {self.left} clips of {self._span} are left of this epoch; "
-                f"draw "
-                "these first, or give each length a sampler of its own"
+                "draw these first, or give each length a sampler of its own"
             )
         with window.lock:
             ids = np.empty(0, np.int64)

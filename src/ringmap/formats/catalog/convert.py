@@ -198,14 +198,12 @@ def _reward_at(parts: list[tuple[str, Any]], where: str) -> str | None:
     if others:
         raise InputError(
             f"{where}: the rewards of {name} stand at {placed!r}, those of {others[0][1]} stand at {others[0][0]!r}; "
-            f"convert one of them "
-            "first, to rows of one kind"
+            "convert one of them first, to rows of one kind"
         )
     if placed is not None and unknown is not None:
         raise InputError(
             f"{where}: the rewards of {name} stand at {placed!r}, and it is not known where those of {unknown} do: say "
-            f"it by "
-            "load_dataset(..., reward_at=), or reward_at= if all stand alike"
+            "it by load_dataset(..., reward_at=), or reward_at= if all stand alike"
         )
     return placed
 

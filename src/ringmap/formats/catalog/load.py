@@ -136,8 +136,7 @@ def _opened(
     if not isinstance(name, str | os.PathLike):
         raise ArgumentTypeError(
             f"load_dataset: a dataset is opened by its path, name or id, got {type(name).__name__}; of several open "
-            f"each, and join them: "
-            "ConcatDataset([load_dataset(path) for path in paths]); a buffer is a dataset already"
+            "each, and join them: ConcatDataset([load_dataset(path) for path in paths]); a buffer is a dataset already"
         )
     if os.fspath(name).partition(":")[0] not in list_prefixes():
         refuse_address(name)

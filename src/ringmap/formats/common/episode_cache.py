@@ -69,7 +69,7 @@ class EpisodeCache:
                 if name not in episode:
                     raise UnsupportedError(
                         f"column {name!r} is not in episode {number}; leave it out: keys_to_load=, or the episode: "
-                        f"where="
+                        "where="
                     )
                 if found[name].dtype.kind in "SU":  # a narrower array cuts texts
                     wide = np.promote_types(found[name].dtype, episode[name].dtype)
@@ -77,7 +77,7 @@ class EpisodeCache:
                 elif not np.can_cast(episode[name].dtype, found[name].dtype):
                     raise UnsupportedError(
                         f"column {name!r} is of {episode[name].dtype} in episode {number}, and of {found[name].dtype} "
-                        f"in others"
+                        "in others"
                     )
                 steps = flat[there] - offsets[number]
                 if there[-1] - there[0] == len(there) - 1:  # straight into its place: no copy between

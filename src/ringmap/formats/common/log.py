@@ -178,7 +178,7 @@ class Log:
             if magic == _MAGIC and not self.size:
                 raise UnreleasedVersionError(
                     f"{self.path}: was made by an unreleased version of ringmap: convert the dataset with that one, or "
-                    f"record again"
+                    "record again"
                 )
             known = magic == (_MAGIC if self.size else _FIRST_MAGIC)
             if not known or head_size > _HEAD_NBYTES or self.size + nbytes > end:
@@ -281,8 +281,7 @@ class Log:
         if head.get("version") != VERSION:
             raise NewerVersionError(
                 f"{self.path}: version {head.get('version')} of the log, expected {VERSION}; a newer release of "
-                f"ringmap "
-                "was killed while it wrote here: open the dataset with that one"
+                "ringmap was killed while it wrote here: open the dataset with that one"
             )
         return head
 

@@ -80,8 +80,7 @@ class Pending:
         if not fits:
             raise CorruptError(
                 f"{log.path}: holds {len(places)} episodes that follow episode {first} of {path} as it was, but that "
-                f"was "
-                f"changed meanwhile, and has {count}; delete this file to give them up, or put the old dataset back"
+                f"was changed meanwhile, and has {count}; delete this file to give them up, or put the old dataset back"
             )
         self.places = places[count - first :]
 

@@ -103,8 +103,7 @@ class Drop:
         if unknown and columns:
             raise InputError(
                 f"{self._where}: drop={unknown}: there is no such column and no such data of an episode; the columns "
-                f"are "
-                f"{list(columns)}, the data {known}"
+                f"are {list(columns)}, the data {known}"
             )
         if columns and all(name in self for name in columns):
             raise InputError(f"{self._where}: drop={list(self._names)} leaves no column")

@@ -189,7 +189,7 @@ class StagedWriter(EpisodeWriter):
             raise _fault(
                 error,
                 f"{type(self).__name__}: {self.path}: {error}; all its episodes are written and can be read, do not "
-                f"write them again: "
+                "write them again: "
                 f"{'the next writer finishes this' if self.appends else 'convert it to a new dataset'}",
             ) from error
         finally:
@@ -313,9 +313,9 @@ class StagedWriter(EpisodeWriter):
         except Exception as error:  # of another library, or of somebody else's format
             raise InputError(
                 f"{type(self).__name__}: {self.path}: the {len(pending.places)} episodes from number {len(lengths)} on "
-                f"are written and "
+                "are written and "
                 f"can be read, but can't be moved out of {self._log.path}: {type(error).__name__}: {error}; find the "
-                f"one that is to blame, "
+                "one that is to blame, "
                 "write the others to a new dataset by convert(..., where='episode != N'), and delete that file"
             ) from error
         stored = len(self._look(path)[0])

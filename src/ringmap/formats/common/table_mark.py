@@ -68,7 +68,7 @@ def refuse_other_table(path: str) -> CorruptError:
     """Return the error for data whose mark does not fit."""
     return CorruptError(
         f"{path}: the data of its episodes were written for other episodes than it has: another program removed or "
-        f"moved some, so it is "
+        "moved some, so it is "
         "not known which data are of which; the rows of numbers can be read: write these to a new dataset, and leave "
         "the data out"
     )

@@ -66,8 +66,7 @@ def observations_of(
     if chosen is None:
         raise InputError(
             f"{where}: no column {' or '.join(map(repr, usual))}; say which it is: observation='pixels', or a list; "
-            f"there are "
-            f"{list(columns)}"
+            f"there are {list(columns)}"
         )
     found: dict[str, str] = {}
     for name in [chosen] if isinstance(chosen, str) else chosen:
@@ -137,8 +136,7 @@ class Steps:
         if reward_at is None and outcomes and not given:
             raise InputError(
                 f"{where}: it is not known whether {outcomes[0]!r} stands in the row of the step that its action led "
-                f"to, or in that of "
-                "the action: pass reward_at='next' or 'same', or load_dataset(..., reward_at=)"
+                "to, or in that of the action: pass reward_at='next' or 'same', or load_dataset(..., reward_at=)"
             )
         final_row = reward_at != "same" if final_row is None else final_row
         self.follows = bool(given)
@@ -150,8 +148,7 @@ class Steps:
         if self.length < 1:
             raise InputError(
                 f"{where}: an episode of one row has no step: T steps have T + 1 observations; add the last "
-                f"observation as a "
-                "row, or a column of next observations"
+                "observation as a row, or a column of next observations"
             )
 
     def now(self, name: str) -> Array:

@@ -160,15 +160,13 @@ class EpisodeWriter:
             given = f"reward_at={told.reward_at!r}" if told.reward_at else "it is not known where theirs stand"
             raise InputError(
                 f"{name}: {self.path} has its rewards at reward_at={stored.reward_at!r}, and of the episodes that are "
-                f"to follow "
-                f"{given}: say it (load_dataset(..., reward_at=)), or choose another path"
+                f"to follow {given}: say it (load_dataset(..., reward_at=)), or choose another path"
             )
         stored.refuse_rate(told, name, self.path, "what is to follow")
         if told.fps is not None and stored.fps is None:
             warnings.warn(
                 f"{name}: {self.path} does not say how many steps are a second, and will not, although the episodes "
-                f"that follow "
-                f"have {rate_text(told.fps)}: merge both into a new dataset, with fps=",
+                f"that follow have {rate_text(told.fps)}: merge both into a new dataset, with fps=",
                 stacklevel=4,
             )
         self._facts = stored.over(Facts(told.reward_at))

@@ -102,8 +102,7 @@ def lance() -> Any:
     if _used_by not in (None, os.getpid()):
         raise RoleError(
             "Lance was used before this process was forked, and its threads did not come along: reading here would "
-            "hang "
-            "or crash. Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'"
+            "hang or crash. Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'"
         )
     _used_by = os.getpid()
     if not _hooked and hasattr(os, "register_at_fork"):
@@ -288,8 +287,7 @@ def refuse_missing(field: Field, values: Any, path: str) -> None:
     if values.null_count:
         raise UnsupportedError(
             f"{path}: column {field.spec.name!r} has {values.null_count} missing values, which no column here has; "
-            f"fill them, or leave "
-            "it out: keys_to_load="
+            "fill them, or leave it out: keys_to_load="
         )
 
 

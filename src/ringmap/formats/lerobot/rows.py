@@ -88,8 +88,7 @@ class EpisodeRows:
             ):
                 raise UnsupportedError(
                     f"{self._path}: column {spec.name!r} is of {values.dtype}, and meta/info.json says {spec.dtype}, "
-                    f"which does not "
-                    "hold its values; leave it out: keys_to_load="
+                    "which does not hold its values; leave it out: keys_to_load="
                 )
 
         self._each(spec.name, spec.row_nbytes, put)
@@ -139,7 +138,7 @@ class EpisodeRows:
         if not alike:
             raise UnsupportedError(
                 f"{self._path}: column {spec.name!r} has lists of another length than {spec.shape}; leave it out: "
-                f"keys_to_load="
+                "keys_to_load="
             )
         return found.flatten()
 
@@ -148,7 +147,7 @@ class EpisodeRows:
         if found.null_count:
             raise UnsupportedError(
                 f"{self._path}: column {spec.name!r} has missing values, which no column here has; leave it out: "
-                f"keys_to_load="
+                "keys_to_load="
             )
         return found
 

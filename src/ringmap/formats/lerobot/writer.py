@@ -149,8 +149,7 @@ class LeRobotWriter(StagedWriter):
             step = int(np.argmax(~(apart <= _TOLERANCE_S)))
             return (
                 f"it is {values[step]} at step {step}, and LeRobot's loader wants {step} / fps = "
-                f"{step / float(self._fps):g}, within "
-                f"{_TOLERANCE_S} s; pass the right fps=, or {other}"
+                f"{step / float(self._fps):g}, within {_TOLERANCE_S} s; pass the right fps=, or {other}"
             )
         counts = values.dtype.kind in "iu" and (np.diff(values) == (name in ("frame_index", "index"))).all()
         return None if counts or name == "task_index" else f"LeRobot counts there, and this is no such count; {other}"

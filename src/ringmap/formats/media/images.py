@@ -170,8 +170,7 @@ def refuse_unheld(codec: str, images: Array) -> None:
     if not holds(codec, ColumnSpec("", images.shape[1:], images.dtype)):
         raise InputError(
             f"pictures of {images.dtype} {images.shape[1:]} can't be written as {codec}; convert the dataset into a "
-            f"new one, "
-            "where they are numbers"
+            "new one, where they are numbers"
         )
 
 

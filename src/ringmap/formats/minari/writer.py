@@ -97,8 +97,7 @@ class MinariWriter(StagedWriter):
         except (ValueError, TypeError):
             raise InputError(
                 f"MinariWriter: {self.path}: the folder names the dataset, and {self._id!r} is no id of Minari; name "
-                f"it "
-                "as in minari:kitchen/mixed-v0"
+                "it as in minari:kitchen/mixed-v0"
             ) from None
         self._observation, self._action = observation, action
         self._rewards = check_reward_at("MinariWriter", reward_at)
@@ -135,9 +134,9 @@ class MinariWriter(StagedWriter):
         if not (steps.follows or steps.cut):
             raise InputError(
                 f"{where}: each of the {steps.length} rows is a step (reward_at='same'), and Minari needs the "
-                f"observation that followed "
+                "observation that followed "
                 f"the last: add a column {next_of(observations[0])!r}, or pass final_row=True if the last row is an "
-                f"observation alone"
+                "observation alone"
             )
         stored: dict[str, Array] = {}
         taken = {*found.values(), *(next_of(old) for old in observations if steps.follows)}
@@ -176,7 +175,7 @@ class MinariWriter(StagedWriter):
             refused.add(
                 "seed",
                 f"episode data 'seed': Minari's is an integer of up to 64 bits, and this is {data['seed']!r}; rename "
-                f"it",
+                "it",
             )
         return stored, data
 

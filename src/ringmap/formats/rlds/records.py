@@ -143,8 +143,7 @@ def _opened(path: str) -> Any:
     if _used_by not in (None, os.getpid()):
         raise RoleError(
             f"{path}: the package array_record was used before this process was forked, and reading here would hang or "
-            f"crash. "
-            "Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'"
+            "crash. Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'"
         )
     _used_by = os.getpid()
     reader = ArrayRecordReader(path, "readahead_buffer_size:0,max_parallelism:0")

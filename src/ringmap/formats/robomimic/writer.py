@@ -131,7 +131,7 @@ class RobomimicWriter(StagedWriter):
         for name in [name for name in columns if name not in taken]:
             if name in stored or name in _TAKEN:
                 why = (
-                    f"it would stand where robomimic has something else; rename it, or choose it as an observation: "
+                    "it would stand where robomimic has something else; rename it, or choose it as an observation: "
                     f"observation=[{name!r}, ...]"
                 )
                 refused.add(name, f"column {name!r}: {why}")

@@ -66,7 +66,7 @@ def flattened(columns: Any, where: str) -> dict[str, Any]:
             if leaf in found:
                 raise InputError(
                     f"{where}: two values would be the column {leaf!r}, one of them nested in {root(leaf)!r}; rename "
-                    f"one"
+                    "one"
                 )
             found[leaf] = part
     return found
@@ -156,7 +156,7 @@ def nested(columns: Mapping[str, Any], where: str = "nested") -> dict[str, Any]:
 def _no_room(where: str, name: str, other: str) -> InputError:
     return InputError(
         f"{where}: there is a column {name!r}, and another one in it, {other!r}: ask for one of them (columns=), or "
-        f"for both flat"
+        "for both flat"
     )
 
 
@@ -179,8 +179,7 @@ def _check_holds_columns(batch: Any, prefix: str, where: str) -> None:
     if module.is_non_tensor(batch):
         raise InputError(
             f"{where}: {prefix or 'the batch'} holds no tensors, but {batch.tolist()!r:.60}; a column can't store it: "
-            f"leave it out, or give "
-            "numbers"
+            "leave it out, or give numbers"
         )
     if not isinstance(batch, module.LazyStackedTensorDict):
         return
@@ -189,7 +188,7 @@ def _check_holds_columns(batch: Any, prefix: str, where: str) -> None:
     for name in sorted(some):
         raise InputError(
             f"{where}: only some rows have {_full(prefix, name)}; a column has a value for each row: give all rows the "
-            f"same keys"
+            "same keys"
         )
     for name in shared:
         try:

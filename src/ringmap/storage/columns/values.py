@@ -174,14 +174,12 @@ def _refuse_lost(value: Any, kind: Any, what: str) -> None:
     if missing:
         raise InputError(
             f"{what}: {missing} of {len(value)} values are missing, and NumPy would make NaN of them; fill them, and "
-            f"store which "
-            "they were, if it matters, as values of their own"
+            "store which they were, if it matters, as values of their own"
         )
     if getattr(kind, "tz", None) is not None:
         raise InputError(
             f"{what} is of {kind}, and NumPy's dates have no time zone; convert it to UTC and drop the zone, and store "
-            f"the zone, if it "
-            "matters, in '_episode_data'"
+            "the zone, if it matters, in '_episode_data'"
         )
 
 
@@ -202,8 +200,7 @@ def _refuse_masked(value: Array, what: str, axis: str) -> None:
     first = f": {axis} {int(mask.reshape(len(mask), -1).any(axis=1).argmax())}" if mask.ndim else ""
     raise InputError(
         f"{what}{first} is masked, {int(mask.sum())} of {mask.size} values are: what lies under a mask is no value; "
-        f"give "
-        ".filled(a value), and the mask, if it matters, as values of its own"
+        "give .filled(a value), and the mask, if it matters, as values of its own"
     )
 
 

@@ -28,8 +28,7 @@ def refuse_address(path: str | os.PathLike[str]) -> None:
     if found is not None and (found[2] or not isinstance(path, str)):
         raise InputError(
             f"{os.fspath(path)}: is an address (scheme {found[1]!r}), expected the path of a local file or folder; "
-            f"copy the data to this "
-            "machine first, or mount them as a folder"
+            "copy the data to this machine first, or mount them as a folder"
         )
 
 

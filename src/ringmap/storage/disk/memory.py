@@ -35,7 +35,7 @@ class MemoryFile:
         except MemoryError:
             raise MemoryError(
                 f"a column of {size:,} bytes does not fit in memory; give path= to keep the rows in a directory, or "
-                f"lower max_steps"
+                "lower max_steps"
             ) from None
         self._view = self.data.data
         self.used = size

@@ -104,8 +104,7 @@ class OpenEpisode:
         if commit_every is not None and len(self._encoded) > _MOST_DATA:
             raise InputError(
                 f"{_BEGIN}: episode_data of {len(self._encoded)} bytes would be stored with each part; give at most "
-                f"{_MOST_DATA} "
-                "bytes here, and the rest to finish"
+                f"{_MOST_DATA} bytes here, and the rest to finish"
             )
         self._part = PartOf(lane=lane)
         """The part that is being recorded, for an episode of parts."""
@@ -140,8 +139,7 @@ class OpenEpisode:
         if self._every is not None and FIRST_STEP in data:
             raise InputError(
                 f"{where}: episode data {FIRST_STEP!r} is what the data of an episode in parts have once its oldest "
-                f"steps were evicted: "
-                "rename it"
+                "steps were evicted: rename it"
             )
 
     def append(self, step: Mapping[str, Any]) -> None:

@@ -342,7 +342,7 @@ class Handle:
         except ValueError as error:
             raise CorruptError(
                 f"{self.folder}: text of record {record.seq}: {error}; run ringmap.check and ringmap.repair on the "
-                f"buffer"
+                "buffer"
             ) from None
 
     def data_of(self, record: Record) -> dict[str, Any]:

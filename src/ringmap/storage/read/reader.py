@@ -248,7 +248,7 @@ class Reader(Handle):
         if self._copies_up and self._state_file.is_copied(self.disk):
             raise ReplacedError(
                 f"{self.folder}: lies on overlayfs (a container's layers), and a writer has opened it since: that "
-                f"copied its files up from "
+                "copied its files up from "
                 "a lower layer, and the maps of this reader are of those before. Open it again; or keep buffers on a "
                 "volume"
             )

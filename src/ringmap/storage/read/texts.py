@@ -140,8 +140,7 @@ class Texts:
         except ValueError as error:
             raise CorruptError(
                 f"{handle.segments.path(record.blob_segment)}: words of record {record.seq}: {error}; run "
-                f"ringmap.check and "
-                "ringmap.repair on the buffer"
+                "ringmap.check and ringmap.repair on the buffer"
             ) from None
 
     def _refuse_live(self, handle: Recorded, positions: Array) -> None:
@@ -149,6 +148,5 @@ class Texts:
         if len(positions) and is_live(handle, int(positions.max())):
             raise CorruptError(
                 f"{handle.folder}: text of the step at position {int(positions.max())} is damaged or missing; run "
-                f"ringmap.check "
-                "and ringmap.repair on the buffer"
+                "ringmap.check and ringmap.repair on the buffer"
             )

@@ -413,7 +413,7 @@ def lineage_of(seed: int | None, name: str) -> bytes:
 def _unreleased(path: str, what: str) -> UnreleasedVersionError:
     return UnreleasedVersionError(
         f"{path}: {what} was made by an unreleased version of ringmap, and this one reads version {VERSION}: record "
-        f"again"
+        "again"
     )
 
 

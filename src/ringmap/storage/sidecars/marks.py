@@ -91,7 +91,7 @@ def _flag(flag: Any, where: str) -> str:
     if not isinstance(flag, str) or not _FLAG.fullmatch(flag):
         raise InputError(
             f"{where}: a flag is a word of up to 64 letters, digits and . _ + -, got {str(flag)[:80]!r}; put sentences "
-            f"into the note"
+            "into the note"
         )
     return flag
 

@@ -528,7 +528,7 @@ class MutableValues(Sidecar):
             return found
         raise LappedError(
             f"{self.path}: the value of position {position} was updated {_LOOKS} times while it was read; update less "
-            f"often"
+            "often"
         )
 
     def _is_still(self, header: _Header, records: Array, slot: Array) -> bool:
@@ -616,8 +616,7 @@ class MutableValues(Sidecar):
             raise EnvironmentFault(
                 error.errno,
                 f"{self.path}: values can't be read ({error.strerror or error}); run ringmap.check on the buffer, and "
-                f"move "
-                "it to a sound disk",
+                "move it to a sound disk",
             ) from error
         return found
 

@@ -112,8 +112,7 @@ class StoredPriorities:
             self._source.home.disk.check_held("PrioritizedSampler")
             then = (
                 "no priority was changed here, and in the file at most these: free space or mend the disk, then call "
-                "it "
-                "again"
+                "it again"
             )
             with clear_errors("PrioritizedSampler", self._path, then=then):
                 if not append(file):
