@@ -555,11 +555,11 @@ def unsynced_fold(patch):
         def sync(self):
             pass
 
-    def wrong(self, *args):
+    def wrong(self, *args, **more):
         file = self._file
         self._file = Unsynced(file)
         try:
-            write_leaves(self, *args)
+            write_leaves(self, *args, **more)
         finally:
             self._file = file
 
@@ -626,7 +626,7 @@ PLANTED_ELSEWHERE = {
         PrioritySession,
         True,
         UPDATES,
-        set_to(PriorityFile, "sync", lambda self: None),
+        set_to(PriorityFile, "keep", lambda self, leaves: None),
         None,
     ),
     "priorities of rows that a cut took stay": (
