@@ -39,7 +39,8 @@ class Robomimic(FormatTests):
         ]
 
     def check(self, path, episodes):
-        test_robomimic.check(path, range(len(episodes)))
+        if episodes:  # a file without demos has no masks
+            test_robomimic.check(path, range(len(episodes)))
 
 
 class Minari(FormatTests):
