@@ -20,6 +20,7 @@ from ringmap.data import (
 )
 from ringmap.datasets.split import Arcs
 from ringmap.errors import InputError
+from tests.tiers import few
 
 ALL = np.zeros((10_000, 16), np.uint8)
 
@@ -182,7 +183,7 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize("name", ["copy.h5", "copy.zarr", "folder", "ring"])
+@pytest.mark.parametrize("name", few(["copy.h5", "ring", "copy.zarr", "folder"], 2))
 @pytest.mark.parametrize("how", COPIES)
 def test_a_copy_of_an_episode_is_on_its_side(tmp_path, how, name):
     buf = write(ReplayBuffer(100, seed=3), range(30))

@@ -53,6 +53,7 @@ def part_of(path, episodes, **options):
     until(all_gone, path)
 
 
+@pytest.mark.slow
 def test_goes_on_with_others(tmp_path):
     """Most is evicted meanwhile: the rings still know what they had."""
     part_of(tmp_path, 60, max_steps=40)
@@ -229,6 +230,7 @@ def test_make_world_fails(tmp_path):
     assert all_gone(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_is_given_up(tmp_path, caplog):
     """The others play its seeds; the message shows its last words."""
     call(tmp_path, 12, 2, partial(dies, tmp_path))

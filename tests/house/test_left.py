@@ -21,6 +21,7 @@ def test_of_nothing():
 """
 
 
+@pytest.mark.slow
 def test_control(tmp_path):
     shared = (ROOT / "conftest.py").read_text()
     assert "PATIENCE_S = 30" in shared

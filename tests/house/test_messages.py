@@ -228,6 +228,7 @@ def test_each_message_is_raised(tmp_path, monkeypatch):
     assert unmatched((ROOT / "docs/reference/errors.md").read_text()) == ([], set())
 
 
+@pytest.mark.slow
 def test_control(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkdir("runs")

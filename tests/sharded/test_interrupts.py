@@ -148,6 +148,7 @@ def test_a_look_in_the_middle_of_a_look_is_refused(fleet, monkeypatch, call):
     assert told == [call]
 
 
+@pytest.mark.slow
 def test_control_looks_in_the_middle_of_a_look(fast, monkeypatch):
     monkeypatch.setattr(engine, "refuse_if_mine", lambda lock, where: None)
     faults, _, _ = faults_after(fast / "fleet", 3, handler)

@@ -22,6 +22,8 @@ from ringmap.storage.sidecars.mutable import MutableValues
 from tests.crash.recording import Always, Model, RecordingDisk, materialise
 from tests.disks import Cut, ram_folder
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = {
     "at": ((2,), "<i8"),
     "latent": Column((12,), "<i8", mutable=True),
