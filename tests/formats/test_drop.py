@@ -13,7 +13,7 @@ from ringmap.data import ShardedReplayBuffer, convert, load_dataset, merge
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.formats.common import writer as writing
-from ringmap.formats.registry import FORMATS, get_format
+from ringmap.formats.registry import FORMATS, describe_formats, get_format
 from tests.formats.test_exported import Box
 
 STEPS = 4
@@ -192,6 +192,16 @@ def test_a_flag_that_is_none_is_refused(tmp_path, target, flag):
             buf.dump(tmp_path / NAMES[target], target, progress=False)
         assert os.listdir(tmp_path) == []
         buf.dump(tmp_path / NAMES[target], target, progress=False, drop="terminated")
+
+
+@pytest.mark.parametrize("name", [f.name for f in describe_formats() if f.writes and f.available])
+def test_refusals_are_known_before_anything_is_opened(tmp_path, name):
+    writer = get_format(name).open_writer(tmp_path / "set-v0", mode="overwrite")
+    rows = {name: values for name, values in episode().items() if name in ("obs", "action", "reward")}
+    assert writer.refusals(rows) == {}
+    with pytest.raises(ValueError, match="reward"):
+        writer.refusals(rows | {"reward": np.zeros(STEPS + 1)})
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_format_that_only_reads_is_named(tmp_path):

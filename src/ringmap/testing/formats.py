@@ -29,7 +29,6 @@ from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import ReplacedError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, Writer
 from ringmap.formats.catalog.convert import convert
-from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.registry import detect_format, get_format
 from ringmap.testing.datasets import DatasetTests, Episode, make_episode, make_episodes
 from ringmap.testing.kills import Outcome, killed_after, reason_why_not
@@ -402,14 +401,18 @@ class FormatTests(DatasetTests):
         self.check(path, [make_episode(0, 3), make_episode(1, 5)])
 
     def test_the_first_episode_is_checked(self, tmp_path: Path) -> None:
-        """`refusals` says what of the first episode of a new dataset would be refused; it opens and creates nothing."""
-        writer = self.format.open_writer(self.path(tmp_path), **self.writer_options)
-        if not isinstance(writer, EpisodeWriter):
-            pytest.skip("the writer is not an EpisodeWriter: it has no `refusals`")
-        assert writer.refusals(make_episode(0, 3)) == {}
+        """A first episode whose columns differ in length is refused: the dataset that it was to replace stays, and one
+        that fits is the first."""
+        odd = make_episode(0, 3) | {"where": make_episode(0, 4)["where"]}
+        path = self.write(self.path(tmp_path), make_episodes())
         with pytest.raises(ValueError, match="where"):
-            writer.refusals(make_episode(0, 3) | {"where": make_episode(0, 4)["where"]})
-        assert os.listdir(tmp_path) == []
+            self.write(path, [odd], mode="overwrite")
+        self.check(path, make_episodes())
+        with self.format.open_writer(path, mode="overwrite", **self.writer_options) as writer:
+            with pytest.raises(ValueError, match="where"):
+                writer.write_episode(odd)
+            writer.write_episode(make_episode(1, 5))
+        self.check(path, [make_episode(1, 5)])
 
     def test_values_that_fit(self, tmp_path: Path) -> None:
         """Another dtype is taken where every value stays equal."""
