@@ -8,7 +8,7 @@ mistake, so `except ValueError` goes on working:
         UnknownColumnError KeyError        ... of a column's name
         SubscriptError     TypeError       ... in the brackets
         ArgumentTypeError  TypeError       ... of another kind of value
-        UnsupportedError                   ... or leave out what is not read, or not held
+        UnsupportedError NotImplementedError ... or leave out what is not read, or not held
       ClipIndexError       IndexError      fix the index
       NoClipsError         RuntimeError    collect more first
         LappedError                        ... or raise max_steps
@@ -85,8 +85,8 @@ class ArgumentTypeError(InputError, TypeError):
     """An argument is of a kind that the call does not take; the message says which argument takes it."""
 
 
-class UnsupportedError(InputError):
-    """Something is sound, but not supported: the message names it, and how to leave it out."""
+class UnsupportedError(InputError, NotImplementedError):
+    """Something is sound, but not supported: the message names it, and what to do instead."""
 
 
 class ClipIndexError(RingmapError, IndexError):

@@ -19,6 +19,7 @@ from ringmap.errors import (
     ReplacedError,
     RoleError,
     UnknownFormatError,
+    UnsupportedError,
 )
 from ringmap.formats.rlds import records
 from ringmap.formats.rlds.example import features_of, values_of
@@ -150,7 +151,7 @@ def test_it_is_read_only(path, tmp_path):
     ):
         with pytest.raises(InputError, match="'rlds' is read-only; choose another"):
             call()
-    with pytest.raises(NotImplementedError, match="read-only"):
+    with pytest.raises(UnsupportedError, match="read-only"):
         get_format("rlds").open_writer(tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 

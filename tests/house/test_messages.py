@@ -18,7 +18,7 @@ from ringmap import (
     TransitionReplayBuffer,
     errors,
 )
-from ringmap.data import ShardedReplayBuffer, load_dataset
+from ringmap.data import ShardedReplayBuffer, get_format, load_dataset
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
 from tests import ROOT
@@ -149,6 +149,7 @@ def raised():
     rows = {"obs": np.zeros(3), "action": np.zeros(3), "when": np.zeros(3, "M8[s]")}
     dated.write_episode({**rows, "_episode_data": {"goal": 2**70}})
     yield error(dated.dump, "runs/dated.h5", "robomimic")
+    yield error(get_format("rlds").open_writer, "runs/copy")
     yield from of_the_disk(error)
     yield from of_a_fleet(error)
     yield from of_damage(error)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any, ClassVar
 
+from ringmap.errors import UnsupportedError
 from ringmap.formats.episode import (
     EPISODE_DATA_KEY,
     WRITE_MODES,
@@ -35,6 +36,8 @@ __all__ = [
     "split_episode_data",
     "validate_write_mode",
 ]
+
+_WHICH = "choose another: the command `ringmap formats` says what each can do"
 
 
 class Format:
@@ -77,7 +80,7 @@ class Format:
         Every reader takes the options `num_steps`, `frameskip`, `transform`, and `layout`: "CHW" returns images with
         their channels first, "HWC" as they are stored.
         """
-        raise NotImplementedError(f"format {cls.name!r} does not support reading")
+        raise UnsupportedError(f"format {cls.name!r} does not support reading; {_WHICH}")
 
     @classmethod
     def open_dataset(cls, path: str | PathLike[str], **options: Any) -> Any:
@@ -127,7 +130,7 @@ class Format:
         """Return a writer to `path`; every writer takes the option `mode`, one of `WRITE_MODES` ("append" if
         `appends`)."""
         if not cls._has("export"):
-            raise NotImplementedError(f"format {cls.name!r} does not support writing (it is read-only)")
+            raise UnsupportedError(f"format {cls.name!r} does not support writing (it is read-only); {_WHICH}")
         from ringmap.formats.common.exported import ExportWriter
 
         return ExportWriter(cls, path, extends=cls._has("extend"), **options)
