@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ringmap.buffers.located import folders_of, is_dataset
 from ringmap.cli.console import count, show, show_json
 from ringmap.cli.options import AsJson, Place, Quiet
 from ringmap.cli.progress import bar
-from ringmap.cli.resolve import folders_of, is_dataset
 from ringmap.errors import DamageError, NotFoundError
 from ringmap.storage.disk.local import local_path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from ringmap.buffers.located import EPISODES, ROWS, TRANSITIONS, holds_rings, look
 from ringmap.cli.convert import convert
 from ringmap.cli.options import (
     Buffer,
@@ -15,16 +16,7 @@ from ringmap.cli.options import (
     writer_options,
 )
 from ringmap.cli.progress import is_watched
-from ringmap.cli.resolve import (
-    EPISODES,
-    ROWS,
-    TRANSITIONS,
-    episodes_at,
-    format_for,
-    holds_rings,
-    look,
-    say_written,
-)
+from ringmap.cli.resolve import episodes_at, format_for, say_written
 
 
 def dump(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ringmap.buffers.located import EPISODES, holds_rings, look
 from ringmap.cli.console import count, nbytes, percent, show, show_json, show_table
 from ringmap.cli.options import AsJson, Place
-from ringmap.cli.resolve import EPISODES, holds_rings, look
 
 if TYPE_CHECKING:
     from ringmap.storage.inspect.describe import Facts, WriterFacts

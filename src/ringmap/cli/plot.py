@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ringmap.buffers.located import EPISODES, holds_rings, look
 from ringmap.cli.console import clean, show
 from ringmap.cli.options import Force, Place
-from ringmap.cli.resolve import EPISODES, free_path, holds_rings, look
+from ringmap.cli.resolve import free_path
 from ringmap.cli.table import rows_at
 from ringmap.errors import InputError
 from ringmap.extras import require

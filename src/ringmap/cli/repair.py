@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from ringmap.buffers.located import folders_of
 from ringmap.cli.check import findings_at
 from ringmap.cli.console import count, show, show_json
 from ringmap.cli.options import AsJson, Buffer
 from ringmap.cli.progress import bar
-from ringmap.cli.resolve import folders_of
 from ringmap.errors import NotFoundError
 from ringmap.storage.disk.local import local_path
 

@@ -8,38 +8,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ringmap.buffers.located import (
-    BUFFERS,
-    DATASET,
-    DISTILLATION,
-    EPISODES,
-    ROWS,
-    TRANSITIONS,
-    Located,
-    folders_of,
-    holds_rings,
-    is_dataset,
-    look,
-)
+from ringmap.buffers.located import DATASET, EPISODES, ROWS, TRANSITIONS, holds_rings, look
 from ringmap.errors import ExistsError, NotFoundError
 from ringmap.storage.disk.local import refuse_address
 
-__all__ = [
-    "BUFFERS",
-    "DISTILLATION",
-    "EPISODES",
-    "ROWS",
-    "TRANSITIONS",
-    "Located",
-    "episodes_at",
-    "folders_of",
-    "format_for",
-    "free_path",
-    "holds_rings",
-    "is_dataset",
-    "look",
-    "say_written",
-]
+__all__ = ["episodes_at", "format_for", "free_path", "say_written"]
 
 
 def episodes_at(path: str, where: str) -> Any:

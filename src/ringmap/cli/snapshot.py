@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
+from ringmap.buffers.located import EPISODES, holds_rings, look
 from ringmap.cli.console import count, show
 from ringmap.cli.options import Buffer, Destination
-from ringmap.cli.resolve import EPISODES, episodes_at, holds_rings, look
+from ringmap.cli.resolve import episodes_at
 
 
 def snapshot(path: Buffer, dest: Destination) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ringmap.buffers.located import BUFFERS, EPISODES, holds_rings, look
 from ringmap.cli.console import clean, console, count, percent, plain, show, show_table
 from ringmap.cli.options import AsJson, Buffer
-from ringmap.cli.resolve import BUFFERS, EPISODES, holds_rings, look
 from ringmap.storage.disk.local import local_path
 
 if TYPE_CHECKING:
