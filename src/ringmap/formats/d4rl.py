@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ringmap.datasets.base import Transform
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import CorruptError, NotFoundError, UnsupportedError
 from ringmap.formats.base import Format
-from ringmap.formats.common.untrusted import refuse_sparse
+from ringmap.formats.common.hdf5_tree import datasets, has_own, root_fits
 from ringmap.formats.registry import register_format
 
 __all__ = ["D4RL", "D4RLDataset"]
@@ -31,8 +31,6 @@ __all__ = ["D4RL", "D4RLDataset"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _NAMES = ("observations", "actions", "rewards", "terminals")
-
-_DEEPEST = 32
 
 
 class D4RLDataset(StoredDataset):
@@ -127,20 +125,7 @@ class D4RL(Format):
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
         """Tell by the four datasets that each file has at its root."""
-        if not os.path.isfile(path):  # opening a pipe would wait for its other end
-            return False
-        import h5py
-
-        try:
-            if not h5py.is_hdf5(path):
-                return False
-            # Through a file of ours HDF5 locks nothing: nobody is kept out by a look.
-            with open(path, "rb") as raw, h5py.File(raw, "r") as file:
-                return "ep_len" not in file and all(
-                    isinstance(file.get(name, getlink=True), h5py.HardLink) for name in _NAMES
-                )
-        except (OSError, KeyError, RuntimeError, ValueError):
-            return False
+        return root_fits(path, lambda root: "ep_len" not in root and all(has_own(root, name) for name in _NAMES))
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> D4RLDataset:
@@ -153,32 +138,12 @@ def _read(file: Any, wanted: set[str]) -> tuple[dict[str, Array], list[str]]:
     usual = (*_NAMES, "timeouts", "next_observations")
     raw: dict[str, Array] = {}
     others: list[str] = []
-    for name, dataset in _datasets(file):
+    for name, dataset in datasets(file):
         if name in usual or name in wanted:
             raw[name] = np.asarray(dataset[()])
         else:
             others.append(name)
     return raw, others
-
-
-def _datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the dataset of all that is below a group: what a link, or storage elsewhere, leads to is not
-    read."""
-    import h5py
-
-    path = group.file.filename
-    if depth > _DEEPEST:  # a group that holds itself
-        raise CorruptError(f"{path}: {group.name} is nested too deep")
-    for link in group:
-        name = prefix + link
-        if not isinstance(group.get(link, getlink=True), h5py.HardLink):
-            raise CorruptError(f"{path}: {name!r} is no dataset of this file; links are not followed")
-        found = group[link]
-        if isinstance(found, h5py.Group):
-            yield from _datasets(found, f"{name}/", depth + 1)
-        elif isinstance(found, h5py.Dataset):
-            refuse_sparse(path, name, found)
-            yield name, found
 
 
 def _episodes_of(raw: dict[str, Array], path: str, max_episode_steps: int | None) -> tuple[dict[str, Array], Array]:

@@ -28,6 +28,7 @@ import h5py
 import numpy as np
 
 from ringmap.errors import CorruptError, InputError, MissingExtraError
+from ringmap.formats.common.hdf5_tree import check_link, is_text
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
 from ringmap.formats.common.untrusted import refuse_sparse
 from ringmap.formats.hdf5.direct import Direct
@@ -68,7 +69,7 @@ class Column:
         refuse_sparse(dataset.file.filename, name, dataset)
         stored = dataset.dtype
         given = dataset.attrs.get(DTYPE_ATTRIBUTE)
-        self._text = _is_text(stored)
+        self._text = is_text(stored)
         dtype = np.dtype("U") if self._text else stored.newbyteorder("=")
         if given is not None:
             dtype = _declared(dataset, name, given, "U" if self._text else "mM")
@@ -230,7 +231,7 @@ def find_columns(root: Any, rows: int) -> Found:
             )
         elif name in found.columns or name in found.unsupported:
             raise CorruptError(f"{path}: two columns have the name {name!r}; rename one of them")
-        elif dataset.dtype.kind in "biufcS" or _is_text(dataset.dtype):
+        elif dataset.dtype.kind in "biufcS" or is_text(dataset.dtype):
             found.columns[name] = Column(name, dataset)
         else:
             found.unsupported[name] = (
@@ -239,20 +240,12 @@ def find_columns(root: Any, rows: int) -> Found:
     return found
 
 
-def _is_text(dtype: np.dtype[Any]) -> bool:
-    return h5py.check_string_dtype(dtype) is not None and dtype.kind == "O"
-
-
 def _datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the path and the dataset of all that is below a group."""
     if depth > _DEEPEST:  # a group that holds itself
         raise CorruptError(f"{group.file.filename}: {group.name} is nested too deep")
     for link in group:
-        if not isinstance(group.get(link, getlink=True), h5py.HardLink):
-            raise CorruptError(
-                f"{group.file.filename}: {prefix + link!r} is a link to elsewhere, which is not followed; copy "
-                "what it stands for into this file (h5repack)"
-            )
+        check_link(group, link)
         dataset = open_dataset(group, link)
         if dataset is not None:
             yield prefix + link, dataset

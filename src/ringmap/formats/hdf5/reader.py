@@ -31,6 +31,7 @@ from ringmap.formats.common.directory import (
     stamp_of,
     tell_left_out,
 )
+from ringmap.formats.common.hdf5_tree import has_own
 from ringmap.formats.common.table_mark import fits, refuse_other_table
 from ringmap.formats.common.untrusted import kind_at, refuse_sparse
 from ringmap.formats.hdf5.columns import (
@@ -200,7 +201,7 @@ def read_table(root: Any) -> tuple[Array, Array]:
     path = root.file.filename
     found = []
     for name in (EPISODE_LENGTHS, EPISODE_OFFSETS):
-        values = root.get(name) if isinstance(root.get(name, getlink=True), h5py.HardLink) else None
+        values = root.get(name) if has_own(root, name) else None
         if not isinstance(values, h5py.Dataset) or values.is_virtual or values.external:
             raise UnknownFormatError(
                 f"{path}: has no dataset {name!r}; expected one dataset per column over all steps, "

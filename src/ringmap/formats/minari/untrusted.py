@@ -15,12 +15,12 @@ import os
 from typing import Any
 
 from ringmap.errors import CorruptError
+from ringmap.formats.common.hdf5_tree import check_link, datasets
 from ringmap.formats.common.untrusted import (
     LARGEST_ROW,
     kind_at,
     read_json,
     refuse_links,
-    refuse_sparse,
 )
 from ringmap.formats.media.images import picture_of
 
@@ -62,7 +62,7 @@ def refuse_harm(folder: str) -> None:
     if kind_at(os.path.join(folder, _HDF5)) == "":
         with _opened(folder) as file:
             for name in file:
-                _check_link(file, name)
+                check_link(file, name)
 
 
 def refuse_episode(folder: str, number: int) -> None:
@@ -76,8 +76,9 @@ def refuse_episode(folder: str, number: int) -> None:
     with _opened(folder) as file:
         name = f"episode_{number}"
         if name in file:
-            _check_link(file, name)
-            _check_group(file[name], 0)
+            check_link(file, name)
+            for _, dataset in datasets(file[name]):
+                _check_dataset(dataset)
 
 
 def _opened(folder: str) -> Any:
@@ -86,32 +87,10 @@ def _opened(folder: str) -> Any:
     return h5py.File(os.path.join(folder, _HDF5), "r")
 
 
-def _check_link(group: Any, name: str) -> None:
-    import h5py
-
-    if group.id.links.get_info(name.encode(errors="surrogateescape")).type != h5py.h5l.TYPE_HARD:
-        raise CorruptError(f"{group.file.filename}: {group.name}/{name} is a link to elsewhere, which is not followed")
-
-
-def _check_group(group: Any, depth: int) -> None:
-    import h5py
-
-    if depth > 32:  # a group that holds itself
-        raise CorruptError(f"{group.file.filename}: {group.name} is nested too deep")
-    for name in group:
-        _check_link(group, name)
-        found = group[name]
-        if isinstance(found, h5py.Group):
-            _check_group(found, depth + 1)
-        elif isinstance(found, h5py.Dataset):
-            _check_dataset(found)
-
-
 def _check_dataset(found: Any) -> None:
     import h5py
 
     path = f"{found.file.filename}: {found.name}"
-    refuse_sparse(found.file.filename, found.name, found)
     if h5py.check_string_dtype(found.dtype) is not None:  # what a Text space holds
         _check_texts(found, path)
     elif h5py.check_vlen_dtype(found.dtype) is not None:  # images, each as the bytes of a file

@@ -32,9 +32,10 @@ from ringmap.formats.common.directory import (
     tell_left_out,
 )
 from ringmap.formats.common.episode_cache import EpisodeCache
+from ringmap.formats.common.hdf5_tree import check_link, datasets, has_own, is_text, root_fits
 from ringmap.formats.common.hdf5_trial import loaded
 from ringmap.formats.common.source_format import StoredFormat
-from ringmap.formats.common.untrusted import LARGEST_ROW, kind_at, refuse_sparse
+from ringmap.formats.common.untrusted import LARGEST_ROW, kind_at
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.disk.system import NotAFileError
@@ -73,23 +74,16 @@ class Robomimic(StoredFormat):
     def detect(cls, path: str | os.PathLike[str]) -> bool:
         """Tell by the group `data` with its attribute `total`, or with demos; there is no table of episodes beside
         it."""
-        if not os.path.isfile(path):  # opening a pipe would wait for its other end
-            return False
-        import h5py
+        return root_fits(path, _has_demos)
 
-        try:
-            if not h5py.is_hdf5(path):
-                return False
-            # Through a file of ours HDF5 locks nothing: nobody is kept out by a look.
-            with open(path, "rb") as raw, h5py.File(raw, "r") as file:
-                if "ep_len" in file or not isinstance(file.get("data", getlink=True), h5py.HardLink):
-                    return False
-                data = file["data"]
-                return isinstance(data, h5py.Group) and (
-                    "total" in data.attrs or any(name.startswith("demo_") for name in data)
-                )
-        except (OSError, KeyError, RuntimeError, ValueError):
-            return False
+
+def _has_demos(root: Any) -> bool:
+    import h5py
+
+    if "ep_len" in root or not has_own(root, "data"):
+        return False
+    data = root["data"]
+    return isinstance(data, h5py.Group) and ("total" in data.attrs or any(name.startswith("demo_") for name in data))
 
 
 class RobomimicSource(DirectorySource):
@@ -122,7 +116,7 @@ class RobomimicSource(DirectorySource):
             self.offsets = offsets_of(self.lengths)
             self._splits: dict[str, list[str]] = {}
             if "mask" in file:
-                for split, names in _datasets(_group(file, "mask")):
+                for split, names in datasets(_group(file, "mask")):
                     for name in names.asstr()[()].tolist():
                         self._splits.setdefault(str(name), []).append(split)
             self.unsupported: dict[str, str] = {}
@@ -144,7 +138,7 @@ class RobomimicSource(DirectorySource):
         if not self._demos:
             return
         two = [int(self.lengths.argmin()), int(self.lengths.argmax())]
-        inside = [dict(_datasets(data[self._demos[number]])) for number in two]
+        inside = [dict(datasets(data[self._demos[number]])) for number in two]
         for theirs in {**inside[0], **inside[1]}:
             name = _OURS.get(theirs, theirs)
             there = [(n, found[theirs]) for n, found in zip(two, inside, strict=True) if theirs in found]
@@ -158,7 +152,7 @@ class RobomimicSource(DirectorySource):
             if len(there) < 2:
                 lacks = self._demos[two[theirs in inside[0]]]
                 self.unsupported[name] = f"not in all demos: {lacks} lacks it"
-            elif _is_text(first.dtype):
+            elif is_text(first.dtype):
                 yield ColumnSpec(name, first.shape[1:], np.dtype("U"))  # a later one may be wider
             elif first.dtype.kind in "biufcS":
                 yield ColumnSpec(name, first.shape[1:], first.dtype.newbyteorder("="))
@@ -173,7 +167,7 @@ class RobomimicSource(DirectorySource):
         for name in self._demos:
             links = _links(data[name])
             if links not in known:
-                paths = (path for path, _ in _datasets(data[name]))
+                paths = (path for path, _ in datasets(data[name]))
                 known[links] = [path for path in paths if _OURS.get(path, path) not in columns]
             found.append(known[links])
         return found
@@ -187,7 +181,7 @@ class RobomimicSource(DirectorySource):
 
         def load(number: int, columns: Sequence[str]) -> dict[str, Array]:
             found = {}
-            for name, column in _datasets(file["data"][self._demos[number]]):
+            for name, column in datasets(file["data"][self._demos[number]]):
                 own = _OURS.get(name, name)
                 if own not in columns:
                     continue
@@ -240,12 +234,7 @@ def _length(demo: Any) -> int:
 
 def _own(parent: Any, name: str) -> Any:
     """Return a member that lies in this file itself."""
-    import h5py
-
-    if parent.id.links.get_info(name.encode(errors="surrogateescape")).type != h5py.h5l.TYPE_HARD:
-        raise CorruptError(
-            f"{parent.file.filename}: {parent.name}/{name} is a link to elsewhere, which is not followed"
-        )
+    check_link(parent, name)
     return parent[name]
 
 
@@ -258,21 +247,6 @@ def _group(parent: Any, name: str) -> Any:
     return found
 
 
-def _datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield path and dataset of all that is below a group."""
-    import h5py
-
-    if depth > 32:  # a group that holds itself
-        raise CorruptError(f"{group.file.filename}: {group.name} is nested too deep")
-    for name in group:
-        found = _own(group, name)
-        if isinstance(found, h5py.Group):
-            yield from _datasets(found, f"{prefix}{name}/", depth + 1)
-        elif isinstance(found, h5py.Dataset):
-            refuse_sparse(found.file.filename, found.name, found)
-            yield prefix + name, found
-
-
 def _links(group: Any) -> frozenset[str]:
     """Return the paths of all that is below a group. Opens nothing."""
     found: list[bytes] = []
@@ -280,14 +254,8 @@ def _links(group: Any) -> frozenset[str]:
     return frozenset(name.decode(errors="surrogateescape") for name in found)
 
 
-def _is_text(dtype: np.dtype[Any]) -> bool:
-    import h5py
-
-    return h5py.check_string_dtype(dtype) is not None and dtype.kind == "O"
-
-
 def _rows(column: Any) -> Array:
-    if not _is_text(column.dtype):
+    if not is_text(column.dtype):
         if column.dtype.hasobject:
             raise UnsupportedError(f"{column.file.filename}: {column.name} is of {column.dtype}")
         rows: Array = column[()]
