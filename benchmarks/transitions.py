@@ -64,7 +64,7 @@ class Party:
 
 
 def run(place: Place) -> list[Table]:
-    """Time steps stored alone, priorities, adding and drawing with few and many lanes, and stacks of frames."""
+    """Time one step per `add`, priorities, adding and drawing with few and many lanes, and stacks of frames."""
     alone = [] if place.quick else [_alone(place)]
     frames = [] if place.quick else [_frames(place)]
     plain = _plain(place)
@@ -349,8 +349,8 @@ def _bare(folder: Path, size: int, rng: np.random.Generator) -> Callable[[], Non
 
 
 def _alone(place: Place) -> Table:
-    """Time `add` of steps that are there already, and what a million of them leave on the disk."""
-    table = Table(f"steps stored alone: {DIM} floats, an action, a reward, two flags; made beforehand")
+    """Time one call of `add` for each step, and tell what a million of them take on the disk."""
+    table = Table(f"add one step per call: {DIM} floats, an action, a reward, two flags; making the step is not timed")
     known, rounds = 256, place.size(100, 2)
     made = {lanes: [Steps(lanes, i * lanes)() for i in range(known)] for lanes in (1, 32)}
     made[1] = [_as_one(step) for step in made[1]]
@@ -388,7 +388,7 @@ def _fill(table: Table, path: Path, count: int, steps: list[dict[str, Array]]) -
 
 
 def _plain(place: Place) -> list[Table]:
-    """Add to full rings steps that were made beforehand, and sample from them."""
+    """Add steps to full rings, and sample from them; making the steps is not timed."""
     size, rounds, burst = (
         place.size(100_000, 1_024, 20_000),
         place.size(100, 2, 40),
@@ -397,7 +397,7 @@ def _plain(place: Place) -> list[Table]:
     tables = []
     for lanes in (1, 64):
         what = f"a full ring of {size:,} transitions of {DIM} floats"
-        table = Table(f"add a step of {lanes} lane{'s' * (lanes > 1)}, made beforehand, to {what}")
+        table = Table(f"add a step of {lanes} lane{'s' * (lanes > 1)} to {what}; making the step is not timed")
         with place.folder() as folder:
             parties = {
                 "ringmap, in RAM": ours(size, lanes, None),

@@ -142,8 +142,8 @@ class _DeltaTimestamps:
 
 
 class _SequenceSampler:
-    """diffusion_policy's sampler: indices made beforehand; per item one slice of each array, its first or last row
-    repeated.
+    """diffusion_policy's sampler: it lists the bounds of all items once. An item is one slice of each array; where that
+    reaches beyond the episode, the first or last row is repeated.
 
     It returns steps t - 1 to t + 14 of every key, of the pictures only the first two (`key_first_k`). It returns no
     mask.
