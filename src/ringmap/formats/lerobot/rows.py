@@ -8,7 +8,8 @@ Not here: which file an episode is in (__init__.py), pictures (media/).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,12 +76,11 @@ class EpisodeRows:
                 says.
         """
         out = np.empty((self.length, *spec.shape), spec.dtype)
-
-        def put(start: int, found: pa.Array) -> None:
-            rows = len(found)
+        for start, run in self._parts(spec.name, spec.row_nbytes):
+            rows = len(run)
             for size in spec.shape if spec.shape != (1,) else ():  # which are numbers in LeRobot's files
-                found = self._flat(found, size, spec)
-            values = self._whole(found, spec).to_numpy(zero_copy_only=False)
+                run = self._flat(run, size, spec)
+            values = self._without_missing(run, spec).to_numpy(zero_copy_only=False)
             part = out[start : start + rows].reshape(-1)
             part[:] = values.astype(spec.dtype, copy=False)
             if values.dtype != spec.dtype and not np.array_equal(
@@ -90,24 +90,17 @@ class EpisodeRows:
                     f"{self._path}: column {spec.name!r} is of {values.dtype}, and meta/info.json says {spec.dtype}, "
                     "which does not hold its values; leave it out: keys_to_load="
                 )
-
-        self._each(spec.name, spec.row_nbytes, put)
         return out
 
     def texts(self, spec: ColumnSpec) -> Array:
         """Return a column of text, as wide as its longest."""
-        found: list[str] = []
-        self._each(spec.name, 1, lambda _, part: found.extend(self._whole(part, spec).to_pylist()))
-        return np.array(found, str)
+        runs = (self._without_missing(run, spec).to_pylist() for _, run in self._parts(spec.name, 1))
+        return np.array(list(chain.from_iterable(runs)), str)
 
     def files(self, spec: ColumnSpec) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the bytes of pictures, each with the step that its run begins at."""
         for start, part in self._parts(spec.name, spec.row_nbytes):
             yield start, part.field("bytes").to_pylist()
-
-    def _each(self, name: str, nbytes: int, put: Callable[[int, pa.Array], None]) -> None:
-        for start, part in self._parts(name, nbytes):
-            put(start, part)
 
     def _parts(self, name: str, nbytes: int) -> Iterator[tuple[int, pa.Array]]:
         """Yield the values of a column in runs of steps, each with the step that it begins at."""
@@ -124,32 +117,32 @@ class EpisodeRows:
                 if row >= stop:
                     break
 
-    def _flat(self, found: Any, size: int, spec: ColumnSpec) -> Any:
+    def _flat(self, lists: Any, size: int, spec: ColumnSpec) -> Any:
         """Return the values of lists, which are all of this size."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found = self._whole(found, spec)
-        if pa.types.is_fixed_size_list(found.type):
-            alike = found.type.list_size == size
+        lists = self._without_missing(lists, spec)
+        if pa.types.is_fixed_size_list(lists.type):
+            alike = lists.type.list_size == size
         else:
-            sizes = pc.min_max(pc.list_value_length(found)).as_py()
-            alike = not len(found) or sizes == {"min": size, "max": size}
+            sizes = pc.min_max(pc.list_value_length(lists)).as_py()
+            alike = not len(lists) or sizes == {"min": size, "max": size}
         if not alike:
             raise UnsupportedError(
                 f"{self._path}: column {spec.name!r} has lists of another length than {spec.shape}; leave it out: "
                 "keys_to_load="
             )
-        return found.flatten()
+        return lists.flatten()
 
-    def _whole(self, found: Any, spec: ColumnSpec) -> Any:
-        found = getattr(found, "storage", found)  # of an extension type, such as those of `datasets`
-        if found.null_count:
+    def _without_missing(self, values: Any, spec: ColumnSpec) -> Any:
+        values = getattr(values, "storage", values)  # of an extension type, such as those of `datasets`
+        if values.null_count:
             raise UnsupportedError(
                 f"{self._path}: column {spec.name!r} has missing values, which no column here has; leave it out: "
                 "keys_to_load="
             )
-        return found
+        return values
 
 
 def _runs(file: pq.ParquetFile, episode: int) -> Iterator[tuple[int, int, int]]:
