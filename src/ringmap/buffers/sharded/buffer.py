@@ -878,11 +878,10 @@ def _weights(weights: Any) -> Weights:
 
 
 def _policy_step(ring: Ring) -> int | None:
-    """Return which weights played the newest episode of a ring, None if it does not say, or is gone by now."""
-    if not isinstance(ring.buffer, ReplayBuffer):
-        return None
+    """Return which weights played the newest episode of a ring of episodes, None if it does not say, or is gone by
+    now."""
     with contextlib.suppress(*RING_FAULTS, ClipIndexError):
         # Not get_episode_data: that reads all episodes once, for their names.
-        step = ring.buffer.episode_data(-1).get(POLICY_STEP)
+        step = ring.episodes.episode_data(-1).get(POLICY_STEP)
         return None if step is None else int(step)
     return None
