@@ -168,12 +168,12 @@ def from_arrays(
 
 def _flags(columns: Mapping[str, Array], name: str) -> Array | None:
     """Return a column of flags as bool `(N,)`, None if there is none."""
-    given = columns.get(name)
-    if given is None:
+    column = columns.get(name)
+    if column is None:
         return None
-    found = given.reshape(len(given), math.prod(given.shape[1:]))
-    if found.shape[1] != 1 or not np.isin(found, (0, 1)).all():
+    flags = column.reshape(len(column), math.prod(column.shape[1:]))
+    if flags.shape[1] != 1 or not np.isin(flags, (0, 1)).all():
         raise InputError(
-            f"from_arrays: column {name!r} is {given.dtype} {given.shape}, expected one flag a step, 0 or 1"
+            f"from_arrays: column {name!r} is {column.dtype} {column.shape}, expected one flag a step, 0 or 1"
         )
-    return found[:, 0].astype(bool)
+    return flags[:, 0].astype(bool)

@@ -150,23 +150,23 @@ def _episodes_of(raw: dict[str, Array], path: str, max_episode_steps: int | None
     """Return the columns of the rows that are kept, and the length of each episode."""
     count = len(raw["observations"])
     terminated = raw.pop("terminals").astype(bool).reshape(count)
-    given = raw.pop("timeouts", None)
-    timeouts = None if given is None else given.astype(bool).reshape(count)
+    timeouts = raw.pop("timeouts", None)
+    timeouts = None if timeouts is None else timeouts.astype(bool).reshape(count)
     sizes, truncated = cut_into_episodes(path, terminated, timeouts, max_episode_steps)
     ends = np.zeros(count, bool)
     ends[np.cumsum(sizes) - 1] = True
-    kept = np.ones(count, bool)
+    stay = np.ones(count, bool)
     if "next_observations" not in raw:
         following = raw["observations"][np.minimum(np.arange(count) + 1, count - 1)]
         following[ends] = raw["observations"][ends]
-        kept = ~ends | terminated
+        stay = ~ends | terminated
         # The step before the one left out is now its episode's last, and was cut short.
         before = np.flatnonzero(ends & ~terminated) - 1
         before = before[before >= 0]
         truncated[before[~ends[before]]] = True
         raw["next_observations"] = following
     episode = np.cumsum(ends) - ends
-    sizes = np.bincount(episode[kept], minlength=len(sizes))
+    sizes = np.bincount(episode[stay], minlength=len(sizes))
     first = ("observations", "next_observations", "actions")
     columns = {
         **{NAMES[name]: raw.pop(name) for name in first},
@@ -175,4 +175,4 @@ def _episodes_of(raw: dict[str, Array], path: str, max_episode_steps: int | None
         "truncated": truncated,
         **raw,
     }
-    return {name: values[kept] for name, values in columns.items()}, sizes[sizes > 0]
+    return {name: values[stay] for name, values in columns.items()}, sizes[sizes > 0]

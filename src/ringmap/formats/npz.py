@@ -82,19 +82,19 @@ class NpzSource(DirectorySource):
             )
         names = [n for n in os.listdir(self.path) if n.endswith(_SUFFIX) and not n.startswith(".")]
         self._files = [os.path.join(self.path, name) for name in sorted(names, key=_by_number)]
-        self._members: list[Found] = []
+        self._members: list[Arrays] = []
         for file in self._files:
             with damage_named(file):
                 refuse_elsewhere(self.path, file)
                 self._members.append(_renamed(file, shapes_in(file)))
         files = zip(self._files, self._members, strict=True)
-        self.lengths = np.array([_steps(file, found) for file, found in files], np.int32)
+        self.lengths = np.array([_steps(file, arrays) for file, arrays in files], np.int32)
         self.offsets = offsets_of(self.lengths)
         self.unsupported: dict[str, str] = {}
         self.episode_columns: list[str] = []
         self._after: list[str] = []
         specs = []
-        for name in dict.fromkeys(name for found in self._members for name in found):
+        for name in dict.fromkeys(name for arrays in self._members for name in arrays):
             specs += self._columns_of(name)
         self.schema = Schema(tuple(specs))
         if self._after and name_among(REWARDS, self.schema.names):
@@ -103,7 +103,7 @@ class NpzSource(DirectorySource):
     def _columns_of(self, name: str) -> list[ColumnSpec]:
         """Return the columns that a name stands for: one, now and next, or none where it is data of episodes, or not
         supported."""
-        there = [n for n, found in enumerate(self._members) if name in found]
+        there = [n for n, arrays in enumerate(self._members) if name in arrays]
         _, shape, dtype = self._members[there[0]][name]
         more = {
             self._members[n][name].shape[0] - int(self.lengths[n]) if self._members[n][name].shape else -1
@@ -122,7 +122,7 @@ class NpzSource(DirectorySource):
             self.unsupported[name] = (
                 f"of {dtype} {shape[1:]} in {self._files[first]}, and another shape or dtype in {self._files[other]}"
             )
-        elif more == {1} and any(next_of(name) in found for found in self._members):
+        elif more == {1} and any(next_of(name) in arrays for arrays in self._members):
             self.unsupported[name] = f"one row longer than the episode, and {next_of(name)!r} is there too"
         else:
             check_row(self._files[0], name, int(np.prod(shape[1:])) * dtype.itemsize)
@@ -140,18 +140,18 @@ class NpzSource(DirectorySource):
     def _load(self, number: int, columns: Sequence[str]) -> dict[str, Array]:
         after = [n for n in self._after if n in columns or next_of(n) in columns]
         names = [n for n in self._members[number] if n in columns and n not in self._after]
-        found = self._arrays(number, [*names, *after])
+        arrays = self._arrays(number, [*names, *after])
         for name in after:
-            rows = found[name]
-            found[name], found[next_of(name)] = rows[:-1], rows[1:]
-        return found
+            rows = arrays[name]
+            arrays[name], arrays[next_of(name)] = rows[:-1], rows[1:]
+        return arrays
 
     def _arrays(self, number: int, names: list[str]) -> dict[str, Array]:
         file = self._files[number]
         theirs = [self._members[number][name].name for name in names]
-        found = dict(zip(names, open_members(file, theirs), strict=True))
+        arrays = dict(zip(names, open_members(file, theirs), strict=True))
         self._refuse_newer(file)
-        return found
+        return arrays
 
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
@@ -161,8 +161,8 @@ class NpzSource(DirectorySource):
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         names = [name for name in self.episode_columns if name in self._members[episode]]
-        found = self._arrays(episode, names)
-        return {name: value if value.ndim else value.item() for name, value in found.items()}
+        arrays = self._arrays(episode, names)
+        return {name: value if value.ndim else value.item() for name, value in arrays.items()}
 
 
 class Stored(NamedTuple):
@@ -173,23 +173,23 @@ class Stored(NamedTuple):
     dtype: np.dtype[Any]
 
 
-Found = dict[str, Stored]
+Arrays = dict[str, Stored]
 """The arrays of a file, by the names that they have here."""
 
 
-def _renamed(file: str, shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> Found:
-    found: Found = {}
+def _renamed(file: str, shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> Arrays:
+    arrays: Arrays = {}
     for name, (shape, dtype) in shapes.items():
         own = NAMES.get(name, name)
-        if own in found:
-            raise InputError(f"{file}: {name!r} and {found[own].name!r} are the same column; remove one")
-        found[own] = Stored(name, shape, dtype)
-    return found
+        if own in arrays:
+            raise InputError(f"{file}: {name!r} and {arrays[own].name!r} are the same column; remove one")
+        arrays[own] = Stored(name, shape, dtype)
+    return arrays
 
 
-def _steps(file: str, found: Found) -> int:
+def _steps(file: str, arrays: Arrays) -> int:
     """Return how many steps an episode has."""
-    rows = {name: stored.shape[0] for name, stored in found.items() if stored.shape}
+    rows = {name: stored.shape[0] for name, stored in arrays.items() if stored.shape}
     for name in ("action", *REWARDS):
         if name in rows:
             return rows[name]

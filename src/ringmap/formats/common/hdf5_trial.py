@@ -71,17 +71,17 @@ def refused_attribute(name: str, value: Any) -> str | None:
     with _in_memory() as file:
         try:
             file.attrs[name] = storable(value)
-            found = list(file.attrs)
-            if found != [name]:
-                return f"its name would be {found[0]!r} in HDF5"
+            names = list(file.attrs)
+            if names != [name]:
+                return f"its name would be {names[0]!r} in HDF5"
             back = np.asarray(loaded(file.attrs[name]))
         except _RAISED as error:
             return f"HDF5 has no attribute for it ({error})"
-    given = np.asarray(value)
-    kinds = {given.dtype.kind, back.dtype.kind}
-    same = given.shape == back.shape and (len(kinds) == 1 or kinds == {"i", "u"})
-    is_float = given.dtype.kind in "fc"
-    if same and np.array_equal(given, back, equal_nan=is_float):
+    array = np.asarray(value)
+    kinds = {array.dtype.kind, back.dtype.kind}
+    same = array.shape == back.shape and (len(kinds) == 1 or kinds == {"i", "u"})
+    is_float = array.dtype.kind in "fc"
+    if same and np.array_equal(array, back, equal_nan=is_float):
         return None
     return f"an attribute of HDF5 would be read back as {back!r:.80}"
 

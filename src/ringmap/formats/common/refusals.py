@@ -73,10 +73,10 @@ class Drop:
     """
 
     def __init__(self, names: str | Iterable[str], where: str) -> None:
-        found = [names] if isinstance(names, str) else names
-        if isinstance(found, Mapping) or not isinstance(found, Iterable):
+        several = [names] if isinstance(names, str) else names
+        if isinstance(several, Mapping) or not isinstance(several, Iterable):
             raise ArgumentTypeError(f"{where}: drop= takes a list of names, got {names!r:.80}")
-        self._names = dict.fromkeys(found)
+        self._names = dict.fromkeys(several)
         if not all(type(name) is str for name in self._names):
             raise ArgumentTypeError(f"{where}: drop= takes names, got {list(self._names)!r:.80}")
         self._where = where

@@ -54,7 +54,7 @@ def flattened(columns: Any, where: str) -> dict[str, Any]:
     """
     if type(columns) is dict and _FLAT.issuperset(map(type, columns.values())):
         return columns  # most steps that are appended
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     _check_holds_columns(columns, "", where)
     for name, value in columns.items():
         if type(value) in _FLAT or not is_nested(value):
@@ -63,13 +63,13 @@ def flattened(columns: Any, where: str) -> dict[str, Any]:
             _check_key(name, "", where)
             leaves = _leaves(name, value, where)
         for leaf, part in leaves:
-            if leaf in found:
+            if leaf in by_name:
                 raise InputError(
                     f"{where}: two values would be the column {leaf!r}, one of them nested in {root(leaf)!r}; rename "
                     "one"
                 )
-            found[leaf] = part
-    return found
+            by_name[leaf] = part
+    return by_name
 
 
 def _leaves(name: str, value: Any, where: str) -> Iterator[tuple[str, Any]]:

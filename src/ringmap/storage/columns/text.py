@@ -79,8 +79,8 @@ class Words:
         used, back = np.unique(codes, return_inverse=True)
         if len(used) and not 0 <= used[0] <= used[-1] < len(self.words):
             raise ValueError(f"codes {used[0]} to {used[-1]} for {len(self.words)} words")
-        found = strings([self.words[code] for code in used.tolist()])
-        return found.take(back.reshape(codes.shape))
+        texts = strings([self.words[code] for code in used.tolist()])
+        return texts.take(back.reshape(codes.shape))
 
     def pack(self, first: int = 0) -> bytes:
         """Return the words from number `first` on as bytes, none for no words."""
@@ -120,12 +120,12 @@ def decoded(codes: Array, of: Array, tables: Sequence[Sequence[str]]) -> tuple[A
     numbers = np.where(good, each + (stops - counts).take(mine), blank)
     used, back = np.unique(numbers, return_inverse=True)
     places = stops.searchsorted(used, "right").tolist()
-    found = []
+    words = []
     for number, table in zip(used.tolist(), places, strict=True):
         before = int(stops[table] - counts[table]) if number != blank else 0
-        found.append("" if number == blank else tables[table][number - before])
+        words.append("" if number == blank else tables[table][number - before])
     bad: Array = ~np.all(good, axis=1)
-    return strings(found).take(back.reshape(codes.shape)), bad
+    return strings(words).take(back.reshape(codes.shape)), bad
 
 
 def put(into: Array, where: Any, values: Array) -> Array:
@@ -175,10 +175,10 @@ def coded(schema: Schema, arrays: list[Array], lengths: Sequence[int] | None = N
     words = [Words() for _ in lengths]
     if not schema.texts:
         return arrays, words
-    bounds, found = np.cumsum(lengths)[:-1], []
+    bounds, columns = np.cumsum(lengths)[:-1], []
     for spec, values in zip(schema.columns, arrays, strict=True):
         if spec.is_text:
             pieces = zip(words, np.split(values, bounds), strict=True)
             values = np.concatenate([own.encode(piece) for own, piece in pieces])
-        found.append(values)
-    return found, words
+        columns.append(values)
+    return columns, words

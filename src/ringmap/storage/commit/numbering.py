@@ -43,8 +43,8 @@ def numbered(
     Example:
         >>> rows = np.array([-2, -2, 2, 2, 2, 2]), np.array([0, 0, 1, 0, 0, 0], bool), np.zeros(6, bool), np.full(6, -1)
         >>> names = ["lanes", "dones", "truncated", "_episode"]
-        >>> found, begun = numbered(names, rows, 0, 4, lambda at: -np.ones(len(at)))
-        >>> found[3].tolist(), begun
+        >>> columns, begun = numbered(names, rows, 0, 4, lambda at: -np.ones(len(at)))
+        >>> columns[3].tolist(), begun
         ([4, 5, 4, 5, 6, 5], 3)
     """
     by_name = dict(zip(names, arrays, strict=True))
@@ -56,18 +56,18 @@ def numbered(
 
 def _numbers(columns: dict[str, Array], start: int, following: int, before: Callable[[Array], Array]) -> Array:
     lanes = columns[LANES].astype(np.int64)
-    number, found = np.arange(len(lanes)), np.full(len(lanes), UNNUMBERED)
+    number, ordinals = np.arange(len(lanes)), np.full(len(lanes), UNNUMBERED)
     first = np.where(lanes > 0, number - lanes, number)
     earlier = np.flatnonzero(first < 0)
     if len(earlier):
-        found[earlier] = before(start + first[earlier])
+        ordinals[earlier] = before(start + first[earlier])
         first[earlier] = earlier
     ended = columns[ENDS[0]] | columns[ENDS[1]]
     first = np.where(ended[first] & (first != number), number, first)
-    begins = (first == number) & (found < 0)
-    found[begins] = following + np.arange(int(begins.sum()))
+    begins = (first == number) & (ordinals < 0)
+    ordinals[begins] = following + np.arange(int(begins.sum()))
     while True:  # each round doubles the distance that it jumps
         further = first[first]
         if (further == first).all():
-            return np.ascontiguousarray(found[first], "<i8")
+            return np.ascontiguousarray(ordinals[first], "<i8")
         first = further

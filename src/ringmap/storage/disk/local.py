@@ -24,10 +24,10 @@ def refuse_address(path: str | os.PathLike[str]) -> None:
 
     A `pathlib.Path` of an address has one slash; as a text, "a:/b" is a path below the folder "a:".
     """
-    found = _ADDRESS.match(os.fspath(path))
-    if found is not None and (found[2] or not isinstance(path, str)):
+    address = _ADDRESS.match(os.fspath(path))
+    if address is not None and (address[2] or not isinstance(path, str)):
         raise InputError(
-            f"{os.fspath(path)}: is an address (scheme {found[1]!r}), expected the path of a local file or folder; "
+            f"{os.fspath(path)}: is an address (scheme {address[1]!r}), expected the path of a local file or folder; "
             "copy the data to this machine first, or mount them as a folder"
         )
 

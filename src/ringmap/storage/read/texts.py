@@ -87,10 +87,10 @@ class Texts:
         era, names, of = self._records(handle, flat)
         tables = [self._words(handle, era, name) for name in names.tolist()]
         rows = codes.reshape(len(flat), *codes.shape[positions.ndim :])
-        found, bad = decoded(rows, of, tables)
+        texts, bad = decoded(rows, of, tables)
         if bad.any():
             self._refuse_live(handle, flat[bad & (names.take(of) != _NOWHERE)])
-        return found.reshape(codes.shape)
+        return texts.reshape(codes.shape)
 
     def _records(self, handle: Recorded, positions: Array) -> tuple[int, Array, Array]:
         """Return the era, the starts of the records that have these positions, each once, and which of them is that of
