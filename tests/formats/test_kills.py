@@ -1,11 +1,14 @@
 """Writers that are killed before every system call that changes a file; and wrong orders, which that must find."""
 
+import contextlib
+import os
 import subprocess
 
 import numpy as np
 import pytest
 
 from ringmap.data import get_format, list_formats, load_dataset
+from ringmap.errors import ExistsError, LockedError
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.store import InsideStore
@@ -70,11 +73,38 @@ def test_control_a_reader_that_knows_no_log(tmp_path, monkeypatch):
 LOGGED = ["zarr", "folder", "video", "lance", "parquet", "lerobot", "minari", "robomimic"]
 
 
+NAMES = {"minari": "set-v0", "robomimic": "set.hdf5", "lance": "set.lance"}
+
+
+@pytest.mark.parametrize("name", sorted({*LOGGED} & {*list_formats()} - {"lance"}))  # which does not live in a fork
+def test_a_run_begins_anew_what_a_killed_one_left_without_episodes(tmp_path, name):
+    """By default a writer refuses what exists; nothing is lost of a dataset without episodes."""
+    path, x = tmp_path / NAMES.get(name, "set"), np.arange(4.0)
+    rows = {"obs": x[:, None], "action": x[:, None], "reward": x, "terminated": x == 3}
+    with get_format(name).open_writer(path, mode="error"), pytest.raises(LockedError):
+        get_format(name).open_writer(path, mode="error").__enter__()
+    for fps in (20, 30):
+        pid = os.fork()
+        if not pid:
+            with contextlib.ExitStack() as stack:
+                stack.callback(os._exit, 1)
+                writer = stack.enter_context(get_format(name).open_writer(path, mode="error"))
+                if fps == 30:
+                    writer.write_episode(rows)
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+        assert len(load_dataset(path, format=name).lengths) == fps // 30
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(ExistsError), get_format(name).open_writer(path, mode="error"):  # an episode is in its log
+        pass
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
 @pytest.mark.parametrize("name", [name for name in LOGGED if name in list_formats()])
 def test_a_copy_of_what_a_shell_sees_has_every_episode(tmp_path, name):
     """`cp DIR/* NEW/` beside a writer, or after its kill, copies no hidden file: what was acknowledged comes along."""
     made = tmp_path / "made"
-    path = made / {"minari": "set-v0", "robomimic": "set.hdf5", "lance": "set.lance"}.get(name, "set")
+    path = made / NAMES.get(name, "set")
     x = np.arange(4.0)
     with get_format(name).open_writer(path) as writer:
         writer.write_episode({"obs": x[:, None], "action": x[:, None], "reward": x})

@@ -13,7 +13,7 @@ import pytest
 
 import ringmap
 from ringmap import Marks, ReplayBuffer
-from ringmap.data import convert, load_dataset
+from ringmap.data import Sequences, convert, load_dataset
 from ringmap.errors import (
     ClipIndexError,
     CorruptError,
@@ -409,6 +409,8 @@ def test_flagged_episodes_are_not_drawn(tmp_path):
         marks.set(20, flags=["slow", "nice"])
         marks.set(30, flags="nice", note="bad")
         assert drawn(buf) == [0, 3, 4, 5]
+        with pytest.raises(InputError, match="runs on into the next episode.*use across=False"):
+            buf.sample(4, window=Sequences(4, across=True))
         marks.remove(10)
         assert drawn(buf) == [0, 1, 3, 4, 5]
         for at in range(0, 50, 10):

@@ -10,7 +10,7 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.clips.computed import sequences
 from ringmap.clips.parts import JoinedRows
-from ringmap.data import ConcatDataset, Sequences, load_dataset
+from ringmap.data import ConcatDataset, MergeDataset, Sequences, load_dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.errors import InputError, NoClipsError
 from ringmap.samplers import EpisodeSampler, PrioritizedSampler
@@ -345,6 +345,10 @@ def test_bad_input():
             part.view(window=window)
     with pytest.raises(InputError, match="use across=False"):
         buf.view(window=window).take([1])
+    some = buf.view(where="episode > 1")
+    for joined in (ConcatDataset([buf, some]), MergeDataset([some, some]), ConcatDataset([buf, buf]).take([0, 2])):
+        with pytest.raises(InputError, match="use across=False, or a view of all episodes"):
+            joined.view(window=window)
     with pytest.raises(InputError, match="a goal lies in the episode"):
         GoalDataset(buf.view(window=window))
     with pytest.raises(NoClipsError, match="no sequence of 500 steps fits in a lane: 25 steps are stored"):

@@ -240,6 +240,11 @@ class BufferView(PinnedView):
         numbers = self._episode_numbers(idx)
         return self.engine.episodes.data(self.starts[numbers], lambda place: self._evicted(int(numbers[place])))
 
+    @property
+    def _lacks_episodes(self) -> bool:
+        """Whether the view has left out stored episodes."""
+        return self._is_part
+
     def _lane_runs(self) -> Runs:
         if self._stored is None:
             return super()._lane_runs()

@@ -730,6 +730,11 @@ class Dataset(LoaderDataset):
             return runs.steps_of(ordinals - index.first, starts)
         return ordinals - index.first, starts + cut.before if cut.before else starts
 
+    @property
+    def _lacks_episodes(self) -> bool:
+        """Whether episodes of its source that are not in it may lie between those that are."""
+        return self._source_episodes is not None
+
     def _lane_runs(self) -> Runs:
         """Return the episodes as they follow each other, for items that run on into the next.
 
@@ -737,7 +742,7 @@ class Dataset(LoaderDataset):
             InputError: only some of them have anchors.
         """
         lengths = self.lengths
-        if self._source_episodes is not None:
+        if self._lacks_episodes:
             raise InputError(
                 f"{type(self).__name__}: a sequence with across=True runs on into the next episode, which this view "
                 "may have left out; use across=False, or a view of all episodes"

@@ -180,6 +180,11 @@ class _Joined(Dataset):
             shown.update(aligned(part, part._shown(mine) if isinstance(part, Dataset) else mine))
         return shown
 
+    @property
+    def _lacks_episodes(self) -> bool:
+        """Whether it, or one of its parts, does."""
+        return super()._lacks_episodes or any(p._lacks_episodes for p in self.datasets if isinstance(p, Dataset))
+
     def _rows_are_fixed(self) -> bool:
         return all(isinstance(p, Dataset) and p._rows_are_fixed() for p in self.datasets)
 

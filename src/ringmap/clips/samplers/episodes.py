@@ -37,7 +37,7 @@ class EpisodeSampler(DrawingSampler):
 
     Raises:
         InputError: the condition can't be parsed, or names something else; from a draw: the buffer is in RAM, and there
-            is no `marks`.
+            is no `marks`; or sequences have `across=True`.
         NotFoundError: from a draw: `marks` is not there.
         CorruptError: from a draw: the marks can't be read.
         NoClipsError: from a draw: no episode that is long enough meets the condition.
@@ -92,6 +92,11 @@ class EpisodeSampler(DrawingSampler):
             raise InputError(
                 f"EpisodeSampler: {type(buffer).__name__} stores transitions of many lanes, and no episodes; draw "
                 "with another sampler"
+            )
+        if self._where and window.index.across:
+            raise InputError(
+                "EpisodeSampler: a sequence with across=True runs on into the next episode, which may not meet "
+                f"where={self._where!r}; use across=False"
             )
         with window.lock:
             starts, lengths = window.live.starts, window.live.lengths

@@ -8,7 +8,7 @@
 | --------- | ------------------- | ------------------------------------------------------- |
 | append    | an empty dataset    | extended, or refused (`appends = False`)                |
 | overwrite | an empty dataset    | built beside it, swapped at the end (swap.py)           |
-| error     | an empty dataset    | refused                                                 |
+| error     | an empty dataset    | refused; one without episodes is extended               |
 
 A dataset that can only be written as a whole (`extends = False`, or one file) is exported beside the old one, with all
 its episodes, and swapped.
@@ -21,6 +21,7 @@ Not here: the files of a dataset (each format), the log's bytes (log.py), how a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from itertools import chain
@@ -39,7 +40,7 @@ from ringmap.errors import (
 )
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import Encoded, Log, Record
-from ringmap.formats.common.pending import Again, Pending, base_of, log_path
+from ringmap.formats.common.pending import Again, Pending, base_of, log_path, pending_at
 from ringmap.formats.common.swap import (
     Staging,
     each_file,
@@ -150,6 +151,8 @@ class StagedWriter(EpisodeWriter):
             elif self._staging is None and os.path.isdir(staging_folder(self.path)):
                 self._stage().close()  # the unfinished work of a killed writer
                 self._staging = None
+            if exists and self.mode == "error":
+                self._check_bare()  # another writer may have been faster than the lock
             self._log = Log(log_path(self.path))
             if not self._replaces(exists):  # else the log goes with the old dataset
                 self._take_over()
@@ -239,10 +242,8 @@ class StagedWriter(EpisodeWriter):
         if os.path.isdir(path) and not os.listdir(path):
             return False  # an empty folder is removed
         if self.mode == "error":
-            more = "pass mode='append'" if self.appends else INSTEAD
-            raise ExistsError(
-                f"{name}: {path} already exists; pass mode='overwrite' to replace it; to add to it, {more}"
-            )
+            self._check_bare()
+            return True
         if not self._is_dataset(path):
             raise UnknownFormatError(f"{name}: {path} holds something else; choose another path, or delete it yourself")
         if self.mode == "overwrite":
@@ -255,6 +256,20 @@ class StagedWriter(EpisodeWriter):
                             "move it away before you overwrite"
                         )
         return True
+
+    def _check_bare(self) -> None:
+        """Raise ExistsError, but for a dataset without episodes and other files: a killed writer left it."""
+        path = self.path
+        with contextlib.suppress(RingmapError):
+            if self._is_dataset(path) and all(map(self._owns, each_file(path))) and not len(self._look(path)[0]):
+                log = pending_at(path)
+                if log is None:
+                    return
+                log.close()
+        more = "pass mode='append'" if self.appends else INSTEAD
+        raise ExistsError(
+            f"{type(self).__name__}: {path} already exists; pass mode='overwrite' to replace it; to add to it, {more}"
+        )
 
     def _replaces(self, exists: bool) -> bool:
         return exists and self.mode == "overwrite"
