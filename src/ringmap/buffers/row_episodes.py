@@ -49,7 +49,7 @@ class RowSource:
     def __init__(self, ring: StepRing | str | os.PathLike[str]) -> None:
         self._held = Reopened(ring, StepRing.open)
         self.episode_columns = list[str]()
-        self.path = str(self._ring.buffer.path or "a ring of rows in RAM")
+        self.path = str(self._ring.path or "a ring of rows in RAM")
         self._ring.engine.settle("episode_dataset")
         self._ring.buffer.refresh()
         self.schema = self._ring.schema or Schema(())

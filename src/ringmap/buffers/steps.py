@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -293,6 +294,11 @@ class StepRing:
         return read_whole(source, read, source.folder, "raise the capacity", refresh)
 
     @property
+    def path(self) -> Path | None:
+        """The directory of its buffer, None in RAM."""
+        return self.buffer.path
+
+    @property
     def schema(self) -> Schema | None:
         """The columns; None before the first row."""
         return self.engine.source.schema
@@ -453,7 +459,7 @@ class StepRing:
         return fixed.capacity
 
     def __repr__(self) -> str:
-        place = "" if self.buffer.path is None else f", path={str(self.buffer.path)!r}"
+        place = "" if self.path is None else f", path={str(self.path)!r}"
         return f"StepRing({len(self)}/{self.capacity} rows{place})"
 
 

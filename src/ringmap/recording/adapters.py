@@ -252,8 +252,7 @@ def sink_of(
     sink = _sink_of(buffer, keys, built, stream, commit_every)
     if pace is not None:
         inner = buffer.online_buffer if isinstance(buffer, OfflineToOnlineReplayBuffer) else buffer
-        ring = inner.buffer if isinstance(inner, StepRing) else inner
-        pace.check_ring(ring.path, keys.where)
+        pace.check_ring(inner.path, keys.where)
         sink.pace = pace
     return sink
 

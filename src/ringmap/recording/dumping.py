@@ -16,7 +16,6 @@ from typing import Any
 
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.steps import StepRing
 from ringmap.errors import DamageError, ExistsError
 from ringmap.formats.common.disk import exchange
 from ringmap.storage.directory.entries import Paths
@@ -46,8 +45,7 @@ def dump(buffer: Any, target: str, where: str) -> None:
     """
     mixed = isinstance(buffer, OfflineToOnlineReplayBuffer)
     inner = buffer.online_buffer if mixed else buffer
-    own = (inner.buffer if isinstance(inner, StepRing) else inner).path
-    if own is not None and os.path.realpath(own) == os.path.realpath(target):
+    if inner.path is not None and os.path.realpath(inner.path) == os.path.realpath(target):
         return
     make = inner.snapshot if isinstance(inner, ReplayBuffer) else buffer.save
     disk = Disk()

@@ -1006,7 +1006,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     @property
     def path(self) -> Path | None:
         """The directory, or None for a buffer in RAM."""
-        return self._ring.buffer.path
+        return self._ring.path
 
     @property
     def mode(self) -> str:
