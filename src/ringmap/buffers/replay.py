@@ -40,6 +40,7 @@ from ringmap.buffers.options import (
 )
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.updates import updated
+from ringmap.buffers.view import BufferView
 from ringmap.clips import outcomes
 from ringmap.clips.facts import Facts, check_fps
 from ringmap.clips.samplers.base import Sampler
@@ -81,7 +82,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 _BAR_AFTER_S = 2.0
 
 
-class ReplayBuffer(Sampled):
+class ReplayBuffer(Sampled[BufferView]):
     """A ring of whole episodes that is sampled as clips.
 
     Without `path` the columns are in RAM. With `path` they are files in that directory, survive the
@@ -150,6 +151,8 @@ class ReplayBuffer(Sampled):
         >>> {name: values.shape for name, values in buf.sample(8).items()}
         {'obs': (8, 2, 3), 'action': (8, 2, 1)}
     """
+
+    _view_class = BufferView
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.notebook import InNotebook
 from ringmap.buffers.passes import PassBuffer
+from ringmap.buffers.pinned_view import PinnedView
 from ringmap.buffers.prefetch import Batches, drawn_ahead
-from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
@@ -45,11 +45,13 @@ __all__ = ["DefaultSampler", "Sampled"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
+V = TypeVar("V", bound=PinnedView)
 
 
-class Sampled(InNotebook, PassBuffer, Dataset):
-    """The methods of a buffer that read clips: a subclass supplies the engine."""
+class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
+    """The methods of a buffer that read clips: a subclass supplies the engine, and the class of its views."""
 
+    _view_class: type[V]
     engine: Engine
     """The engine of the buffer, for classes that build their own buffer."""
     pace: Pace | None = None
@@ -199,7 +201,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         where: Where | None = None,
         live: bool = False,
         at: Mapping[str, Any] | None = None,
-    ) -> BufferView:
+    ) -> V:
         """Return a dataset of what is stored now: its ids do not change, in any process that receives it.
 
         A live view moves to what is stored now at its `refresh()`, and where a pass of its own `pass_sampler()` begins;
@@ -221,7 +223,8 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         that it had: their padding, and columns that are computed up to its end, are those of when they are read.
 
         Raises:
-            InputError: as for `sample`; `at` with `where` or `live`, or of another buffer.
+            InputError: as for `sample`; `at` with `where` or `live`, or of another buffer; over many rings, a window
+                with across=True.
             NoClipsError: a window over a buffer that has no columns yet.
 
         Cost: 12 bytes for each stored episode; no rows are copied or protected from eviction. `where` reads the data of
@@ -229,17 +232,17 @@ class Sampled(InNotebook, PassBuffer, Dataset):
             episode, and of `return` and `ended` the columns behind them.
         """
         wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
-        caller = "ReplayBuffer.view"
+        caller = f"{type(self).__name__}.view"
         cut = None if wanted.is_plain else self._cut_of(wanted, caller)[0]
-        return BufferView.asked(self, cut, where, live, at, caller)
+        return self._view_class.asked(self, cut, where, live, at, caller)
 
-    def take(self, episodes: Sequence[int] | Array) -> BufferView:
+    def take(self, episodes: Sequence[int] | Array) -> V:
         """Return a view of some of the episodes that are stored now, as `Dataset.take`."""
         return self.view().take(episodes)
 
-    def pinned(self) -> BufferView:
+    def pinned(self) -> V:
         """Return a view of what is stored now."""
-        return BufferView.of(self)
+        return self._view_class.of(self)
 
     def split(
         self,
@@ -251,7 +254,7 @@ class Sampled(InNotebook, PassBuffer, Dataset):
         anchors: slice | None = None,
         drop_all_padded: bool = False,
         where: Where | None = None,
-    ) -> tuple[BufferView, ...]:
+    ) -> tuple[V, ...]:
         """Return views that share no episode: `train` of the episodes, and the rest; see `Dataset.split`.
 
         Args:
@@ -516,7 +519,7 @@ class DefaultSampler:
     Called like any sampler, it returns ids. Called with only `shuffle=` or `seed=`, it is `buffer.pass_sampler`.
     """
 
-    def __init__(self, buffer: Sampled) -> None:
+    def __init__(self, buffer: Sampled[Any]) -> None:
         self._buffer = buffer
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -525,5 +528,5 @@ class DefaultSampler:
             return self._buffer.pass_sampler(*args, **options)
         return self._ids(*args, **options)
 
-    def _ids(self, step: int, buffer: Sampled, batch_size: int, history_len: int) -> Array:
+    def _ids(self, step: int, buffer: Sampled[Any], batch_size: int, history_len: int) -> Array:
         return uniform(self._buffer.engine.rng, buffer, batch_size, history_len)

@@ -150,7 +150,7 @@ class ReplayHalf(_Base):
     `items`: the arguments of `sample` that say what an item holds.
     """
 
-    def __init__(self, buffer: Sampled, items: Mapping[str, Any]) -> None:
+    def __init__(self, buffer: Sampled[Any], items: Mapping[str, Any]) -> None:
         self.buffer, self._items = buffer, items
         self.clip = None if items else _clip_of(buffer)
 

@@ -43,8 +43,7 @@ from ringmap.clips.facts import Facts, check_fps
 from ringmap.clips.many import RING_FAULTS, groups
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.wanted import Wanted
-from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Transform, Where, in_range
+from ringmap.datasets.base import Transform, in_range
 from ringmap.datasets.batch import worker
 from ringmap.datasets.image_axes import as_nested
 from ringmap.datasets.stored_episodes import outlines_of
@@ -113,7 +112,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-class ShardedReplayBuffer(Sampled):
+class ShardedReplayBuffer(Sampled[ShardedView]):
     """Many rings, read as one buffer. The rings are only read; no server runs.
 
     Each ring is the directory of a `ReplayBuffer`, with a writer of its own. Rings that are added later join without a
@@ -216,6 +215,8 @@ class ShardedReplayBuffer(Sampled):
         >>> bool((batch["rewards"] <= 1.75).all()), sorted(set(batch["actions"].tolist()))
         (True, [0, 1])
     """
+
+    _view_class = ShardedView
 
     engine: ShardEngine
 
@@ -744,54 +745,6 @@ class ShardedReplayBuffer(Sampled):
 
     def _anchor_lengths(self) -> Array:
         return np.empty(0, np.int32) if self.engine.transitions is not None else self.lengths
-
-    # -- passes and views ---------------------------------------------------------------------
-
-    def view(  # type: ignore[override]
-        self,
-        window: WindowSpec | None = None,
-        columns: Iterable[str] | None = None,
-        anchors: slice | None = None,
-        drop_all_padded: bool = False,
-        *,
-        where: Where | None = None,
-        live: bool = False,
-        at: Mapping[str, Any] | None = None,
-    ) -> ShardedView:
-        """Return a dataset of what is stored now, as `ReplayBuffer.view` does.
-
-        Raises:
-            InputError: as for `sample`; a window with across=True.
-            NoClipsError: a window over rings that have no columns yet.
-        """
-        wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
-        caller = "ShardedReplayBuffer.view"
-        cut = None if wanted.is_plain else self._cut_of(wanted, caller)[0]
-        return ShardedView.asked(self, cut, where, live, at, caller)
-
-    def take(self, episodes: Sequence[int] | Array) -> ShardedView:  # type: ignore[override]
-        """Return a view of some of the episodes that are stored now, as `Dataset.take`."""
-        return self.view().take(episodes)
-
-    def pinned(self) -> ShardedView:  # type: ignore[override]
-        """Return a view of what is stored now."""
-        return ShardedView.of(self)
-
-    def split(  # type: ignore[override]
-        self,
-        train: float | Sequence[float] = 0.9,
-        seed: int = 0,
-        *,
-        window: WindowSpec | None = None,
-        columns: Iterable[str] | None = None,
-        anchors: slice | None = None,
-        drop_all_padded: bool = False,
-        where: Where | None = None,
-    ) -> tuple[ShardedView, ...]:
-        """Return views that share no episode: `train` of the episodes of each ring, and the rest; see
-        `Dataset.split`."""
-        made = self.view(window, columns, anchors, drop_all_padded, where=where)
-        return made.split(train, seed)
 
     # -- copies -------------------------------------------------------------------------------
 
