@@ -1,5 +1,9 @@
 """What a power cut takes leaves its ordinals behind: they are given to no other episode."""
 
+import contextlib
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,8 +12,10 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.state import StateFile
+from ringmap.storage.records.table import LAST_ORDINAL
 from tests.crash.recording import Always, RecordingDisk, materialise
-from tests.disks import Through, undisturbed
+from tests.disks import Cut, Through, undisturbed
 
 OPTIONS = {"max_steps": 12, "spare_rows": 40, "sync_every_s": 0}
 
@@ -82,7 +88,7 @@ def each(tmp_path, request):
 
 def cut_twice(ring):
     ring.buf.flush()
-    for count in (5, 3, 4):
+    for count in (15, 3, 4):  # 15: one more would need a sync
         ring.write(count)
         ring.buf.engine.owned.abandon()
         ring.reboot(keep=0)
@@ -110,6 +116,102 @@ def test_after_the_first_rows_are_lost(ring):
     ring.write(2)
     ring.buf.close()
     assert is_once(ring.given)
+
+
+class Lanes(Rows):
+    """Calls of 256 lanes, whose episodes end at once."""
+
+    def open(self):
+        self.buf = TransitionReplayBuffer(
+            256, (), device=None, path=f"{self.disk.root}/buf", disk=self.disk, sync_every_s=0
+        )
+
+    def write(self, lanes):
+        none = np.zeros(lanes)
+        self.buf.add(none, none.astype(int), none, none, np.ones(lanes, bool))
+        self.given += self.buf.episode_dataset().origins()[1][-lanes:].tolist()
+
+
+def all_rows_lost(folder):
+    """Begin an episode in each row of the ring, and lose all: one row more, and a sync had come before it."""
+    ring = Lanes(folder)
+    ring.open()
+    manifest = ring.buf.engine.owned.manifest
+    for _ in range(3):
+        ring.write(256)
+    assert manifest.rows == len(ring.given) < manifest.table_slots
+    ring.buf.engine.owned.abandon()
+    ring.reboot(keep=0)
+    ring.open()
+    assert len(ring.buf) == ring.buf.engine.owned.seq == 0
+    ring.write(9)
+    ring.buf.close()
+    return ring
+
+
+def test_after_all_rows_are_lost(tmp_path):
+    assert is_once(all_rows_lost(tmp_path).given)
+
+
+def test_control_one_row_less(tmp_path, monkeypatch):
+    monkeypatch.setattr(Store, "_beyond_lost", lambda self, found: self.manifest.rows - 1)
+    assert not is_once(all_rows_lost(tmp_path).given)
+
+
+def killed_while_it_opens(ring, folder):
+    """Cut the power, kill the opening before each change, and open again; yield the
+    ordinals that are given then."""
+    ring.write(4)
+    ring.buf.engine.owned.abandon()
+    tree = ring.disk.model.crash(Always(0))
+    tree["buf"].pop("lock", None)
+    for at in itertools.count(1):
+        root = folder / f"killed{at}"
+        materialise(tree, str(root))
+        ring.disk = RecordingDisk(str(root), 2, tree)
+        ring.disk.fail(at, Cut(), sticky=True)
+        with contextlib.suppress(Cut):
+            ring.open()
+            ring.buf.engine.owned.abandon()
+            return
+        ring.disk = RecordingDisk(str(root), 2, tree)
+        ring.open()
+        known = len(ring.given)
+        ring.write(1)
+        ring.buf.engine.owned.abandon()
+        yield ring.given[known:]
+        del ring.given[known:]
+
+
+def test_a_kill_of_the_opening_gives_none_twice(ring, tmp_path):
+    given = list(killed_while_it_opens(ring, tmp_path))
+    assert len(given) > 5
+    assert all(min(one) > max(ring.given) for one in given)
+
+
+def test_after_the_state_is_lost_too(ring):
+    """It was never closed, and no state is left that says so."""
+    ring.buf.engine.owned.abandon()
+    ring.reboot(keep=0)
+    with open(f"{ring.disk.root}/buf/state.bin", "r+b") as file:
+        file.write(bytes(StateFile.nbytes))
+    ring.open()
+    ring.write(2)
+    ring.buf.close()
+    assert is_once(ring.given)
+
+
+def test_no_ordinal_beyond_the_last_is_left_out(ring):
+    store = ring.buf.engine.owned
+    store.manifest = replace(store.manifest, ordinal=LAST_ORDINAL - 3)
+    ring.buf.flush()
+    for _ in range(2):
+        store.abandon()
+        ring.reboot(keep=0)
+        ring.open()
+        store = ring.buf.engine.owned
+        assert store.manifest.ordinal == LAST_ORDINAL - 3
+    store.abandon()
 
 
 def test_a_reboot_after_a_close_leaves_none_out(ring):

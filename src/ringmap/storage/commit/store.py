@@ -425,17 +425,14 @@ class Store(Handle):
     def _beyond_lost(self, found: RecoveredState) -> int:
         """Return an ordinal that no lost record gave, after a cut of the power or a failed sync.
 
-        A record is only written while its slot is not needed by the newest one that is durable. So at most a table of
-        records was lost, of which each gave one ordinal, and the open group had the next one. Where rows are of many
-        episodes, as many may have begun as there are rows.
+        A record is only written while its slot, and its rows, are not needed by the newest one that is durable. So at
+        most a table of records was lost, of which each gave one ordinal, and the open group had the next one. Where
+        rows are of many episodes, at most all rows of the ring were lost, and the table has more slots.
         """
         newest = found.records[-1:]
         given = int(next_ordinals(newest)[0]) if len(newest) else 0
         known = self.manifest.ordinal
-        lost = self.manifest.table_slots + 1
-        if self.manifest.kind == TRANSITIONS:
-            lost += self.manifest.rows
-        beyond = max(given, known) + lost
+        beyond = max(given, known) + self.manifest.table_slots + 1
         return beyond if beyond < LAST_ORDINAL else known
 
     # -- roles -------------------------------------------------------------------------------
