@@ -1,5 +1,9 @@
 """Text: words and codes, alone and beside rows that are not committed."""
 
+import os
+import tracemalloc
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +12,10 @@ from hypothesis import strategies as st
 from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema
 from ringmap.storage.columns.text import Words, coded, decoded, put, strings, unpack
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.records.word_file import WordFile, read_words
+from ringmap.storage.read.texts import Texts
+from ringmap.storage.records.blobs import LARGEST_BLOB
+from ringmap.storage.records.word_file import FRAME, WordFile, read_words
+from ringmap.storage.ring.live import LiveEpisodes
 
 texts = st.lists(st.text(st.characters(), max_size=9).map(lambda s: s.rstrip("\0")), max_size=12)
 
@@ -88,6 +95,29 @@ def test_a_file_of_words(tmp_path):
         assert read_words(disk, str(tmp_path), 7) in ([], ["a"])
     path.write_bytes(whole[:-1] + b"x")
     assert read_words(disk, str(tmp_path), 7) == ["a"]
+    path.write_bytes(whole + FRAME.pack(LARGEST_BLOB, 0))  # of a stranger
+    os.truncate(path, 1 << 40)
+    tracemalloc.start()
+    assert read_words(disk, str(tmp_path), 7) == ["a", "b", "c"]
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
     path.unlink()
     assert read_words(disk, str(tmp_path), 7) == []
     file.file.close()
+
+
+class Gap:
+    """A handle of two episodes, between which a third was dropped."""
+
+    memory = nullcontext()
+
+    def __init__(self):
+        self.live = LiveEpisodes(np.array([0, 10]), np.array([3, 3], np.int32))
+
+    def episode_from(self, position, stop):
+        raise AssertionError(f"position {position} is asked for")
+
+
+def test_a_row_of_no_live_episode_gets_no_words_of_the_one_before():
+    handle = Gap()
+    assert Texts(handle)(np.array([5, 13]), np.array([0, 0], np.int32)).tolist() == ["", ""]

@@ -69,19 +69,20 @@ def read_words(disk: Disk, folder: str, seed: int) -> list[str]:
     path = os.path.join(folder, WORDS)
     if not disk.is_file(path):
         return []
-    with closing(disk.open(path)) as file:
-        data = file.read(min(file.size(), LARGEST_BLOB), 0)
     words, at, number = list[str](), 0, 0
-    while at + FRAME.size <= len(data):
-        nbytes, check = FRAME.unpack_from(data, at)
-        payload = bytes(data[at + FRAME.size : at + FRAME.size + nbytes])
-        if not nbytes or len(payload) < nbytes:
-            break
-        if xxhash.xxh3_64_intdigest(payload, seed + number) != check:
-            break
-        try:
-            words += unpack(payload)
-        except ValueError:
-            break
-        at, number = at + FRAME.size + nbytes, number + 1
+    with closing(disk.open(path)) as file:
+        stop = min(file.size(), LARGEST_BLOB)
+        while at + FRAME.size <= stop:
+            nbytes, check = FRAME.unpack(file.read(FRAME.size, at))
+            at += FRAME.size
+            if not 0 < nbytes <= stop - at:
+                break
+            payload = file.read(nbytes, at)
+            if xxhash.xxh3_64_intdigest(payload, seed + number) != check:
+                break
+            try:
+                words += unpack(payload)
+            except ValueError:
+                break
+            at, number = at + nbytes, number + 1
     return words
