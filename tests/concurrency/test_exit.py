@@ -133,6 +133,33 @@ for _ in range(5):
     last.add()
 """
 
+ENDS = """
+import multiprocessing, os, sys
+from ringmap.storage.disk.exits import before_exit
+
+kept = []
+
+class One:
+    def __init__(self, name):
+        self.name, self.pid = name, os.getpid()
+        kept.append(self)
+        before_exit(self)
+
+    def end_process(self):
+        where = "here" if self.pid == os.getpid() else "in a copy"
+        os.write(1, f"{self.name} {where}, ".encode())
+        raise ValueError(self.name)
+
+for name in "abcd":
+    One(name)
+child = multiprocessing.get_context("fork").Process(target=One, args=("child",))
+child.start()
+child.join()
+if not (copy := os.fork()):
+    sys.exit()
+os.waitpid(copy, 0)
+"""
+
 WRITERS = ("transitions", "rows")
 COMMITS = ("ended_function", "ended_module", "exception", "sys_exit", "daemon_thread", "fork")
 COMMITS_NOT = ("hard_exit", "terminated")
@@ -197,3 +224,15 @@ def test_a_finalizer_may_add_while_the_interpreter_ends(tmp_path):
     assert committed(tmp_path / "buf") == 5
     with TransitionReplayBuffer.open(tmp_path / "buf", mode="r+", device=None) as buf:
         assert len(buf) == 6
+
+
+def test_each_is_ended_once_in_its_own_process_whatever_another_raises():
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        timeout=60,
+        text=True,
+        capture_output=True,
+    )
+    assert sorted(done.stdout.split(", ")) == ["", "a here", "b here", "c here", "child here", "d here"]
+    assert done.stderr.count("what is left to do at the end of the process failed") == 5

@@ -11,7 +11,7 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, SyncFailedError
 from ringmap.storage.commit.commit_files import CommitFiles
-from ringmap.storage.records.blobs import HEAD, Segments
+from ringmap.storage.records.blobs import HEAD, Segments, segment_name
 from tests.crash.recording import Always, RecordingDisk, materialise
 from tests.disks import Through, undisturbed
 
@@ -147,3 +147,23 @@ def test_control_it_is_not_written_again(disk, tmp_path, monkeypatch):
 
     monkeypatch.setattr(CommitFiles, "restore_carried", restored)
     assert any(found != was for was, found in each_failed_sync(disk, tmp_path))
+
+
+def test_it_outlives_the_segments_that_no_record_names(disk, tmp_path):
+    """The blob of the newest record, which names no episode, is lost: the second opening from then on deletes all
+    segments."""
+    path, root = f"{disk.root}/buf", f"{tmp_path}/left"
+    buf = Through(ReplayBuffer, disk)(MAX_STEPS, path=path, seed=5, sync_every_s=0)
+    buf.write_episode({"x": np.zeros(3)}, notes=NOTES)
+    buf.clear()
+    record = buf.engine.owned.table.read(buf.engine.owned.seq)
+    buf.engine.owned.abandon()
+    tree = disk.model.crash(Always(1))
+    materialise(tree, root)
+    with open(f"{root}/buf/data/{segment_name(record.blob_segment)}", "r+b") as file:
+        file.seek(record.blob_offset)
+        file.write(bytes(record.blob_size))
+    for _ in range(3):
+        again = Through(ReplayBuffer, RecordingDisk(root, 2, tree)).open(f"{root}/buf", mode="r+")
+        assert again.notes == NOTES
+        again.engine.owned.abandon()

@@ -1,5 +1,6 @@
 """Text of rows that are not committed: their words are durable before a row names them."""
 
+import errno
 import os
 import shutil
 from contextlib import closing
@@ -11,7 +12,12 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.buffers.steps import StepRing
+from ringmap.errors import EnvironmentFault
 from ringmap.storage.disk import files
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.records import stream_file
+from tests.crash.recording import Always, RecordingDisk, materialise
+from tests.disks import undisturbed
 
 SCHEMA = {"n": ((), "i8"), "task": ((2,), str)}
 
@@ -64,7 +70,13 @@ def test_rows_before_lost_words_stay(tmp_path, kind):
             again.write_episode({n: [v] for n, v in row(whole).items()})
             check(again, whole + 1)
         assert ringmap.check(tmp_path / "cut") == []
-        shutil.rmtree(tmp_path / "cut")
+        shutil.copytree(tmp_path / "ring", tmp_path / "mended")
+        (words,) = (tmp_path / "mended").glob("open/*/words.bin")
+        os.truncate(words, cut)
+        ringmap.repair(tmp_path / "mended", dry_run=False)
+        assert ringmap.check(tmp_path / "mended") == []
+        for copy in ("cut", "mended"):
+            shutil.rmtree(tmp_path / copy)
 
 
 @pytest.mark.parametrize("kind", ["group", "episode"])
@@ -88,3 +100,78 @@ def test_words_are_synced_before_the_row_that_names_them(tmp_path, monkeypatch, 
     done.clear()
     if not is_flawed:
         buf.engine.owned.abandon()
+
+
+@pytest.mark.parametrize("kind", ["group", "episode"])
+def test_words_whose_write_failed_are_written_again(tmp_path, monkeypatch, kind):
+    buf, add = make(tmp_path / "ring", kind)
+    add(0)
+    write, failures = files.FileHandle.write, iter([OSError(errno.ENOSPC, "planted")])
+
+    def full(self, data, offset):
+        if self.path.endswith("words.bin"):
+            for error in failures:
+                raise error
+        write(self, data, offset)
+
+    monkeypatch.setattr(files.FileHandle, "write", full)
+    with pytest.raises(EnvironmentFault):
+        add(1)
+    for number in (1, 2):
+        add(number)
+    buf.engine.owned.abandon()
+    with closing(ReplayBuffer.open(tmp_path / "ring", "r+", interrupted="keep")) as again:
+        check(again, 3)
+        assert again.num_steps_stored == 3
+
+
+def test_a_group_that_its_writer_has_committed_meanwhile_is_not_damaged(tmp_path, monkeypatch):
+    buf, add = make(tmp_path / "ring", "group")
+    add(0)
+    (path,) = (tmp_path / "ring").glob("open/*/steps.bin")
+    real = stream_file.read_words
+
+    def late(*args):
+        buf.engine.settle("test")
+        ring = StepRing.over(buf, "test")
+        ring.group = 15
+        ring.append({n: np.array([v]) for n, v in row(1).items()})  # over the file of the first group
+        return real(*args)
+
+    monkeypatch.setattr(stream_file, "read_words", late)
+    found = stream_file.read_stream(Disk(), str(path), 60)
+    assert (found.steps, found.fault) == ([], "")
+    buf.close()
+
+
+def test_a_call_counts_whole_or_not(tmp_path):
+    """Its first row names words of an earlier call only."""
+    buf, add = make(tmp_path / "ring", "group")
+    add(0)
+    ring = StepRing.over(buf, "test")
+    ring.append({"n": np.array([1, 2]), "task": np.array([row(1)["task"], row(2)["task"]])[[0, 1]]})
+    (words,) = (tmp_path / "ring").glob("open/*/words.bin")
+    size = words.stat().st_size
+    ring.append({"n": np.array([3, 4]), "task": np.array([row(1)["task"], row(4)["task"]])})
+    buf.engine.owned.abandon()
+    os.truncate(words, size)
+    with closing(ReplayBuffer.open(tmp_path / "ring", "r+")) as again:
+        assert again.get_col_data("n").tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["group", "episode"])
+@pytest.mark.parametrize("is_flawed", [False, True])
+def test_rows_and_words_survive_a_power_cut(tmp_path, monkeypatch, kind, is_flawed):
+    """Also the name of the file of words."""
+    undisturbed(monkeypatch.setattr, looks=2)
+    (tmp_path / "live").mkdir()
+    disk = RecordingDisk(str(tmp_path / "live"))
+    durability = "process" if is_flawed else "power"
+    buf, add = make(tmp_path / "live/ring", kind, durability=durability, disk=disk)
+    for number in range(5):
+        add(number)
+    buf.engine.owned.abandon()
+    materialise(disk.model.crash(Always(0)), str(tmp_path / "left"))
+    with closing(ReplayBuffer.open(tmp_path / "left/ring", "r+", interrupted="keep")) as again:
+        check(again, 0)
+        assert (again.num_steps_stored == 5) != is_flawed

@@ -4,11 +4,13 @@ says."""
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 
 import ringmap
 from ringmap.errors import ReplacedError
+from ringmap.storage.read.reader import HELD_S
 
 
 def main(folder, late):
@@ -27,10 +29,10 @@ def main(folder, late):
             ringmap.ReplayBuffer.open("over/ring"),
         )
     else:
-        reader, writer = (
-            ringmap.ReplayBuffer.open("over/ring"),
-            ringmap.ReplayBuffer.open("over/ring", "r+"),
-        )
+        reader = ringmap.ReplayBuffer.open("over/ring")
+        reader.refresh()  # it knows the state that is shown
+        time.sleep(2 * HELD_S)
+        writer = ringmap.ReplayBuffer.open("over/ring", "r+")
     writer.write_episode({"x": np.full(20, 3)})
     try:
         reader.refresh()

@@ -2,8 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
+import ringmap
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import System
+from ringmap.storage.read import reader as reader_of_files
 from tests.filesystems.mounts import MOUNTS, REFLINKS, run_on
 
 
@@ -36,3 +41,25 @@ def test_a_reader_of_files_that_a_writer_copied_up_says_so(tmp_path, when):
         assert "lies on overlayfs" in said and "Open it again" in said
     else:
         assert said.startswith("4 ")
+
+
+def test_a_state_that_a_writer_shows_during_the_comparison_is_no_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(System, "copies_up", lambda self, path: True)
+    monkeypatch.setattr(reader_of_files, "HELD_S", 0)
+    real = Disk.read_file
+    with ringmap.ReplayBuffer(100, path=tmp_path / "ring", seed=0) as writer:
+        writer.write_episode({"x": np.zeros(3)})
+        with ringmap.ReplayBuffer.open(tmp_path / "ring") as reader:
+            written = []
+
+            def read_file(self, path, limit):
+                if path.endswith("state.bin"):
+                    monkeypatch.setattr(Disk, "read_file", real)
+                    writer.write_episode({"x": np.zeros(3)})
+                    written.append(path)
+                return real(self, path, limit)
+
+            monkeypatch.setattr(Disk, "read_file", read_file)
+            reader.refresh()
+            assert written
+            assert reader.num_episodes == 2

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ringmap.errors import RingmapError
 from ringmap.storage.read import recovery
 from ringmap.storage.read.recovery import refuse_impossible
+from ringmap.storage.records.blobs import LARGEST_BLOB, LARGEST_STATE, encode_blob
 from ringmap.storage.records.table import (
     COPIED,
     DROPPED,
@@ -97,6 +98,7 @@ def test_what_is_taken_at_once_passes_the_whole_examination(changed):
         {"first": 51},
         {"first": 20},
         {"blob_offset": 1 << 31},
+        {"blob_size": LARGEST_BLOB + 1},
         {"start": 118},
         {"part": PART},
         {"part": 16},
@@ -112,6 +114,20 @@ def test_what_is_taken_at_once_passes_the_whole_examination(changed):
 )
 def test_others_take_the_whole_examination(changed):
     assert not is_plain(dataclasses.replace(PLAIN, **changed))
+
+
+def test_a_blob_larger_than_any_is_impossible():
+    for nbytes in (LARGEST_BLOB, LARGEST_BLOB + 1):
+        record = dataclasses.replace(PLAIN, blob_size=nbytes)
+        assert passes(record) == (nbytes == LARGEST_BLOB)
+
+
+@pytest.mark.parametrize("nbytes", [LARGEST_STATE, LARGEST_STATE + 1])
+def test_no_small_state_larger_than_any_is_read(nbytes):
+    read = []
+    found = recovery.small_state_in(PLAIN, encode_blob([], (0, nbytes, 0), b""), read.append)
+    assert found.lost
+    assert len(read) == (nbytes == LARGEST_STATE)
 
 
 def test_control_one_that_looks_at_less(monkeypatch):

@@ -246,7 +246,7 @@ def test_what_contradicts_the_records_is_found_and_mended(stored, field, value, 
     ring.buf.close()
 
 
-@pytest.mark.parametrize("which", [[4], [3, 4], [1, 2, 3, 4], [2]])
+@pytest.mark.parametrize("which", [[4], [3, 4], [1, 2, 3, 4], [2], [1], [3]])
 def test_what_lost_records_gave_is_not_given_again(stored, which):
     ring, known = stored
     table = table_of(ring, known)
