@@ -417,7 +417,7 @@ class TransitionReader(ClipReader):
             oldest = at[:, 0]
             batch |= self._stacks(rows, at, out, "", threads, stack, earlier)
         if self._wide:
-            batch |= self._large(rows, positions, out, "", threads)
+            batch |= _take_large(rows, self._wide, positions, out, "", threads)
 
         def of(name: str, at: Array) -> Array:
             return rows.take([name], at)[0]
@@ -471,7 +471,7 @@ class TransitionReader(ClipReader):
         after, on, following = next_of(last, strides, self._of_next)
         batch.update(zip(self._next_names, following, strict=True))
         if self._wide:
-            batch |= self._large(rows, np.where(on, after, last), out, "next_", threads)
+            batch |= _take_large(rows, self._wide, np.where(on, after, last), out, "next_", threads)
         if stack is not None:
             here = at
             if not is_single:
@@ -593,21 +593,6 @@ class TransitionReader(ClipReader):
             made[spec.name], made[f"next_{spec.name}"] = pair((size, *spec.shape), spec.dtype)
         return made
 
-    def _large(
-        self,
-        rows: RowsOfOne | RowsOfAdjacent | RowsOfMany,
-        at: Array,
-        out: dict[str, Array] | None,
-        prefix: str,
-        threads: int,
-    ) -> dict[str, Array]:
-        """Return the large observations at these positions `(B,)`, by leaf, in `out` where it has them."""
-        found = {}
-        for name in self._wide:
-            into = None if out is None else out.get(prefix + name)
-            found[prefix + name] = rows.take_large(name, at, prefix, into, threads)
-        return found
-
     def _stacks(
         self,
         rows: RowsOfOne | RowsOfAdjacent | RowsOfMany,
@@ -619,9 +604,20 @@ class TransitionReader(ClipReader):
         earlier: Array,
     ) -> dict[str, Array]:
         """Return the stacks of frames at these positions `(B, size)`, by leaf, in `out` where it has them."""
-        found = {}
-        for name in self.columns.stacked:
-            into = None if out is None else out.get(prefix + name)
-            values = found[prefix + name] = rows.take_large(name, at, prefix, into, threads)
+        stacks = _take_large(rows, self.columns.stacked, at, out, prefix, threads)
+        for values in stacks.values():
             stack.blank([values], earlier, int(bool(prefix)), rows.places(values))
-        return found
+        return stacks
+
+
+def _take_large(
+    rows: RowsOfOne | RowsOfAdjacent | RowsOfMany,
+    names: Sequence[str],
+    at: Array,
+    out: dict[str, Array] | None,
+    prefix: str,
+    threads: int,
+) -> dict[str, Array]:
+    """Return large observations at these positions, `(B,)`, or `(B, size)` of stacks, in `out` where it has them."""
+    into = (None if out is None else out.get(prefix + name) for name in names)
+    return {prefix + n: rows.take_large(n, at, prefix, i, threads) for n, i in zip(names, into, strict=True)}
