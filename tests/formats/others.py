@@ -1,8 +1,14 @@
-"""What takes long in the suites of datasets and formats, made shorter; the clock of a file system."""
+"""All formats that write, and names of their datasets; what takes long in the suites of formats, made shorter; the
+clock of a file system."""
 
 import os
 
 import pytest
+
+OURS = ["hdf5", "zarr", "folder", "video", "lance", "parquet"]
+OTHERS = ["lerobot", "robomimic", "minari"]
+NAMES = {"minari": "a-v0", "robomimic": "a.hdf5", "hdf5": "a.h5", "lance": "a.lance"}
+"""What a dataset of a format is called, where its name says the format."""
 
 
 class OtherOptions:

@@ -22,10 +22,8 @@ from ringmap.data import (
 )
 from ringmap.errors import InputError
 from ringmap.formats.base import Format
+from tests.formats.others import NAMES, OTHERS, OURS
 
-OURS = ["hdf5", "zarr", "folder", "video", "lance", "parquet"]
-OTHERS = ["lerobot", "robomimic", "minari"]
-NAMES = {"minari": "a-v0", "robomimic": "a.hdf5", "hdf5": "a.h5", "lance": "a.lance"}
 FORMATS = [name for name in [*OURS, *OTHERS] if name in list_formats()]
 
 NTSC = Fraction(30000, 1001)

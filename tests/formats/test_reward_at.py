@@ -18,10 +18,8 @@ from ringmap.data import (
     merge,
 )
 from ringmap.errors import InputError
+from tests.formats.others import NAMES, OTHERS, OURS
 
-OURS = ["hdf5", "zarr", "folder", "video", "lance", "parquet"]
-OTHERS = ["lerobot", "robomimic", "minari"]
-NAMES = {"minari": "a-v0", "robomimic": "a.hdf5", "hdf5": "a.h5", "lance": "a.lance"}
 ROWS = 5
 
 

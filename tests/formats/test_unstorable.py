@@ -10,8 +10,8 @@ import pytest
 from ringmap.data import convert, get_format, list_formats, load_dataset
 from ringmap.errors import InputError
 from ringmap.formats.base import Format
+from tests.formats.others import NAMES
 
-NAMES = {"minari": "a-v0", "robomimic": "a.hdf5", "hdf5": "a.h5", "lance": "a.lance"}
 FORMATS = [name for name in list_formats() if get_format(name).can_write()]
 OPTIONS = {
     "lerobot": {"reward_at": "same"},

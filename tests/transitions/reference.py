@@ -14,23 +14,18 @@ class Reference:
     def add(self, obs, actions, rewards, after, dones, truncated):
         count = len(rewards)
         lanes = list(range(len(self.steps), len(self.steps) + count))
-        for i in range(count):
-            self.steps.append(
-                {
-                    "obs": obs[i],
-                    "action": actions[i],
-                    "reward": rewards[i],
-                    "next": after[i],
-                    "done": dones[i],
-                    "truncated": truncated[i],
-                    "following": None,
-                }
-            )
+        self.append_each(obs, actions, rewards, after, dones, truncated)
         if self.last is not None and len(self.last) == count:
             for i, before in enumerate(self.last):
                 if self.steps[before]["next"].tobytes() == obs[i].tobytes():
                     self.steps[before]["following"] = lanes[i]
         self.last = lanes
+
+    def append_each(self, *columns):
+        """Append a step of each lane, from which none goes on yet."""
+        names = ("obs", "action", "reward", "next", "done", "truncated")
+        for values in zip(*columns, strict=True):
+            self.steps.append({**dict(zip(names, values, strict=True)), "following": None})
 
     def clear(self):
         self.steps, self.last = [], None

@@ -28,23 +28,12 @@ class Named(Reference):
         self.newest = {}
 
     def add_named(self, names, step):
-        obs, actions, rewards, after, dones, truncated = step
-        for i, name in enumerate(names):
+        for number, (name, obs) in enumerate(zip(names, step[0], strict=True), len(self.steps)):
             before = self.newest.get(name)
-            self.newest[name] = number = len(self.steps)
-            if before is not None and self.steps[before]["next"].tobytes() == obs[i].tobytes():
+            self.newest[name] = number
+            if before is not None and self.steps[before]["next"].tobytes() == obs.tobytes():
                 self.steps[before]["following"] = number
-            self.steps.append(
-                {
-                    "obs": obs[i],
-                    "action": actions[i],
-                    "reward": rewards[i],
-                    "next": after[i],
-                    "done": dones[i],
-                    "truncated": truncated[i],
-                    "following": None,
-                }
-            )
+        self.append_each(*step)
 
 
 class Envs:
