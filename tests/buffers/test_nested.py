@@ -9,6 +9,7 @@ from ringmap.data import (
     EPISODE_DATA_KEY,
     ConcatDataset,
     GoalDataset,
+    OfflineToOnlineReplayBuffer,
     convert,
     get_format,
     load_dataset,
@@ -88,6 +89,18 @@ def test_all_that_gives_back(buf):
     for batch in (buf.sample(4, nest=True), view.sample(4, nest=True)):
         assert batch["obs"]["camera"]["left"].shape[-3:] == (2, 2, 3) and len(batch.ids) == 4
     assert ConcatDataset([buf]).sample(4, nest=True)["obs"]["state"].shape[-1] == 2
+    mix = OfflineToOnlineReplayBuffer(buf, online_storage=buf, batch_size=4, seed=0)
+    assert mix.sample(nest=True)["obs"]["camera"]["left"].shape == (4, 2, 2, 3)
+    assert "obs/state" in mix.sample()
+
+
+def test_transitions_are_given_back_nested():
+    buf = ringmap.TransitionReplayBuffer(50, {"state": (2,)}, seed=0)
+    for t in range(T):
+        buf.add({"state": STATE[t]}, ACTION[t], t, {"state": STATE[t] + 2}, t == T - 1)
+    (episode,), (flat,) = buf.episodes(nest=True), buf.episodes()
+    np.testing.assert_array_equal(episode["obs"]["state"], flat["obs/state"])
+    assert episode.keys() - {"obs"} == flat.keys() - {"obs/state"}
 
 
 def test_what_is_given_back_nested_can_be_written_again(buf, tmp_path):

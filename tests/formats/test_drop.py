@@ -138,7 +138,7 @@ def test_a_column_that_one_source_lacks_is_dropped(tmp_path):
             writer.write_episode(episode(**more))
     with pytest.raises(InputError, match="no column 'extra'"):
         merge(paths, tmp_path / "all.h5", progress=False)
-    merge(paths, tmp_path / "all.h5", progress=False, drop="extra")
+    merge(paths, tmp_path / "all.h5", progress=False, drop=np.array(["extra"]))
     assert load_dataset(tmp_path / "all.h5").column_names == list(episode())
 
 

@@ -219,6 +219,7 @@ new(
 calls(
     lambda path: transitions(),
     "TransitionReplayBuffer",
+    episodes={"nest": True},
     batches={"batch_size": 3, "steps": 1, "prefetch": 1, "pin_memory": False},
     clip_window={"history_len": 1},
     num_valid_ends={"history_len": 1},
@@ -264,7 +265,7 @@ calls(
     "OfflineToOnlineReplayBuffer",
     anneal={"step": 1, "total_steps": 10},
     rows={"batch_size": 4},
-    sample={"batch_size": 4},
+    sample={"batch_size": 4, "nest": True},
     split={"batch_size": 4},
 )
 

@@ -232,13 +232,15 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         """Return the number of offline and online rows in the next batch of this size."""
         return self._share.split(batch_size) if len(self._online) else (batch_size, 0)
 
-    def sample(self, batch_size: int | None = None) -> Any:
+    def sample(self, batch_size: int | None = None, *, nest: bool = False) -> Any:
         """Draw a batch, offline rows first.
 
         Before the first `extend` all rows are offline. With a fraction annealed to 0 all are online.
 
         Args:
             batch_size: B; None for that of the constructor.
+            nest: return the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`, as is done anyway where a
+                source gives nested batches.
 
         Returns:
             column -> `(B, ...)`, transformed. Where the sources differ in dtype, a dtype that holds both. If the online
@@ -246,7 +248,8 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             attributes.
 
         Raises:
-            InputError: no batch size; or a column whose shape differs between the sources.
+            InputError: no batch size; a column whose shape differs between the sources; or `nest`, and a column has
+                the name of what would hold another one.
             UnknownColumnError: (KeyError) only one source has a column.
             NoClipsError: both sources are empty.
         """
@@ -287,19 +290,19 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                     f"{'provenance; choose another' if name == self.provenance else 'priorities; rename the column'}"
                 )
         batch = {**batch, **notes}
-        made = self._as_asked(batch, size, where)
+        made = self._as_asked(batch, size, nest, where)
         if isinstance(made, dict):
             made = Batch(made, ids, None if ids is None else made["weights"])
         return made if self.transform is None else self.transform(made)
 
-    def _as_asked(self, batch: dict[str, Any], size: int, where: str) -> Any:
-        deep, to = self._offline.deep or self._online.deep, self._out.plain
+    def _as_asked(self, batch: dict[str, Any], size: int, nest: bool, where: str) -> Any:
+        deep, to = nest or self._offline.deep or self._online.deep, self._out.plain
         if self._out.to is None and (self._offline.tensordict or self._online.tensordict):
             to = "tensordict"
         columns = self._out.arrays(batch) if to == "numpy" else self._out.tensors(batch)
         if to == "tensordict":
             return as_tensordict(columns, size, deep, where)
-        return nested(columns) if deep else columns
+        return nested(columns, where) if deep else columns
 
     def extend(self, data: Any) -> Any:
         """Add experience to the online source; the offline data are never changed.

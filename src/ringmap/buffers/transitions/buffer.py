@@ -64,6 +64,7 @@ from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.formats.catalog.convert import convert
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.commit.numbering import UNNUMBERED
@@ -728,13 +729,16 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         """
         return StoredDataset(TransitionSource(self, self.open), **{"output": "numpy", "layout": "HWC", **options})
 
-    def episodes(self) -> Iterator[dict[str, Any]]:
+    def episodes(self, *, nest: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the episodes of `episode_dataset`, as column -> list of rows, in the order in which they ended.
 
         The key `_episode_data` is included when the episode has data. An episode that is evicted meanwhile is left out.
+
+        Args:
+            nest: return the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`.
         """
-        for episode in self._whole_episodes():
-            yield {n: v if isinstance(v, dict) else list(v) for n, v in episode.items()}
+        each = ({n: v if n == EPISODE_DATA_KEY else list(v) for n, v in one.items()} for one in self._whole_episodes())
+        return (nested(one, "TransitionReplayBuffer.episodes") for one in each) if nest else each
 
     def _whole_episodes(self) -> Iterator[dict[str, Any]]:
         dataset = self.episode_dataset()

@@ -76,8 +76,8 @@ class Drop:
         several = [names] if isinstance(names, str) else names
         if isinstance(several, Mapping) or not isinstance(several, Iterable):
             raise ArgumentTypeError(f"{where}: drop= takes a list of names, got {names!r:.80}")
-        self._names = dict.fromkeys(several)
-        if not all(type(name) is str for name in self._names):
+        self._names = {str(name) if isinstance(name, str) else name: None for name in several}  # NumPy's is a str
+        if not all(isinstance(name, str) for name in self._names):
             raise ArgumentTypeError(f"{where}: drop= takes names, got {list(self._names)!r:.80}")
         self._where = where
 
