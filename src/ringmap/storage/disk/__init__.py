@@ -8,6 +8,7 @@
     forks      what a forked child must replace: generators and locks
     advice     what to do about an error of the system, in words
     npy        the header of a `.npy` file
+    frames     a run of payloads with checksums; the first that is not whole ends it
     canonical  JSON with one text for each object, and its checksum
     xxh3       checksums of many records at once
 
