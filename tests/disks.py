@@ -7,10 +7,10 @@ import signal
 import tempfile
 from pathlib import Path
 
+from ringmap.storage.disk import two_slots
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect import scan
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.records import state
 
 RAM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
@@ -30,7 +30,7 @@ def undisturbed(set=setattr, looks=5):
         looks: how often a slot is looked at that stays torn.
     """
     set(Handle, "retry_s", 0)
-    set(state, "_LOOKS", looks)
+    set(two_slots, "_LOOKS", looks)
     set(scan, "_LOOKS", 1)
     set(scan, "pool", lambda count, name: None)
 

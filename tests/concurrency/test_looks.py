@@ -8,10 +8,11 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
 from ringmap.errors import CorruptError, LappedError
+from ringmap.storage.disk.two_slots import SLOT_NBYTES
 from ringmap.storage.read import read_live
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import MOST, look_again
-from ringmap.storage.records.state import SLOT_NBYTES, StateFile
+from ringmap.storage.records.state import StateFile
 from tests.disks import FaultyDisk
 
 
@@ -270,7 +271,7 @@ def test_a_look_waits_for_a_slot_that_is_being_written(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(StateFile, "data", data)
-    found, seen = writer.engine.owned.files.state_file.examine()
+    found, seen = writer.engine.owned.files.state_file.peek()
     assert len(torn) == 3
     assert found == writer.engine.owned.files.state
     assert seen not in torn

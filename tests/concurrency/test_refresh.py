@@ -32,7 +32,7 @@ class Meanwhile:
     def __init__(self, monkeypatch, reader, when, work):
         self.work = work
         if when == "looked":
-            self._set(monkeypatch, reader._state_file, "look")
+            self._set(monkeypatch, reader._state_file, "peek")
         else:  # a single record, or several
             self._set(monkeypatch, reader.table, "read")
             self._set(monkeypatch, reader.table, "read_range")
@@ -198,10 +198,10 @@ def test_a_state_that_is_shown_during_a_look_is_new_at_the_next(writer, monkeypa
 @pytest.mark.skipif(not System().loads_are_ordered, reason="this processor does not order loads")
 def test_control_a_glance_after_the_look(writer, monkeypatch):
     def look(self):
-        glance = self._state_file.glance()
+        glance = self._state_file.generations()
         if glance != self._glanced[0]:
             shown = self._whole_look()
-            self._glanced = self._state_file.glance(), shown
+            self._glanced = self._state_file.generations(), shown
         return self._glanced[1]
 
     monkeypatch.setattr(Reader, "_look", look)
@@ -216,7 +216,7 @@ def test_a_record_that_the_state_does_not_show_takes_the_whole_examination(write
     with ReplayBuffer.open(writer.path, seed=0) as reader:
         write(writer, 1)
         source = reader.engine.source
-        shown = source._state_file.look()
+        shown = source._state_file.peek()[0]
         other = {name: getattr(shown, name) + more for name, more in changed.items()}
         assert not source._follow_one(replace(shown, **other))
         assert reader.num_episodes == 3

@@ -128,7 +128,7 @@ class Reader(Handle):
         """
         tries = Tries(self.retry_s)
         while tries.again():
-            shown, data = self._state_file.examine()
+            shown, data = self._state_file.peek()
             shown = shown or self._state_file.newest_in(data)
             self._read_manifest_again()  # after the look: a writer replaces it before it begins an era
             self._lost = None if shown or StateFile.witnesses_commits(data) else data
@@ -223,7 +223,7 @@ class Reader(Handle):
 
     def glance(self) -> tuple[int, int] | None:
         """Return what changes with each state that is shown, without a system call; None where that can't be told."""
-        return self._state_file.glance()
+        return self._state_file.generations()
 
     def map_state(self, room: Room, at: int) -> bool:
         """Map the state file into a room; False where `glance` returns None."""
@@ -236,7 +236,7 @@ class Reader(Handle):
         if now >= self._held_until:
             self.disk.check_held("ReplayBuffer")
             self._refuse_copied()
-            if self._state_file.glance() is not None:
+            if self._state_file.generations() is not None:
                 self._held_until = now + HELD_S
 
     def _refuse_copied(self) -> None:
@@ -255,7 +255,7 @@ class Reader(Handle):
 
     def _look(self) -> State:
         """Return the newest state that was shown, without a system call if that is the one of the last look."""
-        glance = self._state_file.glance()  # before the look: a state that is shown after it counts as new
+        glance = self._state_file.generations()  # before the look: a state that is shown after it counts as new
         if glance is None:
             return self._whole_look()
         before, shown = self._glanced
@@ -270,7 +270,7 @@ class Reader(Handle):
         # writes a row: while the file is unchanged, no process has written since.
         if self._lost is not None and self._state_file.data() == self._lost:
             return self._shown
-        shown = self._state_file.look()
+        shown = self._state_file.peek()[0]
         if shown is None:
             raise CorruptError(
                 f"{self.paths.state}: stays torn: its writer was killed in mid-write; open the buffer for "
@@ -314,7 +314,7 @@ class Reader(Handle):
             return True
         records, valid = self.table.read_range(fresh, shown.seq)
         if not valid.all():
-            again = self._state_file.look()
+            again = self._state_file.peek()[0]
             if again is not None and again.era == shown.era and again.first <= fresh + int(np.argmin(valid)):
                 bad = fresh + int(np.argmin(valid))
                 raise CorruptError(f"{self.paths.table}: record {bad} is damaged; run ringmap.check on the buffer")

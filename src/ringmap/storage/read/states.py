@@ -4,7 +4,7 @@
             ^                ^                         ^                ^
             `glance`: the generations of all, as bytes
 
-Invariants: as of `StateFile.glance`: while the bytes stay the same, no ring has shown a later state; rows that are
+Invariants: as of `TwoSlots.generations`: while the bytes stay the same, no ring has shown a later state; rows that are
 loaded before a glance are loaded before the generations.
 Not here: what a state says, and whether the directories are still at their paths (reader.py).
 """
@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.disk.room import Room
+from ringmap.storage.disk.two_slots import GENERATION, SLOT_NBYTES
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.records.state import GENERATION, SLOT_NBYTES, StateFile
+from ringmap.storage.records.state import StateFile
 
 __all__ = ["States"]
 
