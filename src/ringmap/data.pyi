@@ -6,9 +6,8 @@ from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
 from ringmap.buffers.torchrl_storage import to_torchrl, torchrl_storage
 from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
-from ringmap.clips.computed.place import Index, TimeToEnd
 from ringmap.clips.computed.returns import ReturnToGo
-from ringmap.clips.computed.sequences import Sequences
+from ringmap.clips.computed.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.items import Computed, Items
 from ringmap.clips.window import Window
 from ringmap.datasets.arrays import from_arrays

@@ -23,14 +23,13 @@ from torch.utils.data import DataLoader
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.buffers import replay
-from ringmap.clips import drawn as drawn_module
+from ringmap.clips import draws as draws_module
 from ringmap.clips import gather as gather_module
 from ringmap.clips import parts as parts_module
 from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
-from ringmap.clips.computed.place import Index, TimeToEnd
 from ringmap.clips.computed.returns import ReturnToGo
-from ringmap.clips.computed.sequences import Sequences
+from ringmap.clips.computed.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.items import Computed
 from ringmap.clips.samplers.episodes import EpisodeSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
@@ -798,7 +797,7 @@ def test_the_second_look_sees_the_lowest_position(cut, monkeypatch):
 
     assert (draw() == 1).all()
     with monkeypatch.context() as patch:
-        patch.setattr(drawn_module.Crossing, "still_whole", lambda self, source, count: None)
+        patch.setattr(draws_module.Crossing, "still_whole", lambda self, source, count: None)
         patch.setattr(parts_module.Joined, "still_whole", lambda self, good: good)
         assert not (draw() == 1).all()
 
@@ -838,7 +837,7 @@ def test_rows_are_overwritten_between_a_draw_and_the_second_look(lowest, monkeyp
     assert draws() == 0
     with monkeypatch.context() as patch:
         if lowest:
-            patch.setattr(drawn_module.Crossing, "still_whole", lambda self, source, count: None)
+            patch.setattr(draws_module.Crossing, "still_whole", lambda self, source, count: None)
         else:
             patch.setattr(gather_module, "lost", lambda *_: None)
         assert draws() > 0

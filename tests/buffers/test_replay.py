@@ -21,7 +21,7 @@ from ringmap.errors import (
     UnknownFormatError,
 )
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.ring.arithmetic import spare_rows
+from ringmap.storage.ring.ring import spare_rows
 from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored
 from tests.disks import Through
 

@@ -41,7 +41,7 @@ from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk, MemoryFile
 from ringmap.storage.records.state import StateFile
-from ringmap.storage.ring.arithmetic import Ring
+from ringmap.storage.ring.ring import Ring
 from tests.buffers.steps import clip, columns, prove, same
 from tests.disks import Through, ram_folder
 

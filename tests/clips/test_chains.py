@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from ringmap.clips import index as index_module
-from ringmap.clips.drawn import Around, Crossing
+from ringmap.clips.draws import Around, Crossing
 from ringmap.clips.index import ClipIndex
-from ringmap.storage.ring import chains as chains_module
-from ringmap.storage.ring.chains import NONE, Parts
+from ringmap.storage.ring import links as links_module
+from ringmap.storage.ring.links import NONE, Parts
 from ringmap.storage.ring.live import LiveEpisodes
 
 
@@ -279,9 +279,9 @@ def test_without_live_parts_nothing_is_known_of_chains():
 def test_a_draw_after_a_part_joins_no_episodes(lanes, monkeypatch):
     """Clips that cross parts are found from part to part: episodes are joined for whoever asks for episodes."""
     joined = []
-    right = chains_module.WholeEpisodes.__init__
+    right = links_module.WholeEpisodes.__init__
     made = lambda self, *args: joined.append(1) or right(self, *args)  # noqa: E731
-    monkeypatch.setattr(chains_module.WholeEpisodes, "__init__", made)
+    monkeypatch.setattr(links_module.WholeEpisodes, "__init__", made)
     live, rng = LiveEpisodes(np.empty(0), np.empty(0)), np.random.default_rng(0)
     index = ClipIndex(live)
     for number in range(7000):
@@ -365,8 +365,8 @@ def count_live_steps(self, first, last):
         (Crossing, "put_anchors", serve_lost_clips),
         (Crossing, "still_whole", look_at_the_anchor_only),
         (Crossing, "put", put_nothing),
-        (chains_module, "_begins", follow_any_step),
-        (chains_module.Chains, "_link", link_any_part),
+        (links_module, "_begins", follow_any_step),
+        (links_module.Chains, "_link", link_any_part),
         (index_module.SpanIndex, "_clips_of", count_live_steps),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.clips.drawing import integers
+from ringmap.clips.draws import integers
 
 
 class Fixed:

@@ -15,8 +15,8 @@ from ringmap.clips.gather import ClipReader
 from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.live import LiveEpisodes
+from ringmap.storage.ring.ring import Ring
 
 
 class Column:

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmap.clips import index as index_module
-from ringmap.clips.guide_table import GuideTable
-from ringmap.clips.index import ClipIndex, SpanIndex
+from ringmap.clips.index import ClipIndex, GuideTable, SpanIndex
 from ringmap.storage.ring.live import LiveEpisodes
 
 lengths = st.one_of(

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 import ringmap.clips.gather
-import ringmap.clips.guide_table
 import ringmap.clips.index
 import ringmap.storage.read.handle
 import ringmap.storage.read.reader
@@ -22,7 +21,7 @@ FILES = {
     for module in (
         ringmap.clips.gather,
         ringmap.clips.index,
-        ringmap.clips.guide_table,
+        ringmap.clips.index,
         ringmap.storage.ring.live,
         ringmap.storage.read.reader,
         ringmap.storage.read.handle,

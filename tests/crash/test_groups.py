@@ -27,7 +27,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.records import stream_file as stream_module
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import read_stream
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position
 from tests.crash.cases import at_length
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
 from tests.disks import Cut, FaultyDisk, Through, ram_folder

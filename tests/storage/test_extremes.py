@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.storage.ring.extremes import all_true, highest, lowest
+from ringmap.storage.ring.arrays import all_true, highest, lowest
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=50), st.integers(1, 3))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.storage.ring.growing import GrowingArray
+from ringmap.storage.ring.arrays import GrowingArray
 from ringmap.storage.ring.live import LiveEpisodes
 
 moves = st.lists(

@@ -24,7 +24,7 @@ from ringmap.storage.records.table import (
     RETIRE,
     Record,
 )
-from ringmap.storage.ring.chains import NONE
+from ringmap.storage.ring.links import NONE
 
 MAX_STEPS, SLOTS, TAIL, HEAD, ORDINAL, TIME = 20, 30, 100, 115, 44, 99
 PLAIN = Record(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.storage.ring.arithmetic import Ring, spare_rows
+from ringmap.storage.ring.ring import Ring, spare_rows
 
 
 def test_spare_rows_by_the_rule():

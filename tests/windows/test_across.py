@@ -17,7 +17,7 @@ from ringmap.samplers import EpisodeSampler, PrioritizedSampler
 from ringmap.storage.read import handle
 from ringmap.storage.read import reader as reader_module
 from ringmap.storage.records import table
-from ringmap.storage.ring.chains import WholeEpisodes
+from ringmap.storage.ring.links import WholeEpisodes
 from tests.tiers import few
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
-from ringmap.clips.wanted import Wanted, tell_no_lanes, warn_unreached
+from ringmap.clips.window import Wanted, tell_no_lanes, warn_unreached
 from ringmap.errors import InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
 

@@ -37,7 +37,7 @@ from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
-from ringmap.clips.drawn import Crossing, Drawn
+from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, PINNED, ClipReader, Pinned, Redraw
 from ringmap.clips.items import EpisodeMoment
 from ringmap.clips.samplers.base import (
@@ -76,9 +76,9 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.table import PART, PartOf, Record
-from ringmap.storage.ring.chains import NONE
-from ringmap.storage.ring.extremes import lowest
-from ringmap.storage.ring.integers import Ordinal
+from ringmap.storage.ring.arrays import lowest
+from ringmap.storage.ring.links import NONE
+from ringmap.storage.ring.ring import Ordinal
 from ringmap.storage.sidecars.priorities import PriorityFile
 
 __all__ = ["Engine", "door"]

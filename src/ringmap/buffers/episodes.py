@@ -23,7 +23,7 @@ from ringmap.storage.read.origins import ORIGIN_KEY, origin_of
 from ringmap.storage.read.read_live import is_live, read_whole
 from ringmap.storage.records.blobs import decode_blob, decode_data, is_shown
 from ringmap.storage.records.table import DROPPED, END, EPISODE, INTERRUPTED, PART, Record, are_live
-from ringmap.storage.ring.integers import Ordinal, Position
+from ringmap.storage.ring.ring import Ordinal, Position
 
 __all__ = ["StoredChain", "StoredEpisodes", "evicted"]
 

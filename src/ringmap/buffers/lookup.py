@@ -19,9 +19,9 @@ import numpy as np
 
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
-from ringmap.clips.computed.place import Index
+from ringmap.clips.computed.sequences import Index
 from ringmap.clips.cut import Cut
-from ringmap.clips.drawn import Crossing
+from ringmap.clips.draws import Crossing
 from ringmap.clips.gather import GONE, PINNED
 from ringmap.clips.items import EpisodeMoment
 from ringmap.datasets.base import clip_ids

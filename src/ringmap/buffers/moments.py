@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.storage.ring.chains import Parts, WholeEpisodes
+from ringmap.storage.ring.links import Parts, WholeEpisodes
 
 __all__ = ["RingEpisodes", "episodes_of", "moment_of", "pack", "unpack"]
 

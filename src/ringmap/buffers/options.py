@@ -22,7 +22,7 @@ from ringmap.storage.columns.backends import Choice, Storage, disagreement
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Settings
 from ringmap.storage.records.manifest import Manifest
-from ringmap.storage.ring.arithmetic import spare_rows
+from ringmap.storage.ring.ring import spare_rows
 
 __all__ = [
     "Options",

@@ -29,7 +29,7 @@ from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.pins import outlives_its_pass
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.clips.cut import Cut
-from ringmap.clips.drawn import Crossing, Drawn
+from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, PINNED
 from ringmap.clips.items import EpisodeMoment
 from ringmap.clips.window import WindowSpec

@@ -18,7 +18,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.datasets.batch import worker
 from ringmap.errors import StaleCopyError
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position
 
 __all__ = ["Pins", "outlives_its_pass"]
 

@@ -22,7 +22,7 @@ from ringmap.arguments import positive
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.lookup import Clips
 from ringmap.clips.cut import Cut
-from ringmap.clips.drawn import Drawn
+from ringmap.clips.draws import Drawn
 from ringmap.errors import InputError, RoleError
 from ringmap.extras import require
 

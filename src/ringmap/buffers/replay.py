@@ -41,8 +41,9 @@ from ringmap.buffers.options import (
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.updates import updated
 from ringmap.buffers.view import BufferView
-from ringmap.clips import outcomes
-from ringmap.clips.facts import Facts, check_fps
+from ringmap.clips.facts import REWARDS, Facts, check_fps, name_among
+from ringmap.clips.facts import TERMINATED as TERMINATED_NAMES
+from ringmap.clips.facts import TRUNCATED as TRUNCATED_NAMES
 from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.datasets.stored_episodes import episodes_of, outlines_of
@@ -401,7 +402,7 @@ class ReplayBuffer(Sampled[BufferView]):
             facts.reward_at is None
             and self.reward_at is not None
             and len(dataset.lengths)
-            and outcomes.name_among(outcomes.REWARDS, dataset.column_names)
+            and name_among(REWARDS, dataset.column_names)
         ):
             raise InputError(
                 f"{where}: the buffer has reward_at={self.reward_at!r}, and it is not known where the rewards of the "
@@ -1117,13 +1118,13 @@ def _closed_on_error(opened: list[Handle]) -> Iterator[None]:
 
 def _flags(arrays: Mapping[str, Array], last: int) -> int:
     """Return the flags of an episode whose last row this is."""
-    kinds = (outcomes.TERMINATED, TERMINATED), (outcomes.TRUNCATED, TRUNCATED)
+    kinds = (TERMINATED_NAMES, TERMINATED), (TRUNCATED_NAMES, TRUNCATED)
     return sum(_at(arrays, names, last) * flag for names, flag in kinds)
 
 
 def _at(arrays: Mapping[str, Array], names: Sequence[str], row: int) -> int:
     """Return 1 if a column of flags, the first of these that there is, has a true value in a row."""
-    values = arrays.get(outcomes.name_among(names, arrays) or "")
+    values = arrays.get(name_among(names, arrays) or "")
     if values is None or values.ndim != 1 or values.dtype.kind not in "biuf":
         return 0
     return int(values.item(row) == 1)

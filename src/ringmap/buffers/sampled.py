@@ -33,13 +33,12 @@ from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.samplers.uniform import uniform
-from ringmap.clips.wanted import Wanted, check_anchors, warn_unreached
-from ringmap.clips.window import WindowSpec
+from ringmap.clips.window import Wanted, WindowSpec, check_anchors, warn_unreached
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.nested import nested
-from ringmap.storage.ring.integers import ClipId
+from ringmap.storage.ring.ring import ClipId
 
 __all__ = ["DefaultSampler", "Sampled"]
 

@@ -28,7 +28,7 @@ from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import ANCHOR, Cut
-from ringmap.clips.drawing import integers
+from ringmap.clips.draws import integers
 from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, NoClipsError
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.create import make_folder
@@ -40,7 +40,7 @@ from ringmap.storage.read.read_live import look_again, lost, read_whole
 from ringmap.storage.read.recovery import small_state_in
 from ringmap.storage.records.kinds import ROWS, must_be
 from ringmap.storage.records.manifest import Kind
-from ringmap.storage.ring.arithmetic import spare_rows
+from ringmap.storage.ring.ring import spare_rows
 
 __all__ = ["ROW", "StepRing", "whole"]
 

@@ -25,15 +25,15 @@ from ringmap.buffers.moments import RingEpisodes, episodes_of, moment_of
 from ringmap.buffers.pinned_view import PinnedView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
-from ringmap.clips.drawn import Drawn
+from ringmap.clips.draws import Drawn
 from ringmap.clips.index import ClipIndex
-from ringmap.clips.wanted import tell_no_lanes
+from ringmap.clips.window import tell_no_lanes
 from ringmap.datasets.windows import Runs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.origins import origins_at
-from ringmap.storage.ring.chains import NONE, Parts, WholeEpisodes
+from ringmap.storage.ring.links import NONE, Parts, WholeEpisodes
 from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["BufferView"]

@@ -17,7 +17,7 @@ import numpy as np
 from ringmap.buffers.located import holds_rings
 from ringmap.cli.console import plain
 from ringmap.cli.resolve import episodes_at
-from ringmap.clips.outcomes import REWARDS, TERMINATED, TRUNCATED, name_among
+from ringmap.clips.facts import REWARDS, TERMINATED, TRUNCATED, name_among
 from ringmap.clips.where import Values, select
 from ringmap.errors import InputError
 from ringmap.storage.read.read_live import look_again

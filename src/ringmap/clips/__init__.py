@@ -5,9 +5,9 @@
     window                  what a user asks for, as a cut
     items | clip_range      a batch as computed columns see it; the clips of a moment as samplers see them
     cut                     which steps an item holds, and which steps can be its anchor
-    index, guide_table      clip numbers to episodes and steps, in integers only
-    outcomes                names of columns of rewards and ends
-    sumtree | threads       masses of priorities; one copy over several threads
+    index, draws            clip numbers to episodes and steps, in integers only; which clips cross parts
+    facts                   where rewards stand, steps per second, names of columns of rewards and ends
+    sumtree                 masses of priorities
 
 Begin with `cut`, then `gather`: everything that draws and everything that reads meets there.
 """

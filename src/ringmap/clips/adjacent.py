@@ -27,8 +27,8 @@ from ringmap.storage.columns.rows import Rows
 from ringmap.storage.read.handle import Handle, Pulse
 from ringmap.storage.read.reader import HELD_S
 from ringmap.storage.read.states import States
-from ringmap.storage.ring.extremes import all_true, lowest
-from ringmap.storage.ring.integers import NOWHERE
+from ringmap.storage.ring.arrays import all_true, lowest
+from ringmap.storage.ring.ring import NOWHERE
 
 __all__ = ["RING_FAULTS", "AdjacentRings", "Ends"]
 

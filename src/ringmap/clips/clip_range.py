@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.clips.drawing import integers
+from ringmap.clips.draws import integers
 from ringmap.clips.index import SpanIndex, counts
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.ring.integers import ClipNumber, Position
 from ringmap.storage.ring.live import LiveEpisodes
+from ringmap.storage.ring.ring import ClipNumber, Position
 
 __all__ = ["ClipRange", "HasClipRange"]
 

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.drawn import Around
+from ringmap.clips.draws import Around
 from ringmap.clips.index import counts, why_no_clips
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.ring.extremes import highest
+from ringmap.storage.ring.arrays import highest
 
 __all__ = [
     "ANCHOR",

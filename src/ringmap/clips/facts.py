@@ -1,4 +1,4 @@
-"""What a source of episodes knows of all its steps: where rewards stand, and how many steps are a second.
+"""What a source of episodes knows of all its steps: where rewards and ends stand, and how many steps are a second.
 
     source (dataset, buffer) --Facts.of--> Facts --encode--> {"reward_at": "next", "fps": "30000/1001"}
     --Facts.stated--> Facts
@@ -11,7 +11,7 @@ Not here: what windows and sums make of them (window.py), where a format stores 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -19,7 +19,23 @@ from typing import Any
 from ringmap.errors import InputError
 from ringmap.storage.records.rates import as_rate, parse_rate, rate_text, same_rate
 
-__all__ = ["NAMES", "PREFIX", "REWARD_AT", "Facts", "check_fps", "check_reward_at"]
+__all__ = [
+    "NAMES",
+    "PREFIX",
+    "REWARDS",
+    "REWARD_AT",
+    "TERMINATED",
+    "TRUNCATED",
+    "Facts",
+    "check_fps",
+    "check_reward_at",
+    "name_among",
+]
+
+REWARDS = ("reward", "rewards", "next.reward", "next/reward")
+TERMINATED = ("terminated", "next.terminated", "next/terminated")
+TRUNCATED = ("truncated", "next.truncated", "next/truncated")
+"""Names of columns, in the order in which they are looked for: ours, then those of LeRobot."""
 
 REWARD_AT = ("next", "same")
 
@@ -28,6 +44,16 @@ NAMES = ("reward_at", "fps")
 
 PREFIX = "ringmap_"
 """Before these names in the metadata of formats that are not ours alone."""
+
+
+def name_among(names: Sequence[str], columns: Container[str]) -> str | None:
+    """Return the first of the names that is a column; None if none is.
+
+    Example:
+        >>> name_among(TERMINATED, ["obs", "next.terminated"])
+        'next.terminated'
+    """
+    return next((name for name in names if name in columns), None)
 
 
 def check_reward_at(where: str, reward_at: Any) -> str | None:

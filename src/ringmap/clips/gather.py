@@ -22,8 +22,7 @@ import numpy as np
 from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout, Places, Steps, Taken, places_of, slots_of
-from ringmap.clips.drawing import integers
-from ringmap.clips.drawn import Crossing, Drawn
+from ringmap.clips.draws import Crossing, Drawn, integers
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import (
     EpisodeMoment,
@@ -47,8 +46,8 @@ from ringmap.storage.columns.threads import SPLIT_NBYTES, take
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
-from ringmap.storage.ring.extremes import lowest
-from ringmap.storage.ring.integers import ClipNumber, Position
+from ringmap.storage.ring.arrays import lowest
+from ringmap.storage.ring.ring import ClipNumber, Position
 
 __all__ = ["GONE", "MOST_CHOICES", "PINNED", "ClipReader", "Pinned", "Plan", "Redraw", "Together"]
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.clips.cut import Cut, Ends, Taken, clamp, slots_of
-from ringmap.clips.outcomes import TERMINATED, name_among
+from ringmap.clips.facts import TERMINATED, name_among
 from ringmap.errors import InputError
 from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.schema import Schema

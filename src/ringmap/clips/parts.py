@@ -6,7 +6,7 @@
 
 Invariants: a step is read at the position where its part is stored; an item is whole only if the lowest position that
 was read for it is still live after the copy.
-Not here: which parts make an episode (storage/ring/chains.py); rings without parts, which pay nothing (gather.py).
+Not here: which parts make an episode (storage/ring/links.py); rings without parts, which pay nothing (gather.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringmap.clips.cut import Cut, Ends, Places, Steps, clamp, places_of
 from ringmap.clips.items import Items, Numbers
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST
-from ringmap.storage.ring.chains import WholeEpisodes
+from ringmap.storage.ring.links import WholeEpisodes
 
 __all__ = ["Joined", "JoinedRows"]
 

@@ -32,8 +32,7 @@ import numpy as np
 from ringmap.arguments import positive
 from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex, ClipPairs
-from ringmap.clips.wanted import Wanted, check_anchors, tell_no_lanes, warn_unreached
-from ringmap.clips.window import WindowSpec
+from ringmap.clips.window import Wanted, WindowSpec, check_anchors, tell_no_lanes, warn_unreached
 from ringmap.datasets.batch import worker
 from ringmap.datasets.choose import choose
 from ringmap.datasets.image_axes import PictureAxes, as_nested, is_image, stored_layout
@@ -52,8 +51,8 @@ from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.joined import FIRST_STEP
-from ringmap.storage.ring.integers import ClipId
 from ringmap.storage.ring.live import LiveEpisodes
+from ringmap.storage.ring.ring import ClipId
 
 __all__ = [
     "Dataset",

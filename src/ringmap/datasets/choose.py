@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.outcomes import REWARDS, TERMINATED, TRUNCATED, name_among
+from ringmap.clips.facts import REWARDS, TERMINATED, TRUNCATED, name_among
 from ringmap.clips.where import Values, names_in, select
 from ringmap.datasets.marks import Mark, Marks
 from ringmap.errors import ArgumentTypeError, ClipIndexError, InputError

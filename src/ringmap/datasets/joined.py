@@ -20,9 +20,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from ringmap.clips.cut import Cut
-from ringmap.clips.facts import Facts
+from ringmap.clips.facts import REWARDS, Facts, name_among
 from ringmap.clips.index import ClipIndex
-from ringmap.clips.outcomes import REWARDS, name_among
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import (
     Dataset,

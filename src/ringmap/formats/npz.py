@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.clips.outcomes import REWARDS, name_among
+from ringmap.clips.facts import REWARDS, name_among
 from ringmap.datasets.arrays import NAMES
 from ringmap.errors import InputError
 from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of

@@ -22,8 +22,7 @@ import pytest
 
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.ring.arithmetic import Ring
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position, Ring
 
 __all__ = ["SPECS", "ColumnTests", "rows_of"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.outcomes import REWARDS, TERMINATED, TRUNCATED, name_among
+from ringmap.clips.facts import REWARDS, TERMINATED, TRUNCATED, name_among
 from ringmap.clips.where import Values
 from ringmap.datasets.choose import ENDED, OWN, mark_values
 from ringmap.datasets.marks import Mark

@@ -42,7 +42,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.facts import Facts, check_fps
 from ringmap.clips.many import RING_FAULTS, groups
 from ringmap.clips.samplers.base import Sampler
-from ringmap.clips.wanted import Wanted
+from ringmap.clips.window import Wanted
 from ringmap.datasets.base import Transform, in_range
 from ringmap.datasets.batch import worker
 from ringmap.datasets.image_axes import as_nested

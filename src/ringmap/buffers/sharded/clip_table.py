@@ -24,7 +24,7 @@ import numpy as np
 from ringmap.buffers.sharded.numbers import joined
 from ringmap.buffers.sharded.rings import Ring
 from ringmap.clips.cut import Cut
-from ringmap.clips.drawing import integers
+from ringmap.clips.draws import integers
 
 __all__ = ["ClipTable"]
 
@@ -114,7 +114,7 @@ class ClipTable:
         rings = upto.searchsorted(rng.random(size) * upto[-1], side="right")
         counts = self.counts.take(rings)
         firsts = (self.counts.cumsum() - self.counts).take(rings)
-        # A product is below its count even where it is rounded: see drawing.py.
+        # A product is below its count even where it is rounded: see draws.py.
         numbers: Array = firsts + (rng.random(size) * counts).astype(np.int64)
         return numbers
 

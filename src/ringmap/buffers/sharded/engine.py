@@ -42,8 +42,7 @@ from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
-from ringmap.clips.drawing import integers
-from ringmap.clips.drawn import Crossing, Drawn
+from ringmap.clips.draws import Crossing, Drawn, integers
 from ringmap.clips.gather import GONE, MOST_CHOICES, PINNED, ClipReader, Redraw
 from ringmap.clips.items import EpisodeMoment, call_functions
 from ringmap.clips.many import RING_FAULTS, Piece, gather_many, groups
@@ -66,7 +65,7 @@ from ringmap.storage.commit.store import Store
 from ringmap.storage.inspect.copying import Kept
 from ringmap.storage.read.handle import Pulse, refuse_if_mine
 from ringmap.storage.read.read_live import look_again
-from ringmap.storage.ring.extremes import lowest
+from ringmap.storage.ring.arrays import lowest
 
 __all__ = ["ShardEngine", "Weights"]
 

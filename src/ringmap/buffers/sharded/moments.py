@@ -23,7 +23,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.gather import Pinned
 from ringmap.clips.many import RING_FAULTS
 from ringmap.datasets.batch import worker
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position
 
 __all__ = ["Moment", "Moments", "told_state"]
 

@@ -23,7 +23,7 @@ from ringmap.buffers.sharded.numbers import apart, joined
 from ringmap.buffers.sharded.rings import Ring
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
-from ringmap.clips.drawn import Drawn
+from ringmap.clips.draws import Drawn
 from ringmap.clips.many import groups
 from ringmap.clips.samplers.base import BaseSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler, checked_priorities

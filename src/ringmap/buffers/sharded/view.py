@@ -24,7 +24,7 @@ from ringmap.buffers.sharded.rings import Ring
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
-from ringmap.clips.drawn import Drawn
+from ringmap.clips.draws import Drawn
 from ringmap.clips.many import groups
 from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClipIndexError, InputError, NoClipsError

@@ -52,8 +52,7 @@ from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
-from ringmap.clips.drawing import integers
-from ringmap.clips.drawn import Drawn
+from ringmap.clips.draws import Drawn, integers
 from ringmap.clips.gather import PINNED
 from ringmap.clips.samplers.base import Sampler, ids_of
 from ringmap.datasets.base import clip_id, clip_ids
@@ -75,7 +74,7 @@ from ringmap.storage.disk.local import local_path
 from ringmap.storage.records.blobs import encode_data, is_shown
 from ringmap.storage.records.kinds import TRANSITIONS, must_be
 from ringmap.storage.records.stream_file import EARLIER_LIMIT
-from ringmap.storage.ring.extremes import highest
+from ringmap.storage.ring.arrays import highest
 from ringmap.storage.sidecars import Copied
 from ringmap.storage.sidecars.successors import Successors
 

@@ -35,8 +35,8 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.records.manifest import Manifest
-from ringmap.storage.ring.extremes import highest, lowest
-from ringmap.storage.ring.integers import Ordinal
+from ringmap.storage.ring.arrays import highest, lowest
+from ringmap.storage.ring.ring import Ordinal
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.successors import Successors
 

@@ -31,7 +31,7 @@ from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
-from ringmap.clips.drawn import Crossing, Drawn
+from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw, Together
 from ringmap.clips.items import EpisodeMoment, Numbers
 from ringmap.clips.many import RING_FAULTS, Piece
@@ -41,7 +41,7 @@ from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live, lost, read_again
-from ringmap.storage.ring.extremes import all_true
+from ringmap.storage.ring.arrays import all_true
 
 __all__ = ["TransitionReader"]
 

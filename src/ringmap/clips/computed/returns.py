@@ -21,8 +21,7 @@ from ringmap.clips.cut import clamp, slots_of
 from ringmap.clips.items import Computed, ItemRows, Items
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.ring.arithmetic import Ring
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position, Ring
 
 __all__ = ["ReturnToGo"]
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.arguments import integer
+from ringmap.arguments import finite, integer, positive_real
 from ringmap.errors import ClosedError, InputError
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
@@ -29,6 +30,7 @@ __all__ = [
     "BaseSampler",
     "DrawingSampler",
     "HasClips",
+    "Linear",
     "Sampler",
     "Seed",
     "Weigh",
@@ -387,3 +389,32 @@ def window_of(sampler: Any, buffer: Any, history_len: int) -> Any:
             f"{type(sampler).__name__}: draws from buffers of ringmap, got {type(buffer).__name__}"
         ) from None
     return ask(history_len)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Linear from `start` at step 0 to `stop` at step `steps`, and `stop` after that.
+
+    Raises:
+        InputError: an end is not a finite number, or `steps` is not a positive number.
+
+    Example:
+        >>> beta = Linear(0.4, 1.0, steps=100)
+        >>> beta(0), beta(50), beta(1000)
+        (0.4, 0.7, 1.0)
+    """
+
+    start: float
+    stop: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        for name in ("start", "stop"):
+            object.__setattr__(self, name, finite("Linear", name, getattr(self, name)))
+        object.__setattr__(self, "steps", positive_real("Linear", "steps", self.steps))
+
+    def __call__(self, step: int) -> float:
+        """Return the value at a step."""
+        share = min(max(step / self.steps, 0.0), 1.0)
+        return self.start + (self.stop - self.start) * share

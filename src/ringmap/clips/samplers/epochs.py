@@ -11,7 +11,7 @@ from ringmap.arguments import count
 from ringmap.clips.clip_range import ClipRange, HasClipRange
 from ringmap.clips.samplers.base import Array, BaseSampler, check_state, window_of
 from ringmap.errors import InputError
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position
 
 __all__ = ["EpochSampler"]
 

@@ -43,9 +43,8 @@ from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.disk.forks import Renew
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.ring.arithmetic import Ring
-from ringmap.storage.ring.extremes import all_true, highest, lowest
-from ringmap.storage.ring.integers import Position, Slot
+from ringmap.storage.ring.arrays import all_true, highest, lowest
+from ringmap.storage.ring.ring import Position, Ring, Slot
 from ringmap.storage.sidecars.priorities import Leaves
 from ringmap.storage.sidecars.stored_priorities import Opened, StoredPriorities
 

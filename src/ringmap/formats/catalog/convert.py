@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.facts import Facts
-from ringmap.clips.outcomes import REWARDS, name_among
+from ringmap.clips.facts import REWARDS, Facts, name_among
 from ringmap.datasets.base import Dataset, SelectedDataset, Where
 from ringmap.datasets.stored_episodes import episodes_of, outlines_of, schema_of
 from ringmap.errors import InputError

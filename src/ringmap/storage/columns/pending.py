@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position
 
 __all__ = ["PendingRows", "found_in"]
 

@@ -30,9 +30,8 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import put
 from ringmap.storage.columns.threads import take
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.ring.arithmetic import Ring
-from ringmap.storage.ring.extremes import highest
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.arrays import highest
+from ringmap.storage.ring.ring import Position, Ring
 
 __all__ = ["UNREADABLE", "Rows", "combine", "sum_of"]
 

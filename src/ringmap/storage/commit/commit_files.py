@@ -30,7 +30,7 @@ from ringmap.storage.records.blobs import HEAD, Segments, StatePlace, encode_blo
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position
 
 __all__ = ["BlobPlace", "CommitFiles"]
 

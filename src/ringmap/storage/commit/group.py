@@ -50,7 +50,7 @@ from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import FRAME, Apart, seed_of
 from ringmap.storage.records.table import DROPPED, Record
 from ringmap.storage.records.word_file import WordFile
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position
 
 __all__ = ["OpenGroup", "follows", "kept_apart"]
 

@@ -86,8 +86,8 @@ from ringmap.storage.records.table import (
     are_live,
     next_ordinals,
 )
-from ringmap.storage.ring.chains import NONE
-from ringmap.storage.ring.integers import Ordinal, Position
+from ringmap.storage.ring.links import NONE
+from ringmap.storage.ring.ring import Ordinal, Position
 from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.sidecars.successors import Successors
 

@@ -32,7 +32,7 @@ from ringmap.storage.records.blobs import Segments, segment_name
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record, are_live
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS, Copied, Home, Sidecar
 
 __all__ = ["Copy", "Kept", "Look", "StartOver", "look"]

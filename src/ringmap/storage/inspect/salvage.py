@@ -73,8 +73,8 @@ from ringmap.storage.records.table import (
     Record,
     next_ordinals,
 )
-from ringmap.storage.ring.chains import NONE
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.links import NONE
+from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
 
 __all__ = ["Action", "Salvage", "longest_rise"]

@@ -46,7 +46,7 @@ from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.names import DATA, MANIFEST, STATE, TABLE
 from ringmap.storage.records.state import State
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, Record
-from ringmap.storage.ring.integers import ORIGIN, Position
+from ringmap.storage.ring.ring import ORIGIN, Position
 
 __all__ = ["Reached", "Scan"]
 

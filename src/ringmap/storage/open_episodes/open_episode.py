@@ -45,8 +45,8 @@ from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import FRAME, Stream, read_stream
 from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED, PartOf
 from ringmap.storage.records.word_file import WordFile
-from ringmap.storage.ring.chains import NONE
-from ringmap.storage.ring.integers import Ordinal
+from ringmap.storage.ring.links import NONE
+from ringmap.storage.ring.ring import Ordinal
 
 __all__ = ["OpenEpisode", "finish_open"]
 

@@ -45,8 +45,8 @@ from ringmap.storage.records.table import (
     origins_of,
     parts_of,
 )
-from ringmap.storage.ring.integers import NOWHERE, ORIGIN, Ordinal, Position
 from ringmap.storage.ring.live import LiveEpisodes
+from ringmap.storage.ring.ring import NOWHERE, ORIGIN, Ordinal, Position
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.mutable import MutableValues
 

@@ -4,7 +4,7 @@
                                                   -> data: of the last part, or of the record that ended the chain
 
 Invariants: what is returned was live during the read; parts that are evicted meanwhile are left out, with those before
-them. Not here: which parts make an episode (ring/chains.py), clips.
+them. Not here: which parts make an episode (ring/links.py), clips.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.ring.integers import Ordinal
+from ringmap.storage.ring.ring import Ordinal
 
 __all__ = ["FIRST_STEP", "joined_data", "read_joined", "read_pieces"]
 

@@ -6,7 +6,7 @@ Not here: the file (sidecars/marks.py).
 from __future__ import annotations
 
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars.marks import ANY, Mark, MarkFile
 
 __all__ = ["mark_file", "marked", "record_key"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.records.table import COPIED
-from ringmap.storage.ring.integers import Ordinal, Position
+from ringmap.storage.ring.ring import Ordinal, Position
 
 __all__ = ["ORIGIN_KEY", "Origins", "origin_in", "origin_of", "origins_at"]
 

@@ -35,8 +35,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ringmap.errors import LappedError
-from ringmap.storage.ring.extremes import lowest
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.arrays import lowest
+from ringmap.storage.ring.ring import Position
 
 __all__ = [
     "MOST",

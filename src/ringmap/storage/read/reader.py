@@ -38,7 +38,7 @@ from ringmap.storage.read.recovery import (
 )
 from ringmap.storage.records.state import State, StateFile
 from ringmap.storage.records.table import EpisodeTable, are_live, ends_of, origins_of, parts_of
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.ring import Position
 
 __all__ = ["Reader"]
 

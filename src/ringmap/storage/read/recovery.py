@@ -51,8 +51,8 @@ from ringmap.storage.records.table import (
     are_live,
     next_ordinals,
 )
-from ringmap.storage.ring.chains import NONE
-from ringmap.storage.ring.integers import ORIGIN, Position
+from ringmap.storage.ring.links import NONE
+from ringmap.storage.ring.ring import ORIGIN, Position
 
 __all__ = [
     "Progress",

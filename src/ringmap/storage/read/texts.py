@@ -22,8 +22,8 @@ from ringmap.storage.columns.text import decoded
 from ringmap.storage.read.read_live import Live, is_live
 from ringmap.storage.records.blobs import Segments, decode_words
 from ringmap.storage.records.table import Record
-from ringmap.storage.ring.integers import Position
 from ringmap.storage.ring.live import LiveEpisodes
+from ringmap.storage.ring.ring import Position
 
 __all__ = ["KEPT_NBYTES", "Texts"]
 

@@ -37,7 +37,7 @@ from ringmap.storage.records.names import COLUMNS, STATE, TABLE
 from ringmap.storage.records.rates import as_rate, parse_rate, rate_text
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import MOST, EpisodeTable
-from ringmap.storage.ring.arithmetic import Ring
+from ringmap.storage.ring.ring import Ring
 
 __all__ = [
     "FORMAT",

@@ -21,7 +21,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.room import Room
 from ringmap.storage.disk.two_slots import SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.table import MOST
-from ringmap.storage.ring.integers import ORIGIN, Position
+from ringmap.storage.ring.ring import ORIGIN, Position
 
 __all__ = ["NO_BOOT", "SLOT", "State", "StateFile"]
 

@@ -32,7 +32,7 @@ from ringmap.storage.records.blobs import decode_data
 from ringmap.storage.records.names import WORDS
 from ringmap.storage.records.table import MOST, PartOf
 from ringmap.storage.records.word_file import FRAME, read_words
-from ringmap.storage.ring.chains import NONE
+from ringmap.storage.ring.links import NONE
 
 __all__ = ["EARLIER_LIMIT", "FRAME", "Apart", "OpenRows", "Stream", "read_stream", "seed_of"]
 

@@ -31,8 +31,8 @@ from ringmap.errors import CorruptError
 from ringmap.storage.disk.files import Disk, File, closed
 from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.disk.xxh3 import BLOCK, ROW_NBYTES, xxh3_64_of_rows
-from ringmap.storage.ring.chains import NONE, Parts
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.links import NONE, Parts
+from ringmap.storage.ring.ring import Position
 
 __all__ = [
     "CLEAR",

@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.storage.ring.chains import NONE, Chains, Parts, WholeEpisodes
-from ringmap.storage.ring.extremes import lowest
-from ringmap.storage.ring.growing import GrowingArray
-from ringmap.storage.ring.integers import Ordinal, Position
+from ringmap.storage.ring.arrays import GrowingArray, lowest
+from ringmap.storage.ring.links import NONE, Chains, Parts, WholeEpisodes
+from ringmap.storage.ring.ring import Ordinal, Position
 
 __all__ = ["LiveEpisodes"]
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.storage.ring.growing import GrowingArray
+from ringmap.storage.ring.arrays import GrowingArray
 
 __all__ = ["NONE", "Chains", "Parts", "WholeEpisodes"]
 

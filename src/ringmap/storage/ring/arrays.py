@@ -1,4 +1,10 @@
-"""An array that grows at one end and drops values at the other."""
+"""Arrays of integers: one that grows at one end and drops values at the other; extremes of small batches.
+
+NumPy's reductions cost 1.1 to 1.3 us a call, however short the array; `argmin` and `argmax` 0.3 to 0.5, and a search in
+the bytes of booleans 0.1. A small batch needs three such answers, in a call of 15 us.
+
+Not here: positions and what they mean.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-__all__ = ["GrowingArray"]
+__all__ = ["GrowingArray", "all_true", "highest", "lowest"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 N = TypeVar("N", bound=int)
@@ -76,3 +82,35 @@ class GrowingArray(Generic[N]):
     def at(self, ordinal: int) -> N:
         """Return one value. O(1)."""
         return self._data.item(ordinal - self._offset)  # type: ignore[no-any-return]
+
+
+def lowest(values: Array) -> int:
+    """Return the smallest of some integers; there must be one.
+
+    Example:
+        >>> lowest(np.array([5, 3, 9]))
+        3
+    """
+    found: int = values.item(values.argmin())
+    return found
+
+
+def highest(values: Array) -> int:
+    """Return the greatest of some integers; there must be one.
+
+    Example:
+        >>> highest(np.array([5, 3, 9]))
+        9
+    """
+    found: int = values.item(values.argmax())
+    return found
+
+
+def all_true(flags: Array) -> bool:
+    """Tell whether all of some booleans are true; so are none.
+
+    Example:
+        >>> all_true(np.array([True, False])), all_true(np.array([], np.bool_))
+        (False, True)
+    """
+    return b"\0" not in flags.tobytes()
