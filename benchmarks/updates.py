@@ -13,11 +13,10 @@ from benchmarks.place import Place
 from benchmarks.table import Table
 from benchmarks.timing import in_turn
 from ringmap import Column, ReplayBuffer
-from ringmap.data import ShardedReplayBuffer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-BATCH, DIM, RINGS = 256, 512, 4
+BATCH, DIM = 256, 512
 
 
 def run(place: Place) -> list[Table]:
@@ -33,47 +32,8 @@ def run(place: Place) -> list[Table]:
         for _ in range(2):
             buf.write_episode({"obs": np.zeros((rows // 2, 8)), "plain": np.zeros((rows // 2, DIM))})
         tables = [_updates(place, folder, buf, rows), _reads(place, buf)]
-        tables.append(_of_a_learner(place, folder, buf, rows))
         buf.close()
     return tables
-
-
-def _of_a_learner(place: Place, folder: Path, one: ReplayBuffer, rows: int) -> Table:
-    """Time a learner that keeps values of four rings, beside the buffer of as many rows that updates itself."""
-    each = rows // RINGS
-    schema = {"obs": ((8,), "<f4"), "latent": Column((DIM,), "<f4", mutable=True)}
-    for number in range(RINGS):
-        with ReplayBuffer(each, schema=schema, path=folder / "fleet" / str(number)) as ring:
-            ring.write_episode({"obs": np.zeros((each, 8), np.float32)})
-        ring.close()
-    rings, own = f"a learner's values, {RINGS} rings", "one ring, its writer"
-    table = Table(f"{BATCH} rows of {DIM} float32, written back and read")
-    with ShardedReplayBuffer(folder / "fleet", state=folder / "learner", seed=0) as many:
-        values = np.random.default_rng(0).normal(size=(BATCH, DIM)).astype(np.float32)
-        rng, ids, steps = np.random.default_rng(1), np.arange(BATCH), many.view().positions
-        places = steps(np.arange(rows))
-
-        def choose() -> None:
-            ids[:] = rng.permutation(rows)[:BATCH]
-
-        shuffled = rng.permutation(rows)
-        for at in range(0, rows - BATCH + 1, BATCH):
-            for _ in range(3):
-                many.update(places[shuffled[at : at + BATCH]], {"latent": values})
-        updates = {
-            f"update, {own}": lambda: one.update(ids, {"latent": values}),
-            f"update, {rings}": lambda: many.update(places[ids], {"latent": values}),
-        }
-        reads = {
-            f"sample, {own}": lambda: one.sample(BATCH, columns=["latent"]),
-            f"sample, {rings}": lambda: many.sample(BATCH, columns=["latent"]),
-        }
-        for calls in (updates, reads):
-            table.add_all(in_turn(calls, place.size(400, 5), before=choose))
-            alone, together = calls
-            table.ratio(together, alone)
-            assert (many[ids.tolist()]["latent"][:, 0] == values).all() or calls is reads
-    return table
 
 
 def _updates(place: Place, folder: Path, buf: ReplayBuffer, rows: int) -> Table:

@@ -15,7 +15,7 @@ from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.cut import Cut
 from ringmap.clips.many import Piece, gather_many
 from ringmap.data import ShardedReplayBuffer, Window
-from ringmap.errors import ClosedError
+from ringmap.errors import ClosedError, ReadOnlyError
 from ringmap.storage.columns import memmap
 from ringmap.storage.columns.adjacent import AdjacentColumn, AdjacentRows
 from ringmap.storage.columns.memmap import MemmapColumn
@@ -115,18 +115,24 @@ def test_compressed_columns_are_read_ring_by_ring(fleet, takes, storage):
 
 
 def test_columns_that_change_are_read_ring_by_ring(tmp_path, takes):
-    for name in "ab":
-        with ReplayBuffer(100, path=tmp_path / "fleet" / name, schema=MUTABLE) as ring:
-            ring.write_episode({"obs": np.zeros((20, 2), np.int64)})
-    buf = ShardedReplayBuffer(tmp_path / "fleet", history_len=2, state=tmp_path / "learner", seed=0)
-    ids = buf.sample(30).ids
-    buf.update(ids, {"label": np.arange(30)})
-    found = {int(i): int(v) for i, v in zip(ids, range(30), strict=True)}
+    """With what the writer of each ring updated, also after the fleet was opened."""
+    rings = {name: ReplayBuffer(100, path=tmp_path / "fleet" / name, schema=MUTABLE) for name in "ab"}
+    for number, ring in enumerate(rings.values()):
+        ring.write_episode({"obs": np.stack([np.full(20, number), np.arange(20)], 1)})
+    rings["a"].update(np.arange(20), {"label": np.arange(20)})
+    buf = ShardedReplayBuffer(tmp_path / "fleet", history_len=2, seed=0)
+    rings["b"].update(np.arange(5, 10), {"label": np.arange(5, 10) + 100})
+    rings["b"].update(np.arange(7), {"label": np.arange(7) + 200})
+    of_b = {step: step + (200 if step < 7 else 100) for step in range(10)}
     batch = buf.sample(200)
-    mine = np.isin(batch.ids, ids)
-    assert batch["label"][mine, 0].tolist() == [found[int(i)] for i in batch.ids[mine]]
+    expected = [step if ring == 0 else of_b.get(step, 0) for ring, step in batch["obs"].reshape(-1, 2).tolist()]
+    assert batch["label"].ravel().tolist() == expected
     assert takes == []
+    with pytest.raises(ReadOnlyError, match="in the process that writes the ring, or store the value at collection"):
+        buf.update(batch.ids, {"label": np.zeros(200)})
     buf.close()
+    for ring in rings.values():
+        ring.close()
 
 
 def test_rings_of_other_sizes(fleet, takes):
@@ -414,17 +420,6 @@ def test_rows_that_are_opened_while_memory_is_looked_at(three):
     rings = AdjacentRings(readers, buf.engine.pulse, [source.rows_now], rows)
     assert rings.is_current
     assert not rings.is_current
-
-
-def test_values_that_are_laid_over_a_ring_are_seen(tmp_path):
-    with ReplayBuffer(100, path=tmp_path / "fleet" / "a", schema=MUTABLE) as ring:
-        ring.write_episode({"obs": np.zeros((20, 2), np.int64)})
-    buf = ShardedReplayBuffer(tmp_path / "fleet")
-    rings = beside(buf)
-    assert rings.is_current
-    rings.sources[0].lay_over(lambda source: source.values)
-    assert not rings.is_current
-    ring.close()
 
 
 def test_memory_that_is_looked_at_while_it_changes(three, monkeypatch):

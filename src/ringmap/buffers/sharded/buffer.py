@@ -47,7 +47,7 @@ from ringmap.datasets.base import Transform, in_range
 from ringmap.datasets.batch import worker
 from ringmap.datasets.image_axes import as_nested
 from ringmap.datasets.stored_episodes import outlines_of
-from ringmap.errors import ClipIndexError, ClosedError, ExistsError, InputError
+from ringmap.errors import ClipIndexError, ClosedError, ExistsError, InputError, ReadOnlyError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import POLICY_STEP
 from ringmap.formats.common.fill import fill
@@ -145,12 +145,9 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
             ... 60 s. `shards` names them either way.
             A ring whose directory is removed is no such ring: it is evicted.
         wait_s: how long to wait for the first ring.
-        state: the learner's own directory, which keeps the priorities of a `PrioritizedSampler`, and the values of
-            `update`, as of the last call that returned, also after a kill; one learner at a time. After a reboot
-            priorities begin again. None: priorities are in memory alone, and begin with those that each ring's writer
-            stored; there is no `update`.
-        durability: of the values of `update`: "process": they survive a kill, and a power cut as of the last `flush` or
-            `close`; "power": they survive a power cut, too, where the ring has not lost their steps.
+        state: the learner's own directory, which keeps the priorities of a `PrioritizedSampler`, as of the last call
+            that returned, also after a kill; one learner at a time. After a reboot priorities begin again. None:
+            priorities are in memory alone, and begin with those that each ring's writer stored.
         retire_after: removes rings that nobody writes, oldest last commit first, when one of these limits is passed:
             "idle_s": seconds since its last commit; "steps": that came into other rings since; "nbytes": that all rings
             take on the disk. Looked at
@@ -239,7 +236,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         reads: str = "map",
         n_step: int | None = None,
         gamma: float | None = None,
-        durability: str = "process",
         fps: Any = None,
     ) -> None:
         where = "ShardedReplayBuffer"
@@ -257,8 +253,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
             raise InputError(f"{where}: wait_s must not be negative, got {wait_s!r}")
         check_reads(reads, where)
         told = Facts(fps=check_fps(where, fps))
-        if durability not in ("process", "power"):
-            raise InputError(f"{where}: durability must be 'process' or 'power', got {durability!r}")
         if gamma is not None:
             gamma = fraction(where, "gamma", gamma)
         sums = {n: v for n, v in (("n_step", n_step), ("gamma", gamma)) if v is not None}
@@ -276,8 +270,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         )
         kept = None if state is None else LearnerState(local_path(state), write=True)
         try:
-            power = durability == "power"
-            self.engine = ShardEngine(rings, shares, sampler, seed, threads, kept, retiring, power)
+            self.engine = ShardEngine(rings, shares, sampler, seed, threads, kept, retiring)
         except BaseException:
             if kept is not None:
                 kept.close()
@@ -389,49 +382,16 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
     extend = _refused("extend")
     clear = _refused("clear")
 
-    def update(self, ids: Any, values: Mapping[str, Any]) -> int:
-        """Change values of stored steps, in columns that the rings declare `mutable=True`, as this learner reads them.
-
-        The rings are not written to: the values lie in `state`. Every read of this buffer, by its copies and the
-        workers of a DataLoader, too, shows them; a step, or a column of it, that was not updated is as its ring has it.
-        Each value is old or new as a whole, also after a kill.
-
-        Args:
-            ids: of the steps, as for `ReplayBuffer.update`: `batch.ids[:, None] + np.arange(T)` are all steps of clips
-                of T. For episodes in parts take `step_id` of `Sequences`.
-            values: column -> array or CPU tensor of shape `(*ids.shape, *shape of a step)`. For a step that is named
-                twice the last value counts.
-
-        Returns:
-            The number of steps updated: those that were evicted, or whose ring left, are left out.
+    def update(self, ids: Any, values: Mapping[str, Any]) -> NoReturn:
+        """Raise: values of stored steps change in the process that writes their ring.
 
         Raises:
-            InputError: the buffer was opened without `state`; a column is unknown or not mutable; a value has another
-                shape, or a dtype that does not fit; an id is of another buffer; the rings hold transitions. Nothing was
-                changed.
-            ReadOnlyError, ClosedError: this is a copy in another process, or closed.
-            EnvironmentFault: the disk is full or fails. Steps of some rings may have been updated.
-
-        Cost: as `ReplayBuffer.update`, and 0.1 to 0.2 ms for each ring that the ids touch; on the disk 8 bytes more for
-        each column of a step.
-
-        Example:
-            >>> from ringmap import Column, ReplayBuffer
-            >>> schema = {"obs": ((4,), "float32"), "latent": Column((8,), "float32", mutable=True)}
-            >>> for number in range(2):
-            ...     with ReplayBuffer(max_steps=100, path=f"latents/{number}", schema=schema) as ring:
-            ...         ring.write_episode({"obs": np.zeros((30, 4), np.float32)})
-            >>> buf = ShardedReplayBuffer("latents", history_len=5, state="learner", seed=0)
-            >>> batch = buf.sample(16)
-            >>> buf.update(batch.ids[:, None] + np.arange(5), {"latent": batch["latent"] + 1})
-            80
-            >>> again = buf[[int(i) for i in range(len(buf))]]
-            >>> float(again["latent"].max())
-            1.0
-            >>> buf.close()
+            ReadOnlyError: always; it names the way.
         """
-        where = "ShardedReplayBuffer.update"
-        return self.engine.written_back(where).update(ids, values, where)
+        raise ReadOnlyError(
+            "ShardedReplayBuffer.update: rings are only read here; call ReplayBuffer.update in the process that writes "
+            "the ring, or store the value at collection"
+        )
 
     # -- by id --------------------------------------------------------------------------------
 
@@ -638,8 +598,8 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         return ring.episodes.load_steps(local, start, end)
 
     def check(self) -> list[Finding]:
-        """Return the faults of all open rings, of the priorities, and of the values in `state`, each with its file;
-        empty when sound. Reads all rows.
+        """Return the faults of all open rings, and of the priorities, each with its file; empty when sound. Reads all
+        rows.
 
         A file of a ring is named as in `shards`, `collector-0/episodes.npy`; a ring that can't be read stands by its
         name, with the reason.
@@ -650,9 +610,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
             for finding in ring.buffer.check()
         ]
         found += [Finding(bad.name, str(bad.error)) for bad in self.engine.rings.problems.values()]
-        found += [Finding("memory", fault) for fault in self.engine.sampler.check()]
-        kept = self.engine.values
-        return found if kept is None else [*found, *kept.check()]
+        return [*found, *(Finding("memory", fault) for fault in self.engine.sampler.check())]
 
     def dump(
         self,

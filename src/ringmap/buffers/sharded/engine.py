@@ -37,7 +37,6 @@ from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.buffers.sharded.priorities import FleetPriorities
 from ringmap.buffers.sharded.retiring import Retiring, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings
-from ringmap.buffers.sharded.values import FleetValues
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
@@ -89,9 +88,7 @@ class ShardEngine(Engine):
         sampler: as for `Engine`.
         seed: of the generator.
         threads: as for `ReplayBuffer`.
-        state: keeps the priorities of a prioritized sampler, and values written back; None: the former are in memory
-            alone.
-        power: whether values that are written back are durable when `update` returns.
+        state: keeps the priorities of a prioritized sampler; None: they are in memory alone.
         retiring: which rings are removed; None: none. A copy in another process removes none.
 
     Raises:
@@ -107,7 +104,6 @@ class ShardEngine(Engine):
         threads: int | None = None,
         state: LearnerState | None = None,
         retiring: Retiring | None = None,
-        power: bool = False,
     ) -> None:
         super().__init__(None, sampler, seed)
         self.rings = rings
@@ -116,7 +112,6 @@ class ShardEngine(Engine):
         self.weights = weights
         self.threads = threads
         self.state = state
-        self.values = None if state is None else FleetValues(self.members, state, power)
         self.retiring, self._next_retiring, self._retires_in = retiring, 0.0, os.getpid()
         self.sampler = self._over_rings(self.sampler)
         self._begin()
@@ -169,11 +164,6 @@ class ShardEngine(Engine):
         for ring in rings:
             ring.reader.rng = ring.buffer.engine.rng = self.rng
             ring.reader.watch, ring.source.pulse = self.watch, self.pulse
-        if self.values is not None:
-            for ring in gone:
-                self.values.leave(ring)
-            for ring in rings:
-                self.values.show(ring)
         self._adjacent = None, None  # the maps of those that left end here
         self.sources = [ring.source for ring in rings]
         self.readers = [ring.reader for ring in rings]
@@ -191,8 +181,6 @@ class ShardEngine(Engine):
             self._pid = os.getpid()
             self.rng = np.random.default_rng()
             self._begin(self.pins.loader_state if worker() is not None else None)
-            if self.values is not None:
-                self.values.begin()
             self.members.reopen()
         elif worker() is None and not self.pins.loader_state.is_mine:  # it follows no process
             self._begin()
@@ -304,7 +292,7 @@ class ShardEngine(Engine):
         return removed
 
     def retire(self, ring: Ring, where: str) -> None:
-        """Remove a ring, and forget its priorities and values.
+        """Remove a ring, and forget its priorities.
 
         Raises:
             LockedError: a process writes it.
@@ -836,26 +824,6 @@ class ShardEngine(Engine):
         """
         self.refuse(where)
 
-    def written_back(self, where: str) -> FleetValues:
-        """Return the values that a learner writes back, for an update.
-
-        Raises:
-            InputError: there is no directory for them.
-            ReadOnlyError: this is a copy, which only reads.
-        """
-        self.check_open()
-        if self.values is None or self.state is None:
-            raise InputError(
-                f"{where}: values are kept in the learner's own directory, since each ring has a writer of its own; "
-                "open the buffer with state=DIR"
-            )
-        if not self.state.is_writable:
-            raise ReadOnlyError(
-                f"{where}: this is a copy in another process, and only reads; update in the process that opened "
-                f"state={self.state.path}"
-            )
-        return self.values
-
     def refuse(self, where: str) -> NoReturn:
         """Raise: rings are only read here.
 
@@ -889,11 +857,9 @@ class ShardEngine(Engine):
         """Do nothing: a reader has no rows of its own."""
 
     def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
-        """Force priorities and values written back to the disk, where `state` keeps them."""
+        """Force priorities to the disk, where `state` keeps them."""
         self.check_open()
         self.sampler.flush()
-        if self.values is not None:
-            self.values.flush(where)
 
     def close(self) -> None:
         """Do what `flush` does, and release all files."""
@@ -902,13 +868,9 @@ class ShardEngine(Engine):
         self.is_closed = True
         try:
             self.sampler.flush()
-            if self.values is not None:
-                self.values.flush()
         finally:
             self.rings.close()
             self.sampler.close()
-            if self.values is not None:
-                self.values.close()
             if self.state is not None:
                 self.state.close()
 

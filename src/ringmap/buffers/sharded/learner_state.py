@@ -3,7 +3,6 @@
     runs/learner/lock                      one learner at a time
     runs/learner/boot                      the boot id of the priorities
     runs/learner/UUID/priorities.bin       of the ring with this uuid
-    runs/learner/UUID/mutable.bin          values written back (values.py)
 
 Invariants: only the process that holds the lock writes; priorities of rows that a power cut may have taken are dropped.
 Not here: the bytes of a file (storage/sidecars), the meaning of a priority (clips/samplers).
@@ -22,8 +21,7 @@ from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.sidecars import Home, Sidecar
-from ringmap.storage.sidecars.mutable import MutableValues
+from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.priorities import PriorityFile
 
 __all__ = ["LearnerState"]
@@ -87,17 +85,15 @@ class LearnerState:
         if known == boot:
             return
         for name in self.disk.names(self.path) if known is not None else ():
-            self.drop(name, PriorityFile)
+            self.drop(name)
         self.disk.put(at, at + ".tmp", boot, synced=True)
 
-    def drop(self, uuid: str, *kinds: type[Sidecar]) -> None:
-        """Remove what is kept of a ring, by its uuid in hexadecimal; nothing for another name. `kinds`: all, unless
-        some are named."""
+    def drop(self, uuid: str) -> None:
+        """Remove what is kept of a ring, by its uuid in hexadecimal; nothing for another name."""
         folder = os.path.join(self.path, uuid)
         if self.is_writable and len(uuid) == 32 and self.disk.is_folder(folder):
-            for kind in kinds or (PriorityFile, MutableValues):
-                for name in (*kind.names, *kind.temporary):
-                    self.disk.discard(os.path.join(folder, name))
+            for name in (*PriorityFile.names, *PriorityFile.temporary):
+                self.disk.discard(os.path.join(folder, name))
 
     @property
     def is_writable(self) -> bool:

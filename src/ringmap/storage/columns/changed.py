@@ -1,7 +1,7 @@
 """Newer values of rows, which lie beside their columns. `Rows.take` lays them over the files.
 
 Invariant: a row without a newer value has the value that it was stored with.
-Not here: where newer values are kept (sidecars/mutable.py, and for a learner buffers/sharded/values.py).
+Not here: where newer values are kept (sidecars/mutable.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Changes", "Layers"]
+__all__ = ["Changes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,25 +28,3 @@ class Changes(Protocol):
         """Replace the rows that have a newer value, in an array `(*positions.shape, ...)` of the rows at these
         positions."""
         ...
-
-
-class Layers:
-    """Newer values from two places: those of the upper one count more.
-
-    Args:
-        lower: of the same columns.
-        upper: see there.
-    """
-
-    def __init__(self, lower: Changes, upper: Changes) -> None:
-        self._lower, self._upper = lower, upper
-
-    @property
-    def columns(self) -> Collection[str]:
-        """The names of the columns."""
-        return self._lower.columns
-
-    def put_into(self, name: str, positions: Array, taken: Array) -> None:
-        """Replace the rows that have a newer value."""
-        self._lower.put_into(name, positions, taken)
-        self._upper.put_into(name, positions, taken)

@@ -23,7 +23,7 @@ import xxhash
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.base import Column, Live
-from ringmap.storage.columns.changed import Changes, Layers
+from ringmap.storage.columns.changed import Changes
 from ringmap.storage.columns.codecs import Undecodable
 from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.schema import Schema
@@ -112,10 +112,9 @@ class Rows:
         return cls(schema, columns, ring)
 
     def with_changes(self, changes: Changes) -> Rows:
-        """Return these rows so that reads find the newer values of mutable columns; those of a later call count
-        more."""
+        """Return these rows so that reads find the newer values of mutable columns."""
         rows = Rows(self.schema, self.columns, self.ring)
-        rows.changes = changes if self.changes is None else Layers(self.changes, changes)
+        rows.changes = changes
         rows._pending, rows._words, rows.is_covered = self._pending, self._words, True
         return rows
 

@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ringmap.errors import ClipIndexError, ClosedError, CorruptError, RoleError
-from ringmap.storage.columns.changed import Changes
 from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.rows import Rows, sum_of
 from ringmap.storage.columns.schema import Schema
@@ -115,7 +114,6 @@ class Handle:
         self.history = History()
         self.rows: Rows | None = None
         self.values: MutableValues | None = None
-        self._over: Callable[[Handle], Changes] | None = None
         self._origins = Origins()
         self.table: EpisodeTable
         self.segments = Segments(disk, self.paths.data)
@@ -237,18 +235,7 @@ class Handle:
         schema, rows = self.manifest.schema, self.rows
         if self.values is None and rows is not None and schema is not None and schema.mutable.columns:
             self.values = MutableValues.open(self.home, self.writable, self.mapped, tail_of(self))
-            rows = rows.with_changes(self.values)
-            self.rows = rows if self._over is None else rows.with_changes(self._over(self))
-
-    def lay_over(self, over: Callable[[Handle], Changes]) -> None:
-        """Let reads of mutable columns look for newer values first in what `over(handle)` returns, once there are rows.
-
-        A learner's values stand there. Called once for each handle.
-        """
-        self._over = over
-        if self.values is not None and self.rows is not None:
-            self.rows = self.rows.with_changes(over(self))
-            self.pulse.beat()
+            self.rows = rows.with_changes(self.values)
 
     def stored(self, positions: Array) -> Array | None:
         """Tell which positions, at least one, are those of stored steps, bool `(n,)`; None for all. Holds `memory`, or
