@@ -28,13 +28,11 @@ from ringmap.storage.disk.system import System
 from ringmap.storage.read import reader as live_reader
 from tests.buffers.processes import in_child
 from tests.buffers.steps import episode
-from tests.chains import made_with
 from tests.disks import Through
 
 STORAGES = {
     "memmap": "memmap",
     "zarr": "zarr",
-    "zarr-python": ringmap.Zarr("big"),
 }
 ERROR = r"directory .* was {} since it was opened; .*open the buffer where it is now"
 
@@ -46,18 +44,17 @@ def every_look(monkeypatch):
 
 
 def make(path, storage="memmap", first=0, **options):
-    with made_with(big=[{"name": "bytes", "configuration": {"endian": "big"}}]):
-        buf = ReplayBuffer(
-            20,
-            2,
-            path=path,
-            storage=STORAGES.get(storage, storage),
-            sync_every_s=0,
-            seed=0,
-            **options,
-        )
-        for number in range(first, first + 3):
-            buf.write_episode(episode(number, 5))
+    buf = ReplayBuffer(
+        20,
+        2,
+        path=path,
+        storage=STORAGES.get(storage, storage),
+        sync_every_s=0,
+        seed=0,
+        **options,
+    )
+    for number in range(first, first + 3):
+        buf.write_episode(episode(number, 5))
     return buf
 
 

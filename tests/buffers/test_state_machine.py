@@ -35,8 +35,7 @@ from ringmap.errors import (
     RoleError,
     SyncFailedError,
 )
-from ringmap.storage.columns.chunk_cache import ChunkCache
-from ringmap.storage.columns.zarr import ZarrColumn
+from ringmap.storage.columns.zarr import ChunkCache, ZarrColumn
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk, MemoryFile
@@ -811,7 +810,7 @@ def reopen_after_each_write(machine):
 
 def never_expiring(cache, chunk, position):
     """Return the rows of a chunk as they were when it was read first, for whatever position."""
-    return cache._kept.get(chunk, (None,))[0]
+    return cache._chunks.get(chunk, (None,))[0]
 
 
 def carrying_nothing(self, chunk, begin, end, live):

@@ -12,7 +12,6 @@ from ringmap import ReplayBuffer, Zarr
 from tests import ROOT
 from tests.buffers.processes import Child
 from tests.busy import busy, held
-from tests.chains import TRANSPOSED, made_with
 from tests.tiers import few
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -20,16 +19,14 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 STORAGES = {
     "lz4": Zarr("lz4", 6),
     "zstd": Zarr("zstd", 16),
-    "through zarr": {"row": Zarr("transposed", 6)},
 }
 
 
 def filled(path, storage):
-    with made_with(transposed=TRANSPOSED):
-        buf = ReplayBuffer(64, 2, path=path, spare_rows=16, seed=0, sync_every_s=0, storage=storage)
-        made = Episodes(512, 8)
-        for number in range(30):
-            buf.write_episode(made(number, 8))
+    buf = ReplayBuffer(64, 2, path=path, spare_rows=16, seed=0, sync_every_s=0, storage=storage)
+    made = Episodes(512, 8)
+    for number in range(30):
+        buf.write_episode(made(number, 8))
     return buf
 
 

@@ -21,9 +21,8 @@ from benchmarks.race import (
 from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import LappedError
 from ringmap.storage.columns import zarr
-from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.memmap import MemmapColumn
-from ringmap.storage.columns.zarr import ZarrColumn
+from ringmap.storage.columns.zarr import ChunkCache, ZarrColumn
 from ringmap.storage.read.handle import Handle
 from tests.tiers import few
 
@@ -168,7 +167,7 @@ def test_control_a_chunk_that_never_expires(fast, monkeypatch, role, kept):
     strikes = Striking(monkeypatch, writer, episodes=0, times=0)
     for wrong in (False, True):
         if wrong:
-            monkeypatch.setattr(ChunkCache, "get", lambda self, c, p: self._kept.get(c, (None,))[0])
+            monkeypatch.setattr(ChunkCache, "get", lambda self, c, p: self._chunks.get(c, (None,))[0])
         torn = 0
         for _ in range(6):
             strikes.write(writer, 11)

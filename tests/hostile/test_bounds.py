@@ -6,7 +6,7 @@ import tracemalloc
 import numcodecs
 import pytest
 
-from ringmap.storage.columns.decompression_limit import KNOWN, refuse_bomb
+from ringmap.formats.zarr.store import KNOWN, refuse_bomb
 from tests.tiers import few
 
 NBYTES = 50_000_000

@@ -16,7 +16,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.many import Piece, gather_many
 from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import ClosedError, ReadOnlyError
-from ringmap.storage.columns import memmap
+from ringmap.storage.columns import base
 from ringmap.storage.columns.adjacent import AdjacentColumn, AdjacentRows
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import FileHandle
@@ -147,7 +147,7 @@ def test_rings_of_other_sizes(fleet, takes):
 
 def test_large_columns_of_any_ring(fleet, monkeypatch):
     """Their pages are asked for before the first is touched, and a touched page brings no neighbours."""
-    monkeypatch.setattr(memmap, "LARGE_NBYTES", 30_000)
+    monkeypatch.setattr(base, "LARGE_NBYTES", 30_000)
     mapped, asked = [], set()
     put, will_need = Room.put, FileHandle.will_need
 

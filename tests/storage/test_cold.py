@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
-from ringmap.storage.columns import memmap
+from ringmap.storage.columns import base, memmap
 from ringmap.storage.columns.readahead import Readahead, runs
 from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.disk.system import System
@@ -99,7 +99,7 @@ def test_this_thread_reads_from_the_disk(tmp_path):
 @pytest.fixture
 def large(monkeypatch):
     """Every column counts as large; returns what was asked for, as (file name, offset, bytes)."""
-    monkeypatch.setattr(memmap, "LARGE_NBYTES", 0)
+    monkeypatch.setattr(base, "LARGE_NBYTES", 0)
     asked = []
     real = FileHandle.will_need
 
@@ -144,7 +144,7 @@ def test_hints_change_nothing(tmp_path, large, monkeypatch):
     assert large
     one.close()
     large.clear()
-    monkeypatch.setattr(memmap, "LARGE_NBYTES", 1 << 60)
+    monkeypatch.setattr(base, "LARGE_NBYTES", 1 << 60)
     with filled(tmp_path / "other") as other:
         plain = [other.sample(16) for _ in range(40)], list(other.episodes())
     assert not large

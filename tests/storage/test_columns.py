@@ -9,6 +9,7 @@ import pytest
 
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import BACKENDS
+from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk, FileHandle
@@ -43,13 +44,12 @@ class Memmaps:
 
     def make(self, spec, rows):
         path = os.path.join(self.folder, f"{len(self.opened):03d}.npy")
-        MemmapColumn.create(self.disk, path, spec, rows, LABEL)
+        MemmapColumn(self.disk, path, spec, rows, LABEL).create()
         return self.open(path, spec, rows)
 
     def open(self, path, spec, rows, write=True):
-        column = MemmapColumn.open(self.disk, path, spec, rows, LABEL, write, 0, self.mapped)
+        column = MemmapColumn(self.disk, path, spec, rows, LABEL).open(write, mapped=self.mapped)
         self.opened.append(column)
-        column.path = path
         return column
 
     def reopen(self, column):
@@ -110,13 +110,12 @@ def test_every_backend_is_under_the_suite():
 # -- controls: a backend with one flaw fails the suite -----------------------------------------
 
 
-class Flawed:
+class Flawed(Column):
     """Rows in one array, with one obligation broken."""
 
-    is_large = True
-
     def __init__(self, spec, rows, flaw):
-        self.spec, self.rows, self.flaw = spec, rows, flaw
+        super().__init__(MemoryDisk(), "RAM", spec, rows, LABEL)
+        self.flaw = flaw
         self.array = np.zeros((rows, *spec.shape), spec.dtype)
         self.handed = []
 
@@ -124,7 +123,7 @@ class Flawed:
         if self.flaw == "reserve wipes":
             self.array[slot : slot + count] = np.zeros(1, self.spec.dtype)
 
-    def write(self, slot, values):
+    def write(self, slot, values, live=None):
         if self.flaw == "write is off by one":
             slot = min(slot + 1, self.rows - len(values))
         if self.flaw == "write keeps what it was given" and len(values) == self.rows:
@@ -237,8 +236,9 @@ def disk():
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.shape}-{spec.dtype.str}")
 def test_numpy_reads_the_file(disk, tmp_path, spec):
     path = str(tmp_path / "000-obs.npy")
-    MemmapColumn.create(disk, path, spec, 9, LABEL)
-    column = MemmapColumn.open(disk, path, spec, 9, LABEL, True, 0)
+    column = MemmapColumn(disk, path, spec, 9, LABEL)
+    column.create()
+    column.open(write=True)
     rows = rows_of(spec, 9)
     column.reserve(0, 9)
     column.write(0, rows)
@@ -254,11 +254,12 @@ def test_numpy_reads_the_file(disk, tmp_path, spec):
 
 def test_the_file_has_its_full_size_from_birth_and_no_blocks(disk, tmp_path):
     spec, path = ColumnSpec("obs", (1024,), np.dtype("f8")), str(tmp_path / "000-obs.npy")
-    MemmapColumn.create(disk, path, spec, 100_000, LABEL)
+    column = MemmapColumn(disk, path, spec, 100_000, LABEL)
+    column.create()
     stat = os.stat(path)
-    assert stat.st_size == MemmapColumn.nbytes(spec, 100_000, LABEL) > 100_000 * 8192
+    assert stat.st_size == column.nbytes > 100_000 * 8192
     assert stat.st_blocks * 512 < 1 << 20
-    column = MemmapColumn.open(disk, path, spec, 100_000, LABEL, True, 0)
+    column.open(write=True)
     column.reserve(0, 10)
     assert os.stat(path).st_size == stat.st_size
     assert os.stat(path).st_blocks * 512 >= 10 * 8192, "reserved"
@@ -275,8 +276,9 @@ def test_reserving_goes_in_few_steps_of_bounded_size(tmp_path):
 
     disk, spec = Recording(), ColumnSpec("obs", (1 << 17,), np.dtype("f8"))  # 1 MiB a row
     path = str(tmp_path / "000-obs.npy")
-    MemmapColumn.create(disk, path, spec, 300, LABEL)
-    column = MemmapColumn.open(disk, path, spec, 300, LABEL, True, 0)
+    column = MemmapColumn(disk, path, spec, 300, LABEL)
+    column.create()
+    column.open(write=True)
     for slot in range(0, 300, 3):
         column.reserve(slot, 3)
     column.close()
@@ -289,8 +291,9 @@ def test_reserving_goes_in_few_steps_of_bounded_size(tmp_path):
 
 def test_nothing_is_written_through_the_map(disk, tmp_path):
     spec, path = ColumnSpec("obs", (3,), np.dtype("f4")), str(tmp_path / "000-obs.npy")
-    MemmapColumn.create(disk, path, spec, 5, LABEL)
-    column = MemmapColumn.open(disk, path, spec, 5, LABEL, True, 0)
+    column = MemmapColumn(disk, path, spec, 5, LABEL)
+    column.create()
+    column.open(write=True)
     with pytest.raises(ValueError, match="read-only"):
         column.view()[0] = 1
     column.close()
@@ -302,7 +305,7 @@ SPEC = ColumnSpec("obs", (2,), np.dtype("f4"))
 @pytest.fixture
 def column_file(disk, tmp_path):
     path = tmp_path / "000-obs.npy"
-    MemmapColumn.create(disk, str(path), SPEC, 8, LABEL)
+    MemmapColumn(disk, str(path), SPEC, 8, LABEL).create()
     return path
 
 
@@ -331,12 +334,12 @@ def edit_label(path):
 
 
 def swap(path):
-    MemmapColumn.create(Disk(), f"{path}.other", SPEC, 8, {**LABEL, "column": 1})
+    MemmapColumn(Disk(), f"{path}.other", SPEC, 8, {**LABEL, "column": 1}).create()
     os.replace(f"{path}.other", path)
 
 
 def swap_uuid(path):
-    MemmapColumn.create(Disk(), f"{path}.other", SPEC, 8, {**LABEL, "uuid": "11" * 16})
+    MemmapColumn(Disk(), f"{path}.other", SPEC, 8, {**LABEL, "uuid": "11" * 16}).create()
     os.replace(f"{path}.other", path)
 
 
@@ -360,13 +363,13 @@ def foreign(path):
     ],
 )
 def test_a_damaged_file_is_refused(disk, column_file, damage, words):
-    assert MemmapColumn.faults(disk, str(column_file), SPEC, 8, LABEL) == []
+    assert MemmapColumn(disk, str(column_file), SPEC, 8, LABEL).faults() == []
     damage(column_file)
     before = column_file.read_bytes() if column_file.exists() else None
-    assert any(words in fault for fault in MemmapColumn.faults(disk, str(column_file), SPEC, 8, LABEL))
+    assert any(words in fault for fault in MemmapColumn(disk, str(column_file), SPEC, 8, LABEL).faults())
     for write in (False, True):
         with pytest.raises(CorruptError, match=words) as raised:
-            MemmapColumn.open(disk, str(column_file), SPEC, 8, LABEL, write, 0)
+            MemmapColumn(disk, str(column_file), SPEC, 8, LABEL).open(write)
         assert str(column_file) in str(raised.value)
         assert "ringmap.check" in str(raised.value)
     assert (column_file.read_bytes() if column_file.exists() else None) == before, "looking changes nothing"
@@ -383,12 +386,12 @@ def test_a_damaged_file_is_refused(disk, column_file, damage, words):
 )
 def test_a_file_of_the_same_size_but_other_rows_is_refused(disk, column_file, other):
     with pytest.raises(CorruptError, match="header is not"):
-        MemmapColumn.open(disk, str(column_file), other, 8, LABEL, False, 0)
+        MemmapColumn(disk, str(column_file), other, 8, LABEL).open()
 
 
 def test_a_label_of_300_characters_has_its_page(disk, tmp_path):
     label = {**LABEL, "name": "é" * 3000}
     path = str(tmp_path / "000-.npy")
-    MemmapColumn.create(disk, path, SPEC, 8, label)
-    assert MemmapColumn.faults(disk, path, SPEC, 8, label) == []
+    MemmapColumn(disk, path, SPEC, 8, label).create()
+    assert MemmapColumn(disk, path, SPEC, 8, label).faults() == []
     assert np.load(path).shape == (8, 2)

@@ -23,8 +23,9 @@ SPEC = ColumnSpec("x", (SPLIT_NBYTES // ROWS // 8 * PARTS,), np.dtype("<i8"))
 @pytest.fixture
 def column():
     disk = MemoryDisk()
-    MemmapColumn.create(disk, "x.npy", SPEC, ROWS, {})
-    made = MemmapColumn.open(disk, "x.npy", SPEC, ROWS, {}, True, 0)
+    made = MemmapColumn(disk, "x.npy", SPEC, ROWS, {})
+    made.create()
+    made.open(write=True)
     made.write(0, np.broadcast_to(np.arange(ROWS)[:, None], (ROWS, *SPEC.shape)).copy())
     return made
 

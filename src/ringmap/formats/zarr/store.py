@@ -9,15 +9,19 @@ file. When it writes, it holds metadata back until `publish`, so that after a ki
 rows that are missing.
 Invariants: an array whose metadata names a codec that is not listed, or vast chunks, is not opened; a file is
 replaced in one step.
-Not here: which arrays are columns (columns.py), how large packed bytes become (storage/columns/decompression_limit.py).
+Not here: which arrays are columns (columns.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import bz2
 import json
+import lzma
 import math
 import os
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,10 +38,9 @@ from ringmap.formats.common.untrusted import (
     refuse_elsewhere,
 )
 from ringmap.storage.columns.codecs import most_encoded
-from ringmap.storage.columns.decompression_limit import EXACT, KNOWN, refuse_bomb
 from ringmap.storage.disk.system import NotAFileError
 
-__all__ = ["InsideStore"]
+__all__ = ["KNOWN", "InsideStore", "refuse_bomb"]
 
 Codec = tuple[str, dict[str, Any]]
 
@@ -57,6 +60,24 @@ _ROWS = frozenset(
     }
 )
 """Codecs of arrays that keep their size, more or less."""
+
+EXACT = frozenset({"adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3", "shuffle"})
+"""Codecs that keep the number of bytes, except for a checksum."""
+
+_SIZED = {"blosc": (4, 16), "lz4": (0, 4)}
+"""Codecs with the size of the result in a header: where it is, and the size of the header. Their decoders allocate no
+more than that."""
+
+_STREAMS: dict[str, Callable[[], Any]] = {
+    "gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS + 32),
+    "zlib": zlib.decompressobj,
+    "bz2": bz2.BZ2Decompressor,
+    "lzma": lambda: lzma.LZMADecompressor(lzma.FORMAT_AUTO, 256 << 20),
+}
+"""Codecs without it."""
+
+KNOWN = frozenset({*_SIZED, *_STREAMS, "zstd"})
+"""Codecs that compress, of which it is known how large the result is before all of it is decompressed."""
 
 _SLACK = 4
 """By how much filters may widen rows: float64 stored for float16."""
@@ -171,6 +192,60 @@ class InsideStore(LocalStore):
             if found is not None:
                 return found
         return None
+
+
+def refuse_bomb(name: str, options: Mapping[str, Any], data: bytes, most: int) -> None:
+    """Raise ValueError if bytes compressed by codec `name` become more than `most`.
+
+    Cost: Blosc, Zstandard, LZ4: O(1). The others are decompressed once for this, up to that size.
+
+    Example:
+        >>> refuse_bomb("zlib", {}, zlib.compress(bytes(100)), 100)
+        >>> refuse_bomb("zlib", {}, zlib.compress(bytes(101)), 100)
+        Traceback (most recent call last):
+        ValueError: becomes more than 100 bytes
+    """
+    if name == "zstd":
+        size = _zstd_size(data)
+    elif name in _SIZED:
+        begin, header_nbytes = _SIZED[name]
+        if len(data) < header_nbytes:
+            raise ValueError("is too short")
+        size = int.from_bytes(data[begin : begin + 4], "little")
+    else:
+        size = _inflated_size(name, options, data, most)
+    if size > most:
+        raise ValueError(f"becomes more than {most} bytes")
+
+
+def _inflated_size(name: str, options: Mapping[str, Any], data: bytes, most: int) -> int:
+    """Return the size of decompressed bytes, `most + 1` if there are more."""
+    if name == "lzma" and options.get("format", lzma.FORMAT_XZ) == lzma.FORMAT_RAW:
+        raise ValueError("LZMA without a header does not say how much memory it takes")
+    size = 0
+    try:
+        while data and size <= most:  # a stream may be followed by another
+            stream = _STREAMS[name]()
+            size += len(stream.decompress(data, most + 1 - size))
+            if size <= most and not stream.eof:
+                raise ValueError("ends early")
+            data = stream.unused_data.lstrip(b"\0")
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise ValueError(f"can't be unpacked: {error}") from None
+    return size
+
+
+def _zstd_size(data: bytes) -> int:
+    """Return the content size from the header of the frame (RFC 8878, section 3.1.1.1)."""
+    if data[:4] != b"\x28\xb5\x2f\xfd" or len(data) < 5:
+        raise ValueError("is no frame of Zstandard")
+    flags = data[4]
+    alone = flags >> 5 & 1
+    width = (1 if alone else 0, 2, 4, 8)[flags >> 6]
+    at = 5 + (1 - alone) + (0, 1, 2, 4)[flags & 3]
+    if not width or len(data) < at + width:
+        raise ValueError("does not say how large it becomes")
+    return int.from_bytes(data[at : at + width], "little") + (256 if width == 2 else 0)
 
 
 def _itemsize(path: str, kind: Any) -> int:

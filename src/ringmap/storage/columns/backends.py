@@ -9,17 +9,19 @@ Not here: what a backend does (memmap.py, zarr.py).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringmap.arguments import positive
 from ringmap.errors import InputError
-from ringmap.storage.columns.base import Backend
-from ringmap.storage.columns.codecs import chain_of, check_codecs
+from ringmap.storage.columns.base import Column
+from ringmap.storage.columns.codecs import NAMED
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps
+from ringmap.storage.disk.files import Disk
 
 __all__ = [
     "BACKENDS",
@@ -32,7 +34,7 @@ __all__ = [
     "disagreement",
 ]
 
-BACKENDS: dict[str, Backend] = {"memmap": MemmapColumn, "zarr": ZarrColumn}
+BACKENDS: dict[str, type[Column]] = {"memmap": MemmapColumn, "zarr": ZarrColumn}
 """Storage backend name -> column class."""
 
 _CHUNK_LIMIT = 1 << 30
@@ -57,20 +59,23 @@ class StoredColumn:
         """Whether its backend is one of ours."""
         return self.kind in BACKENDS
 
-    @property
-    def backend(self) -> Backend:
-        """Its backend, which must be known."""
-        return BACKENDS[self.kind]
+    def at(self, disk: Disk, path: str) -> Column:
+        """Return it at a place, not opened; its backend must be known."""
+        return BACKENDS[self.kind](disk, path, self.spec, self.rows, self.label)
 
-    @property
-    def about(self) -> tuple[ColumnSpec, int, dict[str, Any]]:
-        """What a backend is told of it, after the disk and the path."""
-        return self.spec, self.rows, self.label
+    def inside(self, disk: Disk, folder: str) -> Column:
+        """Return it at its own place in the buffer's directory, not opened."""
+        return self.at(disk, os.path.join(folder, *self.file.split("/")))
 
     @property
     def nbytes(self) -> int:
         """The exact size of its parts with a fixed size."""
-        return self.backend.nbytes(*self.about)
+        return self.at(Disk(), self.file).nbytes
+
+    @property
+    def nbytes_when_full(self) -> int:
+        """The maximum size of all its parts."""
+        return self.at(Disk(), self.file).nbytes_when_full
 
 
 @dataclass(frozen=True)
@@ -118,8 +123,8 @@ def check_storage(storage: Storage, where: str) -> None:
         if isinstance(way, Zarr):
             if way.chunk_steps is not None:
                 positive(where, "chunk_steps", way.chunk_steps)
-            if way.codecs is not None:
-                check_codecs(way.codecs, where)
+            if way.codecs is not None and not (isinstance(way.codecs, str) and way.codecs in NAMED):
+                raise InputError(f"{where}: unknown codecs {way.codecs!r}; expected one of {sorted(NAMED)}")
         elif way not in BACKENDS:
             raise InputError(f"{where}: unknown storage {way!r}; known: {sorted(BACKENDS)}")
 
@@ -158,7 +163,7 @@ def _choice(way: str | Zarr, spec: ColumnSpec, where: str) -> Choice:
             f"{where}: chunk_steps={steps} of column {spec.name!r} make chunks of {steps * spec.row_nbytes:,} "
             f"bytes, expected at most {_CHUNK_LIMIT:,}; choose fewer"
         )
-    return Choice("zarr", {"codecs": chain_of(asked.codecs or "zstd", spec), "chunk_steps": steps})
+    return Choice("zarr", {"codecs": asked.codecs or "zstd", "chunk_steps": steps})
 
 
 def disagreement(storage: Storage, schema: Schema, stored: Sequence[Choice], where: str) -> str | None:

@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import xxhash
@@ -29,9 +29,9 @@ import xxhash
 from ringmap.errors import CorruptError, EnvironmentFault
 from ringmap.storage.columns.aligned import LEAST_NBYTES, empty
 from ringmap.storage.columns.base import Column, Live
-from ringmap.storage.columns.readahead import LARGE_NBYTES, runs
+from ringmap.storage.columns.readahead import runs
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.disk.files import Disk, File, closed
+from ringmap.storage.disk.files import ClosedFile, Disk, File
 from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.disk.room import Room
 
@@ -55,151 +55,91 @@ _CASTABLE = frozenset("?bBhHiIlLqQefd")
 """The dtypes that a memoryview can cast to bytes."""
 
 
-class MemmapColumn:
-    """Rows of one column in one file. See `Column` for the obligations.
+class MemmapColumn(Column):
+    """Rows of one column in one file. See `Column` for the arguments and the obligations."""
 
-    Args:
-        disk: where the file is.
-        path: its path.
-        spec: what a row is.
-        rows: number of rows.
-        label: the label in the file; `open` refuses a file with another one.
-        reserved: rows from slot 0 that already have their blocks.
-        mapped: whether rows are read through a map, or with reads.
-    """
-
-    backend = "memmap"
-
-    def __init__(self, file: File, spec: ColumnSpec, rows: int, reserved: int, volatile: bool, mapped: bool) -> None:
-        self.spec = spec
-        self.rows = rows
-        self._file = file
+    def __init__(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
+        super().__init__(disk, path, spec, rows, label)
         self._row = spec.row_nbytes
         self._many = -(-LEAST_NBYTES // max(1, self._row))
-        self._reserved = reserved
-        self._mapped = mapped
+        self._file: File = ClosedFile(path)
+        self._is_open = False
+        self._reserved = 0
+        self._mapped = False
         self._map: Array | None = None
-        self.is_quick_apart = mapped
-        self.is_large = not volatile and rows * self._row >= LARGE_NBYTES
 
-    @staticmethod
-    def nbytes(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
-        """Return the exact size of the file."""
-        return _PAGE + rows * spec.row_nbytes + len(_label_bytes(label))
+    @property
+    def nbytes(self) -> int:
+        """The exact size of the file."""
+        return _PAGE + self.rows * self._row + len(_label_bytes(self.label))
 
-    @staticmethod
-    def suits(spec: ColumnSpec) -> bool:
-        """Return True: rows of any fixed size can be stored."""
-        return True
-
-    @classmethod
-    def nbytes_when_full(cls, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
-        """Return the size of the file: it is sparse until full."""
-        return cls.nbytes(spec, rows, label)
-
-    @staticmethod
-    def frame(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[tuple[int, bytes]]:
+    def _frame(self) -> list[tuple[int, bytes]]:
         """Return the parts around the rows, as `(offset, bytes)`: header and label."""
-        return [(0, _header(spec, rows)), (_PAGE + rows * spec.row_nbytes, _label_bytes(label))]
+        return [(0, self._header()), (_PAGE + self.rows * self._row, _label_bytes(self.label))]
 
-    @classmethod
-    def create(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
+    def _header(self) -> bytes:
+        return npy_header(self.spec.dtype.str, (self.rows, *self.spec.shape))
+
+    def create(self) -> None:
         """Make the file, at its full (sparse) size, and sync it."""
-        with closing(disk.create(path, cls.nbytes(spec, rows, label))) as file:
-            for offset, data in cls.frame(spec, rows, label):
+        with closing(self.disk.create(self.path, self.nbytes)) as file:
+            for offset, data in self._frame():
                 file.write(data, offset)
             file.sync()
 
-    @classmethod
-    def create_copy(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any], source: Column
-    ) -> bool:
+    def create_copy(self, source: Column) -> bool:
         """Make the file for a copy of `source`; return whether it already shares its rows, by a reflink."""
         assert isinstance(source, MemmapColumn)
-        file = disk.share(source._file.held(), path)
+        file = self.disk.share(source._file.held(), self.path)
         if file is None:
-            cls.create(disk, path, spec, rows, label)
-            return False
-        try:
-            for offset, data in cls.frame(spec, rows, label):
+            return super().create_copy(source)
+        with closing(file):
+            for offset, data in self._frame():
                 file.write(data, offset)
-        finally:
-            file.close()
         return True
 
-    @classmethod
-    def open(
-        cls,
-        disk: Disk,
-        path: str,
-        spec: ColumnSpec,
-        rows: int,
-        label: dict[str, Any],
-        write: bool,
-        reserved: int,
-        mapped: bool = True,
-    ) -> MemmapColumn:
-        """Open the file after comparing its size, header and label with the expected ones.
+    def open(self, write: bool = False, reserved: int = 0, mapped: bool = True) -> Self:
+        """Open the file after comparing its size, header and label with the expected ones."""
+        super().open(write, reserved, mapped)
+        path, disk = self.path, self.disk
+        self._file = disk.open_briefly(path) if mapped and not write else disk.open(path, write)
+        self._is_open, self._reserved = True, reserved
+        self._mapped = self.is_quick_apart = mapped
+        return self
 
-        Raises:
-            CorruptError: the file is missing, truncated, too long, or belongs elsewhere.
-        """
-        for fault in cls.faults(disk, path, spec, rows, label):
-            raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
-        file = disk.open_briefly(path) if mapped and not write else disk.open(path, write)
-        return cls(file, spec, rows, reserved, disk.volatile, mapped)
-
-    @classmethod
-    def faults(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[str]:
+    def faults(self) -> list[str]:
         """Return the faults of the file as a whole, in words; rows are not read."""
-        size = cls.nbytes(spec, rows, label)
-        if faults := disk.size_faults(path, "column file", size):
+        size = self.nbytes
+        if faults := self.disk.size_faults(self.path, "column file", size):
             return faults
-        with closing(disk.open(path)) as file:
+        with closing(self.disk.open(self.path)) as file:
             found = []
-            if file.read(_PAGE, 0) != _header(spec, rows):
-                found.append(f"header is not that of {rows} rows of {spec}")
-            tail = _label_bytes(label)
+            if file.read(_PAGE, 0) != self._header():
+                found.append(f"header is not that of {self.rows} rows of {self.spec}")
+            tail = _label_bytes(self.label)
             if file.read(len(tail), size - len(tail)) != tail:
                 found.append("label after the rows is not that of this column: swapped or foreign file")
             return found
 
-    @staticmethod
-    def exists(disk: Disk, path: str) -> bool:
-        """Tell whether the path is a regular file: reading a pipe would never end."""
-        return disk.is_file(path)
-
-    @classmethod
-    def resembles(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bool:
+    def resembles(self) -> bool:
         """Tell whether the header is this column's, up to the end of the file."""
         try:
-            return disk.read_file(path, _PAGE) == _header(spec, rows)[: disk.size(path)]
+            return self.disk.read_file(self.path, _PAGE) == self._header()[: self.disk.size(self.path)]
         except OSError:
             return False
 
-    @staticmethod
-    def strays(disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[str]:
-        """Return an empty list: the column is one file."""
-        return []
-
-    @classmethod
-    def mend(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
+    def mend(self) -> None:
         """Restore the size, header and label of the file.
 
         The header first: if this is interrupted, the header shows that the file is ours.
         """
-        size = cls.nbytes(spec, rows, label)
-        for offset, data in cls.frame(spec, rows, label):
-            with closing(disk.open(path, write=True)) as file:
+        size = self.nbytes
+        for offset, data in self._frame():
+            with closing(self.disk.open(self.path, write=True)) as file:
                 file.write(data, offset)
                 file.sync()
-            if disk.size(path) != size:
-                disk.extend(path, size)
-
-    @classmethod
-    def plain(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> MemmapColumn:
-        """Open the file in any state, for `pieces` only."""
-        return cls(disk.open(path), spec, rows, 0, disk.volatile, False)
+            if self.disk.size(self.path) != size:
+                self.disk.extend(self.path, size)
 
     def reserve(self, slot: int, count: int) -> None:
         """Allocate blocks for rows written for the first time, in extents of at most 64 MiB."""
@@ -234,9 +174,7 @@ class MemmapColumn:
             file = self._file
             raw = file.map(random=self.is_large)[_PAGE : _PAGE + self.rows * self._row]
             if len(raw) < self.rows * self._row:
-                raise CorruptError(
-                    f"{file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
-                )
+                raise self._was_cut()
             shape = (self.rows, *self.spec.shape)
             view = raw.view(self.spec.dtype).reshape(shape) if self._row else np.empty(shape, self.spec.dtype)
             self._map = view
@@ -284,18 +222,16 @@ class MemmapColumn:
     def _read_runs(self, room: memoryview, bounds: list[int], offsets: list[int]) -> None:
         """Fill `room`, piece by piece between these bounds, from these offsets, or raise."""
         file = self._file.held()  # until the last piece: its descriptor stays this file's
-        path, read = file.path, file.read_into
+        read = file.read_into
         try:
             for start, stop, offset in zip(bounds, bounds[1:], offsets, strict=False):
                 if read(room[start:stop], offset) < stop - start:
-                    raise CorruptError(
-                        f"{path}: column file was cut since it was opened; run ringmap.check on the buffer"
-                    )
+                    raise self._was_cut()
         except OSError as error:
             raise EnvironmentFault(
                 error.errno,
-                f"{path}: rows can't be read ({error.strerror or error}); run ringmap.check on the buffer, and move "
-                "it to a sound disk",
+                f"{self.path}: rows can't be read ({error.strerror or error}); run ringmap.check on the buffer, and "
+                "move it to a sound disk",
             ) from error
 
     def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
@@ -303,9 +239,7 @@ class MemmapColumn:
         assert isinstance(source, MemmapColumn)
         nbytes = count * self._row
         if self._file.copy_from(source._file.held(), _PAGE + slot * self._row, nbytes) < nbytes:
-            raise CorruptError(
-                f"{source._file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
-            )
+            raise source._was_cut()
         return slot, slot + count
 
     def read(self, slot: int, count: int) -> Array:
@@ -330,6 +264,8 @@ class MemmapColumn:
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
         """Yield the bytes of rows by plain reads; a file that ends early continues with zeros."""
+        if not self._is_open:
+            self._file, self._is_open = self.disk.open(self.path), True
         at, stop = _PAGE + slot * self._row, _PAGE + (slot + count) * self._row
         while at < stop:
             size = min(_PIECE, stop - at)
@@ -340,23 +276,16 @@ class MemmapColumn:
             yield data.ljust(size, b"\0")
             at += size
 
-    def rewrite(self, slot: int, count: int) -> None:
-        """Write these rows again, in place: the same bytes."""
-        self.write(slot, self.read(slot, count))
-
-    def touched(self, slot: int, count: int) -> None:
-        """Do nothing: a sync covers the whole file."""
-
     def sync(self) -> None:
         """Return once every written row is durable on the disk."""
         self._file.sync()
 
-    def forget(self) -> None:
-        """Do nothing: the map shows what is stored."""
+    def _was_cut(self) -> CorruptError:
+        return CorruptError(f"{self.path}: column file was cut since it was opened; run ringmap.check on the buffer")
 
     def close(self) -> None:
         """Release the descriptor and the map; a running read keeps them until it is done."""
-        self._file, self._map = closed(self._file), None
+        self._file, self._map = ClosedFile(self.path), None
 
 
 def _bytes_of(array: Array) -> memoryview:
@@ -368,10 +297,6 @@ def _bytes_of(array: Array) -> memoryview:
     if array.dtype.char in _CASTABLE:  # a third of the time
         return array.data.cast("B")
     return array.reshape(-1).view(np.uint8).data
-
-
-def _header(spec: ColumnSpec, rows: int) -> bytes:
-    return npy_header(spec.dtype.str, (rows, *spec.shape))
 
 
 def read_label(file: File) -> dict[str, Any] | None:

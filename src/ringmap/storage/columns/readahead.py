@@ -20,12 +20,9 @@ import numpy as np
 
 from ringmap.storage.disk.system import System
 
-__all__ = ["LARGE_NBYTES", "Readahead", "runs"]
+__all__ = ["Readahead", "runs"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-LARGE_NBYTES = 64 << 20
-"""A smaller column is read into memory in a few reads without hints."""
 
 _PAGE = 4096
 _QUIET_BATCHES = 16

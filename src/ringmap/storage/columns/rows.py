@@ -12,7 +12,6 @@ Not here: which positions are live.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,9 +101,7 @@ class Rows:
             for one in stored:
                 if not one.is_known:
                     raise CorruptError(f"{folder}: column {one.spec.name!r} has unknown backend {one.kind!r}")
-                path = os.path.join(folder, *one.file.split("/"))
-                opened = one.backend.open(disk, path, *one.about, write, reserved, mapped)
-                columns.append(opened)
+                columns.append(one.inside(disk, folder).open(write, reserved, mapped))
         except BaseException:
             for column in columns:
                 column.close()

@@ -22,25 +22,24 @@ import logging
 import os
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import ClosedError, CorruptError
+from ringmap.errors import ClosedError
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.base import Column, Live
-from ringmap.storage.columns.chunk_cache import ChunkCache
-from ringmap.storage.columns.codecs import Undecodable, codec_of, most_encoded
-from ringmap.storage.columns.readahead import LARGE_NBYTES
+from ringmap.storage.columns.codecs import Codec, Undecodable, chain_of, most_encoded
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.forks import Forkable, Renew
-from ringmap.storage.disk.room import Room
 from ringmap.storage.disk.system import NotAFileError
 
-__all__ = ["ZarrColumn", "chunk_steps", "read_zarr_label"]
+__all__ = ["ChunkCache", "ZarrColumn", "chunk_steps", "read_zarr_label"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,6 +51,11 @@ _SHRUNK = 4
 them anyway."""
 _METADATA, _BESIDE = "zarr.json", "next.tmp"
 _METADATA_LIMIT = 1 << 20
+
+Chunk = Array | bytes
+"""The rows of a chunk, or the bytes of its file."""
+_ENTRY_NBYTES = 256
+"""Of the objects around a file's bytes, which outweigh those of an empty picture."""
 
 log = logging.getLogger("ringmap")
 
@@ -71,39 +75,30 @@ def chunk_steps(spec: ColumnSpec) -> int:
     return max(1, min(8, (1 << 20) // nbytes)) if nbytes > 2 << 10 else (16 << 10) // nbytes
 
 
-class ZarrColumn(Forkable):
-    """Rows of one column in one folder. See `Column` for the obligations.
+class ZarrColumn(Column, Forkable):
+    """Rows of one column in one folder. See `Column` for the arguments and the obligations.
 
-    Args:
-        disk: where the folder is.
-        path: its path.
-        spec: what a row is.
-        rows: number of rows.
-        label: the label in the array; its `codecs` and `chunk_steps` say how rows are stored.
+    The `codecs` and `chunk_steps` of the label say how rows are stored.
     """
 
-    backend = "zarr"
-
     def __init__(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
-        self.spec = spec
-        self.rows = rows
-        self.path = path
-        self._disk = disk
+        super().__init__(disk, path, spec, rows, label)
         self._row = spec.row_nbytes
         self._steps = int(label["chunk_steps"])
-        self._codec = codec_of(label["codecs"], spec, self._steps)
+        self._metadata = _metadata(spec, rows, label)
         self._prefix = os.path.join(path, "c.")
         self._suffix = ".0" * len(spec.shape)
         self._limit = most_encoded(self._steps * self._row)
         self._cache = ChunkCache(_CACHED_NBYTES)
-        self._beside = os.path.join(path, _BESIDE)
         self._dirty: set[int] = set()
         self._unsure: set[int] = set()
         self._lock = threading.Lock()
         self._last: tuple[int, Array] | None = None
         self._closed = False
-        self.is_quick_apart = False
-        self.is_large = not disk.volatile and rows * self._row >= LARGE_NBYTES
+
+    @cached_property
+    def _codec(self) -> Codec:
+        return Codec(self.label["codecs"], self.spec, self._steps)
 
     def reset_after_fork(self, renewed: Renew) -> None:
         """Replace the lock, which another thread may have held at the fork."""
@@ -112,118 +107,74 @@ class ZarrColumn(Forkable):
 
     # -- the folder as a whole -----------------------------------------------------------------
 
-    @staticmethod
-    def suits(spec: ColumnSpec) -> bool:
+    @classmethod
+    def suits(cls, spec: ColumnSpec) -> bool:
         """Tell whether Zarr has a stable dtype for these rows: not for strings or dates; and empty rows need no
         file."""
         return spec.dtype.kind in "biufc" and spec.row_nbytes > 0
 
-    @staticmethod
-    def nbytes(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
-        """Return the exact size of the part that never changes: `zarr.json`."""
-        return len(_metadata(spec, rows, label))
+    @property
+    def nbytes(self) -> int:
+        """The exact size of the part that never changes: `zarr.json`."""
+        return len(self._metadata)
 
-    @staticmethod
-    def nbytes_when_full(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
-        """Return the total size of the files if nothing can be compressed."""
-        steps = int(label["chunk_steps"])
-        return -(-rows // steps) * (steps * spec.row_nbytes + 32)
+    @property
+    def nbytes_when_full(self) -> int:
+        """The total size of the files if nothing can be compressed."""
+        return -(-self.rows // self._steps) * (self._steps * self._row + 32)
 
-    @classmethod
-    def create(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
+    def create(self) -> None:
         """Make the folder, with no chunk in it, and sync it."""
-        disk.make_folder(path)
-        disk.replace_file(os.path.join(path, _METADATA), _metadata(spec, rows, label))
+        self.disk.make_folder(self.path)
+        self.mend()
 
-    @classmethod
-    def open(
-        cls,
-        disk: Disk,
-        path: str,
-        spec: ColumnSpec,
-        rows: int,
-        label: dict[str, Any],
-        write: bool,
-        reserved: int,
-        mapped: bool = True,
-    ) -> ZarrColumn:
-        """Open the folder after comparing its `zarr.json` with the expected one.
+    def mend(self) -> None:
+        """Write `zarr.json` again. Chunks do not change."""
+        self.disk.replace_file(os.path.join(self.path, _METADATA), self._metadata)
 
-        Raises:
-            CorruptError: it is missing, damaged, or belongs elsewhere.
-        """
-        for fault in cls.faults(disk, path, spec, rows, label):
-            raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
-        return cls(disk, path, spec, rows, label)
-
-    @classmethod
-    def create_copy(
-        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any], source: Column
-    ) -> bool:
-        """Make the folder for a copy of `source`, without chunks: return False."""
-        cls.create(disk, path, spec, rows, label)
-        return False
-
-    @classmethod
-    def faults(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[str]:
+    def faults(self) -> list[str]:
         """Return the faults of the folder as a whole, in words; chunks are not read."""
-        if not disk.is_folder(path):
-            kind = disk.kind(path) or "a file"
+        if not self.exists():
+            kind = self.disk.kind(self.path) or "a file"
             return [f"column folder is {kind}" + ("" if kind == "missing" else ", expected a folder")]
         try:
-            data = disk.read_file(os.path.join(path, _METADATA), _METADATA_LIMIT)
+            data = self.disk.read_file(os.path.join(self.path, _METADATA), _METADATA_LIMIT)
         except FileNotFoundError:
             return [f"{_METADATA} is missing"]
         except NotAFileError as error:
             return [f"{_METADATA} is {error.kind}, expected a regular file"]
-        if data == _metadata(spec, rows, label):
+        if data == self._metadata:
             return []
         found = read_zarr_label(data)
-        if found is not None and found != label:
+        if found is not None and found != self.label:
             return [f"{_METADATA} is not that of this column: swapped or foreign folder"]
-        return [f"{_METADATA} is not that of {rows} rows of {spec}: damaged"]
+        return [f"{_METADATA} is not that of {self.rows} rows of {self.spec}: damaged"]
 
-    @classmethod
-    def mend(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
-        """Write `zarr.json` again. Chunks do not change."""
-        disk.replace_file(os.path.join(path, _METADATA), _metadata(spec, rows, label))
-
-    @staticmethod
-    def exists(disk: Disk, path: str) -> bool:
+    def exists(self) -> bool:
         """Tell whether the path is a folder (not a link to one)."""
-        return disk.is_folder(path)
+        return self.disk.is_folder(self.path)
 
-    @staticmethod
-    def resembles(disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bool:
+    def resembles(self) -> bool:
         """Tell whether a folder with an unreadable `zarr.json` may be this column: the chunks decide."""
         return True
 
-    @classmethod
-    def strays(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[str]:
+    def strays(self) -> list[str]:
         """Return the names in the folder that are not part of a column."""
-        count = -(-rows // int(label["chunk_steps"]))
-        pattern = re.compile(r"c\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(spec.shape))
+        count = -(-self.rows // self._steps)
+        pattern = re.compile(r"c\.(0|[1-9][0-9]{0,17})" + re.escape(self._suffix))
         strays = []
-        for name in disk.names(path):
+        for name in self.disk.names(self.path):
             chunk = pattern.fullmatch(name)
             known = name in (_METADATA, f"{_METADATA}.tmp", _BESIDE)
             known = known or (chunk is not None and int(chunk[1]) < count)
-            kind = disk.kind(os.path.join(path, name))
+            kind = self.disk.kind(os.path.join(self.path, name))
             if kind == "missing":
                 continue  # a writer is running, and has renamed it since
             if not known or kind:  # a link may lead anywhere
                 strays.append(name)
         return strays
 
-    @classmethod
-    def plain(cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> ZarrColumn:
-        """Open the folder in any state, for `pieces` only."""
-        return cls(disk, path, spec, rows, label)
-
     # -- writing -------------------------------------------------------------------------------
-
-    def reserve(self, slot: int, count: int) -> None:
-        """Do nothing: the size of a chunk is known when it is written, and a failed write changes nothing either."""
 
     def rewrite(self, slot: int, count: int) -> None:
         """Write every chunk of these rows again, unchanged; the next `sync` makes that durable."""
@@ -233,7 +184,7 @@ class ZarrColumn(Forkable):
             data = self._read(chunk)
             if data is not None:
                 self._unsure.add(chunk)
-                self._disk.put(self._file(chunk), self._beside, data, synced=True)
+                self._put(chunk, data, synced=True)
 
     def touched(self, slot: int, count: int) -> None:
         """Let the next `sync` cover these rows: their writer is gone, and so is its record of unsynced chunks."""
@@ -285,27 +236,26 @@ class ZarrColumn(Forkable):
                 f"{self._file(chunk)}: {fault}, and it holds rows of stored episodes beside those to be written; "
                 "nothing was stored; run ringmap.check and ringmap.repair on the buffer"
             )
-        if self._disk.exists(self._file(chunk)):  # a power cut tore it: its episodes were dropped
+        if self.disk.exists(self._file(chunk)):  # a power cut tore it: its episodes were dropped
             log.warning("%s: %s; written anew", self._file(chunk), fault)
         whole[...] = 0
         return whole
 
     def _replace(self, chunk: int, whole: Array, covers: bool) -> None:
         """Replace the stored chunk."""
-        data, path = self._codec.encode(whole), self._file(chunk)
+        data = self._codec.encode(whole)
         # Held, since otherwise a sync could begin in between, and count rows that are replaced unsynced.
         with self._lock:
-            vouched = chunk not in self._dirty and not covers and self._disk.exists(path)
-            if not vouched:
+            synced = chunk not in self._dirty and not covers and self.disk.exists(self._file(chunk))
+            if not synced:
                 self._dirty.add(chunk)
-                self._disk.put(path, self._beside, data, synced=False)
-        if vouched:
-            self._disk.put(path, self._beside, data, synced=True)
-            self._disk.sync_folder(self.path)
+                self._put(chunk, data, synced=False)
+        if synced:
+            self._put(chunk, data, synced=True)
+            self.disk.sync_folder(self.path)
 
-    def writable(self, slot: int, count: int) -> Array | None:
-        """Return None: rows are compressed."""
-        return None
+    def _put(self, chunk: int, data: bytes, synced: bool) -> None:
+        self.disk.put(self._file(chunk), os.path.join(self.path, _BESIDE), data, synced=synced)
 
     def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
         """Copy every chunk that holds these rows, unchanged."""
@@ -317,7 +267,7 @@ class ZarrColumn(Forkable):
             data = source._read(chunk)
             if data is not None:  # else its rows were lost, and dropped; or their checksums tell
                 self._dirty.add(chunk)
-                self._disk.put(self._file(chunk), self._beside, data, synced=False)
+                self._put(chunk, data, synced=False)
         return first * self._steps, min(stop * self._steps, self.rows)
 
     def sync(self) -> None:
@@ -328,7 +278,7 @@ class ZarrColumn(Forkable):
             chunks = sorted(self._unsure)
         for chunk in chunks:
             try:
-                file = self._disk.open(self._file(chunk), write=True)
+                file = self.disk.open(self._file(chunk), write=True)
             except FileNotFoundError:
                 continue  # recorded before a write that failed
             try:
@@ -336,15 +286,11 @@ class ZarrColumn(Forkable):
             finally:
                 file.close()
         if chunks:
-            self._disk.sync_folder(self.path)
+            self.disk.sync_folder(self.path)
         with self._lock:  # only now: after an interrupt the next sync starts over
             self._unsure.difference_update(chunks)
 
     # -- reading -------------------------------------------------------------------------------
-
-    def map_into(self, room: Room, at: int) -> bool:
-        """Return False: rows are compressed."""
-        return False
 
     def want(self, slots: Array) -> None:
         """Ask for the chunks that hold the rows at `slots`."""
@@ -352,7 +298,7 @@ class ZarrColumn(Forkable):
             return
         for chunk in np.unique(slots.reshape(-1) // self._steps).tolist():
             try:
-                file = self._disk.open(self._file(chunk))
+                file = self.disk.open(self._file(chunk))
             except FileNotFoundError:
                 continue
             file.will_need(0, self._limit)
@@ -412,11 +358,6 @@ class ZarrColumn(Forkable):
             target[at : at + n] = rows[within : within + n]
         return out
 
-    def read(self, slot: int, count: int) -> Array:
-        """Return a copy of `count` rows from `slot`."""
-        rows = np.empty((count, *self.spec.shape), self.spec.dtype)
-        return self.take(np.arange(slot, slot + count), rows)
-
     def _keeps(self, count: int) -> bool:
         """Return whether to cache the rows of so many chunks of one call, rather than the bytes of their files.
 
@@ -461,7 +402,7 @@ class ZarrColumn(Forkable):
     def _read(self, chunk: int) -> bytes | None:
         """Return the bytes of a chunk's file, or None if it does not exist."""
         try:
-            return self._disk.read_file(self._file(chunk), self._limit)
+            return self.disk.read_file(self._file(chunk), self._limit)
         except FileNotFoundError:
             return None
 
@@ -500,6 +441,72 @@ class ZarrColumn(Forkable):
         self._last = None
 
 
+class ChunkCache(Forkable):
+    """The most recently used chunks, decoded or as in their files. Thread-safe; O(1), amortized.
+
+    A chunk is kept with the head at which it was read. A live row never changes, so it is valid for all positions below
+    that head, and for no others: those were written later. No message has to tell a reader that a chunk was replaced.
+
+    Args:
+        limit: maximum size in bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._chunks: OrderedDict[int, tuple[Chunk, int]] = OrderedDict()
+        self._nbytes = 0
+        self._lock = threading.RLock()  # a signal handler may sample in the middle of a sample
+
+    def get(self, chunk: int, position: int) -> Chunk | None:
+        """Return a chunk if it is valid for `position`, the highest one requested from it; it is not written to."""
+        with self._lock:
+            content, head = self._chunks.get(chunk, (None, 0))
+            if content is None or position >= head:
+                return None
+            self._chunks.move_to_end(chunk)
+            return content
+
+    def put(self, chunk: int, content: Chunk, head: int) -> None:
+        """Store a chunk; `head` is from before it was read."""
+        if _size(content) > self.limit:
+            return
+        with self._lock:
+            before = self._chunks.pop(chunk, None)
+            if before is not None:
+                self._nbytes -= _size(before[0])
+                if before[1] > head:  # another thread read it later
+                    content, head = before
+            self._chunks[chunk] = content, head
+            self._nbytes += _size(content)
+            if self._nbytes > self.limit:
+                self._shrink()
+
+    def _shrink(self) -> None:
+        """Drop the oldest chunks, an eighth of all bytes at least: counted anew, since an interrupt leaves the count
+        wrong."""
+        nbytes = sum(_size(content) for content, _ in self._chunks.values())
+        while nbytes > self.limit - self.limit // 8:
+            _, (oldest, _) = self._chunks.popitem(last=False)
+            nbytes -= _size(oldest)
+        self._nbytes = nbytes
+
+    def clear(self) -> None:
+        """Drop all chunks."""
+        with self._lock:
+            self._chunks.clear()
+            self._nbytes = 0
+
+    def reset_after_fork(self, renewed: Renew) -> None:
+        """Replace the lock, which another thread may have held at the fork, and drop all chunks."""
+        super().reset_after_fork(renewed)
+        self._lock = threading.RLock()
+        self._chunks, self._nbytes = OrderedDict(), 0
+
+
+def _size(content: Chunk) -> int:
+    return _ENTRY_NBYTES + len(content) if isinstance(content, bytes) else content.nbytes
+
+
 def _positions(slots: Array, head: int, rows: int) -> Array:
     """Return the positions below `head` that these slots hold."""
     positions: Array = head - 1 - (head - 1 - slots) % rows
@@ -521,7 +528,7 @@ def _metadata(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bytes:
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "fill_value": zero,
-        "codecs": label["codecs"],
+        "codecs": chain_of(label["codecs"], spec),
         "attributes": {"ringmap": label},
     }
     body["attributes"] = {"ringmap": label, "ringmap_checksum": json_checksum(body)}

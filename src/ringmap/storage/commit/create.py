@@ -83,7 +83,7 @@ def make_parts(disk: Disk, paths: Paths, manifest: Manifest) -> None:
 
 def sizes_when_full(manifest: Manifest) -> dict[str, int]:
     """Return the size of each file of a full ring in bytes, without episode data."""
-    sizes = {one.file: one.backend.nbytes_when_full(*one.about) for one in manifest.columns}
+    sizes = {one.file: one.nbytes_when_full for one in manifest.columns}
     newest = MutableValues.nbytes(manifest.schema, manifest.rows)
     beside = {MutableValues.names[0]: newest} if newest else {}
     return {**sizes, **manifest.fixed_sizes, **beside}
@@ -112,7 +112,7 @@ def make_columns(disk: Disk, paths: Paths, manifest: Manifest, sync_folder: Call
     disk.make_folder(paths.new_columns)
     for one in manifest.columns:
         name = one.file.partition("/")[2]
-        one.backend.create(disk, os.path.join(paths.new_columns, name), *one.about)
+        one.at(disk, os.path.join(paths.new_columns, name)).create()
     sync_folder(paths.new_columns)
     disk.remove_folder(paths.columns)
     disk.rename(paths.new_columns, paths.columns)

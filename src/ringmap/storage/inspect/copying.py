@@ -122,11 +122,11 @@ class Copy:
         rows, shared = self.source.rows, True
         assert manifest.schema is not None
         for i, one in enumerate(manifest.columns):
-            path = os.path.join(self.paths.folder, *one.file.split("/"))
+            column = one.inside(self.disk, self.paths.folder)
             if rows is None or not now.seq:
-                one.backend.create(self.disk, path, *one.about)
+                column.create()
             else:
-                shared &= one.backend.create_copy(self.disk, path, *one.about, rows.columns[i])
+                shared &= column.create_copy(rows.columns[i])
         self._rows = Rows.open(
             self.disk,
             self.paths.folder,

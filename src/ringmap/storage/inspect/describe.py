@@ -137,7 +137,7 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
         pending = _pending_in(opened)
     specs = () if manifest.schema is None else manifest.schema.columns
     columns = tuple(
-        ColumnFacts(spec.name, spec.kind, spec.shape, backend, _codecs(options))
+        ColumnFacts(spec.name, spec.kind, spec.shape, backend, (options["codecs"],) if options else ())
         for spec, backend, options in zip(specs, manifest.backends, manifest.options, strict=True)
         if (manifest.kind, spec.name) != (TRANSITIONS, NUMBERS)
     )
@@ -202,10 +202,6 @@ def _nbytes_full(folder: str, manifest: Manifest, steps: int, nbytes: int) -> in
     more = growing * (manifest.max_steps - steps) // steps if steps else 0
     beside = nbytes - sum(nbytes_of(os.path.join(folder, name)) for name in fixed)
     return max(nbytes, sum(fixed.values()) + beside + more)
-
-
-def _codecs(options: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(codec["name"]) for codec in options.get("codecs", ()))
 
 
 def writer_of(folder: str, disk: Disk | None = None) -> WriterFacts:

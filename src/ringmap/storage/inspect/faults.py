@@ -288,7 +288,7 @@ def _strays(survey: Scan, index: int, part: Part) -> Iterator[Finding]:
     """Find what lies in a column's folder and is no part of it."""
     one, files = survey.manifest.column(index), survey.files
     if part.at is not None and one.is_known:
-        for name in one.backend.strays(files.disk, files.path(part.at), *one.about):
+        for name in one.at(files.disk, files.path(part.at)).strays():
             yield Finding(f"{part.at}/{name}", "is not part of a buffer")
 
 

@@ -120,13 +120,13 @@ class Parts:
         file = one.file
         if not one.is_known:
             return Part(file, None, [f"unknown backend {one.kind!r}"])
-        label, path, backend = self.labels.get(file), self.files.path(file), one.backend
-        there = backend.exists(disk, path)
-        ours = label is None and there and backend.resembles(disk, path, *one.about)
+        label, column = self.labels.get(file), one.at(disk, self.files.path(file))
+        there = column.exists()
+        ours = label is None and there and column.resembles()
         if there and (label == one.label or ours):
-            return Part(file, file, words_of(lambda: backend.faults(disk, path, *one.about)))
+            return Part(file, file, words_of(column.faults))
         if not there:
-            fault = words_of(lambda: backend.faults(disk, path, *one.about))[0]
+            fault = words_of(column.faults)[0]
         elif label is None:
             fault = "is no column of this buffer: neither its header nor its label says so"
         else:

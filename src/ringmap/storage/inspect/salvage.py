@@ -321,9 +321,9 @@ class Salvage:
         if part.at is None:
             name = f"column-{index}"
             self._act(part.file, "make it anew, empty")
-            self._made[name] = lambda path: one.backend.create(disk, path, *one.about)
+            self._made[name] = lambda path: one.at(disk, path).create()
             self.swap.step("rename", self.swap.inside(name), part.file)
-        elif words_of(lambda: one.backend.faults(disk, self.files.path(part.at or ""), *one.about)):
+        elif words_of(one.at(disk, self.files.path(part.at)).faults):
             self._act(part.file, "give it its size, header and label back")
             self.swap.step("column", index)
 

@@ -326,7 +326,7 @@ class Scan:
         if part.at == part.file or not one.is_known or not self.files.is_array(part.file):
             return
         if self._proves(index, part.file) and not self._proves(index, part.at):
-            faults = one.backend.faults(self.files.disk, self.files.path(part.file), *one.about)
+            faults = one.at(self.files.disk, self.files.path(part.file)).faults()
             self.parts.columns[index] = Part(part.file, part.file, faults)
 
     def _proves(self, index: int, at: str | None) -> bool:
@@ -348,7 +348,7 @@ class Scan:
         at, one = at or self.parts.columns[index].at, self.manifest.column(index)
         if at is None:
             return None
-        return one.backend.plain(self.files.disk, self.files.path(at), *one.about)
+        return one.at(self.files.disk, self.files.path(at))
 
     def _sum(self, column: Column, record: Record, file: str, why: dict[str, str]) -> int:
         """Return the checksum of an episode's rows in one column; note under `file` why they can't be read."""

@@ -229,7 +229,7 @@ def _mend_column(files: Files, manifest: Manifest | None, index: int) -> None:
     if manifest is None or manifest.schema is None or index >= len(manifest.files):
         return
     one = manifest.column(index)
-    one.backend.mend(files.disk, files.path(one.file), *one.about)
+    one.at(files.disk, files.path(one.file)).mend()
 
 
 def _overwrite(disk: Disk, source: str, target: str) -> None:

@@ -16,7 +16,7 @@ __all__ = ["LAYOUT"]
 _FILES = {
     "blob": "sizes <III: sums, words, data; small state <IIQ: offset, size, sum; sums <Q each; words; small state if "
     "it is new; data",
-    "column": "header 4096, rows, label",
+    "column": "header 4096, rows, label; codecs of a Zarr array by name",
     "frame": "size <I, check <Q seeded by the number, payload",
     "manifest": "lineage, kind, ordinal and closed are known",
     "mutable": "headers at 0 and 4096, marks at 8192; copy: check, generation, position, values",

@@ -30,6 +30,7 @@ from ringmap.errors import (
     UnreleasedVersionError,
 )
 from ringmap.storage.columns.backends import StoredColumn
+from ringmap.storage.columns.codecs import NAMED
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.records.layout import LAYOUT
@@ -435,10 +436,9 @@ def stored_options(given: Any) -> dict[str, Any]:
     if given == {}:
         return {}
     steps, codecs = given["chunk_steps"], given["codecs"]
-    named = [type(c) is dict and type(c.get("name")) is str for c in codecs]
-    if set(given) != {"chunk_steps", "codecs"} or not _are_counts(steps) or not steps or not all(named):
+    if len(given) != 2 or not _are_counts(steps) or not steps or type(codecs) is not str or codecs not in NAMED:
         raise ValueError(f"options {given!r}")
-    return {"codecs": list(codecs), "chunk_steps": steps}
+    return {"codecs": codecs, "chunk_steps": steps}
 
 
 def read_limit() -> int:
