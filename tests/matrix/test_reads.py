@@ -236,7 +236,7 @@ def test_rows_of_a_group_that_begins_during_a_read_are_found(tmp_path, storage, 
             "updated",
             {"clips", "computed", "split", "stored", "windows", "sequences"},
         ),
-        (Rows, "show", lambda *_: None, "pending", {"clips", "windows", "return_to_go", "stored"}),
+        (Rows, "show", lambda *_, **__: None, "pending", {"clips", "windows", "return_to_go", "stored"}),
         (Ends, "blanks", lambda self, *ends: ends, "parts", {"windows"}),
         (JoinedRows, "key_of", lambda self, column: self._whole, "all", {"return_to_go"}),
         (

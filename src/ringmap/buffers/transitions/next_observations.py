@@ -29,13 +29,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.storage.columns.pending import found_in
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.records.manifest import Manifest
-from ringmap.storage.ring.arrays import highest, lowest
+from ringmap.storage.ring.arrays import found_in, highest, lowest
 from ringmap.storage.ring.ring import Ordinal
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.successors import Successors

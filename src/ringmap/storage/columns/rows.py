@@ -1,20 +1,22 @@
 """The rows of all columns at ring positions.
 
-    take    positions -> files -> words of text, newer values of mutable columns -> rows of the open group     what a
-    reader sees read    position, count -> files
-    what was stored
+    take    positions -> files -> words of text, newer values of mutable columns -> rows of the open group
+            what a reader sees
+    read    position, count -> files
+            what was stored
 
-Invariants: every column has as many rows as the ring; the sum of an episode is the hash of its
-columns' hashes, in schema order. The open group is looked up before the first file is read: a row that is not in it was
-in the file by then.
-Not here: which positions are live.
+Invariants: every column has as many rows as the ring; the sum of an episode is the hash of its columns' hashes, in
+schema order; a row without a newer value has the one that it was stored with. The open group is looked up before the
+first file is read: a row that is not in it was in the file by then, and until the group is let go it is right in both.
+Not here: which positions are live; where newer values (sidecars/mutable.py), pending rows (commit/group.py) and words
+(read/texts.py) are.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -22,9 +24,7 @@ import xxhash
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.base import Column, Live
-from ringmap.storage.columns.changed import Changes
 from ringmap.storage.columns.codecs import Undecodable
-from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import put
 from ringmap.storage.columns.threads import take
@@ -32,9 +32,11 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.ring.arrays import highest
 from ringmap.storage.ring.ring import Position, Ring
 
-__all__ = ["UNREADABLE", "Rows", "combine", "sum_of"]
+__all__ = ["UNREADABLE", "Changes", "PendingRows", "Rows", "combine", "sum_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Words = Callable[[Array, Array], Array]
+"""Returns strings, given the positions of rows and their codes `(*positions.shape, ...)`."""
 
 UNREADABLE = (1 << 64) - 1
 """Replaces the checksum of rows that can't be decoded: it differs from every rows' checksum, except with a chance of
@@ -51,6 +53,51 @@ def combine(sums: list[int]) -> int:
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(sums)}Q", *sums))
 
 
+class Changes(Protocol):
+    """Newer values of rows."""
+
+    @property
+    def columns(self) -> Collection[str]:
+        """The names of the columns that may have some."""
+        ...
+
+    def put_into(self, name: str, positions: Array, taken: Array) -> None:
+        """Replace the rows that have a newer value, in an array `(*positions.shape, ...)` of the rows at these
+        positions."""
+        ...
+
+
+class PendingRows(Protocol):
+    """Rows in memory: they belong to a group that is not committed yet. Only the owner of a ring has some."""
+
+    @property
+    def start(self) -> Position:
+        """The position of the first one."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def rows_of(self, names: Sequence[str], numbers: Array) -> list[Array]:
+        """Return rows of columns by number."""
+        ...
+
+    def apart_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
+        """Return which of these positions are of these rows, bool `(n,)`, and what is kept with these, beside their
+        columns."""
+        ...
+
+    def newest_apart(self) -> dict[str, Array]:
+        """Return what is kept with the rows of the newest call."""
+        ...
+
+    def earlier_at(self, positions: Array) -> tuple[Array | slice, dict[str, Array]]:
+        """Return for which of these positions, of rows before these, something is kept, bool `(n,)`, and this."""
+        ...
+
+
 class Rows:
     """The open columns of one buffer.
 
@@ -60,23 +107,19 @@ class Rows:
         ring: how positions map to slots.
     """
 
-    changes: Changes | None = None
-    """Newer values of mutable columns."""
-
     def __init__(self, schema: Schema, columns: list[Column], ring: Ring) -> None:
-        self.schema = schema
-        self.columns = columns
-        self.ring = ring
+        self.schema, self.columns, self.ring = schema, columns, ring
         self.by_name: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
         """The files."""
         self.large = [name for name, column in self.by_name.items() if column.is_large]
-        self._pending: Callable[[], PendingRows | None] | None = None
-        self._words: Callable[[Array, Array], Array] | None = None
+        self.texts = schema.texts
+        self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
         self.is_covered = False
         """Whether rows may be elsewhere than in the files: then they are read by `take` alone. Columns of text always
         are."""
-        self.texts = schema.texts
-        self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
+        self._changes: Changes | None = None
+        self._pending: Callable[[], PendingRows | None] | None = None
+        self._words: Words | None = None
 
     @classmethod
     def open(
@@ -108,39 +151,26 @@ class Rows:
             raise
         return cls(schema, columns, ring)
 
-    def with_changes(self, changes: Changes) -> Rows:
-        """Return these rows so that reads find the newer values of mutable columns."""
-        rows = Rows(self.schema, self.columns, self.ring)
-        rows.changes = changes
-        rows._pending, rows._words, rows.is_covered = self._pending, self._words, True
-        return rows
-
-    def read_words(self, words: Callable[[Array, Array], Array]) -> Rows:
-        """Let reads of columns of text find their words, from now on; return these rows.
+    def show(
+        self,
+        changes: Changes | None = None,
+        pending: Callable[[], PendingRows | None] | None = None,
+        words: Words | None = None,
+    ) -> None:
+        """Let reads find what is elsewhere than in the files, from now on.
 
         Args:
-            words: returns strings, given the positions of rows and their codes `(*positions.shape, ...)`.
+            changes: newer values of mutable columns.
+            pending: returns rows that are in memory, None when there are none.
+            words: of columns of text.
         """
-        self._words = words
-        return self
+        self._changes, self._words = changes or self._changes, words or self._words
+        self._pending = pending or self._pending
+        self.is_covered = self._changes is not None or self._pending is not None
 
     def may_change(self, name: str) -> bool:
         """Whether values of a column that are stored may become others."""
-        return self.changes is not None and name in self.changes.columns
-
-    def show(self, pending: Callable[[], PendingRows | None]) -> None:
-        """Let reads find rows that are in memory, from now on.
-
-        Args:
-            pending: returns them, None when there are none.
-        """
-        self._pending = pending
-        self.is_covered = True
-
-    @property
-    def shows_pending(self) -> bool:
-        """Whether reads find rows that are in memory."""
-        return self._pending is not None
+        return self._changes is not None and name in self._changes.columns
 
     def reserve(self, position: Position, count: int) -> None:
         """Make sure that rows can be written, or raise OSError."""
@@ -151,13 +181,9 @@ class Rows:
     def writable(self, position: Position, count: int) -> list[Array] | None:
         """Return `count` rows of every column from `position` (no wrap) to write to; None where a column returns
         None."""
-        found = list[Array]()
-        for column in self.columns:
-            rows = column.writable(position % self.ring.rows, count)
-            if rows is None:
-                return None
-            found.append(rows)
-        return found
+        found = [column.writable(position % self.ring.rows, count) for column in self.columns]
+        known = [rows for rows in found if rows is not None]
+        return known if len(known) == len(found) else None
 
     def write(self, position: Position, arrays: list[Array], live: Live | None = None) -> None:
         """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous; `live`: as for
@@ -190,15 +216,13 @@ class Rows:
 
     def renew(self, position: Position, steps: list[Array]) -> None:
         """Give rows that `read` returned the newest values of the mutable columns."""
-        if self.changes is not None and steps:
-            positions = np.arange(position, position + len(steps[0]))
-            self._lay_changes(self.schema.names, positions, steps)
+        if steps:
+            self._lay_changes(self.schema.names, np.arange(position, position + len(steps[0])), steps)
 
     def _lay_changes(self, names: Sequence[str], positions: Array, taken: Sequence[Array]) -> None:
-        changes = self.changes
-        if changes is not None:
+        if (changes := self._changes) is not None:
             for name, values in zip(names, taken, strict=True):
-                if self.may_change(name):
+                if name in changes.columns:
                     changes.put_into(name, positions, values)
 
     def take(
@@ -224,9 +248,9 @@ class Rows:
         pending = None if self._pending is None else self._pending()  # before the first file is read
         if isinstance(positions, range):
             return self._take_run(names, positions, pending)
-        files, here, known = self.by_name, None, positions
-        if out is not None and self.schema.texts:
-            out = [None if n in self.schema.texts else to for n, to in zip(names, out, strict=True)]
+        here, known = None, positions
+        if out is not None and self.texts:
+            out = [None if n in self.texts else to for n, to in zip(names, out, strict=True)]
         if pending is not None:
             head = min(head, pending.start)  # a chunk that is read now is not whole beyond
             if positions.size and highest(positions) >= pending.start:
@@ -241,15 +265,9 @@ class Rows:
                 slots = known % self.ring.rows
         if slots is None:
             slots = positions % self.ring.rows
-        if out is None and threads == 1:
-            taken = [files[name].take(slots, None, head) for name in names]
-        else:
-            into = out or [None] * len(names)
-            taken = [take(files[n], slots, to, threads, head) for n, to in zip(names, into, strict=True)]
-        if self.schema.texts:
-            taken = self._with_words(names, known, taken)
-        if self.changes is not None:
-            self._lay_changes(names, positions, taken)
+        into = out or [None] * len(names)
+        taken = [take(self.by_name[n], slots, to, threads, head) for n, to in zip(names, into, strict=True)]
+        taken = self._newest(names, known, taken)
         if here is not None:
             for number, newest in enumerate(rows):
                 each = taken[number].reshape(len(flat), *newest.shape[1:])
@@ -258,26 +276,24 @@ class Rows:
                     taken[number] = whole.reshape(taken[number].shape)
         return taken
 
-    def _with_words(self, names: Sequence[str], positions: Array, taken: Sequence[Array]) -> list[Array]:
-        """Return rows with strings in place of their codes."""
-        words, texts = self._words, self.schema.texts
-        if words is None:
-            return list(taken)
-        columns = zip(names, taken, strict=True)
-        return [words(positions, values) if name in texts else values for name, values in columns]
-
     def _take_run(self, names: Sequence[str], positions: range, pending: PendingRows | None) -> list[Array]:
         start, stop = positions.start, positions.stop
         first = stop if pending is None else min(max(pending.start, start), stop)
         taken = self._read([self.by_name[name] for name in names], start, first - start)
-        if self.schema.texts:
-            taken = self._with_words(names, np.arange(start, first), taken)
-        if self.changes is not None:
-            self._lay_changes(names, np.arange(start, first), taken)
+        taken = self._newest(names, np.arange(start, first), taken)
         if pending is None or first == stop:
             return taken
         rows = pending.rows_of(names, np.arange(first, stop) - pending.start)
         return [np.concatenate(both) for both in zip(taken, rows, strict=True)]
+
+    def _newest(self, names: Sequence[str], positions: Array, taken: list[Array]) -> list[Array]:
+        """Return rows of the files with strings in place of their codes, and with newer values."""
+        words, texts = self._words, self.texts
+        if texts and words is not None:
+            columns = zip(names, taken, strict=True)
+            taken = [words(positions, values) if name in texts else values for name, values in columns]
+        self._lay_changes(names, positions, taken)
+        return taken
 
     def sums(self, position: Position, count: int) -> list[int]:
         """Return the present checksum of each column's rows; UNREADABLE where they can't be decoded."""

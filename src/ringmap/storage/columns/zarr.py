@@ -86,7 +86,7 @@ class ZarrColumn(Column, Forkable):
         self._row = spec.row_nbytes
         self._steps = int(label["chunk_steps"])
         self._metadata = _metadata(spec, rows, label)
-        self._prefix = os.path.join(path, "c.")
+        self._prefix, self._beside = os.path.join(path, "c."), os.path.join(path, _BESIDE)
         self._suffix = ".0" * len(spec.shape)
         self._limit = most_encoded(self._steps * self._row)
         self._cache = ChunkCache(_CACHED_NBYTES)
@@ -255,7 +255,7 @@ class ZarrColumn(Column, Forkable):
             self.disk.sync_folder(self.path)
 
     def _put(self, chunk: int, data: bytes, synced: bool) -> None:
-        self.disk.put(self._file(chunk), os.path.join(self.path, _BESIDE), data, synced=synced)
+        self.disk.put(self._file(chunk), self._beside, data, synced=synced)
 
     def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
         """Copy every chunk that holds these rows, unchanged."""

@@ -41,7 +41,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ringmap.storage.columns.pending import found_in
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words
 from ringmap.storage.disk.files import Disk, File
@@ -50,6 +49,7 @@ from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import FRAME, Apart, seed_of
 from ringmap.storage.records.table import DROPPED, Record
 from ringmap.storage.records.word_file import WordFile
+from ringmap.storage.ring.arrays import found_in
 from ringmap.storage.ring.ring import Position
 
 __all__ = ["OpenGroup", "follows", "kept_apart"]

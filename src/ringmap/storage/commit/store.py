@@ -280,7 +280,7 @@ class Store(Handle):
             store._recover()
             store._finish_groups()
             store._recover_sidecars()
-            store._open_values()
+            store._open_values(store.rows)
             store._fix_schema(schema)
             return store
         except BaseException:
@@ -341,9 +341,9 @@ class Store(Handle):
                 path = self.home.path(sidecar.names[0])
                 log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
 
-    def _open_values(self) -> None:
+    def _open_values(self, rows: Rows | None) -> None:
         before = self.values
-        super()._open_values()
+        super()._open_values(rows)
         if self.values is not None and self.values is not before:
             self.values.begin(self.head, self._trusted)
 
@@ -391,7 +391,8 @@ class Store(Handle):
                     found.head,
                     self.mapped,
                 )
-                self.rows = rows.read_words(Texts(self))
+                rows.show(words=Texts(self))
+                self.rows = rows
             behind = found.doubtful()
             bad: dict[int, str] = {}
             if len(behind) and self.rows is not None:
@@ -1151,8 +1152,8 @@ class Store(Handle):
             except BaseException:
                 self._remove(group.file)
                 raise
-        if not group.is_in_place and not rows.shows_pending:
-            rows.show(_pending_of(self))
+        if not group.is_in_place:
+            rows.show(pending=_pending_of(self))
         self._group = group
         if self._grouping is not None:
             self._grouping.committed()

@@ -22,8 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ringmap.errors import ClipIndexError, ClosedError, CorruptError, RoleError
-from ringmap.storage.columns.pending import PendingRows
-from ringmap.storage.columns.rows import Rows, sum_of
+from ringmap.storage.columns.rows import PendingRows, Rows, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words
 from ringmap.storage.directory.entries import Paths
@@ -230,12 +229,12 @@ class Handle:
             self.next_ordinal = max(self.next_ordinal, int(next_ordinals(records[-1:])[0]))
             self.time = max(self.time, int(records["time"][-1]))
 
-    def _open_values(self) -> None:
-        """Open the newer values of mutable columns, where there are such columns, so that reads find them."""
-        schema, rows = self.manifest.schema, self.rows
-        if self.values is None and rows is not None and schema is not None and schema.mutable.columns:
+    def _open_values(self, rows: Rows | None) -> None:
+        """Open the newer values of mutable columns, where there are such columns, so that reads of these rows find
+        them."""
+        if self.values is None and rows is not None and rows.schema.mutable.columns:
             self.values = MutableValues.open(self.home, self.writable, self.mapped, tail_of(self))
-            self.rows = rows.with_changes(self.values)
+            rows.show(changes=self.values)
 
     def stored(self, positions: Array) -> Array | None:
         """Tell which positions, at least one, are those of stored steps, bool `(n,)`; None for all. Holds `memory`, or
@@ -271,8 +270,9 @@ class Handle:
 
     def _adopt(self, rows: Rows) -> None:
         """Read from these columns, from now on."""
-        self.rows = rows.read_words(Texts(self))
-        self._open_values()
+        rows.show(words=Texts(self))
+        self._open_values(rows)
+        self.rows = rows  # last: who reads many rings as one looks at once for what lies over the files
 
     def read_steps(self, position: Position, count: int) -> list[Array] | None:
         """Return `count` steps from a position on, or None if they were evicted during the read."""

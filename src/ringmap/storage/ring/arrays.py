@@ -1,4 +1,4 @@
-"""Arrays of integers: one that grows at one end and drops values at the other; extremes of small batches.
+"""Arrays of integers: one that grows at one end and drops values at the other; extremes of small batches; a search.
 
 NumPy's reductions cost 1.1 to 1.3 us a call, however short the array; `argmin` and `argmax` 0.3 to 0.5, and a search in
 the bytes of booleans 0.1. A small batch needs three such answers, in a call of 15 us.
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-__all__ = ["GrowingArray", "all_true", "highest", "lowest"]
+__all__ = ["GrowingArray", "all_true", "found_in", "highest", "lowest"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 N = TypeVar("N", bound=int)
@@ -114,3 +114,19 @@ def all_true(flags: Array) -> bool:
         (False, True)
     """
     return b"\0" not in flags.tobytes()
+
+
+def found_in(numbers: Array, wanted: Array) -> tuple[Array | slice, Array]:
+    """Return which of `wanted` are among sorted numbers, an index into them, and the places of these.
+
+    Example:
+        >>> found_in(np.array([3, 5, 9]), np.array([9, 4, 3]))
+        (array([ True, False,  True]), array([2, 0]))
+    """
+    places = numbers.searchsorted(wanted)
+    if not len(numbers):
+        return np.zeros(len(wanted), np.bool_), places[:0]
+    known: Array = numbers.take(places, mode="clip") == wanted
+    if known.all():  # a number beyond the last one differs from it
+        return slice(None), places
+    return known, places[known]
