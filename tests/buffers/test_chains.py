@@ -17,7 +17,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import xxhash
 from torch.utils.data import DataLoader
 
 import ringmap
@@ -38,7 +37,7 @@ from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, InputError, NoClipsError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.records.stream_file import FRAME
+from ringmap.storage.disk.frames import framed
 from ringmap.storage.records.table import EpisodeTable
 from tests.buffers.processes import Child
 from tests.tiers import few
@@ -550,9 +549,8 @@ def test_a_file_of_a_part_whose_data_make_no_sense(tmp_path, data):
         buf.close()
     described = {"columns": [["x", [], "<i8"]], "part": [-1, 0, 0, 0], "data": data}
     head = json.dumps(described).encode()
-    frame = FRAME.pack(len(head), xxhash.xxh3_64_intdigest(head, seed=0)) + head
     (path / "open" / "a").mkdir()
-    (path / "open" / "a" / "steps.bin").write_bytes(frame)
+    (path / "open" / "a" / "steps.bin").write_bytes(framed(head, 0))
     (finding,) = ringmap.check(path)
     assert "frame 0, which names the columns, does not make sense" in finding.what
     with ReplayBuffer.open(path, "r+", interrupted="keep") as again:

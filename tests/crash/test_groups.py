@@ -21,12 +21,12 @@ from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit import group as group_module
 from ringmap.storage.commit import store as store_module
-from ringmap.storage.commit.group import GroupFile, OpenGroup
+from ringmap.storage.commit.group import OpenGroup
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.records import stream_file as stream_module
+from ringmap.storage.records import step_file
 from ringmap.storage.records.names import STREAM
-from ringmap.storage.records.stream_file import read_stream
+from ringmap.storage.records.step_file import StepFile, read_steps
 from ringmap.storage.ring.ring import Position
 from tests.crash.cases import at_length
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
@@ -416,17 +416,16 @@ def steps_after_a_shorter_group(folder):
         long.append(list(rows_of(n, 1).values()), 1)
     short.begin(disk, str(folder), long.file)
     short.append(list(rows_of(3, 1).values()), 1)
-    found = read_stream(disk, os.path.join(long.file.folder, STREAM), 16)
-    long.file.remove(disk)
+    found = read_steps(disk, os.path.join(long.file.folder, STREAM), 16)
+    long.file.remove()
     assert found.fault == ""
-    return len(found.steps)
+    return found.count
 
 
 def test_frames_of_an_earlier_group_are_not_taken(monkeypatch, tmp_path):
     assert steps_after_a_shorter_group(tmp_path) == 1
-    for module in (group_module, stream_module):
-        monkeypatch.setattr(module, "seed_of", lambda salt: 0)
-    assert steps_after_a_shorter_group(tmp_path) == 3, "the control: they have no salt"
+    monkeypatch.setattr(step_file, "seed_of", lambda heading: 0)
+    assert steps_after_a_shorter_group(tmp_path) == 3, "the control: they have no seed"
 
 
 def test_readers_see_rows_with_their_commit():
@@ -468,7 +467,7 @@ def any_record(record):
 def commit_nothing_first(self, files, where, small=None):
     """Remove the file of a group before its commit."""
     if self._group is not None:
-        self._group.file.remove(self.disk)
+        self._group.file.remove()
         self._group.file = None
     COMMIT(self, files, where, small)
 
@@ -477,7 +476,7 @@ COMMIT = Store._commit_group
 
 PLANTED = {
     "any record": (False, [(store_module, "follows", any_record), (group_module, "follows", any_record)]),
-    "not synced": (True, [(GroupFile, "sync", lambda self, disk: None)]),
+    "not synced": (True, [(StepFile, "sync", lambda self: None)]),
     "file removed first": (False, [(Store, "_commit_group", commit_nothing_first)]),
     "left where it is": (False, [(Store, "_finish_groups", lambda self: None)]),
 }

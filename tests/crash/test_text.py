@@ -15,7 +15,7 @@ from ringmap.buffers.steps import StepRing
 from ringmap.errors import EnvironmentFault
 from ringmap.storage.disk import files
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.records import stream_file
+from ringmap.storage.records import step_file
 from tests.crash.recording import Always, RecordingDisk, materialise
 from tests.disks import undisturbed
 
@@ -63,7 +63,7 @@ def test_rows_before_lost_words_stay(tmp_path, kind):
         os.truncate(words, cut)
         found = ringmap.check(tmp_path / "cut")
         whole = sum(end <= cut for end in ends)
-        assert [f"the words of step {whole}, in words.bin" in one.what for one in found] == [True] * (whole < 6)
+        assert [f"the words of row {whole}, in words.bin" in one.what for one in found] == [True] * (whole < 6)
         with closing(ReplayBuffer.open(tmp_path / "cut", "r+", interrupted="keep")) as again:
             check(again, whole)
             assert again.num_steps_stored == whole
@@ -129,7 +129,7 @@ def test_a_group_that_its_writer_has_committed_meanwhile_is_not_damaged(tmp_path
     buf, add = make(tmp_path / "ring", "group")
     add(0)
     (path,) = (tmp_path / "ring").glob("open/*/steps.bin")
-    real = stream_file.read_words
+    real = step_file.read_words
 
     def late(*args):
         buf.engine.settle("test")
@@ -138,9 +138,9 @@ def test_a_group_that_its_writer_has_committed_meanwhile_is_not_damaged(tmp_path
         ring.append({n: np.array([v]) for n, v in row(1).items()})  # over the file of the first group
         return real(*args)
 
-    monkeypatch.setattr(stream_file, "read_words", late)
-    found = stream_file.read_stream(Disk(), str(path), 60)
-    assert (found.steps, found.fault) == ([], "")
+    monkeypatch.setattr(step_file, "read_words", late)
+    found = step_file.read_steps(Disk(), str(path), 60)
+    assert (found.count, found.fault) == (0, "")
     buf.close()
 
 

@@ -10,8 +10,8 @@ import pytest
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.recording import ReplayBufferCollectionWrapper
 from ringmap.recording.adapters import EpisodeSink
-from ringmap.storage.commit.group import GroupFile
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.records.step_file import StepFile
 from tests.crash.recording import Always, RecordingDisk, materialise
 from tests.disks import Through, undisturbed
 
@@ -163,6 +163,6 @@ def test_a_row_that_is_shown_after_an_interrupt_survives_a_cut(disk, tmp_path):
 
 def test_control_a_recovery_that_does_not_sync_the_group(disk, tmp_path, monkeypatch):
     def unsynced():
-        monkeypatch.setattr(GroupFile, "sync", lambda self, disk: None)
+        monkeypatch.setattr(StepFile, "sync", lambda self: None)
 
     assert shown_and_left(disk, tmp_path, unsynced) == (2, 1)

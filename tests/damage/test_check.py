@@ -589,8 +589,8 @@ def a_frame(v):
         (0, "frame 0"),  # the size of frame 0: now it seems to be cut
         (3, "frame 0"),
         (20, "frame 0"),
-        (-1, "frame of step 3 is damaged"),
-        (-140, "frame of step 1 is damaged"),
+        (-1, "frame 4 is damaged"),
+        (-140, "frame 2 is damaged"),
     ],
 )
 def test_damaged_stream_is_found(place, at, what):
@@ -617,7 +617,7 @@ def test_damaged_words_of_a_stream_are_found(place, lost):
     (finding,) = ringmap.check(v.folder)
     assert finding.file == name
     whole = 0 if lost is None else lost // 20
-    assert f"the words of step {whole}, in words.bin, are damaged or missing; the {whole} steps" in finding.what
+    assert f"the words of row {whole}, in words.bin, are damaged or missing; the {whole} steps" in finding.what
     ringmap.repair(v.folder, dry_run=False)
     assert ringmap.check(v.folder) == []
 
@@ -632,7 +632,7 @@ def test_size_of_a_step_is_checked(place):
     (finding,) = ringmap.check(v.folder)
     assert finding == Finding(
         name,
-        f"the frame of step 3 has {row + 256} bytes, expected {row}; the 3 steps before it are whole",
+        f"frame 4 has {row + 256} bytes, with rows of {row}; the 3 steps before it are whole",
     )
 
 

@@ -4,12 +4,10 @@ import contextlib
 import json
 import logging
 import os
-import struct
 import tracemalloc
 
 import numpy as np
 import pytest
-import xxhash
 
 import ringmap
 from ringmap import ReplayBuffer
@@ -17,21 +15,24 @@ from ringmap.errors import CorruptError, RingmapError
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.frames import framed
 from ringmap.storage.disk.lock import holder_of
-from ringmap.storage.records import stream_file as frames
-from ringmap.storage.records.stream_file import read_stream
+from ringmap.storage.records import step_file
+from ringmap.storage.records.step_file import read_steps, seed_of
 from tests.damage.buffers import make, rows_of
 from tests.damage.fuzz import bytes_in
 from tests.tiers import few
 
 
-def frame(number, payload, size=None):
-    size = len(payload) if size is None else size
-    return struct.pack("<IQ", size, xxhash.xxh3_64_intdigest(payload, seed=number)) + payload
+def run_of(*payloads):
+    """Return the frames of a file of steps."""
+    first, *others = payloads
+    seed = seed_of(first)
+    return framed(first, 0) + b"".join(framed(payload, number, seed) for number, payload in enumerate(others, 1))
 
 
 def described(*columns):
-    return json.dumps(list(columns)).encode()
+    return json.dumps({"columns": columns}).encode()
 
 
 FORGED = {
@@ -65,7 +66,7 @@ def test_forged_columns_of_a_stream(place, forged, keep, caplog):
     ReplayBuffer(10, path=place / "a").close()
     folder = place / "a/open" / ("0" * 32)
     os.makedirs(folder)
-    (folder / "steps.bin").write_bytes(frame(0, FORGED[forged]) + frame(1, bytes(8)) + frame(2, bytes(8)))
+    (folder / "steps.bin").write_bytes(run_of(FORGED[forged], bytes(8), bytes(8)))
     tracemalloc.start()
     (finding,) = ringmap.check(place / "a")
     assert "does not make sense" in finding.what
@@ -88,28 +89,28 @@ def test_forged_sizes_of_a_stream(place):
         if sparse:
             os.truncate(path, sparse)
         tracemalloc.start()
-        stream = read_stream(Disk(), path, max_steps=5)
+        steps = read_steps(Disk(), path, 5)
         assert tracemalloc.get_traced_memory()[1] < 40e6
         tracemalloc.stop()
-        return len(stream.steps), stream.fault
+        return steps.count, steps.fault
 
-    whole = frame(0, columns) + b"".join(frame(i, bytes(8)) for i in range(1, 6))
+    whole, six = (run_of(columns, *[bytes(8)] * count) for count in (5, 6))
     assert read(whole) == (5, "")
-    assert read(whole + frame(6, bytes(8))) == (5, "holds more than max_steps=5 steps")
+    assert read(six) == (5, "holds more than max_steps=5 steps")
     assert read(whole[:-1]) == (4, "")
     assert read(whole, sparse=1 << 40)[0] == 5
     assert read(b"", sparse=1 << 40) == (0, "")  # as a kill leaves one that was just made
     assert read(bytes(12) + b"x") == (0, "frame 0, which names the columns, is damaged")
-    assert read(frame(0, columns, size=0xFFFFFFFF), sparse=1 << 40)[0] == 0
-    wide = frame(0, columns) + frame(1, bytes(9))
-    assert read(wide) == (0, "the frame of step 0 has 9 bytes, expected 8")
+    assert read(bytes([255] * 4) + whole[4:], sparse=1 << 40)[0] == 0
+    assert read(run_of(columns, bytes(9))) == (0, "frame 1 has 9 bytes, with rows of 8")
+    assert read(run_of(columns, bytes(8), bytes(16))) == (1, "frame 2 has 16 bytes, with rows of 8")
 
 
 def test_control_without_the_check_a_forged_stream_is_not_refused_clearly(place, monkeypatch, caplog):
     def trusting(name, shape, dtype):
         return ColumnSpec(name, tuple(shape), np.dtype(dtype))
 
-    monkeypatch.setattr(frames, "stored_spec", trusting)
+    monkeypatch.setattr(step_file, "stored_spec", trusting)
     with pytest.raises(ValueError, match="not enough values to unpack"):
         test_forged_columns_of_a_stream(place, "objects", "keep", caplog)
 

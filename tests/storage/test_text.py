@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema
 from ringmap.storage.columns.text import Words, coded, decoded, put, strings, unpack
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.frames import HEADER
 from ringmap.storage.read.texts import Texts
 from ringmap.storage.records.blobs import LARGEST_BLOB
-from ringmap.storage.records.word_file import FRAME, WordFile, read_words
+from ringmap.storage.records.step_file import Heading, StepFile, read_words, seed_of
 from ringmap.storage.ring.live import LiveEpisodes
 
 texts = st.lists(st.text(st.characters(), max_size=9).map(lambda s: s.rstrip("\0")), max_size=12)
@@ -80,30 +81,32 @@ def test_put_never_cuts():
 
 
 def test_a_file_of_words(tmp_path):
-    disk, words = Disk(), Words(["a"])
-    file = WordFile.create(disk, str(tmp_path), 7)
-    file.write(words, False)
-    assert not file.write(words, False)
+    folder = str(tmp_path / "rows")
+    disk, words, heading = Disk(), Words(["a"]), Heading(Schema((ColumnSpec("t", (), TEXT),)))
+    file, seed = StepFile(disk, folder), seed_of(heading.encode())
+    file.begin(heading)
+    file.write_words(words, False)
+    file.write_words(words, False)
     words.encode(["b", "a", "c"])
-    file.write(words, False)
-    assert read_words(disk, str(tmp_path), 7) == ["a", "b", "c"]
-    assert read_words(disk, str(tmp_path), 8) == []  # of another group
-    path = tmp_path / "words.bin"
+    file.write_words(words, False)
+    assert read_words(disk, folder, seed) == ["a", "b", "c"]
+    assert read_words(disk, folder, seed + 1) == []  # of another group
+    path = tmp_path / "rows" / "words.bin"
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
-        assert read_words(disk, str(tmp_path), 7) in ([], ["a"])
+        assert read_words(disk, folder, seed) in ([], ["a"])
     path.write_bytes(whole[:-1] + b"x")
-    assert read_words(disk, str(tmp_path), 7) == ["a"]
-    path.write_bytes(whole + FRAME.pack(LARGEST_BLOB, 0))  # of a stranger
+    assert read_words(disk, folder, seed) == ["a"]
+    path.write_bytes(whole + HEADER.pack(LARGEST_BLOB, 0))  # of a stranger
     os.truncate(path, 1 << 40)
     tracemalloc.start()
-    assert read_words(disk, str(tmp_path), 7) == ["a", "b", "c"]
+    assert read_words(disk, folder, seed) == ["a", "b", "c"]
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
     path.unlink()
-    assert read_words(disk, str(tmp_path), 7) == []
-    file.file.close()
+    assert read_words(disk, folder, seed) == []
+    file.close()
 
 
 class Gap:

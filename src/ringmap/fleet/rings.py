@@ -25,7 +25,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import describe, holder_of
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.state import StateFile
-from ringmap.storage.records.stream_file import OpenRows
+from ringmap.storage.records.step_file import OpenRows
 
 __all__ = ["Rings"]
 
@@ -51,7 +51,7 @@ class _Ring:
                 group = OpenRows(self.disk, os.path.join(folder, name, STREAM))
                 self.groups[name] = group
             with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
-                group.follow()
+                group.catch_up()
                 if group.after is not None:
                     found.append((group.after[0], group.count))
         return found

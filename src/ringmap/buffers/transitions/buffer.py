@@ -73,7 +73,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.records.blobs import encode_data, is_shown
 from ringmap.storage.records.kinds import TRANSITIONS, must_be
-from ringmap.storage.records.stream_file import EARLIER_LIMIT
+from ringmap.storage.records.step_file import EARLIER_LIMIT
 from ringmap.storage.ring.arrays import highest
 from ringmap.storage.sidecars import Copied
 from ringmap.storage.sidecars.successors import Successors

@@ -26,7 +26,7 @@ from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.nested import root
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.commit.numbering import NUMBERS
-from ringmap.storage.records.stream_file import Apart
+from ringmap.storage.records.step_file import Unlinked
 
 __all__ = ["TransitionColumns"]
 
@@ -138,10 +138,10 @@ class TransitionColumns:
         return [name for tree in self.trees for name in tree.names]
 
     @cached_property
-    def apart(self) -> Apart:
+    def apart(self) -> Unlinked:
         """The next observations, which a row has while it is pending."""
         specs = {spec.name: spec for spec in self.schema.columns}
-        return Apart(Schema(tuple(specs[name] for name in self.observed)), _LANES.name)
+        return Unlinked(Schema(tuple(specs[name] for name in self.observed)), _LANES.name)
 
     @cached_property
     def action(self) -> ColumnSpec:

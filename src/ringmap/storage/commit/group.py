@@ -21,38 +21,35 @@ committed on a full disk.
 Of text the rows have codes, and the group has the words: they become those of the commit. A call's new words are
 written before its frame, to a file beside it.
 
-Columns *apart* hold values that most rows don't need once the rows after them are known: the next observation of a
+*Unlinked* columns hold values that most rows don't need once the rows after them are known: the next observation of a
 transition is the row of the lane's next step. A frame has them for all its rows; the commit keeps those that need them.
 
 Invariants: the frames in the file are whole calls, in order; `count` is changed last, so an interrupted append changes
 nothing; rows below `count` never change, and their memory is not used for another group.
-Not here: when a group is committed (commit/store.py), how its file is read back (stream_file.py).
+Not here: when a group is committed (commit/store.py), how its file is read back (records/step_file.py).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words
-from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.frames import HEADER
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.names import STREAM
-from ringmap.storage.records.stream_file import FRAME, Apart, seed_of
+from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, Unlinked
 from ringmap.storage.records.table import DROPPED, Record
-from ringmap.storage.records.word_file import WordFile
 from ringmap.storage.ring.arrays import found_in
 from ringmap.storage.ring.ring import Position
 
-__all__ = ["OpenGroup", "follows", "kept_apart"]
+__all__ = ["OpenGroup", "follows", "rows_left", "split_unlinked"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Values = Mapping[str, Array]
@@ -76,15 +73,15 @@ def follows(record: Record | None) -> list[int]:
     return [record.seq, record.head, record.rows_sum, blob_sum]
 
 
-def kept_apart(lanes: Array, apart: Values, earlier: Values) -> tuple[Values, Values]:
-    """Return the values apart that a group's commit keeps as its data, and those of its newest call.
+def split_unlinked(lanes: Array, unlinked: Values, earlier: Values) -> tuple[Values, Values]:
+    """Return the unlinked values that a group's commit keeps as its data, and those of its newest call.
 
     Row i with n or -n in `lanes` needs none if row i + n has n: that row continues its lane. The newest call is that of
     as many rows as the last one says.
 
     Args:
         lanes: of the rows: n or -n.
-        apart: of the rows, by column.
+        unlinked: of the rows, by column.
         earlier: of rows before the group, which `rows` numbers from its start: -1, -2, ...
 
     Returns:
@@ -100,47 +97,13 @@ def kept_apart(lanes: Array, apart: Values, earlier: Values) -> tuple[Values, Va
     # values.
     in_turn = bool((each[newest:] == each[-1]).all())
     left = np.flatnonzero(~goes_on[:newest] if in_turn else ~goes_on)
-    following = {name: np.ascontiguousarray(values[newest:]) for name, values in apart.items()}
+    following = {name: np.ascontiguousarray(values[newest:]) for name, values in unlinked.items()}
     if not earlier:
-        kept = {"rows": left.astype(np.int32), **{n: v[left] for n, v in apart.items()}}
+        kept = {"rows": left.astype(np.int32), **{n: v[left] for n, v in unlinked.items()}}
         return (kept if len(left) else {}), following
     kept = {"rows": np.concatenate([earlier["rows"], left.astype(np.int32)])}
-    kept |= {n: np.concatenate([earlier[n], v[left]]) for n, v in apart.items()}
+    kept |= {n: np.concatenate([earlier[n], v[left]]) for n, v in unlinked.items()}
     return kept, following
-
-
-class GroupFile:
-    """The file of a group, and of those that follow it: its frames have another salt then.
-
-    Args:
-        folder: the file's own, in `open/`.
-        file: the file.
-        nbytes: its size: all of it has blocks.
-    """
-
-    def __init__(self, folder: str, file: File, nbytes: int) -> None:
-        self.folder, self.file, self.nbytes = folder, file, nbytes
-        self.words: WordFile | None = None
-        self._is_named = False
-
-    def sync(self, disk: Disk) -> None:
-        """Return once the frames, and the names, are durable on the disk."""
-        self.file.sync()
-        if not self._is_named:
-            disk.sync_folder(self.folder)
-            disk.sync_folder(os.path.dirname(self.folder))
-            self._is_named = True
-
-    def remove(self, disk: Disk) -> None:
-        """Remove the file: its rows are committed."""
-        self.close()
-        disk.remove_folder(self.folder)
-
-    def close(self) -> None:
-        """Release the descriptors."""
-        self.file.close()
-        if self.words is not None:
-            self.words.file.close()
 
 
 class OpenGroup:
@@ -148,19 +111,19 @@ class OpenGroup:
 
     Args:
         schema: of the ring's columns.
-        apart: further columns, and the column that tells which rows keep them.
+        unlinked: further columns, and the column that tells which rows keep them.
         start: the position of the first row.
         limit: rows that fit.
         rows: of the ring.
         after: the record that the group follows, as `follows` names it.
-        earlier: values apart of rows before the group, as for `kept_apart`.
+        earlier: unlinked values of rows before the group, as for `split_unlinked`.
         in_place: the rows of the columns at its slots, to write to; None: the group keeps its rows.
     """
 
     def __init__(
         self,
         schema: Schema,
-        apart: Apart | None,
+        unlinked: Unlinked | None,
         start: Position,
         limit: int,
         rows: int,
@@ -168,14 +131,14 @@ class OpenGroup:
         earlier: Values | None = None,
         in_place: Sequence[Array] | None = None,
     ) -> None:
-        self.schema, self.apart, self.earlier = schema, apart, earlier or {}
+        self.schema, self.unlinked, self.earlier = schema, unlinked, earlier or {}
         self.start, self.limit, self.after = start, limit, after
         self.begun_at = time.monotonic()
         self.count = 0
         """Rows that count."""
         self.is_in_place = in_place is not None
         """Whether the rows stand in the columns, so that a read of the columns finds them."""
-        specs = (*schema.columns, *(apart.schema.columns if apart else ()))
+        specs = (*schema.columns, *(unlinked.schema.columns if unlinked else ()))
         self.words = Words()
         """Of the columns of text."""
         self._are_text = [spec.is_text for spec in specs]
@@ -189,56 +152,34 @@ class OpenGroup:
         self._by_name = dict(zip(schema.names, self._values, strict=False))
         self._fields = {name: str(i) for i, name in enumerate(schema.names)}
         kept = self._values[len(schema.columns) :]
-        self._apart = dict(zip(apart.schema.names, kept, strict=True)) if apart else {}
+        self._unlinked = dict(zip(unlinked.schema.names, kept, strict=True)) if unlinked else {}
         self._ring = rows
         self._first_slot = start % rows
-        self.file: GroupFile | None = None
-        self._seed = 0
+        self.file: StepFile | None = None
         self._end = (0, 0)
-        """Bytes and frames that count: set together, so that an interrupt can't come in between."""
+        """Bytes and frames that count, as of `StepFile.frames`."""
 
     # -- the file ----------------------------------------------------------------------------
 
-    def begin(self, disk: Disk, folder: str, spent: GroupFile | None = None) -> None:
+    def begin(self, disk: Disk, folder: str, spent: StepFile | None = None) -> None:
         """Write frame 0 to a file with blocks for all rows: that of an earlier group, or a new one in a new folder of
         `folder`.
 
         Raises:
             OSError: the disk is full or fails.
         """
-        salt = uuid.uuid4().hex
         self._bytes = self._records.view(np.uint8).data
-        self._seed = seed_of(salt)
-        described: dict[str, Any] = {
-            "columns": _described(self.schema),
-            "after": self.after,
-            "salt": salt,
-            "rows": self.limit,
-        }
-        if self.apart is not None:
-            described["apart"] = _described(self.apart.schema)
-            described["lanes"] = self.apart.lanes
-        earlier = self._frame(encode_data(self.earlier, folder), 1) if self.earlier else b""
-        if earlier:
-            described["earlier"] = len(earlier) - FRAME.size
-        payload = json.dumps(described).encode()
-        head = FRAME.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload + earlier
-        need = len(head) + self.limit * (FRAME.size + self._size)
+        earlier = encode_data(self.earlier, folder) if self.earlier else b""
+        heading = Heading(self.schema, None, b"", self.after, 1, self.unlinked, len(earlier))
+        before = len(heading.encode()) + len(earlier) + 3 * HEADER.size  # and the digits of the size
+        need = before + self.limit * (HEADER.size + self._size)
         if spent is not None and need > spent.nbytes:
-            spent.remove(disk)
+            spent.remove()
             spent = None
-        if spent is None:
-            path = os.path.join(folder, salt)
-            disk.make_folder(path)
-            spent = GroupFile(path, disk.create(os.path.join(path, STREAM), need), need)
-            self.file = spent
-            spent.file.reserve(0, need)
-        self.file = spent
-        if self._has_text:
-            words = None if spent.words is None else WordFile(spent.words.file, self._seed)
-            spent.words = words or WordFile.create(disk, spent.folder, self._seed)
-        self.file.file.write(head, 0)
-        self._end = len(head), 2 if self.earlier else 1
+        file = spent or StepFile(disk, os.path.join(folder, heading.salt), need)
+        self.file = file
+        file.begin(replace(heading, nbytes=file.nbytes), earlier)
+        self._end = file.frames.end
 
     # -- rows --------------------------------------------------------------------------------
 
@@ -255,10 +196,10 @@ class OpenGroup:
         """Store the rows of one call.
 
         Args:
-            arrays: one per column, and then one per column of `apart`, `(count, *shape)`, of their dtypes.
+            arrays: one per column, and then one per column of `unlinked`, `(count, *shape)`, of their dtypes.
             count: at most `limit - self.count`.
             is_single: whether the arrays are values of one row, without the first axis.
-            sync: whether words are synced; the rows are by `GroupFile.sync`.
+            sync: whether words are synced; the rows are by `StepFile.sync`.
 
         Raises:
             OSError: the disk is full or fails. The rows don't count.
@@ -268,22 +209,19 @@ class OpenGroup:
         at = self.count
         stop = at + count
         where = at if is_single else slice(at, stop)
+        file = self.file
         if self._has_text:
             arrays = [self.words.encode(v) if t else v for t, v in zip(self._are_text, arrays, strict=True)]
-            if self.file is not None and self.file.words is not None:
-                self.file.words.write(self.words, sync)
+            if file is not None:
+                file.write_words(self.words, sync)
         for values, given in zip(self._values, arrays, strict=True):
             values[where] = given
-        if self.file is not None:
-            end, frames = self._end
-            frame = self._frame(self._bytes[at * self._size : stop * self._size], frames)
-            self.file.file.write(frame, end)
-            self._end = end + len(frame), frames + 1
+        if file is not None:
+            frames = file.frames
+            frames.end = self._end  # an interrupt may have come after a write
+            frames.write(self._bytes[at * self._size : stop * self._size])
+            self._end = frames.end
         self.count = stop
-
-    def _frame(self, payload: bytes | memoryview, number: int) -> bytes:
-        check = xxhash.xxh3_64_intdigest(payload, self._seed + number)
-        return FRAME.pack(len(payload), check) + payload
 
     def columns(self) -> list[Array]:
         """Return the rows as they are stored, one C-contiguous array per column of the ring: a view where they lie so,
@@ -292,39 +230,39 @@ class OpenGroup:
         return [np.ascontiguousarray(v[: self.count]) for v in values]
 
     def kept(self) -> tuple[Values, Values | None]:
-        """Return the data of the commit and the values apart of its newest call, as `kept_apart` does; None without
-        columns apart."""
-        if self.apart is None:
+        """Return the data of the commit and the unlinked values of its newest call, as `split_unlinked` does; None for
+        these without unlinked columns."""
+        if self.unlinked is None:
             return {}, None
-        lanes = self._by_name[self.apart.lanes][: self.count]
-        apart = {n: self._shown(n, values[: self.count]) for n, values in self._apart.items()}
-        return kept_apart(lanes, apart, self.earlier)
+        lanes = self._by_name[self.unlinked.lanes][: self.count]
+        unlinked = {n: self._shown(n, values[: self.count]) for n, values in self._unlinked.items()}
+        return split_unlinked(lanes, unlinked, self.earlier)
 
     def _shown(self, name: str, values: Array) -> Array:
-        """Return values of a column apart, with strings in place of their codes."""
-        assert self.apart is not None
-        return self.words.decode(values) if name in self.apart.schema.texts else values
+        """Return values of a unlinked column, with strings in place of their codes."""
+        assert self.unlinked is not None
+        return self.words.decode(values) if name in self.unlinked.schema.texts else values
 
     def apart_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
-        """Return which of these positions are of rows of the group, bool `(n,)`, and a copy of the values apart of
+        """Return which of these positions are of rows of the group, bool `(n,)`, and a copy of the unlinked values of
         these."""
         at = positions - self.start
         ours = (at >= 0) & (at < self.count)
         at = at[ours]
-        return ours, {n: self._shown(n, values.take(at, 0)) for n, values in self._apart.items()}
+        return ours, {n: self._shown(n, values.take(at, 0)) for n, values in self._unlinked.items()}
 
     def newest_apart(self) -> dict[str, Array]:
-        """Return a copy of the values apart of the newest call."""
+        """Return a copy of the unlinked values of the newest call."""
         following = self.kept()[1]
         return dict(following or {})
 
     def earlier_at(self, positions: Array) -> tuple[Array | slice, dict[str, Array]]:
-        """Return for which of these positions, of rows before the group, values apart are known, bool `(n,)`, and these
-        values."""
+        """Return for which of these positions, of rows before the group, unlinked values are known, bool `(n,)`, and
+        these values."""
         if not self.earlier:
             return np.zeros(len(positions), np.bool_), {}
         known, at = found_in(self.earlier["rows"], positions - self.start)
-        return known, {name: self.earlier[name][at] for name in self._apart}
+        return known, {name: self.earlier[name][at] for name in self._unlinked}
 
     def rows_of(self, names: Sequence[str], numbers: Array) -> list[Array]:
         """Return rows of columns by number."""
@@ -336,5 +274,12 @@ class OpenGroup:
         return [self.words.decode(v) if name in texts else v for name, v in columns]
 
 
-def _described(schema: Schema) -> list[list[Any]]:
-    return [[s.name, list(s.shape), s.dtype.str] for s in schema.columns]
+def rows_left(steps: StoredSteps) -> tuple[list[Array], Values, Values | None]:
+    """Return the columns of a group that its writer left open, and of these what `OpenGroup.kept` returns."""
+    heading, arrays = steps.heading, steps.arrays()
+    assert heading is not None
+    names, count = heading.schema.names, len(heading.schema.columns)
+    if heading.unlinked is None:
+        return arrays, {}, None
+    unlinked = dict(zip(heading.unlinked.schema.names, arrays[count:], strict=True))
+    return arrays[:count], *split_unlinked(arrays[names.index(heading.unlinked.lanes)], unlinked, steps.earlier)

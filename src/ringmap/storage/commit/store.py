@@ -53,7 +53,7 @@ from ringmap.storage.columns.text import coded
 from ringmap.storage.commit.background_sync import BackgroundSync
 from ringmap.storage.commit.commit_files import BlobPlace, CommitFiles
 from ringmap.storage.commit.create import make_columns, make_folder, make_home, warn_of_space
-from ringmap.storage.commit.group import GroupFile, OpenGroup, Values, follows, kept_apart
+from ringmap.storage.commit.group import OpenGroup, Values, follows, rows_left
 from ringmap.storage.commit.numbering import ENDS, NUMBERS, UNNUMBERED, numbered
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import examine, hold, read_manifest
@@ -68,7 +68,7 @@ from ringmap.storage.records.blobs import LARGEST_BLOB, encode_data, names_origi
 from ringmap.storage.records.kinds import TRANSITIONS
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.names import STREAM
-from ringmap.storage.records.stream_file import Apart, Stream, read_stream
+from ringmap.storage.records.step_file import StepFile, StoredSteps, Unlinked, read_steps
 from ringmap.storage.records.table import (
     CLEAR,
     COPIED,
@@ -179,7 +179,7 @@ class Store(Handle):
         self._closed = False
         self._child = False
         self._group: OpenGroup | None = None
-        self._spent: GroupFile | None = None
+        self._spent: StepFile | None = None
         """The file of a group that is committed, for the next one."""
         self._ready_until = 0.0
         self._following = Successors(self.home)
@@ -299,20 +299,19 @@ class Store(Handle):
                 path = os.path.join(folder, STREAM)
                 if not self.disk.is_folder(folder) or not self.disk.is_file(path):
                     continue
-                stream = read_stream(self.disk, path, self.ring.spare)
-                if stream.fault and (stream.after is not None or stream.schema is None):
-                    log.warning("%s: %s; the %d rows before it count", path, stream.fault, len(stream.steps))
-                if stream.after is None:
+                steps = read_steps(self.disk, path, self.ring.spare)
+                heading = steps.heading
+                if steps.fault and (steps.after is not None or heading is None):
+                    log.warning("%s: %s; the %d rows before it count", path, steps.fault, steps.count)
+                if heading is None or heading.after is None:
                     continue
-                fits = stream.schema == self.schema and self.rows is not None
-                if fits and stream.steps and stream.after == follows(self._newest_record()):
-                    self._commit_stream(stream, folder)
+                fits = heading.schema == self.schema and self.rows is not None
+                if fits and steps.count and heading.after == follows(self._newest_record()):
+                    self._commit_left(steps, heading.schema, folder)
                     self.flush(folder)  # what an opening shows is durable
-                elif stream.steps and stream.after[0] >= self.seq:  # else they were committed
+                elif steps.count and heading.after[0] >= self.seq:  # else they were committed
                     log.warning(
-                        "%s: dropped %d rows of an open group: the rows before them are lost",
-                        self.folder,
-                        len(stream.steps),
+                        "%s: dropped %d rows of an open group: the rows before them are lost", self.folder, steps.count
                     )
                 self.disk.remove_folder(folder)
                 # Else a power cut could bring it back, when the record that it follows is the newest one again.
@@ -322,17 +321,10 @@ class Store(Handle):
         """Return the newest record, None if there is none."""
         return self.table.read(self.seq) if self.seq else None
 
-    def _commit_stream(self, stream: Stream, folder: str) -> None:
-        schema, arrays = stream.schema, stream.arrays()
-        assert schema is not None
-        count, data, following = len(schema.columns), b"", None
-        if stream.apart is not None:
-            lanes = arrays[schema.names.index(stream.apart.lanes)]
-            apart = dict(zip(stream.apart.schema.names, arrays[count:], strict=True))
-            kept, following = kept_apart(lanes, apart, stream.earlier)
-            data = encode_data(kept, folder)
-        self.commit(schema, arrays[:count], data, 0, where=folder, following=following)
-        log.info("%s: stored %d rows of a group that was open", self.folder, len(arrays[0]))
+    def _commit_left(self, steps: StoredSteps, schema: Schema, folder: str) -> None:
+        arrays, data, following = rows_left(steps)
+        self.commit(schema, arrays, encode_data(data, folder), 0, where=folder, following=following)
+        log.info("%s: stored %d rows of a group that was open", self.folder, steps.count)
 
     def _recover_sidecars(self) -> None:
         """Make sure that no new row gets a sidecar value of a row that was lost."""
@@ -420,7 +412,7 @@ class Store(Handle):
                 with (
                     files.poisoning()
                 ):  # the call may have been interrupted before its sync: what is shown now is durable
-                    group.file.sync(self.disk)
+                    group.file.sync()
             self._stale = False
 
     def _beyond_lost(self, found: RecoveredState) -> int:
@@ -1023,7 +1015,7 @@ class Store(Handle):
         count: int,
         limit: int,
         where: str,
-        apart: Apart | None = None,
+        unlinked: Unlinked | None = None,
         earlier: Callable[[], Values] = dict,
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]] = nullcontext,
         is_single: bool = False,
@@ -1035,12 +1027,12 @@ class Store(Handle):
         `flush` and `close`, and after `group_s` seconds.
 
         Args:
-            arrays: one per column, `(count, *shape)`, in the schema's dtypes; then one per column of `apart`.
+            arrays: one per column, `(count, *shape)`, in the schema's dtypes; then one per column of `unlinked`.
             count: 1 to `limit`.
             limit: at most the spare rows.
             where: the method to name in an error.
-            apart: further columns; see `kept_apart`.
-            earlier: returns values apart of rows of earlier calls; called if this call begins a group.
+            unlinked: further columns; see `split_unlinked`.
+            earlier: returns unlinked values of rows of earlier calls; called if this call begins a group.
             small: provides the small state for a commit of the rows of earlier calls.
             is_single: whether the arrays are values of one row, without the first axis.
 
@@ -1059,7 +1051,7 @@ class Store(Handle):
                 self._writing = True
                 group = self._group
                 if group is None or not group.has_room(count) or not self._is_ready(group):
-                    group = self._next_group(count, limit, where, apart, earlier, small)
+                    group = self._next_group(count, limit, where, unlinked, earlier, small)
                 group.refuse_large(arrays, where)
                 position = Position(group.start + group.count)
                 self._stale = True
@@ -1083,7 +1075,7 @@ class Store(Handle):
             assert self.files is not None
             try:
                 if group.file is not None:
-                    group.file.sync(self.disk)
+                    group.file.sync()
             except OSError as error:
                 self.files.poisoned(error)
         self._show_group()
@@ -1102,7 +1094,7 @@ class Store(Handle):
         count: int,
         limit: int,
         where: str,
-        apart: Apart | None,
+        unlinked: Unlinked | None,
         earlier: Callable[[], Values],
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]],
     ) -> OpenGroup:
@@ -1116,7 +1108,7 @@ class Store(Handle):
                 if group is not None:
                     with small() as state:
                         self._commit_group(files, where, state)
-                group = self._begin_group(files, count, limit, apart, earlier)
+                group = self._begin_group(files, count, limit, unlinked, earlier)
             return group
 
     def _is_due(self, group: OpenGroup) -> bool:
@@ -1129,7 +1121,7 @@ class Store(Handle):
         files: CommitFiles,
         count: int,
         limit: int,
-        apart: Apart | None,
+        unlinked: Unlinked | None,
         earlier: Callable[[], Values],
     ) -> OpenGroup:
         rows, start = self.rows, self.head
@@ -1141,14 +1133,14 @@ class Store(Handle):
             first = self.ring.pieces(start, limit)[0][1]
             if first >= count and not rows.schema.texts:  # it ends where the ring wraps
                 limit, in_place = first, rows.writable(start, first)
-        group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier(), in_place)
+        group = OpenGroup(rows.schema, unlinked, start, limit, self.ring.rows, after, earlier(), in_place)
         if not self.disk.volatile:
             spent, self._spent = self._spent, None
             try:
                 group.begin(self.disk, self.paths.open, spent)
                 if self.power and group.file is not None:
                     with files.poisoning():
-                        group.file.sync(self.disk)
+                        group.file.sync()
             except BaseException:
                 self._remove(group.file)
                 raise
@@ -1194,10 +1186,10 @@ class Store(Handle):
             )
         self._group, self._spent = None, group.file
 
-    def _remove(self, file: GroupFile | None) -> None:
+    def _remove(self, file: StepFile | None) -> None:
         if file is not None:
             with contextlib.suppress(OSError, ReplacedError):  # the next opening does it
-                file.remove(self.disk)
+                file.remove()
 
     def settle(self, where: str, small: Mapping[str, Any] | None = None) -> None:
         """Commit the rows of the open group, so that other handles find them."""

@@ -34,7 +34,7 @@ _CHUNK_NBYTES = 1 << 16
 
 
 def framed(payload: Data, number: int, seed: int = 0) -> bytes:
-    """Return the frame of a payload, which is not empty."""
+    """Return the frame of a payload."""
     return HEADER.pack(len(payload), xxhash.xxh3_64_intdigest(payload, seed + number)) + payload
 
 
@@ -98,7 +98,7 @@ class FrameReader:
         chunk: int = _CHUNK_NBYTES,
     ) -> None:
         self._file, self._chunk = file, chunk
-        self._data, self._begin = b"", 0
+        self._data, self._begin = b"", at
         self.seed, self.at, self.number = seed, at, number
         self.stop = file.size() if stop is None else min(stop, file.size())
         self.size, self.ending = 0, ""
@@ -109,32 +109,32 @@ class FrameReader:
         Args:
             most: a frame that says to be larger is damaged.
         """
-        header = self._bytes(self.at, HEADER.size)
-        if not any(header):
-            self.ending, self.size = END, 0
-            return None
+        at = self.at - self._begin
+        if at + HEADER.size > len(self._data):
+            at = self._load(HEADER.size)
+        header = self._data[at : at + HEADER.size]
         if len(header) < HEADER.size:
-            self.ending, self.size = CUT, 0
+            self.ending, self.size = CUT if any(header) else END, 0
             return None
         self.size, check = HEADER.unpack(header)
-        begin = self.at + HEADER.size
-        if not 0 < self.size <= most:
-            self.ending = DAMAGED
-        elif begin + self.size > self.stop:
+        if self.size > most or not (self.size or check):
+            self.ending = DAMAGED if self.size else END
+            return None
+        nbytes = HEADER.size + self.size
+        if self.at + nbytes > self.stop:
             self.ending = CUT
-        else:
-            payload = self._bytes(begin, self.size)
-            if len(payload) == self.size and xxhash.xxh3_64_intdigest(payload, self.seed + self.number) == check:
-                self.at, self.number = begin + self.size, self.number + 1
-                return payload
+            return None
+        if at + nbytes > len(self._data):
+            at = self._load(nbytes)
+        payload = self._data[at + HEADER.size : at + nbytes]
+        if len(payload) != self.size or xxhash.xxh3_64_intdigest(payload, self.seed + self.number) != check:
             self.ending = DAMAGED
-        return None
+            return None
+        self.at, self.number = self.at + nbytes, self.number + 1
+        return payload
 
-    def _bytes(self, at: int, nbytes: int) -> bytes:
-        """Return bytes of the run: fewer where it stops."""
-        nbytes = min(nbytes, self.stop - at)
-        begin = at - self._begin
-        if not 0 <= begin <= len(self._data) - nbytes:
-            self._data = self._file.read(min(max(nbytes, self._chunk), self.stop - at), at)
-            self._begin, begin = at, 0
-        return self._data[begin : begin + nbytes]
+    def _load(self, nbytes: int) -> int:
+        """Read the next bytes of the run, fewer where it stops; return where they begin among those read."""
+        self._data = self._file.read(min(max(nbytes, self._chunk), self.stop - self.at), self.at)
+        self._begin = self.at
+        return 0

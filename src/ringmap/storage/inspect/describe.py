@@ -29,7 +29,7 @@ from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.kinds import TRANSITIONS
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.names import STREAM
-from ringmap.storage.records.stream_file import Stream, read_stream
+from ringmap.storage.records.step_file import StoredSteps, read_steps
 
 __all__ = [
     "ColumnFacts",
@@ -180,19 +180,19 @@ def _pending_in(reader: Reader) -> int:
     for _ in range(_TRIES):  # a writer may be going on
         newest = reader.table.read(reader.seq) if reader.seq else None
         groups = [s for s in _streams_in(disk, paths, reader) if s.after is not None]
-        rows = [len(s.steps) for s in groups if s.after == follows(newest)]
+        rows = [s.count for s in groups if s.after == follows(newest)]
         if rows or not groups or not reader.refresh():
             return sum(rows)
     return 0
 
 
-def _streams_in(disk: Disk, paths: Paths, reader: Reader) -> Iterator[Stream]:
+def _streams_in(disk: Disk, paths: Paths, reader: Reader) -> Iterator[StoredSteps]:
     for name in disk.names(paths.open):
         path = os.path.join(paths.open, name, STREAM)
         # A link leads elsewhere; a writer may remove the file meanwhile.
         with contextlib.suppress(FileNotFoundError):
             if disk.is_folder(os.path.dirname(path)) and disk.is_file(path):
-                yield read_stream(disk, path, reader.manifest.spare)
+                yield read_steps(disk, path, reader.manifest.spare)
 
 
 def _nbytes_full(folder: str, manifest: Manifest, steps: int, nbytes: int) -> int:

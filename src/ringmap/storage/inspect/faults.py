@@ -30,7 +30,7 @@ from ringmap.storage.records.names import (
     TABLE,
     WORDS,
 )
-from ringmap.storage.records.stream_file import Stream, read_stream
+from ringmap.storage.records.step_file import StoredSteps, read_steps
 from ringmap.storage.records.table import EPISODE, Record
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
 
@@ -225,7 +225,7 @@ def _streams(survey: Scan) -> Iterator[Finding]:
         if stream is not None and stream.fault:
             yield Finding(
                 f"{folder}/{STREAM}",
-                f"{stream.fault}; the {len(stream.steps)} steps before it are whole",
+                f"{stream.fault}; the {stream.count} steps before it are whole",
             )
 
 
@@ -251,7 +251,7 @@ def home_of(survey: Scan) -> Home:
     return Home(files.disk, files.folder, manifest.uuid, manifest.rows, manifest.schema)
 
 
-def stream_of(survey: Scan, folder: str) -> Stream | None:
+def stream_of(survey: Scan, folder: str) -> StoredSteps | None:
     """Return what the stream in a folder of `open/` holds, None when there is none (any more)."""
     files, stream = survey.files, None
     if not files.is_file(f"{folder}/{STREAM}"):  # a link leads elsewhere
@@ -259,7 +259,7 @@ def stream_of(survey: Scan, folder: str) -> Stream | None:
     for _ in range(3):  # a frame may be under way
         try:
             path = files.path(f"{folder}/{STREAM}")
-            stream = read_stream(files.disk, path, survey.manifest.max_steps)
+            stream = read_steps(files.disk, path, survey.manifest.max_steps)
         except (OSError, NotAFileError):
             return None
         if not stream.fault:

@@ -350,11 +350,11 @@ class Salvage:
                 stream = stream_of(self.survey, folder)
                 if stream is None or not stream.fault:
                     continue
-                if stream.schema is None:
+                if stream.heading is None:
                     self._act(name, "remove it: no step in it can be read")
                     self.swap.step("remove", folder)
                 else:
-                    self._act(name, f"cut it after its {len(stream.steps)} whole steps")
+                    self._act(name, f"cut it after its {stream.count} whole steps")
                     self.swap.step("resize", name, stream.nbytes)
 
     def _remove(self, name: str, what: str) -> None:

@@ -1,8 +1,5 @@
 """An open episode: each step is on disk as soon as it is appended.
 
-    open/<id>/steps.bin   [frame 0: columns][frame 1: step 0][frame 2: step 1] ...
-    frame                 size (4 bytes), xxh3 of the payload seeded with its number (8), payload
-
 Finishing is one ordinary commit, whose blob names the id, and then the file is removed. A power cut may undo the
 removal until the folder `open/` is synced. So later commits carry the id until then, and a recovery
 never stores an episode twice.
@@ -11,14 +8,12 @@ An episode that is committed in parts has a file for each part, and frame 0 name
 
 Invariants: the first truncated or damaged frame ends the episode; steps fit the schema
 before they are written.
-Not here: how a commit works (store.py), how the file is read back (stream_file.py).
+Not here: how a commit works (store.py), what its file holds (records/step_file.py).
 """
 
 from __future__ import annotations
 
-import base64
 import functools
-import json
 import logging
 import os
 import uuid
@@ -28,7 +23,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from ringmap.errors import CorruptError, InputError, ReplacedError, RingmapError, RoleError
 from ringmap.storage.columns.nested import flattened
@@ -38,13 +32,12 @@ from ringmap.storage.columns.values import NUMBERS, as_array
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
-from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.joined import FIRST_STEP
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.names import STREAM
-from ringmap.storage.records.stream_file import FRAME, Stream, read_stream
+from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, read_steps
 from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED, PartOf
-from ringmap.storage.records.word_file import WordFile
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal
 
@@ -116,13 +109,11 @@ class OpenEpisode:
         self._store = store
         self._casting = casting
         self._filter = key_filter
-        self._folder = os.path.join(store.paths.open, self.id)
         self._schema: Schema | None = None
-        self._file: File | None = None
+        self._file: StepFile | None = None
         self._words = Words()
-        self._word_file: WordFile | None = None
-        # Bytes and frames that count: set together, so that an interrupt can't come in between.
         self._end = (0, 0)
+        """Bytes and frames that count, as of `StepFile.frames`."""
         self._ended = False
 
     @property
@@ -172,20 +163,19 @@ class OpenEpisode:
                 f"{where}: the episode exceeds max_steps={self._store.ring.max_steps}; raise max_steps, or "
                 "finish it and begin another"
             )
-        words = self._words if self._file is not None else Words()
-        words.refuse_large([fitted[name] for name in schema.texts], where)
-        if self._file is None:
-            self._begin(schema)
-        assert self._file is not None
+        self._words.refuse_large([fitted[name] for name in schema.texts], where)
+        file = self._begin(schema) if self._file is None else self._file
         stored = [
             self._words.encode(values) if spec.is_text else values
             for spec, values in zip(schema.columns, fitted.values(), strict=True)
         ]
-        if self._word_file is not None:
-            self._word_file.write(self._words, self._store.power)
-        payload = b"".join(a.tobytes() for a in stored)
-        before = self._end
-        self._end = self._write(self._file, payload, before)
+        if schema.texts:
+            file.write_words(self._words, self._store.power)
+        before = file.frames.end = self._end  # an interrupt may have come after a write
+        file.frames.write(b"".join(a.tobytes() for a in stored))
+        if self._store.power:
+            file.sync()
+        self._end = file.frames.end
         if self._every is not None and self._pending >= self._every:
             try:
                 self._commit(files, self._part, 0, self._encoded, where)
@@ -198,7 +188,7 @@ class OpenEpisode:
         """Begin the next part, if this one is committed: also by a call that was interrupted since."""
         if self._every is None or self.id not in self._store.carried.get("finished", []):
             return
-        part, file, word_file, folder = self._part, self._file, self._word_file, self._folder
+        part, file = self._part, self._file
         is_first = part.chain == NONE
         following = replace(
             part,
@@ -208,18 +198,13 @@ class OpenEpisode:
             previous=self._begins,
             ordinal=self._ordinal if is_first else part.ordinal,
         )
-        fresh = uuid.uuid4().hex
-        path = os.path.join(self._store.paths.open, fresh)
+        fresh, words = uuid.uuid4().hex, Words()
         self._part = following  # no call from here on, so no interrupt comes in between
         self.id = fresh
-        self._folder = path
-        self._file = self._word_file = None
-        self._end = (0, 0)
+        self._file, self._words, self._end = None, words, (0, 0)
         if file is not None:
             file.close()
-            if word_file is not None:
-                word_file.file.close()
-            _remove(self._store.disk, folder)
+            _remove(self._store.disk, file.folder)
 
     def finish(
         self,
@@ -283,16 +268,15 @@ class OpenEpisode:
     ) -> None:
         """Commit the steps in the file."""
         store, count = self._store, self._pending
-        stream = _read_steps(store.disk, self._folder, store.ring.max_steps)
-        if stream is None or len(stream.steps) < count:
+        folder = self._folder
+        steps = _read_steps(store.disk, folder, store.ring.max_steps)
+        if steps is None or steps.count < count:
             raise CorruptError(
-                f"{where}: {self._folder} holds {len(stream.steps) if stream else 0} whole steps, but "
-                f"{count} were appended: the file was damaged meanwhile; abandon the episode"
+                f"{where}: {folder} holds {steps.count if steps else 0} whole steps, but {count} were appended: the "
+                "file was damaged meanwhile; abandon the episode"
             )
-        assert stream.schema is not None
         # An interrupted append may have left one more step.
-        arrays = [a[:count] for a in stream.arrays()]
-        schema, arrays = _as_stored(store, stream.schema, arrays, self._casting, where)
+        schema, arrays = _as_stored(store, steps, count, self._casting, where)
         self._begins, self._ordinal = store.head, store.next_ordinal
         with self._small(notes) as small:
             store.commit_within(files, schema, arrays, data, flags, where, self.id, small, part=part)
@@ -344,50 +328,27 @@ class OpenEpisode:
         if not self._store.writable_here:
             self._store.exclusively(where, lambda _: None)  # raises with the reason
 
-    def _begin(self, schema: Schema) -> None:
-        disk = self._store.disk
-        disk.remove_folder(self._folder)  # of an append that a full disk refused
-        disk.make_folder(self._folder)
-        file = disk.create(os.path.join(self._folder, STREAM))
-        described: Any = [[s.name, list(s.shape), s.dtype.str] for s in schema.columns]
-        part = self._part
-        if self._every is not None:
-            described = {
-                "columns": described,
-                "part": [part.chain, part.step, part.number, part.lane],
-            }
-            if self._encoded:
-                described["data"] = base64.b64encode(self._encoded).decode()
-        word_file = None
+    @property
+    def _folder(self) -> str:
+        return os.path.join(self._store.paths.open, self.id)
+
+    def _begin(self, schema: Schema) -> StepFile:
+        store, folder, is_part = self._store, self._folder, self._every is not None
+        store.disk.remove_folder(folder)  # of an append that a full disk refused
+        file = StepFile(store.disk, folder)
         try:
-            if schema.texts:
-                word_file = WordFile.create(disk, self._folder)
-            end = self._write(file, json.dumps(described).encode(), (0, 0))
-            if self._store.power:
-                disk.sync_folder(self._folder)
-                disk.sync_folder(self._store.paths.open)
+            file.begin(Heading(schema, self._part if is_part else None, self._encoded if is_part else b""))
+            if store.power:
+                file.sync()
         except BaseException:
             file.close()
-            if word_file is not None:
-                word_file.file.close()
             raise
-        self._schema, self._end = schema, end
-        self._words, self._word_file = Words(), word_file
-        self._file = file  # last: from here on the stream counts as begun
-
-    def _write(self, file: File, payload: bytes, end: tuple[int, int]) -> tuple[int, int]:
-        """Write a frame after `(bytes, frames)` and return the new end."""
-        size, frames = end
-        frame = FRAME.pack(len(payload), xxhash.xxh3_64_intdigest(payload, seed=frames)) + payload
-        file.write(frame, size)
-        if self._store.power:
-            file.sync()
-        return size + len(frame), frames + 1
+        self._schema, self._end = schema, file.frames.end
+        self._file = file  # last: from here on the episode counts as begun
+        return file
 
     def _remove(self, durably: bool = False) -> None:
         if self._file is not None:
-            if self._word_file is not None:
-                self._word_file.file.close()
             self._file.close()  # no other thread or handler uses it: every use goes through the gate
             _remove(self._store.disk, self._folder, durably)
         self._ended = True  # last: an interrupted call is repeated
@@ -405,20 +366,16 @@ def finish_open(store: Store, keep: bool) -> None:
             folder = os.path.join(store.paths.open, name)
             if keep and name not in store.carried.get("finished", []):
                 steps = _read_steps(disk, folder, store.ring.max_steps)
-                if steps is not None:
-                    assert steps.schema is not None
+                if steps is not None and steps.heading is not None:
+                    part, data = steps.heading.part, steps.heading.data
                     try:
-                        schema, arrays = _as_stored(store, steps.schema, steps.arrays(), "safe", folder)
+                        schema, arrays = _as_stored(store, steps, steps.count, "safe", folder)
                     except InputError as error:
                         log.warning("%s: interrupted episode dropped: %s", folder, error)
                     else:
-                        part = steps.part and _last_part(store, steps.part)
-                        store.commit(schema, arrays, steps.data, INTERRUPTED, where=folder, finished=name, part=part)
-                        log.info(
-                            "%s: kept %d steps of an interrupted episode",
-                            store.folder,
-                            len(arrays[0]),
-                        )
+                        part = part and _last_part(store, part)
+                        store.commit(schema, arrays, data, INTERRUPTED, where=folder, finished=name, part=part)
+                        log.info("%s: kept %d steps of an interrupted episode", store.folder, steps.count)
             _remove(disk, folder)
         _end_chains(store)
 
@@ -462,25 +419,24 @@ def _remove(disk: Disk, folder: str, durably: bool = False) -> None:
         log.warning("%s: can't be removed (%s); the next opening does it", folder, error)
 
 
-def _as_stored(
-    store: Store, schema: Schema, arrays: list[Array], casting: str, where: str
-) -> tuple[Schema, list[Array]]:
-    """Fit the steps to the schema that was fixed since they were appended."""
-    locked = store.schema
+def _as_stored(store: Store, steps: StoredSteps, count: int, casting: str, where: str) -> tuple[Schema, list[Array]]:
+    """Return the first `count` steps, fitted to the schema that was fixed since they were appended."""
+    assert steps.heading is not None
+    schema, arrays, locked = steps.heading.schema, [a[:count] for a in steps.arrays()], store.schema
     if locked is None or locked == schema:
         return schema, arrays
     return locked, list(locked.fit(dict(zip(schema.names, arrays, strict=True)), casting, where).values())
 
 
-def _read_steps(disk: Disk, folder: str, max_steps: int) -> Stream | None:
+def _read_steps(disk: Disk, folder: str, max_steps: int) -> StoredSteps | None:
     """Return the whole steps of an open episode, or None without any."""
     path = os.path.join(folder, STREAM)
     if not disk.is_folder(folder) or not disk.is_file(path):  # links lead elsewhere
         return None
-    stream = read_stream(disk, path, max_steps)
-    if stream.fault:
-        log.warning("%s: %s; the %d steps before it count", path, stream.fault, len(stream.steps))
-    return stream if stream.schema and stream.steps else None
+    steps = read_steps(disk, path, max_steps)
+    if steps.fault:
+        log.warning("%s: %s; the %d steps before it count", path, steps.fault, steps.count)
+    return steps if steps.count else None
 
 
 def _one_step(name: Any, value: Any, where: str) -> Array:

@@ -4,7 +4,7 @@
     manifest     manifest.json: the columns, the capacity, the uuid
     table        episodes.npy: one record of 128 bytes for each commit
     blobs        data/N.bin: checksums, episode data and the small state of each commit
-    stream_file  open/ID/steps.bin: an episode, or a group of rows, that is not committed yet
+    step_file    open/ID/: the rows of an episode, or of a group, that are not committed yet
     state        state.bin: the newest committed state, in two slots, for readers
 
 Each module knows the bytes of one file: how to write them, how to read them, and how to tell whether they are whole.

@@ -1,0 +1,471 @@
+"""The file of rows that are not committed yet: one file of frames, with two lives.
+
+    open/<id>/steps.bin   [what the rows are][rows of call 0][rows of call 1] ...        it grows: an open episode
+                          [...][earlier values][rows of call 0] ... reserved blocks      it has its size: a group
+    open/<id>/words.bin   [words][words] ...        of columns of text, for each call that has words that none before it
+                                                    had
+
+An open episode waits until it is finished. A group names the record that it follows (`after`), and a writer commits it
+before anything else; its file is used again, by the next group. What the rows are is the JSON of frame 0, with a salt;
+its checksum seeds all further frames, of both files, so that none of an earlier group passes for one of this.
+
+Invariants: the words of a row are written before the row; a frame has whole rows, and counts whole or not at all; no
+size in a file is believed before it is compared with the file's own.
+Not here: when rows are committed (commit/), how words are packed (columns/text.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.columns.text import Words, unpack
+from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.frames import CUT, DAMAGED, END, HEADER, FrameReader, FrameWriter, framed
+from ringmap.storage.records.blobs import LARGEST_BLOB, decode_data
+from ringmap.storage.records.names import STREAM, WORDS
+from ringmap.storage.records.table import MOST, PartOf
+from ringmap.storage.ring.links import NONE
+
+__all__ = ["EARLIER_LIMIT", "Heading", "OpenRows", "StepFile", "StoredSteps", "Unlinked", "read_steps", "read_words"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_HEADING_LIMIT = 1 << 24
+EARLIER_LIMIT = 1 << 29
+"""Bytes of values of earlier rows in a group, encoded: so much memory a forged file may take."""
+
+_BEGIN = 1 << 16
+"""Of a file that holds something, this much is not all zeros."""
+
+_CHUNK_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Unlinked:
+    """Further columns of a group, of which most rows need no value once the rows after them are known; `lanes` names
+    the column that tells which do."""
+
+    schema: Schema
+    lanes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What the rows of a file are: its frame 0.
+
+    `part`: the part of a chain that an open episode is, and `data` of its episode, encoded, as far as they were known.
+    Of a group: `after`, the record that it follows, as `group.follows` names it; `nbytes`, the size of the file, from
+    its begin; `unlinked` columns after the ring's own; `earlier`, the size of their values of rows before the group,
+    in frame 1.
+    """
+
+    schema: Schema
+    part: PartOf | None = None
+    data: bytes = b""
+    after: Sequence[int] | None = None
+    nbytes: int = 0
+    unlinked: Unlinked | None = None
+    earlier: int = 0
+    salt: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def specs(self) -> tuple[ColumnSpec, ...]:
+        """The columns of a row in the file."""
+        return (*self.schema.columns, *(self.unlinked.schema.columns if self.unlinked else ()))
+
+    @property
+    def row_nbytes(self) -> int:
+        """The size of a row in the file."""
+        return sum(spec.row_nbytes for spec in self.specs)
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        found: dict[str, Any] = {"columns": _described(self.schema), "salt": self.salt}
+        if self.after is not None:
+            found |= {"after": list(self.after), "nbytes": self.nbytes}
+        if self.unlinked is not None:
+            found |= {"unlinked": _described(self.unlinked.schema), "lanes": self.unlinked.lanes}
+        if self.earlier:
+            found["earlier"] = self.earlier
+        if self.part is not None:
+            part = self.part
+            found["part"] = [part.chain, part.step, part.number, part.lane]
+        if self.data:
+            found["data"] = base64.b64encode(self.data).decode()
+        return json.dumps(found).encode()
+
+    @classmethod
+    def decode(cls, text: bytes) -> Heading:
+        """Return the heading of a file.
+
+        Raises:
+            ValueError: it makes no sense.
+        """
+        try:
+            return cls._decode(json.loads(text))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ValueError(f"frame 0, which names the columns, does not make sense: {error}") from None
+
+    @classmethod
+    def _decode(cls, found: Any) -> Heading:
+        schema, part, unlinked = _schema_of(found["columns"]), None, None
+        after, nbytes, earlier = found.get("after"), found.get("nbytes", 0), found.get("earlier", 0)
+        if "part" in found:
+            chain, step, number, lane = found["part"]
+            limits = ((chain, MOST), (step, MOST), (number, 1 << 32), (lane, 1 << 32))
+            if not all(type(n) is int and NONE <= n < most for n, most in limits):
+                raise ValueError(f"is part {found['part']!r}")
+            part = PartOf(chain, max(0, step), max(0, number), max(0, lane))
+        data = base64.b64decode(found.get("data", ""), validate=True)
+        decode_data(data)  # raises if it can't be shown
+        counts = [*([] if after is None else after), nbytes, earlier]
+        if not all(type(n) is int and 0 <= n < 1 << 64 for n in counts) or earlier > EARLIER_LIMIT:
+            raise ValueError(f"follows {after!r}, with {earlier!r} bytes before it, in {nbytes!r}")
+        if after is not None and len(after) != 4:
+            raise ValueError(f"follows {after!r}")
+        if "unlinked" in found:
+            unlinked = Unlinked(_schema_of(found["unlinked"]), found["lanes"])
+            lanes = next((c for c in schema.columns if c.name == unlinked.lanes), None)
+            if lanes is None or lanes.shape or lanes.dtype.kind != "i":
+                raise ValueError(f"{unlinked.lanes!r} is no column of integers")
+        elif earlier:
+            raise ValueError("has values of earlier rows, of no column")
+        return cls(schema, part, data, after, nbytes, unlinked, earlier, str(found.get("salt")))
+
+
+def _described(schema: Schema) -> list[list[Any]]:
+    return [[s.name, list(s.shape), s.dtype.str] for s in schema.columns]
+
+
+def _schema_of(columns: Any) -> Schema:
+    schema = Schema(tuple(stored_spec(name, shape, dtype) for name, shape, dtype in columns))
+    if not schema.columns or len({*schema.names}) < len(schema.columns):
+        raise ValueError(f"columns {schema.names}")
+    return schema
+
+
+def seed_of(heading: bytes) -> int:
+    """Return the seed of the frames behind frame 0."""
+    return xxhash.xxh3_64_intdigest(heading) >> 1
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+class StepFile:
+    """The file, for writing, and that of its words.
+
+    Args:
+        disk: of the files.
+        folder: their own, in `open/`; made by this.
+        nbytes: a size that it has from its begin, with blocks for all of it; 0: it grows.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+
+    def __init__(self, disk: Disk, folder: str, nbytes: int = 0) -> None:
+        self.folder, self.nbytes = folder, nbytes
+        self._disk = disk
+        self._words: FrameWriter | None = None
+        self._words_end = ((0, 0), 0)
+        """Where the words end, and how many count: set together, so that an interrupt can't come in between."""
+        self._is_named = False
+        disk.make_folder(folder)
+        self.frames = FrameWriter(disk.create(os.path.join(folder, STREAM), nbytes))
+        if nbytes:
+            try:
+                self.frames.file.reserve(0, nbytes)
+            except BaseException:
+                self.remove()
+                raise
+
+    def begin(self, heading: Heading, earlier: bytes = b"") -> None:
+        """Write what the rows are, over all that the file holds.
+
+        Args:
+            heading: what they are.
+            earlier: values of rows before a group, encoded.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
+        first, file = heading.encode(), self.frames.file
+        seed = seed_of(first)
+        if any(spec.is_text for spec in heading.specs):
+            words = self._disk.create(os.path.join(self.folder, WORDS)) if self._words is None else self._words.file
+            self._words, self._words_end = FrameWriter(words, seed), ((0, 0), 0)
+        begin = framed(first, 0) + (framed(earlier, 1, seed) if earlier else b"")
+        file.write(begin, 0)
+        self.frames = FrameWriter(file, seed, len(begin), 2 if earlier else 1)
+
+    def write_words(self, words: Words, sync: bool) -> None:
+        """Write the words that are not in the file yet, and sync them if asked to: before a row that names them.
+
+        Raises:
+            OSError: the disk is full or fails. The next call writes them again.
+        """
+        frames, (end, count) = self._words, self._words_end
+        if frames is None or len(words) == count:
+            return
+        frames.end = end  # an interrupt may have come after a write
+        frames.write(words.pack(count))
+        if sync:
+            frames.file.sync()
+        self._words_end = frames.end, len(words)
+
+    def sync(self) -> None:
+        """Return once the rows, and the names, are durable on the disk; words are by `write_words`."""
+        self.frames.file.sync()
+        if not self._is_named:
+            self._disk.sync_folder(self.folder)
+            self._disk.sync_folder(os.path.dirname(self.folder))
+            self._is_named = True
+
+    def remove(self) -> None:
+        """Remove the files."""
+        self.close()
+        self._disk.remove_folder(self.folder)
+
+    def close(self) -> None:
+        """Release the descriptors."""
+        self.frames.file.close()
+        if self._words is not None:
+            self._words.file.close()
+
+
+# -- reading back --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSteps:
+    """What a file holds: the rows before the first frame that is cut or damaged.
+
+    `heading`: None if it is not whole; `rows`: `count` of them; `earlier`: values of rows before a group; `words`: of
+    columns of text; `nbytes`: of the whole frames; `fault`: what is wrong with the bytes after these, in words (a cut
+    frame is not wrong: a kill leaves it); `ends`: how many rows there are after each frame, and where that ends.
+    """
+
+    heading: Heading | None = None
+    rows: bytes = b""
+    count: int = 0
+    nbytes: int = 0
+    fault: str = ""
+    earlier: dict[str, Any] = field(default_factory=dict)
+    words: Words = field(default_factory=Words)
+    ends: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def after(self) -> Sequence[int] | None:
+        """The record that a group follows; None for an episode."""
+        return None if self.heading is None else self.heading.after
+
+    def arrays(self) -> list[Array]:
+        """Return the rows as one array per column, unlinked ones last."""
+        assert self.heading is not None
+        columns = zip(self.heading.specs, self._stored(), strict=True)
+        return [self.words.decode(values) if spec.is_text else values for spec, values in columns]
+
+    def _stored(self) -> list[Array]:
+        """Return the values of each column as they are stored."""
+        assert self.heading is not None
+        rows, arrays, begin = np.frombuffer(self.rows, np.uint8).reshape(self.count, -1), list[Array](), 0
+        for spec in self.heading.specs:
+            raw = np.ascontiguousarray(rows[:, begin : begin + spec.row_nbytes])
+            shape, dtype = (len(rows), *spec.shape), spec.stored.dtype
+            arrays.append(raw.view(dtype).reshape(shape) if raw.size else np.empty(shape, dtype))
+            begin += spec.row_nbytes
+        return arrays
+
+    def with_words(self, words: Words) -> StoredSteps:
+        """Return the rows before the first frame that names a word that is not there."""
+        assert self.heading is not None
+        columns = zip(self.heading.specs, self._stored(), strict=True)
+        codes = [values.reshape(self.count, -1) for spec, values in columns if spec.is_text]
+        whole = np.all([((c >= 0) & (c < len(words))).all(1) for c in codes], 0)
+        if whole.all():
+            return replace(self, words=words)
+        bad = int(np.argmin(whole))
+        count, nbytes = max(end for end in self.ends if end[0] <= bad)
+        fault = f"the words of row {bad}, in {WORDS}, are damaged or missing"
+        rows = self.rows[: count * self.heading.row_nbytes]
+        return replace(self, rows=rows, count=count, nbytes=nbytes, fault=fault, words=words)
+
+
+def read_steps(disk: Disk, path: str, most: int) -> StoredSteps:
+    """Return what a file holds.
+
+    Cost: reads the file, but at most `most` rows of it; and all words.
+
+    Raises:
+        OSError: there is no such file, or it can't be read.
+    """
+    with closing(disk.open(path)) as file:
+        reader = FrameReader(file, chunk=_CHUNK_NBYTES)
+        first = reader.next(_HEADING_LIMIT)
+        if first is None:
+            return StoredSteps(fault=_why_no_heading(file, reader))
+        try:
+            heading = Heading.decode(first)
+        except ValueError as error:
+            return StoredSteps(fault=str(error))
+        reader.seed = seed_of(first)
+        found = _rows_in(file, reader, heading, most)
+        if found.count and any(spec.is_text for spec in heading.specs):
+            found = found.with_words(Words(read_words(disk, os.path.dirname(path), reader.seed)))
+        if file.read(len(first), HEADER.size) != first:  # a writer has begun the next group meanwhile
+            return StoredSteps(heading)
+    return found
+
+
+def _why_no_heading(file: File, reader: FrameReader) -> str:
+    """Return what is wrong with a file without a whole frame 0, in words; a kill may have come before it, or in it."""
+    is_cut = False
+    if reader.ending == END:
+        is_cut = not any(file.read(min(reader.stop, _BEGIN), 0))
+    elif reader.ending == CUT:
+        is_cut = not reader.size or not _holds_json(file.read(min(reader.stop, _HEADING_LIMIT), HEADER.size))
+    return "" if is_cut else "frame 0, which names the columns, is damaged"
+
+
+def _holds_json(data: bytes) -> bool:
+    """Tell whether a description of columns is complete: then its size is the fault."""
+    try:
+        json.JSONDecoder().raw_decode(data.decode("latin1"))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _rows_in(file: File, reader: FrameReader, heading: Heading, most: int) -> StoredSteps:
+    """Return the rows behind frame 0."""
+    row, found = heading.row_nbytes, StoredSteps(heading, nbytes=reader.at)
+    if heading.unlinked is not None and heading.earlier:
+        payload = reader.next(heading.earlier)
+        if payload is None:
+            second = FrameReader(file, reader.seed, reader.at + HEADER.size + heading.earlier, 2)
+            return replace(found, fault="frame 1 is damaged" if second.next(most * row) is not None else "")
+        try:
+            found = replace(found, earlier=_earlier_in(payload, heading.unlinked))
+        except (ValueError, LookupError, AttributeError) as error:
+            return replace(found, fault=f"frame 1 does not make sense: {error}")
+    if not row and heading.nbytes:
+        return replace(found, fault=f"frame {reader.number} has rows of 0 bytes")
+    rows, count, ends = list[bytes](), 0, [(0, reader.at)]
+    while (payload := reader.next((most - count) * row if heading.nbytes else row)) is not None:
+        more = len(payload) // row if row else 1
+        if count + more > most or len(payload) != more * row:
+            break
+        rows.append(payload)
+        count += more
+        ends.append((count, reader.at))
+    fault = _why_it_ends(file, reader, heading, payload is not None, count, most)
+    return replace(found, rows=b"".join(rows), count=count, nbytes=ends[-1][1], ends=ends, fault=fault)
+
+
+def _why_it_ends(file: File, reader: FrameReader, heading: Heading, is_whole: bool, count: int, most: int) -> str:
+    """Return what is wrong with the frame after `count` rows, in words; "" for what a kill leaves.
+
+    A group's file has its full size from its begin, and bytes of earlier groups. So there a frame that is not whole is
+    a fault only if another one of the group follows, or if the file was cut: else a kill left it. O(bytes).
+    """
+    row, begin, frame = heading.row_nbytes, reader.at + HEADER.size, f"frame {reader.number - is_whole}"
+    if is_whole or (reader.ending == DAMAGED and not heading.nbytes):
+        if count == most:
+            return f"holds more than max_steps={most} steps"
+        return f"{frame} is damaged" if reader.size == row else f"{frame} has {reader.size} bytes, with rows of {row}"
+    if reader.stop < heading.nbytes and reader.ending != END:
+        return f"the file is cut in {frame}: it has {reader.stop} bytes, expected {heading.nbytes}"
+    data = file.read(max(0, min(reader.stop - begin, (most - count + 1) * (HEADER.size + row))), begin)
+    if row and len(data) > row + HEADER.size:
+        values, starts = np.frombuffer(data, np.uint8), np.arange(row, len(data) - HEADER.size, row)
+        sizes = sum(values[starts + i].astype(np.int64) << 8 * i for i in range(4))
+        for at in starts[(sizes > 0) & (sizes % row == 0)].tolist():
+            after = FrameReader(file, reader.seed, begin + at, reader.number + 1, chunk=HEADER.size)
+            if after.next(len(data)) is not None:
+                return f"{frame} is damaged"
+    return ""
+
+
+def _earlier_in(payload: bytes, unlinked: Unlinked) -> dict[str, Any]:
+    """Return unlinked values of rows before the group; raise ValueError for other values."""
+    found = decode_data(payload)
+    rows = found["rows"]
+    if rows.ndim != 1 or rows.dtype.kind != "i" or list(found) != ["rows", *unlinked.schema.names]:
+        raise ValueError(f"it has {list(found)}")
+    for spec in unlinked.schema.columns:
+        values = found[spec.name]
+        if not spec.has(values.dtype) or values.shape != (len(rows), *spec.shape):
+            raise ValueError(f"{spec.name} has {values.dtype} {values.shape}")
+    return found
+
+
+def read_words(disk: Disk, folder: str, seed: int) -> list[str]:
+    """Return the words in the file of a folder, up to a frame that is not whole; none if there is no such file."""
+    path, words = os.path.join(folder, WORDS), list[str]()
+    if disk.is_file(path):
+        with closing(disk.open(path)) as file:
+            reader = FrameReader(file, seed, stop=LARGEST_BLOB)
+            while (payload := reader.next(LARGEST_BLOB)) is not None:
+                try:
+                    words += unpack(payload)
+                except ValueError:
+                    break
+    return words
+
+
+class OpenRows:
+    """Counts the rows of a group, while its writer appends them, from the file. A frame is read once.
+
+    Args:
+        disk: through which it is read.
+        path: of the file.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk, self._path = disk, path
+        self._header = b""
+        self._place = (0, 0, 0)
+        """Seed, byte and number of the next frame."""
+        self._row = 0
+        self.after: Sequence[int] | None = None
+        """The record that the group follows, as in `Heading`; None: the file is of an episode, or not begun."""
+        self.count = 0
+        """Rows in whole frames."""
+
+    def catch_up(self) -> None:
+        """Count what was appended since the last call.
+
+        Raises:
+            OSError: the file is gone.
+            ValueError: what it holds makes no sense.
+        """
+        with closing(self._disk.open(self._path)) as file:
+            header = file.read(HEADER.size, 0)
+            if header != self._header:  # another group: the checksum of frame 0 covers its salt
+                self._header, self.after, self.count = b"", None, 0
+                reader = FrameReader(file)
+                first = reader.next(_HEADING_LIMIT)
+                if first is None:
+                    return
+                heading = Heading.decode(first)
+                before = HEADER.size + heading.earlier if heading.earlier else 0
+                self._place = seed_of(first), reader.at + before, 2 if before else 1
+                self._row, self._header, self.after = heading.row_nbytes, header, heading.after
+            if self.after is None or not self._row:
+                return
+            reader = FrameReader(file, *self._place, chunk=HEADER.size + self._row)
+            while (payload := reader.next(reader.stop)) is not None and not len(payload) % self._row:
+                self.count += len(payload) // self._row
+                self._place = reader.seed, reader.at, reader.number
