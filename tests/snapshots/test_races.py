@@ -13,6 +13,7 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, LappedError
 from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.inspect import snapshot as module
 from ringmap.storage.inspect.copying import Copy
 from tests.concurrency.conftest import fast  # noqa: F401 - a fixture
@@ -153,7 +154,7 @@ class Striking:
 
         def copy_and_strike(column, source, slot, count):
             copied = copy(column, source, slot, count)
-            busy = writer.engine.owned._mutex._is_owned()  # in its last round nobody can write
+            busy = thread.inside  # in its last round nobody can write
             if column.spec.name == "row" and self.left and not busy:
                 self.left -= 1
                 first = number + self.struck * episodes

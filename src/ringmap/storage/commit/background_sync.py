@@ -15,7 +15,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, Protocol, TypeVar
+
+from ringmap.storage.disk import calls
 
 __all__ = ["BackgroundSync"]
 
@@ -58,7 +61,7 @@ class BackgroundSync(Generic[T]):
         if self._due is not None:
             if time.monotonic() < self._due:
                 return
-            _do(self._work, self._target)
+            calls.thread.noted.append(partial(_do, self._work, self._target))  # the commit still has its locks
         if sys.is_finalizing():
             return  # a thread would end before it begins, and `start` wait for it for ever
         thread = self._thread = threading.Thread(

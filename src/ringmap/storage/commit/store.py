@@ -11,9 +11,8 @@ both publishes it and retires the episodes that it evicts. A longer one first wr
 Invariants: a row or slot that the newest durable record calls live is never overwritten;
 `stale` is set before a call's first write and cleared as its last statement, and a call
 that finds it set recovers from the files first; memory changes under `memory` only.
-Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one sync), `memory`. Every write
-and close passes one gate (`alone`), which refuses a thread that holds one of them: a signal
-handler, or a callable, in the middle of another call.
+Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one sync), `memory`. Whoever takes `_mutex`
+sets the mark of its thread (disk/calls.py): a call inside a call is refused.
 Not here: what a commit stores (buffers/), how a directory is created (create.py), when the
 background syncs (background_sync.py).
 """
@@ -58,10 +57,11 @@ from ringmap.storage.commit.numbering import ENDS, NUMBERS, UNNUMBERED, numbered
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
+from ringmap.storage.disk.calls import end_noted, lifted, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.threads import begin
-from ringmap.storage.read.handle import Handle, is_mine
+from ringmap.storage.read.handle import Handle, refuse_if_mine
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.read.texts import Texts
 from ringmap.storage.records.blobs import LARGEST_BLOB, encode_data, names_origin
@@ -168,10 +168,9 @@ class Store(Handle):
         self.ring = manifest.ring
         self.files: CommitFiles | None = None
         self._lock = lock
-        self._mutex = threading.RLock()
-        self._syncing = threading.RLock()
+        self._mutex = threading.Lock()
+        self._syncing = threading.Lock()
         self.made_room = False
-        self._writing = False
         self._stale = True
         self._trusted = True
         """Whether the recovery found that no power cut, and no failed sync, came since the last writer."""
@@ -345,15 +344,18 @@ class Store(Handle):
             self._make_columns(self.files, schema, locked=True)
 
     def _recover(self) -> None:
-        """Make memory and files agree with the committed state. Holds the mutex, waits for a running sync."""
-        with self._mutex, self._syncing:
+        """Make memory and files agree with the committed state; waits for a running sync. The caller holds the mutex,
+        or is the opening."""
+        with self._syncing:
             self._stale = True
             if self.files is not None:  # else it was read a moment ago, under the lock
                 self.manifest = read_manifest(self.disk, self.folder)
             manifest = self.manifest
             if self.rows is not None:
                 self.rows.forget()
+            progress = None
             if self.files is None:  # else threads of this process may be reading
+                progress = self.settings.progress  # later it would be called in the middle of a call
                 self.files = CommitFiles(self.disk, self.paths, manifest, self.power, self.mapped)
                 self.table, self.segments = self.files.table, self.files.segments
                 self.is_open = True
@@ -389,7 +391,7 @@ class Store(Handle):
             bad: dict[int, str] = {}
             if len(behind) and self.rows is not None:
                 log.info("%s: verifying %d episodes that no sync vouches for", self.folder, len(behind))
-                bad = bad_episodes(behind, self.rows, self.segments, self.settings.progress)
+                bad = bad_episodes(behind, self.rows, self.segments, progress)
             newest = files.restore_carried(found, manifest.carried)
             files.mend(found, self.rows, bad)
             # The blob of the small state may be deleted with its segment. And after a creation whose last sync failed,
@@ -458,20 +460,25 @@ class Store(Handle):
             return
         if self._child and not self.disk.volatile:
             return  # its files are the parent's; a copy of a disk in RAM is the child's own
-        if self._is_in_use:
+        if thread.inside:
             if self._torn_memory:
                 self._refuse("ReplayBuffer")
-            return  # a write or a recovery is running: memory shows the state before it
-        if self._writing and not self._torn_memory:
-            return
-        with self._mutex:
-            try:
+            return  # a write or a recovery of this thread is running: memory shows the state before it
+        if self._mutex.locked() and not self._torn_memory:
+            return  # one of another thread
+        try:
+            thread.inside = True
+            with self._mutex:
                 if self._stale:
                     self._recover()
-            except OSError:
-                if self._torn_memory:
-                    raise
-                log.warning("%s: recovery failed, and is tried again", self.folder)
+        except OSError:
+            if self._torn_memory:
+                raise
+            log.warning("%s: recovery failed, and is tried again", self.folder)
+        finally:
+            thread.inside = False
+            if thread.noted:
+                end_noted()
 
     def exclusively(
         self,
@@ -511,28 +518,25 @@ class Store(Handle):
     def alone(self, where: str, work: Callable[[], None]) -> None:
         """Do `work` while other writing calls are kept out, whether or not this handle may write."""
         self.refuse_within(where)
-        with self._mutex:
-            try:
-                self._writing = True
+        try:
+            thread.inside = True
+            with self._mutex:
                 work()
-            finally:
-                self._writing = False
+        finally:
+            thread.inside = False
+            if thread.noted:
+                end_noted()
 
     def refuse_within(self, where: str, *locks: Any) -> None:
-        """Raise in the middle of another call of the same thread: of a write, a sync, or a search of memory.
-
-        After it has passed, this thread is not in the middle of any such call: a handler that
-        interrupts it returns first.
+        """Raise in the middle of another call of the same thread, or of a search of memory.
 
         Args:
             where: the method to name in the message.
             locks: further reentrant locks that such a call holds.
         """
-        if self._is_in_use:
-            self._refuse(where)
-        for lock in locks:
-            if is_mine(lock):
-                self._refuse(where)
+        refuse_nested(where)
+        for lock in (self.memory, *locks):
+            refuse_if_mine(lock, where)
 
     def is_idle(self, wait_s: float) -> bool:
         """Whether no other thread is in the middle of a writing call, or none is within so many seconds."""
@@ -540,11 +544,6 @@ class Store(Handle):
             return False
         self._mutex.release()
         return True
-
-    @property
-    def _is_in_use(self) -> bool:
-        """Whether this thread holds one of the locks: the caller is then a handler or a callable."""
-        return is_mine(self.memory) or is_mine(self._mutex) or is_mine(self._syncing)
 
     @property
     def carried(self) -> dict[str, Any]:
@@ -1046,9 +1045,9 @@ class Store(Handle):
 
         Cost: one write, at durability "power" with one sync; one commit for `limit` rows.
         """
-        with self._mutex:
-            try:
-                self._writing = True
+        try:
+            thread.inside = True
+            with self._mutex:
                 group = self._group
                 if group is None or not group.has_room(count) or not self._is_ready(group):
                     group = self._next_group(count, limit, where, unlinked, earlier, small)
@@ -1062,8 +1061,10 @@ class Store(Handle):
                         raise
                 self._stale = False
                 return position
-            finally:
-                self._writing = False
+        finally:
+            thread.inside = False
+            if thread.noted:
+                end_noted()
 
     def _append_to(self, group: OpenGroup, arrays: Sequence[Any], count: int, is_single: bool) -> None:
         try:
@@ -1198,16 +1199,18 @@ class Store(Handle):
 
     def commit_behind(self) -> None:
         """Commit the rows of a group that no call has committed in time, in a background thread."""
-        with self._mutex:
-            files, group = self.files, self._group
-            if group is None or files is None or not self._may_sync(files):
-                return
-            if not self._is_due(group):
-                return
-            try:
-                self._commit_group(files, "ReplayBuffer")
-            except (OSError, RingmapError) as error:  # the next writing call tries again
-                log.warning("%s: rows can't be committed yet: %s", self.folder, error)
+        try:
+            thread.inside = True
+            with self._mutex:
+                files, group = self.files, self._group
+                if group is not None and files is not None and self._may_sync(files) and self._is_due(group):
+                    self._commit_group(files, "ReplayBuffer")
+        except (OSError, RingmapError) as error:  # the next writing call tries again
+            log.warning("%s: rows can't be committed yet: %s", self.folder, error)
+        finally:
+            thread.inside = False
+            if thread.noted:
+                end_noted()
 
     def _retire(self, files: CommitFiles, need: int) -> None:
         """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""
@@ -1395,7 +1398,16 @@ class Store(Handle):
         self.sync_behind()
 
     def sync_behind(self) -> None:
-        """Sync, in the background thread; or within a commit, and then the writer waits for it."""
+        """Sync, in the background thread; or after a commit, and then the writer waits for it."""
+        try:
+            thread.inside = True
+            self._sync_behind()
+        finally:
+            thread.inside = False
+            if thread.noted:
+                end_noted()
+
+    def _sync_behind(self) -> None:
         files = self.files
         with self._mutex:
             values = self.values if self.values is not None and self.values.is_dirty else None
@@ -1405,7 +1417,7 @@ class Store(Handle):
                 return
             upto, rows = files.state, self.rows
             segments, gone = files.segments.unsynced(), files.finished_streams_gone()
-            self._syncing.acquire()  # a recovery waits for us; writes from this thread are refused
+            self._syncing.acquire()  # a recovery waits for us
             try:
                 if values is not None:
                     values.promise()
@@ -1481,8 +1493,8 @@ class Store(Handle):
             finally:
                 with self._syncing:  # waits for a running sync
                     self._closed = True
-                    for thread in threads:
-                        thread.stop()
+                    for one in threads:
+                        one.stop()
                     try:
                         self.close_files()
                     finally:  # an interrupt in between must not keep the next writer out
@@ -1490,8 +1502,8 @@ class Store(Handle):
                             self._lock.release()
 
         self.alone(where, end)
-        for thread in threads:
-            thread.join()  # with no lock held: it may be waiting for one
+        for one in threads:
+            one.join()  # with no lock held: it may be waiting for one
 
     def shown_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now.
@@ -1523,8 +1535,8 @@ class Store(Handle):
 
     def become_child(self) -> None:
         """Make the store unusable after a fork: the parent holds the lock and the locks' state is unknown."""
-        self._child, self._writing = True, False
-        self._mutex, self._syncing = threading.RLock(), threading.RLock()
+        self._child = True
+        self._mutex, self._syncing = threading.Lock(), threading.Lock()
         self.memory = threading.RLock()
         self._background = self._grouping = None
         if self._lock is not None:
@@ -1537,10 +1549,15 @@ class Store(Handle):
         # At the end of the interpreter the kernel releases everything, and a running sync would never end.
         if not is_finalizing() and not getattr(self, "_closed", True) and not self._child:
             with contextlib.suppress(Exception):  # the buffer of a function that returned
-                if not self.disk.volatile and not self.is_poisoned:
-                    self.settle("ReplayBuffer")
-            with contextlib.suppress(Exception):
-                self.abandon()
+                lifted(self._end_unused)
+
+    def _end_unused(self) -> None:
+        """Do what a close would, as far as it is certain. No call of this store is under way: nobody has it."""
+        try:
+            if not self.disk.volatile and not self.is_poisoned:
+                self.settle("ReplayBuffer")
+        finally:
+            self.abandon()
 
 
 def _pending_of(store: Store) -> Callable[[], OpenGroup | None]:

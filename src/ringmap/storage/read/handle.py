@@ -21,12 +21,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ringmap.errors import ClipIndexError, ClosedError, CorruptError, RoleError
+from ringmap.errors import ClipIndexError, ClosedError, CorruptError
 from ringmap.storage.columns.rows import PendingRows, Rows, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.disk.calls import nested
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.room import Room
 from ringmap.storage.read.origins import Origins
@@ -208,7 +209,7 @@ class Handle:
         refuse_if_mine(self.memory, where)
 
     def _refuse(self, where: str) -> NoReturn:
-        raise _nested(where)
+        raise nested(where)
 
     def _take(self, found: RecoveredState, bad: Collection[int]) -> None:
         """Move memory to a recovered state, without the bad episodes. Holds `memory`."""
@@ -433,14 +434,7 @@ def refuse_if_mine(lock: Any, where: str) -> None:
         RoleError: it does.
     """
     if is_mine(lock):
-        raise _nested(where)
-
-
-def _nested(where: str) -> RoleError:
-    return RoleError(
-        f"{where}: called in the middle of another call of the same thread (from a signal handler or a "
-        "callable); set a flag there, and call it when that call has returned"
-    )
+        raise nested(where)
 
 
 def tail_of(handle: Handle) -> Callable[[], int]:
