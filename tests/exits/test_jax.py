@@ -8,7 +8,7 @@ pytest.importorskip("jax", reason="jax is not installed (extra exits)")
 import jax
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer
-from ringmap.storage.columns.aligned import LEAST_NBYTES
+from ringmap.storage.columns.copying import LEAST_NBYTES
 
 
 def is_shared(values):

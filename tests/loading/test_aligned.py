@@ -17,7 +17,7 @@ from ringmap.data import (
     load_dataset,
 )
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.columns import aligned
+from ringmap.storage.columns import copying
 
 WIDE = 600
 """Floats of a row: 32 of them are more than `LEAST_NBYTES`."""
@@ -31,10 +31,10 @@ def misplaced(batch):
             more, found = misplaced(values)
             large, wrong = large + more, wrong + found
         elif isinstance(values, torch.Tensor):
-            if values.nbytes >= aligned.LEAST_NBYTES:
+            if values.nbytes >= copying.LEAST_NBYTES:
                 large += 1
                 wrong += [name] * (values.data_ptr() % 64 != 0)
-        elif values.nbytes >= aligned.LEAST_NBYTES:
+        elif values.nbytes >= copying.LEAST_NBYTES:
             large += 1
             wrong += [name] * (values.ctypes.data % 64 != 0)
     return large, wrong
@@ -95,7 +95,7 @@ def test_windows_masks_and_computed_columns(buf):
         "twice": lambda batch: batch["obs"] * 2,
     }
     batch = buf.sample(32, window=window)
-    assert batch["reward_is_pad"].nbytes > aligned.LEAST_NBYTES
+    assert batch["reward_is_pad"].nbytes > copying.LEAST_NBYTES
     check(batch, 5)
 
 
@@ -181,8 +181,8 @@ def test_weights():
 
 def test_control(monkeypatch):
     """An array that begins 16 bytes later is found."""
-    begin = aligned._begin
-    monkeypatch.setattr(aligned, "_begin", lambda raw: begin(raw) + 16)
-    monkeypatch.setattr(aligned, "ALIGNMENT", 128)
+    begin = copying._begin
+    monkeypatch.setattr(copying, "_begin", lambda raw: begin(raw) + 16)
+    monkeypatch.setattr(copying, "ALIGNMENT", 128)
     large, wrong = misplaced(write(ReplayBuffer(200)).sample(32))
     assert large == len(wrong) == 2

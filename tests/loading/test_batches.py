@@ -14,7 +14,7 @@ import torch
 
 from ringmap import ReplayBuffer
 from ringmap.errors import ClosedError, InputError, NoClipsError, RoleError
-from ringmap.storage.columns import threads
+from ringmap.storage.columns import copying
 from ringmap.storage.disk import system
 from tests.loading.conftest import HISTORY, SKIP, fill, prove
 
@@ -286,7 +286,7 @@ def test_arrays_that_do_not_fit_are_refused(buffer, change):
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("into", [False, True])
 def test_threads_gather_what_one_does(monkeypatch, tmp_path, count, into):
-    monkeypatch.setattr(threads, "SPLIT_NBYTES", 2)
+    monkeypatch.setattr(copying, "SPLIT_NBYTES", 2)
     monkeypatch.setattr("ringmap.clips.gather.SPLIT_NBYTES", 2)
     for path in (None, tmp_path / "buf"):
         buf = ReplayBuffer(2000, HISTORY, SKIP, path=path, seed=0, threads=count)

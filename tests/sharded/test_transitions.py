@@ -25,7 +25,7 @@ from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import BadRingsError, InputError, NoClipsError, ReplacedError
 from ringmap.ray.reader import Reader
 from ringmap.samplers import PrioritizedSampler, UniformSampler
-from ringmap.storage.columns.aligned import ALIGNMENT, LEAST_NBYTES
+from ringmap.storage.columns.copying import ALIGNMENT, LEAST_NBYTES
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System

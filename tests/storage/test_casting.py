@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringmap.errors import InputError
-from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.values import cast
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 FLOATS = ["f2", "f4", "f8"]
@@ -349,6 +349,6 @@ def test_unsafe_never_cuts_strings_and_writes_numbers_out():
     [(math.inf, "f8", "i8"), (2**53 + 1, "i8", "f8"), (1e39, "f8", "f4"), (2**63, "u8", "i8")],
 )
 def test_control_a_cast_that_does_not_look_is_caught(monkeypatch, value, source, target):
-    monkeypatch.setattr("ringmap.storage.columns.casting.kept", lambda values, result: np.ones(len(values), bool))
+    monkeypatch.setattr("ringmap.storage.columns.values._kept", lambda values, result: np.ones(len(values), bool))
     with pytest.raises(pytest.fail.Exception):
         check(np.array([value], source), np.dtype(target))

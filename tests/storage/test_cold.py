@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
 from ringmap.storage.columns import base, memmap
-from ringmap.storage.columns.readahead import Readahead, runs
+from ringmap.storage.columns.copying import Readahead, runs
 from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.disk.system import System
 

@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import pytest
 
+from ringmap.storage.columns.copying import SPLIT_NBYTES, take
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.columns.threads import SPLIT_NBYTES, take
 from ringmap.storage.disk import threads
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.disk.system import System

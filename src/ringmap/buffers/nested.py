@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.nested import flat, is_nested, nested
 from ringmap.storage.columns.schema import ColumnSpec, portable
-from ringmap.storage.columns.values import as_array
+from ringmap.storage.columns.values import as_array, cast
 
 __all__ = ["Leaves", "dtype_of", "leaf_array"]
 

@@ -2,7 +2,7 @@
 
     ids       ring numbers -> places     [2 0 2 1 0]           one table
               positions    -> slots      slot + place * stride   one modulo, then one take for each column
-              (columns/adjacent.py)
+              (columns/rows.py)
     after     states of all rings: as they were at the last look at their tails?     then one comparison with these
     tails
 
@@ -22,8 +22,7 @@ import numpy as np
 
 from ringmap.clips.cut import Steps
 from ringmap.errors import ClosedError, DamageError, ReplacedError
-from ringmap.storage.columns.adjacent import AdjacentRows
-from ringmap.storage.columns.rows import Rows
+from ringmap.storage.columns.rows import AdjacentRows, Rows
 from ringmap.storage.read.handle import Handle, Pulse
 from ringmap.storage.read.reader import HELD_S
 from ringmap.storage.read.states import States

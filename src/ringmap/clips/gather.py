@@ -35,14 +35,11 @@ from ringmap.clips.items import (
 )
 from ringmap.clips.parts import Joined, JoinedRows
 from ringmap.errors import NoClipsError
-from ringmap.storage.columns.adjacent import AdjacentRows
-from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.base import Takes
-from ringmap.storage.columns.readahead import Readahead
-from ringmap.storage.columns.rows import Rows
+from ringmap.storage.columns.copying import SPLIT_NBYTES, Readahead, aligned, take
+from ringmap.storage.columns.rows import AdjacentRows, Rows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import put
-from ringmap.storage.columns.threads import SPLIT_NBYTES, take
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again

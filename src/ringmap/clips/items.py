@@ -24,7 +24,7 @@ import numpy as np
 from ringmap.clips.cut import Cut, Ends, Taken, clamp, slots_of
 from ringmap.clips.facts import TERMINATED, name_among
 from ringmap.errors import InputError
-from ringmap.storage.columns.aligned import aligned
+from ringmap.storage.columns.copying import aligned
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
 

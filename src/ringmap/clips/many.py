@@ -23,10 +23,9 @@ from ringmap.clips.adjacent import RING_FAULTS
 from ringmap.clips.cut import Cut, Places, places_of
 from ringmap.clips.gather import ClipReader
 from ringmap.clips.items import Numbers
-from ringmap.storage.columns.aligned import empty
+from ringmap.storage.columns.copying import SPLIT_NBYTES, empty, take, together
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.text import put
-from ringmap.storage.columns.threads import SPLIT_NBYTES, take, together
 from ringmap.storage.read.read_live import is_live, lost
 
 __all__ = ["RING_FAULTS", "Piece", "are_plain", "gather_many", "groups"]

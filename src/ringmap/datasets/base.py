@@ -46,7 +46,7 @@ from ringmap.errors import (
     SubscriptError,
     UnknownColumnError,
 )
-from ringmap.storage.columns.aligned import aligned
+from ringmap.storage.columns.copying import aligned
 from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle

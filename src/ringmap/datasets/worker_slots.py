@@ -35,7 +35,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
 from ringmap.datasets.slot_maps import Sender, keep, kept
-from ringmap.storage.columns.aligned import ALIGNMENT, empty
+from ringmap.storage.columns.copying import ALIGNMENT, empty
 
 __all__ = ["MAX_SLOTS", "SlotBatch", "Slots", "as_tensor", "register", "worker_slots"]
 

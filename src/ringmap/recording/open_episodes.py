@@ -21,9 +21,8 @@ import numpy as np
 
 from ringmap.datasets.episode_rows import blank, rows_of
 from ringmap.errors import InputError
-from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.columns.values import as_array
+from ringmap.storage.columns.values import as_array, cast
 
 __all__ = ["OpenRows"]
 

@@ -29,10 +29,9 @@ from ringmap.recording.keys import Keys
 from ringmap.recording.open_episodes import OpenRows
 from ringmap.recording.slots import SAME_STEP, Slots
 from ringmap.recording.transitions import Ending, Transitions
-from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.columns.text import put
-from ringmap.storage.columns.values import as_array
+from ringmap.storage.columns.values import as_array, cast
 from ringmap.storage.commit.store import JOINED_NBYTES
 
 __all__ = ["Recorder"]

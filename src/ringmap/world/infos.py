@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError, RolloutError
-from ringmap.storage.columns.casting import cast
-from ringmap.storage.columns.values import as_array
+from ringmap.storage.columns.values import as_array, cast
 
 __all__ = ["Infos", "Row", "as_row", "as_scalar"]
 

@@ -17,7 +17,7 @@ import numpy as np
 from ringmap.arguments import count, fraction
 from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.errors import InputError
-from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.values import cast
 
 __all__ = ["Rounds", "mixed", "version_of"]
 

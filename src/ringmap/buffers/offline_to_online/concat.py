@@ -12,7 +12,7 @@ import numpy as np
 
 from ringmap.datasets.image_axes import PictureAxes, channels_are_last
 from ringmap.errors import InputError, UnknownColumnError
-from ringmap.storage.columns.aligned import empty
+from ringmap.storage.columns.copying import empty
 
 __all__ = ["joined"]
 

@@ -57,8 +57,7 @@ from ringmap.errors import (
     ReadOnlyError,
 )
 from ringmap.fleet.pace import Pace
-from ringmap.storage.columns.aligned import aligned
-from ringmap.storage.columns.readahead import Readahead
+from ringmap.storage.columns.copying import Readahead, aligned
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.inspect.copying import Kept

@@ -62,10 +62,9 @@ from ringmap.extras import require
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.formats.catalog.convert import convert
 from ringmap.formats.registry import resolve_format
-from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.columns.values import as_array
+from ringmap.storage.columns.values import as_array, cast
 from ringmap.storage.commit.numbering import UNNUMBERED
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory.opening import examine, read_manifest

@@ -36,7 +36,7 @@ from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw, Together
 from ringmap.clips.items import EpisodeMoment, Numbers
 from ringmap.clips.many import RING_FAULTS, Piece
 from ringmap.errors import NoClipsError
-from ringmap.storage.columns.aligned import aligned, pair
+from ringmap.storage.columns.copying import aligned, pair
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle

@@ -22,8 +22,7 @@ import numpy as np
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.clips.adjacent import RING_FAULTS, AdjacentRings
 from ringmap.clips.many import groups
-from ringmap.storage.columns.aligned import empty
-from ringmap.storage.columns.threads import SPLIT_NBYTES, take, together
+from ringmap.storage.columns.copying import SPLIT_NBYTES, empty, take, together
 from ringmap.storage.read.handle import Handle
 
 __all__ = ["RowsOfAdjacent", "RowsOfMany", "RowsOfOne", "are_live"]

@@ -39,7 +39,7 @@ from ringmap.clips.samplers.base import (
 )
 from ringmap.clips.sumtree import SumTree
 from ringmap.errors import InputError, RoleError
-from ringmap.storage.columns.aligned import aligned
+from ringmap.storage.columns.copying import aligned
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.disk.forks import Renew
 from ringmap.storage.read.handle import Handle

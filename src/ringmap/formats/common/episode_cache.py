@@ -15,7 +15,7 @@ import numpy as np
 
 from ringmap.errors import UnsupportedError
 from ringmap.formats.common.directory import steps_of
-from ringmap.storage.columns.aligned import empty
+from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import Schema
 
 __all__ = ["CACHE_NBYTES", "EpisodeCache"]

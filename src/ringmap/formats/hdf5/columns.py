@@ -32,7 +32,7 @@ from ringmap.formats.common.hdf5_tree import check_link, is_text
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
 from ringmap.formats.common.untrusted import refuse_sparse
 from ringmap.formats.hdf5.direct import Direct
-from ringmap.storage.columns.aligned import empty
+from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import TEXT, ColumnSpec
 
 __all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "Found", "create_column", "find_columns"]

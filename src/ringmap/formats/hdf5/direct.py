@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.storage.columns.aligned import empty
+from ringmap.storage.columns.copying import empty
 
 __all__ = ["Direct"]
 

@@ -32,7 +32,7 @@ from ringmap.formats.lance.columns import (
     table_of,
 )
 from ringmap.formats.media.images import decode_into
-from ringmap.storage.columns.aligned import empty
+from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
 __all__ = ["LanceSource"]

@@ -45,8 +45,8 @@ from ringmap.formats.lance.columns import (
     to_arrow,
 )
 from ringmap.formats.media.images import check_image_format, encode, holds
-from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.columns.values import cast
 from ringmap.storage.records.blobs import decode_data, encode_data
 
 __all__ = ["LanceWriter"]

@@ -41,7 +41,7 @@ from ringmap.formats.zarr.columns import (
     open_group,
     part_of,
 )
-from ringmap.storage.columns.aligned import empty
+from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import decoded, strings, unpack
 from ringmap.storage.records.blobs import decode_data

@@ -1,10 +1,9 @@
 """The columns package: the rows, one file or folder for each column.
 
-schema, casting             names, shapes and dtypes, and which values a column takes
-base                        the protocols of a column and of a backend
-memmap, zarr                the backends
-backends                    which there are, and which one a column gets
-rows                        all columns at a position
-readahead                   which rows to request from the disk, and when
-codecs, decompression_limit, chunk_cache    how a chunk becomes bytes, and which ones are kept in memory
+schema, values, nested, text    names, shapes and dtypes; what a user gives, as arrays of these
+base                            a column: what each backend does, and what it need not
+memmap, zarr, codecs            the backends, and how a chunk becomes bytes
+backends                        which there are, and which one a column gets
+rows                            all columns at a position, of one ring and of several
+copying                         new arrays, threads and requests to the disk
 """

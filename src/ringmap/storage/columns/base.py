@@ -182,7 +182,7 @@ class Column:
         """Return a copy of the rows at `slots` (int64, any order, duplicates allowed), shape `slots.shape + shape`.
 
         `head`: a position below which all were written before this call, including the requested rows; so
-        rows cached by an earlier call may be returned. 0: nothing is known. A new array begins where `aligned.empty`
+        rows cached by an earlier call may be returned. 0: nothing is known. A new array begins where `copying.empty`
         lets it.
         """
         raise NotImplementedError

@@ -27,9 +27,8 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError, EnvironmentFault
-from ringmap.storage.columns.aligned import LEAST_NBYTES, empty
 from ringmap.storage.columns.base import Column, Live
-from ringmap.storage.columns.readahead import runs
+from ringmap.storage.columns.copying import LEAST_NBYTES, empty, runs
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import ClosedFile, Disk, File
 from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header

@@ -1,13 +1,15 @@
 """Values as a user gives them, made arrays: each one arrives as it was given, or an error names it.
 
     array, tensor, list per step, number  ->  as_array  ->  a plain NumPy array, whose every value equals the given one
+                                          ->  cast      ->  an array of the column's dtype
 
 NumPy converts more than that: it drops masks, writes the number of a list of texts and numbers as text, rounds
 integers that have no common type, cuts NUL characters at the end of text, makes NaN of the missing values of other
 libraries and drops their time zones. All of these are refused.
 
-Invariants: an array is returned as it is; the result has no mask.
-Not here: which dtypes a column may have (schema.py), conversion to a column's dtype (casting.py).
+Invariants: an array is returned as it is; the result has no mask. A value that "safe" accepts compares equal after the
+cast, except that a float may round to a float.
+Not here: which dtypes a column may have, and which it has (schema.py).
 """
 
 from __future__ import annotations
@@ -15,14 +17,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.storage.columns.casting import kept
 
-__all__ = ["NUMBERS", "as_array"]
+__all__ = ["NUMBERS", "as_array", "cast", "in_words"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,6 +39,8 @@ _OBJECTS = "OT"
 _ADVICE = "give values of one type, or convert them yourself"
 _MOST_AXES = 64
 """NumPy's own limit."""
+_GROUPS = {kind: group for group in ("biufc", "U", "S", "M", "m") for kind in group}
+"""Kinds of dtypes whose values can be equal."""
 
 
 def as_array(value: Any, what: str, axis: str = "step") -> Array:
@@ -63,14 +66,14 @@ def as_array(value: Any, what: str, axis: str = "step") -> Array:
         Traceback (most recent call last):
         ringmap.errors.InputError: doc: step 1 is masked, 1 of 2 values are: ...
     """
-    if type(value) is np.ndarray:
+    if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray:
+            _refuse_masked(value, what, axis)
+            value = np.asarray(value)
         if value.dtype.kind == "U":
             _refuse_no_characters(value, what)
         return value if value.dtype.kind not in _OBJECTS else as_array(value.tolist(), what, axis)
-    if isinstance(value, np.ndarray):
-        _refuse_masked(value, what, axis)
-        return as_array(np.asarray(value), what, axis)
-    if type(value) in _SEQUENCES or isinstance(value, list | tuple):
+    if isinstance(value, list | tuple):
         return _of_list(value, what, axis)
     if hasattr(value, "detach"):
         return _of_tensor(value, what)
@@ -79,14 +82,14 @@ def as_array(value: Any, what: str, axis: str = "step") -> Array:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} can't be made an array: {error}") from None
     if isinstance(value, str | bytes) and array.item() != value:
-        raise InputError(f"{what} is {_short(value)}: {_CUT}")
+        raise InputError(
+            f"{what} is {_short(value)}: NumPy cuts NUL characters at the end of text; store it as an array of uint8, "
+            "or without them"
+        )
     kind = getattr(value, "dtype", getattr(value, "type", array.dtype))
     if kind is not array.dtype:
         _refuse_lost(value, kind, what)
     return as_array(array, what, axis) if array.ndim else array
-
-
-_CUT = "NumPy cuts NUL characters at the end of text; store it as an array of uint8, or without them"
 
 
 def _of_list(value: Sequence[Any], what: str, axis: str) -> Array:
@@ -137,22 +140,15 @@ def _of_several(value: Sequence[Any], what: str, axis: str) -> Array:
         return array
     rounds = array.dtype.kind in "fc" and all(part.dtype.kind in "biu" for part in parts)
     for i, part in enumerate(parts):
-        if part.dtype != array.dtype and (rounds or not _same(part, array[i, ...])):
+        if part.dtype == array.dtype:
+            continue
+        is_other = _GROUPS.get(part.dtype.kind) != _GROUPS.get(array.dtype.kind)
+        if is_other or rounds or not _kept(part, array[i, ...]).all():
             raise InputError(
                 f"{what}: {axis} {i} is {_short(value[i])} of {part.dtype}, and would become {_short(array[i])} of "
                 f"{array.dtype}, as the others are; {_ADVICE}"
             )
     return array
-
-
-_KINDS = {kind: group for group in ("biufc", "U", "S", "M", "m") for kind in group}
-
-
-def _same(given: Array, made: Array) -> bool:
-    """Tell whether an array of another dtype has the same values."""
-    if _KINDS.get(given.dtype.kind) != _KINDS.get(made.dtype.kind):
-        return False
-    return bool(kept(given, made).all())
 
 
 def _of_tensor(tensor: Any, what: str) -> Array:
@@ -215,3 +211,108 @@ def _short(value: Any) -> str:
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
         value = value.item()
     return f"{value!r:.60}"
+
+
+def in_words(dtype: np.dtype[Any]) -> str:
+    """Return a dtype as messages name it: text of any length is "text"."""
+    return "text" if dtype.kind == "U" and not dtype.itemsize else str(dtype)
+
+
+def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Array:
+    """Return `values` in another dtype.
+
+    With casting="safe", float to float may round but not overflow; anything to integer or bool
+    must be equal; integer to float must be equal; complex to real needs imaginary 0. casting="unsafe" is
+    NumPy's `astype`. Text and bytes must fit, whatever `casting` is: they are never cut.
+
+    Raises:
+        InputError: for the first step that does not fit, with both dtypes.
+    """
+    source = values.dtype
+    text, dates = "SU", "Mm"
+    apart = (target.kind in text) != (source.kind in text)
+    dated = target.kind in dates or source.kind in dates
+    is_other = source.kind == "V" or (dated and target.kind != source.kind)
+    if is_other or (apart and casting == "safe"):
+        _refuse(target, values, 0, where, "is of another kind")
+    # Of a complex array only the real part is cast: NumPy would warn that the other part is lost.
+    real = values.real if source.kind == "c" and target.kind in "iuf" else values
+    if source.kind == target.kind == "f":  # most casts: rewards and observations of environments
+        try:
+            with np.errstate(over="raise"):  # quicker than a search
+                return values.astype(target)
+        except FloatingPointError:
+            pass
+    try:
+        with np.errstate(all="ignore"):
+            result = real.astype(target)
+    except (ValueError, UnicodeError, TypeError, OverflowError):
+        _refuse(target, values, _first_refused(values, target, casting), where, "can't be converted")
+    if casting == "unsafe" and target.kind not in text:
+        return result
+    with np.errstate(all="ignore"):
+        good = _kept(values, result) if not apart else result == values.astype(target.kind)
+    if not good.all():
+        step = int(np.argmin(good.reshape(len(values), -1).all(axis=1)))
+        _refuse(target, values, step, where, "does not fit")
+    return result
+
+
+def _kept(values: Array, result: Array) -> Array:
+    """Tell for each value whether a cast obeyed the safe rules."""
+    source, target = values.dtype, result.dtype
+    good: Array
+    if source.kind == "c":
+        imaginary = _kept(values.imag, result.imag) if target.kind == "c" else values.imag == 0
+        good = _kept(values.real, result.real) & imaginary
+    elif source.kind == "f" and target.kind in "fc":
+        good = ~(np.isinf(result) & ~np.isinf(values))
+    elif source.kind == "f" and target.kind in "iu":
+        good = _inside(values, target) & (result == values)
+    elif source.kind in "iu" and target.kind in "fc":
+        back, good = result.real, np.zeros(values.shape, np.bool_)
+        # As float64: in a float16 the bounds would be infinite, and infinity inside them.
+        inside = _inside(back.astype(np.float64), source)
+        good[inside] = back[inside].astype(source) == values[inside]
+    elif target.kind in "Mm":
+        # Cast back again, because a comparison overflows silently as the cast does.
+        back = result.astype(source)
+        good = ((back == values) & ~np.isnat(result)) | (np.isnat(values) & np.isnat(result))
+    elif source.kind != target.kind and target.kind in "SU":
+        good = result.astype(source) == values
+    else:
+        good = result == values
+    return good
+
+
+def _inside(values: Array, target: np.dtype[Any]) -> Array:
+    """Tell which floats lie in the range of an integer dtype.
+
+    The bounds are floats, too: max + 1 is a power of two, so it is exact where max is not.
+    """
+    info = np.iinfo(target)
+    inside: Array = (values >= float(info.min)) & (values < float(info.max // 2 + 1) * 2)
+    return inside
+
+
+def _first_refused(values: Array, target: np.dtype[Any], casting: str) -> int:
+    """Return the first step that does not fit, when NumPy refuses the array as a whole."""
+    for step in range(len(values) - 1):
+        try:
+            cast(values[step : step + 1], target, casting, "")
+        except InputError:
+            return step
+    return len(values) - 1
+
+
+def _refuse(target: np.dtype[Any], values: Array, step: int, where: str, what: str) -> NoReturn:
+    shown = np.array2string(values[step, ...], threshold=6, edgeitems=2).replace("\n", "")
+    remedy = "convert it, or pass casting='unsafe' to let values change"
+    if target.kind in "SU" and what == "does not fit":
+        remedy = "shorten it, or name a greater width in the schema" + (
+            ", or str, for text of any length" if target.kind == "U" else ""
+        )
+    raise InputError(
+        f"{where}: step {step} of dtype {values.dtype} {what} in the locked "
+        f"dtype {in_words(target)}: {shown[:200]}; {remedy}"
+    )

@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import ClosedError
-from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.codecs import Codec, Undecodable, chain_of, most_encoded
+from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk

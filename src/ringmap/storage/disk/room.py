@@ -4,7 +4,7 @@
             at = 0             at = 1 * stride    at = 2 * stride
 
 Invariants: only what `put` mapped changes; the rest reads as zeros; all maps live as long as the room, or an array over
-it. Not here: which files, and where in the room each begins (columns/adjacent.py).
+it. Not here: which files, and where in the room each begins (columns/rows.py).
 """
 
 from __future__ import annotations
