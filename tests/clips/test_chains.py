@@ -17,12 +17,12 @@ from ringmap.clips import index as index_module
 from ringmap.clips.draws import Around, Crossing
 from ringmap.clips.index import ClipIndex
 from ringmap.storage.ring import links as links_module
-from ringmap.storage.ring.links import NONE, Parts
+from ringmap.storage.ring.links import NO_PART, NONE, Parts
 from ringmap.storage.ring.live import LiveEpisodes
 
 
 class Model:
-    """What is on a ring: a list of `(start, length, chain, step)`, oldest first."""
+    """What is on a ring: a list of `(start, length, chain, step, previous)`, oldest first."""
 
     def __init__(self):
         self.parts = []
@@ -32,7 +32,7 @@ class Model:
         """Return name -> the parts of an episode, in the order of names."""
         found, newest = {}, {}
         for part in self.parts:
-            start, length, chain, step = part
+            start, _, chain, step, _ = part
             run = newest.get(chain)
             if chain == NONE:
                 run = found.setdefault(start, [])
@@ -48,7 +48,7 @@ class Model:
         """Return the positions of each clip's steps, in the order of the steps that made them clips."""
         found = []
         for run in self.episodes().values():
-            steps = [start + i for start, length, _, _ in run for i in range(length)]
+            steps = [start + i for start, length, *_ in run for i in range(length)]
             before = run[0][3]
             if len(steps) < least:
                 continue
@@ -56,7 +56,7 @@ class Model:
                 window = steps[first : first + span]
                 made_by = max(first + span, least - before)
                 if made_by <= len(steps):
-                    part = max(start for start, _, _, _ in run if start <= steps[max(0, made_by - 1)])
+                    part = max(start for start, *_ in run if start <= steps[max(0, made_by - 1)])
                     found.append((part, window[-1], tuple(window)))
         return [window for _, _, window in sorted(found)]
 
@@ -82,13 +82,13 @@ class Script:
         """Return the next episode or part, as the model stores it, and whether its chain ends with it."""
         rng = self.rng
         length = rng.randint(self.shortest, min(self.longest, self.rows))
-        chain, step, is_last = NONE, 0, False
+        chain, step, previous, is_last = NONE, 0, NONE, False
         if self.with_parts and rng.random() < 0.8:
             lane = rng.randrange(len(self.lanes))
-            chain, step = self.lanes[lane] or (self.head, 0)
+            chain, step, previous = self.lanes[lane] or (self.head, 0, NONE)
             is_last = rng.random() < 0.15
-            self.lanes[lane] = None if is_last else (chain, step + length)
-        part = (self.head, length, chain, step)
+            self.lanes[lane] = None if is_last else (chain, step + length, self.head)
+        part = (self.head, length, chain, step, previous)
         self.head += length
         return part, is_last
 
@@ -99,10 +99,11 @@ class Script:
         self.model.parts += parts
         if not at_once:
             for part in parts:
-                self.live.append(*part)
+                start, length, chain, step, previous = part
+                self.live.append(start, length, part=(chain, step, 0, previous))
         elif parts:
             self.live.extend(*columns(parts))
-        for seq, ((_, _, chain, _), is_last) in enumerate(kept):
+        for seq, ((_, _, chain, *_), is_last) in enumerate(kept):
             if is_last:
                 self.model.ended.add(chain)
                 self.live.end(chain, seq)
@@ -191,7 +192,7 @@ class Script:
         episodes, whole = self.model.episodes(), self.live.whole
         assert whole.names.tolist() == list(episodes)
         assert whole.check() == []
-        steps = [[s + i for s, n, _, _ in run for i in range(n)] for run in episodes.values()]
+        steps = [[s + i for s, n, *_ in run for i in range(n)] for run in episodes.values()]
         assert whole.lengths.tolist() == [len(run) for run in steps]
         assert whole.first_steps.tolist() == [run[0][3] for run in episodes.values()]
         assert whole.is_open.tolist() == [
@@ -203,21 +204,19 @@ class Script:
         for number, run in enumerate(episodes.values()):
             indices = whole.parts_of(number)
             assert self.live.starts[indices].tolist() == [part[0] for part in run]
-            assert (whole.episode_of(indices) == number).all()
+            assert (whole.of_part[indices] == number).all()
 
     def look_at_links(self):
-        """A walk from part to part finds what the joined episodes have."""
+        """A walk from part to part finds what the joined episodes have, as a search among these does."""
         live = self.live
         if not len(live):
             return
         indices = np.array([self.rng.randrange(len(live)) for _ in range(20)])
         steps = np.sort([[self.rng.randint(-20, 25) for _ in range(3)] for _ in indices], axis=1)
-        positions, good = live.along(indices, steps)
+        positions, good = live._walk(indices, steps)
         expected, same = live.whole.along(indices, steps)
         assert good.tolist() == same.tolist()
         assert positions[good].tolist() == expected[good].tolist()
-        chains = live.chains
-        assert chains is None or len(chains._newest) <= 2 * chains.num_parts + 65
 
     def steps(self, first, span):
         """Return the positions of the steps of clips, given those of the first ones."""
@@ -225,7 +224,7 @@ class Script:
         if not len(first):
             return []
         index = live.starts.searchsorted(first, side="right") - 1
-        places = whole.place_of(index) + first - live.starts[index]
+        places = whole.place_of_part[index] + first - live.starts[index]
         steps = whole.positions(places[:, None] + np.arange(span))
         assert (np.diff(steps, axis=1) > 0).all()  # so the first step is the one that is evicted first
         return list(map(tuple, steps.tolist()))
@@ -241,8 +240,8 @@ class Tail(NamedTuple):
 
 
 def columns(parts):
-    starts, lengths, chains, steps = np.array(parts, np.int64).reshape(-1, 4).T
-    return starts, lengths, Parts(chains, steps, 0 * chains) if (chains != NONE).any() else None
+    starts, lengths, chains, steps, previous = np.array(parts, np.int64).reshape(-1, 5).T
+    return starts, lengths, Parts(chains, steps, 0 * chains, previous) if (chains != NONE).any() else None
 
 
 @pytest.mark.slow
@@ -259,17 +258,18 @@ def test_without_parts_there_are_no_chains():
     for seed in range(20):
         script = Script(seed, parts=False)
         script.run(40)
-        assert script.live.chains is None
+        assert script.live.links is None
 
 
 def test_without_live_parts_nothing_is_known_of_chains():
     live = LiveEpisodes(np.empty(0), np.empty(0))
     index = ClipIndex(live)
     for number in range(6):
-        live.append(10 * number, 10, chain=0 if number < 3 else NONE, step=10 * number if number < 3 else 0)
+        part = (0, 10 * number, 0, 10 * number - 10 if number else NONE)
+        live.append(10 * number, 10, part=part if number < 3 else NO_PART)
     before = index.of(4).positions(np.arange(index.of(4).end - 21, index.of(4).end))
     live.evict_before(30)
-    assert live.chains is None
+    assert live.links is None
     of = index.of(4)
     assert of.positions(np.arange(of.base, of.end)).tolist() == before.tolist()
     assert of.check() == []
@@ -286,7 +286,8 @@ def test_a_draw_after_a_part_joins_no_episodes(lanes, monkeypatch):
     index = ClipIndex(live)
     for number in range(7000):
         lane, turn = number % lanes, number // lanes
-        live.append(3 * number, 3, 3 * lane, 3 * turn, lane)
+        previous = 3 * (number - lanes) if turn else NONE
+        live.append(3 * number, 3, part=(3 * lane, 3 * turn, lane, previous))
         live.evict_before(3 * number - 18_000)
         of = index.of(7)
         if number < 6950:
@@ -304,10 +305,10 @@ def test_a_draw_after_a_part_joins_no_episodes(lanes, monkeypatch):
 def test_chains_that_are_gone_are_forgotten():
     live = LiveEpisodes(np.empty(0), np.empty(0))
     for number in range(10_000):
-        live.append(number, 1, chain=number)
+        live.append(number, 1, part=(number, 0, 0, NONE))
         live.end(number, number)
         live.evict_before(number - 10)
-    assert len(live.chains.ended) < 200
+    assert len(live.links.ended) < 200
 
 
 @pytest.mark.campaign
@@ -338,20 +339,22 @@ def put_nothing(self, slots, spots, rows):
     """Read a clip as if all of it lay in the part of its anchor."""
 
 
-def follow_any_step(name, steps, sizes, is_part):
+def follow_any_step(steps, lengths):
     """Let a part follow the one before it even if one between them was dropped."""
-    begins = np.ones(len(name), bool)
-    begins[1:] = ~((name[1:] == name[:-1]) & is_part[1:] & is_part[:-1])
-    return begins
+    return np.ones(len(steps[1:]), bool)
 
 
-def link_any_part(self, chain, step, stop, oldest, newest, first):
-    """Link a part to the newest of its chain even if one between them was dropped."""
-    known = self._newest.get(chain)
-    if known is not None and known[0] >= first:
-        self.before.put(oldest, known[0])
-        self.after.put(known[0], oldest)
-    self._newest[chain] = newest, stop
+extend = links_module.Links.extend
+
+
+def link_to_what_is_there(self, parts, starts, lengths, first):
+    """Link a part to the one that stands where the part before it was, even if that was dropped."""
+    extend(self, parts._replace(previous=None), starts, lengths, first)
+    which = np.flatnonzero(parts.chains != NONE)
+    at, rows = which + len(starts) - len(parts.chains), self._table.span(first, first + len(starts))
+    if len(which):
+        before = np.minimum(starts.searchsorted(parts.previous[which]), len(starts) - 1)
+        rows[at, 3], rows[before, 4] = before + first, at + first
 
 
 def count_live_steps(self, first, last):
@@ -365,8 +368,8 @@ def count_live_steps(self, first, last):
         (Crossing, "put_anchors", serve_lost_clips),
         (Crossing, "still_whole", look_at_the_anchor_only),
         (Crossing, "put", put_nothing),
-        (links_module, "_begins", follow_any_step),
-        (links_module.Chains, "_link", link_any_part),
+        (links_module, "_meet", follow_any_step),
+        (links_module.Links, "extend", link_to_what_is_there),
         (index_module.SpanIndex, "_clips_of", count_live_steps),
     ],
 )

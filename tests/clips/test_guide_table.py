@@ -82,7 +82,7 @@ def test_single_steps_need_no_search(moves):
         assert field.live.is_dense == (len(field.live) > 0)
         ordinals, starts = of.locate(np.arange(of.base, of.end))
         found = of.positions(np.arange(of.base, of.end)) if len(field.live) else ordinals
-        assert np.array_equal(found, field.live.starts_of(ordinals) + starts)
+        assert np.array_equal(found, field.live.starts[ordinals - field.live.first] + starts)
 
 
 def test_single_steps_are_searched_for_where_an_episode_was_dropped():

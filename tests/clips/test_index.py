@@ -118,7 +118,7 @@ def test_a_clip_keeps_its_number_for_life():
             model.move("evict", 40)
         of = index.of(3)
         ordinals, starts = of.locate(np.arange(of.base, of.end))
-        positions = model.live.starts_of(ordinals) + starts
+        positions = model.live.starts[ordinals - model.live.first] + starts
         for number, position in zip(range(of.base, of.end), positions.tolist(), strict=True):
             assert names.setdefault(number, position) == position
     assert of.base > 0

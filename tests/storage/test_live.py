@@ -83,8 +83,6 @@ def test_live_episodes_against_a_list(moves, limit, ahead):
             assert live.stop == sum(model[-1])
             assert live.is_dense == all(a + n == b for (a, n), (b, _) in pairwise(model))
             assert live.lengths_since(gone + 1).tolist() == [length for _, length in model[1:]]
-            picks = np.array([0, len(model) - 1, 0]) + gone
-            assert live.starts_of(picks).tolist() == [model[0][0], model[-1][0], model[0][0]]
 
 
 def test_positions_beyond_32_bits():

@@ -464,7 +464,7 @@ class Engine(Forkable):
         """Whether a lane is known of every stored episode."""
         source = self.source
         with source.memory:
-            return source.live.chains is not None and NONE not in source.live.whole.lanes
+            return source.live.links is not None and NONE not in source.live.whole.lanes
 
     @property
     def num_redraws(self) -> int:
@@ -854,7 +854,7 @@ def _counted(record: Record) -> tuple[int, int]:
 def _ends_of(store: Store) -> list[tuple[PartOf, int, dict[str, Any]]]:
     """Return what records without rows say of the ends of live chains: the part that would come next, flags and
     data."""
-    chains, found = store.live.chains, list[tuple[PartOf, int, dict[str, Any]]]()
+    chains, found = store.live.links, list[tuple[PartOf, int, dict[str, Any]]]()
     for seq in () if chains is None else chains.ended.values():
         record = store.table.read(seq)
         part = None if record is None else PartOf.of(record)

@@ -64,7 +64,7 @@ class StoredEpisodes:
         restarted.
         """
         source = self._source
-        if source.live.chains is not None:
+        if source.live.links is not None:
             yield from self._each_joined(most, tell, with_origins)
             return
         lineage = source.manifest.lineage
@@ -113,7 +113,7 @@ class StoredEpisodes:
     def one(self, index: int, where: str) -> list[Array]:
         """Return all steps of episode `index`, one array per column, verified."""
         source = self._source
-        if source.live.chains is not None:
+        if source.live.links is not None:
             with source.memory:
                 name = int(source.live.whole.names[source.number(index, where)])
             joined = read_joined(source, name)
@@ -132,7 +132,7 @@ class StoredEpisodes:
         source = self._source
         with source.memory:
             live = source.live
-            starts = live.starts.copy() if live.chains is None else live.whole.names.copy()
+            starts = live.names.copy()
             return starts, live.whole_lengths.astype(np.int64)
 
     def number_of(self, position: int, where: str) -> int:
@@ -140,7 +140,7 @@ class StoredEpisodes:
         source = self._source
         with source.memory:
             live = source.live
-            starts = live.starts if live.chains is None else live.whole.names
+            starts = live.names
             number = int(np.searchsorted(starts, position))
             if number < len(starts) and starts[number] == position:
                 return number
@@ -153,7 +153,7 @@ class StoredEpisodes:
         source = self._source
         places: Array | None = None
         with source.memory:
-            if source.live.chains is None:
+            if source.live.links is None:
                 ordinal = source.ordinal(index, where)
                 position, length = source.live.start(ordinal), source.live.length(ordinal)
             else:
@@ -194,7 +194,7 @@ class StoredEpisodes:
             return {s.name: np.empty((0, *s.shape), s.dtype) for s in specs if s.name in names}
 
         def read() -> tuple[Array, dict[str, Array]]:
-            if source.live.chains is not None:
+            if source.live.links is not None:
                 with source.memory:
                     whole = source.live.whole
                 total = int(whole.lengths.sum())
@@ -225,8 +225,8 @@ class StoredEpisodes:
         for ordinal in map(Ordinal, range(max(names.last, live.first), live.last)):
             names.add(ordinal, tuple(self._source.read_data(ordinal) or ()))
         found = names.since(live.first)
-        if live.chains is not None:
-            found = self._with_ends(found, live.chains.ended)
+        if live.links is not None:
+            found = self._with_ends(found, live.links.ended)
         return [name for name in found if is_shown(name)]
 
     def _with_ends(self, names: list[str], ended: dict[int, int]) -> list[str]:
@@ -267,7 +267,7 @@ class StoredEpisodes:
     def chains(self) -> list[StoredChain]:
         """Return the chains that have live parts, by name. O(live records), vectorised, and one blob for each chain."""
         source = self._source
-        if source.live.chains is None:
+        if source.live.links is None:
             return []
         with source.memory:
             first, last, tail = source.first, source.seq, source.tail
@@ -299,7 +299,7 @@ class StoredEpisodes:
         source = self._source
         with source.memory:
             live = source.live
-            names = live.starts if live.chains is None else live.whole.names
+            names = live.names
             if idx is None:
                 return names.copy()
             return names[in_range(idx, len(names), "episode", where)]
@@ -325,7 +325,7 @@ class StoredEpisodes:
         """Return the data of an episode that users see, parts joined; None if it was evicted."""
         source = self._source
         with source.memory:  # while it is held, an ordinal keeps its meaning
-            if source.live.chains is not None:
+            if source.live.links is not None:
                 found = joined_data(source, name)
             else:
                 at = source.live.ordinal_from(Position(name))

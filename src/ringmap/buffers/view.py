@@ -91,7 +91,7 @@ class BufferView(PinnedView):
         source = buffer.engine.source
         with source.memory:
             live = source.live
-            if live.chains is None:
+            if live.links is None:
                 return cls(buffer, live.starts, live.lengths, cut)
             whole = live.whole
             return cls(buffer, whole.names, whole.lengths, cut, (whole, np.arange(len(whole))))
@@ -293,12 +293,12 @@ class BufferView(PinnedView):
         most = int(times.max(initial=1))
         rounds = [whole.parts_in(numbers[times > again]) for again in range(most)]
         starts, lengths = (np.concatenate([one[i] for one in rounds]) for i in (0, 1))
-        chains, steps, lanes = (np.concatenate(v) for v in zip(*(one[2] for one in rounds), strict=True))
+        chains, steps, lanes, previous = (np.concatenate(v) for v in zip(*(one[2] for one in rounds), strict=True))
         # What was taken again is an episode of its own, whose name comes right after that of the first.
         again = np.repeat(np.arange(most), [len(one[0]) for one in rounds])
         order = np.argsort(starts, kind="stable")
         kept = order[live.has(starts[order])]
-        parts = Parts((chains * most + again)[kept], steps[kept], lanes[kept])
+        parts = Parts((chains * most + again)[kept], steps[kept], lanes[kept], previous[kept])
         left = LiveEpisodes(starts[kept], lengths[kept], parts=parts)
         names = np.unique(parts.chains)
         for name in names[~whole.is_open[whole.find(names // most)]].tolist():
@@ -329,7 +329,7 @@ class BufferView(PinnedView):
         """Return the present number of this episode in the buffer."""
         start, source = int(self.starts[ep]), self.engine.source
         with source.memory:
-            if source.live.chains is not None:
+            if source.live.links is not None:
                 index = int(source.live.whole.find(np.array([start]))[0])
                 if index >= 0:
                     return index

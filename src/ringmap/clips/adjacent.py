@@ -146,7 +146,7 @@ class AdjacentRings:
         if known.as_of is last:
             return known
         is_current = all(source.rows is rows for source, rows in zip(self._all, self._rows, strict=True))
-        found = self._memory = _Memory(last, is_current, all(live.chains is None for live in self._lives))
+        found = self._memory = _Memory(last, is_current, all(live.links is None for live in self._lives))
         return found
 
     # -- places -------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ class Crossing:
             if not len(which):
                 return NO_CROSSING
             steps = left.take(which)[:, None] + around.array
-            positions, good = live.links.along(index.take(which), steps)
+            positions, good = live.along(index.take(which), steps)
         return cls(which, positions, around, good)
 
     def put_anchors(self, anchors: Array) -> None:

@@ -282,7 +282,7 @@ class ClipReader(Forkable):
     def starts(self, positions: Array, cut: Cut) -> Array:
         """Tell for each position whether it is an anchor now. O(B log episodes)."""
         with self.source.memory:
-            if cut.across or self.source.live.chains is not None:
+            if cut.across or self.source.live.links is not None:
                 return self.index.of(cut.span, cut.least, cut.across).are(positions, cut.before)
             starts, lengths = self.source.live.starts, self.source.live.lengths
             if not len(starts):
@@ -393,7 +393,7 @@ class ClipReader(Forkable):
             crossing = None  # a draw knows the steps of items without padding only
         if not (plan.needs_bounds and self._is_joined(cut)):
             places, starts, lengths, inside = self._places(plan, anchors, is_covered)
-            if crossing is None and plan.can_cross and self.source.live.chains is not None:
+            if crossing is None and plan.can_cross and self.source.live.links is not None:
                 crossing = Crossing.of(self.source, anchors, cut.around)
             if crossing:
                 for spots, (every, _, positions) in zip(plan.spots, places, strict=True):
@@ -448,7 +448,7 @@ class ClipReader(Forkable):
 
     def _is_joined(self, cut: Cut) -> bool:
         """Whether steps must be found among joined episodes."""
-        return cut.across or (cut.needs_bounds and self.source.live.chains is not None)
+        return cut.across or (cut.needs_bounds and self.source.live.links is not None)
 
     def plan_of(self, cut: Cut, rows: Rows) -> Plan:
         """Return what to gather for a cut."""

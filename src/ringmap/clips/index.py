@@ -179,7 +179,7 @@ class SpanIndex:
     @property
     def is_joined(self) -> bool:
         """Whether clips may cross what is stored one by one: parts, or episodes."""
-        return self.across or self.live.chains is not None
+        return self.across or self.live.links is not None
 
     @property
     def whole(self) -> WholeEpisodes:
@@ -260,12 +260,12 @@ class SpanIndex:
 
     def _clips_of(self, first: int, last: int) -> Array:
         """Return how many numbers the episodes, or parts, of the ordinals `[first, last)` have. O(last - first)."""
-        lengths, chains = self.live.lengths_since(first)[: last - first], self.live.chains
+        lengths, links = self.live.lengths_since(first)[: last - first], self.live.links
         if self.across:
             return lengths.astype(np.int64)
-        if chains is None:
+        if links is None:
             return counts(lengths, self.span, self.least)
-        before = chains.steps.span(first, last)
+        before = links.of(first, last).steps
         found: Array = counts(before + lengths, self.span, self.least)
         found -= counts(before, self.span, self.least)
         return found
@@ -333,11 +333,12 @@ class SpanIndex:
         index, positions = self._first_steps(numbers)
         if not self.is_joined:
             return index + self.first, positions - self.live.starts.take(index)
-        whole = self.whole
-        steps = whole.places_in(index, positions) - whole.begin_of(index)
+        whole, steps = self.whole, positions - self.live.starts.take(index)
+        episode = whole.of_part.take(index)
+        steps += whole.place_of_part.take(index) - whole.places.take(episode)
         if self.least:
-            steps[whole.lengths_of(index) < self.least] = NONE
-        return whole.episode_of(index) + self.first, np.maximum(steps, NONE)
+            steps[whole.lengths.take(episode) < self.least] = NONE
+        return episode + self.first, np.maximum(steps, NONE)
 
     def positions(self, numbers: Array, step: int = 0) -> Array:
         """Return the position on the ring of a step of each clip number in `[base, end)`; -1 for a lost clip.
@@ -366,14 +367,13 @@ class SpanIndex:
             steps = positions - self.live.starts.take(index)
             far, enough = steps < 0, None
             if self.least:
-                enough = self.whole.lengths_of(index) >= self.least
+                enough = self.whole.lengths.take(self.whole.of_part.take(index)) >= self.least
                 far |= ~enough
             which = far.nonzero()[0]
             if len(which):
-                live = self.whole if self.across or self.least else self.live.links
                 crossing = Crossing.before(
                     which,
-                    live,
+                    self.whole if self.across else self.live,
                     index.take(which),
                     steps.take(which),
                     step,
@@ -408,20 +408,18 @@ class SpanIndex:
         if not self.is_joined:
             found: Array = positions - self._shifts.span(self.first, self.last).take(index) - step
             return found
-        after = self.span - 1 - step
+        after = positions - live.starts.take(index) + (self.span - 1 - step)
         if not (self.across or self.least):  # it belongs to the part that holds its last step
-            steps = positions - live.starts.take(index) + after
-            last = live.links.along(index, steps[:, None])[0][:, 0]
+            last = live.along(index, after[:, None])[0][:, 0]
             part = live.starts.searchsorted(last, side="right") - 1
             found = last - self._shifts.span(self.first, self.last).take(part) - (self.span - 1)
             return found
         whole = self.whole
         # It belongs to the part that holds its last step, or with which the chain is long enough.
-        last = whole.places_in(index, positions) + after
-        first_steps = whole.first_steps.take(whole.episode_of(index))
-        long_enough = whole.begin_of(index) + self.least - 1 - first_steps
+        last, episode = whole.place_of_part.take(index) + after, whole.of_part.take(index)
+        long_enough = whole.places.take(episode) + self.least - 1 - whole.first_steps.take(episode)
         part = whole.part_at(np.maximum(last, long_enough))
-        stops = whole.place_of(part) + live.lengths.take(part)
+        stops = whole.place_of_part.take(part) + live.lengths.take(part)
         found = self._ends.span(self.first, self.last).take(part) - (stops - last)
         return found
 
@@ -465,11 +463,11 @@ class SpanIndex:
         found: Array = (offsets >= 0) & (offsets < live.lengths.take(index))
         if not (self.across or self.least):
             ends = (offsets - step)[:, None] + np.array([0, self.span - 1])
-            found &= live.links.along(index, ends)[1]
+            found &= live.along(index, ends)[1]
             return found
         whole = self.whole
-        episode = whole.episode_of(index)
-        steps = whole.places_in(index, positions) - whole.begin_of(index)
+        episode = whole.of_part.take(index)
+        steps = whole.place_of_part.take(index) + offsets - whole.places.take(episode)
         lengths = whole.lengths.take(episode)
         found &= (steps >= step) & (steps - step + self.span <= lengths)
         return found & (lengths >= self.least)

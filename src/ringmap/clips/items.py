@@ -145,7 +145,7 @@ class _RingMoment:
         with source.memory:
             live = source.live
             self._era, self._first, self.count = live.era, live.first, live.num_episodes
-            self._whole = None if live.chains is None else live.whole
+            self._whole = None if live.links is None else live.whole
 
     def of(self, names: Array) -> Array | None:
         """Return the numbers of episodes by name; None if one has none in this moment."""
@@ -154,7 +154,7 @@ class _RingMoment:
             return None if (found < 0).any() else found
         with self._source.memory:
             live = self._source.live
-            if live.era != self._era or live.chains is not None:
+            if live.era != self._era or live.links is not None:
                 return None
             numbers: Array = live.starts.searchsorted(names) + (live.first - self._first)
         return numbers

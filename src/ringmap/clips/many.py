@@ -132,7 +132,7 @@ def are_plain(pieces: Sequence[Piece], cut: Cut) -> bool:
     if cut.needs_bounds or not all(piece.reader.is_plain for piece in pieces):
         return False
     sources = [piece.reader.source for piece in pieces]
-    if not all(source.live.chains is None and source.rows is not None for source in sources):
+    if not all(source.live.links is None and source.rows is not None for source in sources):
         return False
     rows = sources[0].rows if sources else None
     return rows is None or not cut.held(rows.texts)  # text has a width of its own in each ring

@@ -53,12 +53,12 @@ class Joined:
         offsets = anchors - starts
         good = (offsets >= 0) & (offsets < lengths)
         self._outside: Array | None = None if good.all() else ~good
-        self._begin = whole.place_of(index)
+        self._begin = whole.place_of_part.take(index)
         self._end = self._begin + lengths
         self._places = self._begin + np.where(good, offsets, 0)
-        episodes = whole.episode_of(index)
+        episodes = whole.of_part.take(index)
         self._names = whole.names.take(episodes)
-        self._first = whole.begin_of(index)
+        self._first = whole.places.take(episodes)
         self._lengths = whole.lengths.take(episodes)
         self._ends = Ends(whole.first_steps.take(episodes) > 0, whole.is_open.take(episodes))
         self._shift = anchors - self._places

@@ -66,7 +66,7 @@ class ClipTable:
         source = ring.source
         with source.memory:
             live = source.live
-            if cut.across or live.chains is not None:
+            if cut.across or live.links is not None:
                 self._ends[place] = None
                 self.counts[place] = ring.reader.pin(cut).count
                 return

@@ -679,7 +679,7 @@ class ShardEngine(Engine):
     def _cut_in(self, ring: Ring, cut: Cut) -> Cut:
         """Return the cut as one ring computes it: episodes are numbered over all rings, functions see the whole
         batch."""
-        if not (cut.needs_bounds or cut.functions or ring.source.live.chains is not None):
+        if not (cut.needs_bounds or cut.functions or ring.source.live.links is not None):
             return cut
         found = self._cuts.get((id(cut), ring.number))
         if found is None or found[2] is not ring:

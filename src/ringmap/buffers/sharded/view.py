@@ -83,7 +83,7 @@ class _Part(NamedTuple):
         source = ring.source
         with source.memory:
             live = source.live
-            if live.chains is None:
+            if live.links is None:
                 return cls(ring.number, RingEpisodes(live.starts.copy(), live.lengths.copy()))
             whole = live.whole
             every = whole, np.arange(len(whole))

@@ -1272,17 +1272,8 @@ class Store(Handle):
             live.evict_before(record.tail)
             if record.start < self.head:  # the rows of the open group, which are shown already
                 self._group = None
-            elif record.part & PART and record.length:
-                live.append(
-                    record.start,
-                    record.length,
-                    record.chain,
-                    record.step,
-                    record.lane,
-                    record.origin,
-                )
             elif record.length:
-                live.append(record.start, record.length, origin=record.origin)
+                live.append(record.start, record.length, record.origin, record.link)
             if record.part & END:
                 live.end(record.chain, record.seq)
             self.seq, self.first = record.seq, record.first

@@ -169,7 +169,7 @@ def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
         yield f"{steps} steps are counted, but the episodes have {int(lengths.sum())}"
     if (lengths <= 0).any() or (np.diff(starts) < lengths[:-1]).any():
         yield "episodes are empty, out of order or overlap"
-    if source.live.chains is not None:
+    if source.live.links is not None:
         with source.memory:
             wrong = source.live.whole.check()
         yield from wrong

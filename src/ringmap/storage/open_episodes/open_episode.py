@@ -290,7 +290,7 @@ class OpenEpisode:
     ) -> None:
         """End the episode where its newest part ends, unless it has ended or has no part."""
         store, part = self._store, self._part
-        chains = store.live.chains
+        chains = store.live.links
         if part.number and (chains is None or part.chain not in chains.ended):
             with self._small(notes) as small:
                 store.end_chain(files, part, flags, data, small)
@@ -394,7 +394,7 @@ def _last_part(store: Store, part: PartOf) -> PartOf:
 def _end_chains(store: Store) -> None:
     """End the chains that a killed process left open, as interrupted."""
     live = store.live
-    if live.chains is None:
+    if live.links is None:
         return
     newest = {}
     for number in np.flatnonzero(live.whole.is_open).tolist():

@@ -94,7 +94,7 @@ def _find(source: Handle, name: int) -> tuple[list[Ordinal], int, dict[str, Any]
     if number < 0:
         return None
     ordinals = [Ordinal(live.first + index) for index in whole.parts_of(number).tolist()]
-    seq = 0 if live.chains is None else live.chains.ended.get(name, 0)
+    seq = 0 if live.links is None else live.links.ended.get(name, 0)
     record = source.table.read(seq) if seq else None
     end = {} if record is None or record.length else source.data_of(record)
     return ordinals, int(whole.first_steps[number]), end

@@ -26,7 +26,7 @@ def record_key(source: Handle, position: int) -> str | None:
         if ordinal < live.last and live.start(ordinal) == position:
             record = source.record_of(ordinal)
             return None if record is None else f"{record.rows_sum:016x}"
-        if live.chains is not None and position in live.whole.names:
+        if live.links is not None and position in live.whole.names:
             return ANY
         return None
 

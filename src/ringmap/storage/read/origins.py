@@ -43,7 +43,7 @@ def origins_at(handle: Any, names: Array) -> tuple[Array, Array, Array]:
     them are stored."""
     with handle.memory:
         live = handle.live
-        here = live.starts if live.chains is None else live.whole.names
+        here = live.names
         lineages, ordinals = handle.origins()
         at = np.minimum(here.searchsorted(names), max(0, len(here) - 1))
         if not len(here):
@@ -67,11 +67,11 @@ class Origins:
             starts, found = live.starts, live.origins.copy()
             copied = found < 0
             ended: dict[int, int] = {}
-            if live.chains is not None:
+            if live.links is not None:
                 whole = live.whole
                 firsts = whole.in_order[whole.parts]
                 lasts = whole.in_order[np.append(whole.parts[1:], len(whole.in_order))[: len(whole)] - 1]
-                ended = live.chains.ended
+                ended = live.links.ended
                 starts, copied, found = whole.names, copied[lasts], found[firsts]
             else:
                 starts = starts.copy()
@@ -98,7 +98,7 @@ class Origins:
         """Return what the data of the episode of this name say; None if it was evicted meanwhile."""
         with handle.memory:
             live = handle.live
-            if live.chains is None:
+            if live.links is None:
                 ordinal = live.ordinal_from(Position(name))
                 if ordinal == live.last or live.start(Ordinal(ordinal)) != name:
                     return None
@@ -107,7 +107,7 @@ class Origins:
                 if number < 0:
                     return None
                 ordinal = Ordinal(live.first + int(live.whole.parts_of(number)[-1]))
-                end = handle.table.read(live.chains.ended.get(name, 0))
+                end = handle.table.read(live.links.ended.get(name, 0))
                 if end is not None and not end.length and (data := handle.data_of(end)):
                     return origin_in(data)  # a record without rows, which ended it, has its data
         data = handle.read_data(ordinal)

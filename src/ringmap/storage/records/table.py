@@ -31,7 +31,7 @@ from ringmap.errors import CorruptError
 from ringmap.storage.disk.files import Disk, File, closed
 from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.disk.xxh3 import BLOCK, ROW_NBYTES, xxh3_64_of_rows
-from ringmap.storage.ring.links import NONE, Parts
+from ringmap.storage.ring.links import NO_PART, NONE, Part, Parts
 from ringmap.storage.ring.ring import Position
 
 __all__ = [
@@ -176,6 +176,11 @@ class Record:
         return ~self.ordinal if self.part & COPIED else self.ordinal
 
     @property
+    def link(self) -> Part:
+        """Of which chain it stores a part, and which part."""
+        return (self.chain, self.step, self.lane, self.previous) if self.part & PART else NO_PART
+
+    @property
     def live(self) -> bool:
         """Whether this is a stored episode, judged by the record alone."""
         return self.kind == EPISODE and not self.flags & DROPPED
@@ -252,7 +257,7 @@ def parts_of(records: Array) -> Parts | None:
         return None
     lanes = records["lane"].astype(np.int64)  # as of 4 bytes, NONE would be their greatest number
     lanes[~is_part] = NONE
-    return Parts(records["chain"], records["step"], lanes)
+    return Parts(records["chain"], records["step"], lanes, records["previous"])
 
 
 def origins_of(records: Array) -> Array:

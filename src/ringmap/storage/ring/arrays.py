@@ -19,7 +19,7 @@ N = TypeVar("N", bound=int)
 
 
 class GrowingArray(Generic[N]):
-    """A NumPy array that grows at one end and drops values at the other.
+    """A NumPy array that grows at one end and drops values, or rows, at the other.
 
     Append and drop are O(1) amortised; a slice is a view. A list of Python
     integers would cost 8 times the memory and could not be searched in bulk.
@@ -55,7 +55,7 @@ class GrowingArray(Generic[N]):
         if used + count > len(self._data):
             kept = self._data[first - self._offset : used]
             size = len(kept) + count
-            fresh = np.empty(size + max(size // 8, 64), self._data.dtype)
+            fresh = np.empty((size + max(size // 8, 64), *self._data.shape[1:]), self._data.dtype)
             fresh[: len(kept)] = kept
             self._data, self._offset = fresh, first
 
@@ -76,7 +76,7 @@ class GrowingArray(Generic[N]):
 
     def take(self, ordinals: Array) -> Array:
         """Return a copy of the values of these ordinals."""
-        found: Array = self._data.take(ordinals - self._offset)
+        found: Array = self._data.take(ordinals - self._offset, 0)
         return found
 
     def at(self, ordinal: int) -> N:

@@ -1,19 +1,20 @@
-"""Chains: episodes that are stored in parts, and the same episodes with their parts joined.
+"""Linked parts: episodes that are stored in parts, and the same episodes with their parts joined.
 
     positions   |a0 a0 a0|b0 b0|a1 a1|whole|b1 b1 b1|a2|      a part is stored like an episode, others may lie between
     ordinal         0       1     2     3      4     5
     chain           0       3     0     -      3     0        the position of the chain's first step
     step            0       0     3     -      2     5        how many steps of the chain were stored before the part
+    previous        -       -     0     -      3     5        the position of the part before, as its record names it
 
     joined      |a0 a0 a0 a1 a1 a2|b0 b0 b1 b1 b1|whole|      places: a step's number in this order
 
-A part follows the newest live part of its chain if its step is where that one stops. Otherwise a part between them was
+A part follows the live part that it names if its step is where that one stops. Otherwise a part between them was
 dropped, and it begins an episode of its own. An episode is named by the position of its first step: of a chain, also
 when that was evicted. So episodes keep their names and their order for life; only an episode that begins after a
 dropped part is named by what is left of it.
 
-Parts are linked as they are added, so that the steps around a part are found by walking from part to part (`Chains`).
-The joined episodes of one moment (`WholeEpisodes`) are made again after each change.
+Parts are linked as they are added, so that the steps around a part are found by walking from part to part (`Links`).
+The joined episodes of one moment (`WholeEpisodes`) are made again after a change, for whoever asks for episodes.
 
 Invariants: names rise; the parts of an episode meet, and their positions rise; a part is linked to the one that it
 follows. Not here: clips (clips/index.py), records (records/table.py).
@@ -28,134 +29,117 @@ import numpy as np
 
 from ringmap.storage.ring.arrays import GrowingArray
 
-__all__ = ["NONE", "Chains", "Parts", "WholeEpisodes"]
+__all__ = ["NONE", "NO_PART", "Links", "Part", "Parts", "WholeEpisodes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NONE = -1
-"""Stands for the chain of an episode that has none, and for a position that is not live."""
+"""Stands for the chain of an episode that has none, for no part, and for a position that is not live."""
+
+_CHAIN, _STEP, _LANE, _BEFORE, _AFTER = range(5)
 
 
 class Parts(NamedTuple):
-    """The chains of episodes.
+    """The parts among some episodes, int64 `(n,)` each.
 
-    `chains`: int64 `(n,)`, the position of the chain's first step, NONE for an episode without a chain; `steps`: int64
-    `(n,)`, how many steps of its chain were stored before each part; 0 without a chain; `lanes`: int64 `(n,)`, of each
-    part; NONE without a chain.
+    `chains`: the position of the chain's first step, NONE for an episode without a chain; `steps`: how many steps of
+    its chain were stored before each part, 0 without a chain; `lanes`: NONE without a chain; `previous`: the position
+    of the part before, NONE for none; None where it is not known.
     """
 
     chains: Array
     steps: Array
     lanes: Array
+    previous: Array | None = None
+
+    @classmethod
+    def none(cls, count: int) -> Parts:
+        """Return those of episodes none of which is a part."""
+        none = np.full(count, NONE)
+        return cls(none, np.zeros(count, np.int64), none, none)
+
+    @property
+    def rows(self) -> Array:
+        """A row `chain, step, lane, before, after` for each, which is not linked yet."""
+        rows = np.full((len(self.chains), 5), NONE)
+        rows[:, _CHAIN], rows[:, _STEP], rows[:, _LANE] = self[:3]
+        return rows
 
 
-class Chains:
-    """The chains of the live episodes, by ordinal.
+Part = tuple[int, int, int, int]
+"""The same of one episode: chain, step, lane, previous."""
+
+NO_PART: Part = NONE, 0, NONE, NONE
+
+
+class Links:
+    """Which parts the live episodes are, and which part each of them follows, by ordinal.
 
     Args:
         first: the ordinal of the oldest live episode.
         last: one past the ordinal of the newest one. None of these is a part.
     """
 
-    __slots__ = ("_most", "_newest", "after", "before", "ended", "lanes", "names", "num_parts", "steps")
+    __slots__ = ("_most", "_table", "ended", "num_parts")
 
     def __init__(self, first: int, last: int) -> None:
-        self.names: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
-        self.steps: GrowingArray[int] = GrowingArray(np.zeros(last - first, np.int64), first)
-        self.lanes: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
-        self.before: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
-        """The ordinal of the part that each follows, which may have been evicted since; NONE for none."""
-        self.after: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
-        """The ordinal of the part that follows each; NONE for none."""
-        self._newest: dict[int, tuple[int, int]] = {}
-        """Chain -> the ordinal of its newest part, and the step of the chain at which that stops."""
+        self._table: GrowingArray[int] = GrowingArray(Parts.none(last - first).rows, first)
         self.ended: dict[int, int] = {}
         """Chain -> the number of the record that ended it."""
         self.num_parts = 0
         """Live episodes that are parts."""
         self._most = 64
 
-    def append(self, chain: int, step: int, lane: int, length: int, first: int, ordinal: int) -> None:
-        """Add the newest episode; values before ordinal `first` may be dropped. O(1) amortised.
+    def append(self, part: Part, starts: Array, lengths: Array, first: int) -> None:
+        """Add the newest live episode, as `extend` does. O(log episodes)."""
+        chain, step, lane, previous = part
+        self._table.extend(np.array([[chain, step, lane, NONE, NONE]]), first)
+        if chain == NONE:
+            return
+        self.num_parts += 1
+        before, newest = int(starts.searchsorted(previous)), len(starts) - 1
+        rows = self._table.span(first, first + len(starts))
+        if rows[before, _CHAIN] == chain and rows[before, _STEP] + lengths[before] == step:
+            rows[before, _AFTER], rows[newest, _BEFORE] = first + newest, first + before
+
+    def extend(self, parts: Parts, starts: Array, lengths: Array, first: int) -> None:
+        """Add the newest live episodes, and link them to those that they follow. O(log episodes) amortised for each.
 
         Args:
-            chain: as in `Parts`.
-            step: as in `Parts`.
-            lane: as in `Parts`.
-            length: its steps.
+            parts: what they are.
+            starts: of all live episodes, oldest first.
+            lengths: of these.
             first: the ordinal of the oldest live episode.
-            ordinal: its own.
         """
-        is_part = chain != NONE
-        self.num_parts += is_part
-        self.names.append(chain, first)
-        self.steps.append(step, first)
-        self.lanes.append(lane if is_part else NONE, first)
-        self.before.append(NONE, first)
-        self.after.append(NONE, first)
-        if is_part:
-            self._link(chain, step, step + length, ordinal, ordinal, first)
-
-    def extend(self, parts: Parts | None, lengths: Array, first: int, ordinal: int) -> None:
-        """Add the newest episodes; None: none of them is a part. `ordinal`: of the first one."""
-        count = len(lengths)
-        chains, steps, lanes = parts or _no_parts(count)
-        before, after = np.full(count, NONE), np.full(count, NONE)
-        which = np.flatnonzero(chains != NONE)
+        self._table.extend(parts.rows, first)
+        which = (parts.chains != NONE).nonzero()[0]
         self.num_parts += len(which)
-        which = which[np.argsort(chains[which], kind="stable")]  # chain by chain
-        name, stops = chains[which], steps[which] + lengths[which]
-        same = name[1:] == name[:-1]
-        meets = same & (steps[which][1:] == stops[:-1])
-        before[which[1:][meets]] = which[:-1][meets] + ordinal
-        after[which[:-1][meets]] = which[1:][meets] + ordinal
-        for values, added in (
-            (self.names, chains),
-            (self.steps, steps),
-            (self.lanes, lanes),
-            (self.before, before),
-            (self.after, after),
-        ):
-            values.extend(added, first)
-        ends = np.flatnonzero(np.append(~same, True)) if len(which) else which
-        begins = np.append(0, ends[:-1] + 1) if len(which) else which
-        oldest, newest = which[begins], which[ends]
-        for one in zip(
-            chains[oldest].tolist(),
-            steps[oldest].tolist(),
-            stops[ends].tolist(),
-            (oldest + ordinal).tolist(),
-            (newest + ordinal).tolist(),
-            strict=True,
-        ):
-            self._link(*one, first)
-
-    def _link(self, chain: int, step: int, stop: int, oldest: int, newest: int, first: int) -> None:
-        """Link a part that was added to the newest one of its chain, if it follows that.
-
-        Args:
-            chain: of the part.
-            step: at which it begins.
-            stop: the step at which the newest part stops that was added with it.
-            oldest: the ordinal of the part.
-            newest: that of the newest one.
-            first: the ordinal of the oldest live episode.
-        """
-        known = self._newest.get(chain)
-        if known is not None and known[0] >= first and known[1] == step:
-            self.before.put(oldest, known[0])
-            self.after.put(known[0], oldest)
-        self._newest[chain] = newest, stop
-        if len(self._newest) > 2 * self.num_parts + 64:
-            self._newest = {name: one for name, one in self._newest.items() if one[0] >= first}
+        if parts.previous is None or not len(which):
+            return
+        at, previous = which + (len(starts) - len(parts.chains)), parts.previous.take(which)
+        # A view may hold an episode more than once, side by side: a part follows the one of the same rank.
+        before = starts.searchsorted(previous) + at - starts.searchsorted(starts.take(at))
+        before = np.minimum(before, len(starts) - 1)
+        rows = self._table.span(first, first + len(starts))
+        meets = rows[before, _CHAIN] == rows[at, _CHAIN]
+        meets &= rows[before, _STEP] + lengths.take(before) == rows[at, _STEP]
+        at, before = at[meets], before[meets]
+        rows[at, _BEFORE], rows[before, _AFTER] = before + first, at + first
 
     def evict(self, ordinal: int) -> None:
         """Forget the oldest live episode. O(1)."""
-        self.num_parts -= self.names.at(ordinal) != NONE
+        self.num_parts -= bool(self._table.span(ordinal, ordinal + 1)[0, _CHAIN] != NONE)
 
     def of(self, first: int, last: int) -> Parts:
-        """Return the chains of the episodes of these ordinals."""
-        return Parts(*(values.span(first, last) for values in (self.names, self.steps, self.lanes)))
+        """Return what the episodes of these ordinals are: views, valid until the next one is added."""
+        rows = self._table.span(first, last)
+        return Parts(rows[:, _CHAIN], rows[:, _STEP], rows[:, _LANE])
+
+    def beside(self, ordinals: Array, is_before: bool) -> Array:
+        """Return the ordinals of the parts that these follow, which may have been evicted since, or of those that
+        follow these; NONE for none."""
+        found: Array = self._table.take(ordinals)[:, _BEFORE if is_before else _AFTER]
+        return found
 
     def end(self, chain: int, seq: int, first: int, last: int) -> None:
         """Note that a chain has ended, with record `seq`. O(1) amortised.
@@ -168,7 +152,7 @@ class Chains:
         """
         self.ended[chain] = seq
         if len(self.ended) > self._most:
-            live = set(np.unique(self.names.span(first, last)).tolist())
+            live = set(self.of(first, last).chains.tolist())
             self.ended = {name: seq for name, seq in self.ended.items() if name in live}
             self._most = 2 * len(self.ended) + 64
 
@@ -195,20 +179,17 @@ class WholeEpisodes:
         is_open: which episodes have not ended.
         lanes: of each episode; NONE for one that is not stored in parts.
         begins: the places at which episodes begin: `places`, but in `by_lane`.
+        episodes: their numbers, in the order of `begins`.
+        of_part: the number of the episode of each part, by its index.
+        place_of_part: the place of the first step of each part, by its index.
     """
 
     __slots__ = (
         "__weakref__",
-        "_begin_of",
-        "_episode_of",
-        "_into",
-        "_later",
-        "_place_of",
         "_places",
         "_shifts",
         "_starts",
         "begins",
-        "ended",
         "episodes",
         "first_steps",
         "in_order",
@@ -216,58 +197,44 @@ class WholeEpisodes:
         "lanes",
         "lengths",
         "names",
+        "of_part",
         "parts",
+        "place_of_part",
         "places",
     )
 
     def __init__(self, starts: Array, lengths: Array, parts: Parts | None, ended: dict[int, int]) -> None:
-        count = len(starts)
-        sizes = lengths.astype(np.int64)
-        chains, steps, lanes = parts or _no_parts(count)
+        chains, steps, lanes, _ = parts or Parts.none(len(starts))
         is_part = chains != NONE
-        name = np.where(is_part, chains, starts)
-        order = np.argsort(name, kind="stable")
-        begins = _begins(name[order], steps[order], sizes[order], is_part[order])
-        broken = begins.copy()
-        broken[:1] = False
-        broken[1:] &= name[order][1:] == name[order][:-1]
-        if broken.any():  # what follows a dropped part is an episode of its own
-            first = np.maximum.accumulate(np.where(begins, np.arange(count), 0))
-            is_rest = broken[first]
-            named = name[order]
-            named[is_rest] = starts[order][first[is_rest]]
-            name[order] = named
-            again = np.argsort(name[order], kind="stable")
+        names = np.where(is_part, chains, starts)
+        order = names.argsort(kind="stable")
+        name, begins = names[order], np.ones(len(starts), np.bool_)
+        same = name[1:] == name[:-1]
+        joins = same & is_part[order][1:] & is_part[order][:-1]
+        begins[1:] = ~(joins & _meet(steps[order], lengths[order]))
+        if (begins[1:] & same).any():  # what follows a dropped part is an episode of its own
+            first = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
+            is_rest = np.append(False, same)[first]
+            names[order[is_rest]] = starts[order[first[is_rest]]]
+            again = names[order].argsort(kind="stable")
             order, begins = order[again], begins[again]
-        self._lay_out(order, begins, starts[order], sizes[order])
-        self.names = name[order][self.parts]
-        self.first_steps = steps[order][self.parts]
-        self.lanes = lanes[order][self.parts]
-        self.begins = self.places
-        self.episodes = np.arange(len(self.parts))
-        self.is_open = is_part[order][self.parts]
-        self.ended = ended
-        if ended and self.is_open.any():
-            self.is_open &= ~np.isin(chains[order][self.parts], list(ended))
+        self._lay_out(order, begins, starts[order], lengths[order].astype(np.int64))
+        oldest = order[self.parts]
+        self.names, self.first_steps, self.lanes = names[oldest], steps[oldest], lanes[oldest]
+        self.begins, self.episodes = self.places, np.arange(len(oldest))
+        self.is_open = is_part[oldest] & ~np.isin(chains[oldest], list(ended))
 
     def _lay_out(self, order: Array, begins: Array, starts: Array, sizes: Array) -> None:
         """Give each part its places, in this order; `begins` tells which parts begin an episode."""
-        self.in_order = order
-        self.parts = np.flatnonzero(begins)
+        self.in_order, self.parts = order, begins.nonzero()[0]
         self._starts = starts
-        stops = np.cumsum(sizes)
+        stops = sizes.cumsum()
         self._places = stops - sizes
-        self._later = self._places[1:]
         self._shifts = starts - self._places
         self.places = self._places[self.parts]
         self.lengths = np.diff(self.places, append=stops[-1:])
-        self._place_of = np.empty(len(order), np.int64)
-        self._place_of[order] = self._places
-        self._episode_of = np.empty(len(order), np.int64)
-        self._episode_of[order] = np.cumsum(begins) - 1
-        self._into = np.empty(len(order), np.int64)
-        self._into[order] = -self._shifts
-        self._begin_of = self.places.take(self._episode_of)
+        self.of_part, self.place_of_part = np.empty((2, len(order)), np.int64)
+        self.of_part[order], self.place_of_part[order] = begins.cumsum() - 1, self._places
 
     def by_lane(self) -> WholeEpisodes:
         """Return runs of episodes in place of episodes: those of a lane one after the other, or in the order of storage
@@ -276,74 +243,40 @@ class WholeEpisodes:
         A run ends with an episode that has not ended: the next step of that is not known. `episodes` are the numbers
         here of the episodes of the runs, in order.
         """
-        order = np.argsort(self.lanes, kind="stable")
+        order = self.lanes.argsort(kind="stable")
         lanes = self.lanes[order]
         begins = np.ones(len(self), np.bool_)
         begins[1:] = (lanes[1:] != lanes[:-1]) | self.is_open[order][:-1]
-        rank = np.empty(len(self), np.int64)
-        rank[order] = np.arange(len(self))
-        of_part = self._episode_of.take(self.in_order)
-        parts = np.argsort(rank[of_part], kind="stable")
-        of_part = of_part[parts]
-        sizes = np.diff(self._places, append=self.lengths.sum())[parts]
+        rank = order.argsort()  # the inverse
+        number = self.of_part[self.in_order]
+        parts = rank[number].argsort(kind="stable")
+        number = number[parts]
         is_first = np.ones(len(parts), np.bool_)
-        is_first[1:] = of_part[1:] != of_part[:-1]
-        runs = np.flatnonzero(begins)
+        is_first[1:] = number[1:] != number[:-1]
         made = object.__new__(WholeEpisodes)
-        made._lay_out(self.in_order[parts], is_first & begins[rank[of_part]], self._starts[parts], sizes)
-        made.names = self.names[order][runs]
-        made.first_steps = self.first_steps[order][runs]
-        made.lanes = lanes[runs]
-        made.begins = made._places[is_first]
-        made.episodes = order
-        made.is_open = self.is_open[order][np.append(runs[1:], len(self)) - 1] if len(runs) else begins
-        made.ended = self.ended
+        made._lay_out(self.in_order[parts], is_first & begins[rank[number]], self._starts[parts], self._sizes[parts])
+        oldest = order[begins]
+        made.names, made.first_steps, made.lanes = self.names[oldest], self.first_steps[oldest], self.lanes[oldest]
+        made.begins, made.episodes = made._places[is_first], order
+        made.is_open = self.is_open[order][np.append(begins[1:], True)] if len(order) else begins
         return made
 
-    def place_in_run(self, places: Array) -> tuple[Array, Array]:
-        """Return the number of the episode at each place, and the step in it."""
-        at = self.begins.searchsorted(places, side="right") - 1
-        return self.episodes.take(at), places - self.begins.take(at)
-
-    def are_begins(self, places: Array) -> Array:
-        """Tell of each place, 0 or more, whether an episode begins there."""
-        at = self.begins.searchsorted(places, side="right") - 1
-        found: Array = self.begins.take(at) == places
-        return found
+    @property
+    def _sizes(self) -> Array:
+        """The steps of each part, in the order of places."""
+        return np.diff(self._places, append=self.lengths.sum())
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def episode_of(self, indices: Array) -> Array:
-        """Return the number of the episode of each part."""
-        found: Array = self._episode_of.take(indices)
-        return found
-
-    def lengths_of(self, indices: Array) -> Array:
-        """Return how many steps are left of the episode of each part."""
-        found: Array = self.lengths.take(self._episode_of.take(indices))
-        return found
-
-    def begin_of(self, indices: Array) -> Array:
-        """Return the place of the first step of the episode of each part."""
-        found: Array = self._begin_of.take(indices)
-        return found
-
-    def places_in(self, indices: Array, positions: Array) -> Array:
-        """Return the places of positions, each in the part of an index; before it, of steps that are stored
-        elsewhere."""
-        found: Array = self._into.take(indices)
-        found += positions
-        return found
-
-    def place_of(self, indices: Array) -> Array:
-        """Return the place of the first step of each part."""
-        found: Array = self._place_of.take(indices)
+    def are_begins(self, places: Array) -> Array:
+        """Tell of each place, 0 or more, whether an episode begins there."""
+        found: Array = self.begins.take(self.begins.searchsorted(places, side="right") - 1) == places
         return found
 
     def positions(self, places: Array) -> Array:
         """Return the positions of places, which exist. O(n log parts)."""
-        found: Array = self._shifts.take(self._later.searchsorted(places, side="right"))
+        found: Array = self._shifts.take(self._places.searchsorted(places, side="right") - 1)
         found += places
         return found
 
@@ -351,11 +284,10 @@ class WholeEpisodes:
         """Return the places of positions, -1 of one that is in none of these parts. O(parts + n log parts)."""
         if not len(self._starts):
             return np.full(len(positions), NONE)
-        order = np.argsort(self._starts, kind="stable")
+        order = self._starts.argsort(kind="stable")
         part = order[np.maximum(self._starts[order].searchsorted(positions, side="right") - 1, 0)]
         steps = positions - self._starts[part]
-        lengths = np.diff(self._places, append=self.lengths.sum())
-        return np.where((steps >= 0) & (steps < lengths[part]), self._places[part] + steps, NONE)
+        return np.where((steps >= 0) & (steps < self._sizes[part]), self._places[part] + steps, NONE)
 
     def part_at(self, places: Array) -> Array:
         """Return the index of the part that holds each place. O(n log parts)."""
@@ -365,10 +297,9 @@ class WholeEpisodes:
     def along(self, indices: Array, steps: Array) -> tuple[Array, Array]:
         """Return where steps of episodes are stored, counted from the first steps of parts, as `LiveEpisodes.along`
         does."""
-        begins = self.begin_of(indices)
-        stops = begins + self.lengths.take(self.episode_of(indices))
-        places = self.place_of(indices)[:, None] + steps
-        good = (places[:, 0] >= begins) & (places[:, -1] < stops)
+        episodes, places = self.of_part.take(indices), self.place_of_part.take(indices)[:, None] + steps
+        begins = self.places.take(episodes)
+        good = (places[:, 0] >= begins) & (places[:, -1] < begins + self.lengths.take(episodes))
         return self.positions(places), good
 
     def find(self, names: Array) -> Array:
@@ -387,17 +318,14 @@ class WholeEpisodes:
         """Return starts, lengths and chains of the parts of some episodes, in the order of positions. O(parts)."""
         chosen = np.zeros(len(self), np.bool_)
         chosen[episodes] = True
-        number = self._episode_of.take(self.in_order)
-        kept = np.flatnonzero(chosen[number])
-        kept = kept[np.argsort(self._starts[kept], kind="stable")]
-        lengths = np.diff(self._places, append=self.lengths.sum())
+        number, previous = self.of_part[self.in_order], np.append(NONE, self._starts[:-1])[: len(self._starts)]
+        previous[self.parts] = NONE
+        kept = chosen[number].nonzero()[0]
+        kept = kept[self._starts[kept].argsort(kind="stable")]
         number = number[kept]
         steps = self.first_steps[number] + self._places[kept] - self.places[number]
-        return (
-            self._starts[kept],
-            lengths[kept],
-            Parts(self.names[number], steps, self.lanes[number]),
-        )
+        parts = Parts(self.names[number], steps, self.lanes[number], previous[kept])
+        return self._starts[kept], self._sizes[kept], parts
 
     def check(self) -> list[str]:
         """Return violated invariants, in words; empty when sound. O(episodes)."""
@@ -408,14 +336,7 @@ class WholeEpisodes:
         return [] if rises.all() else ["chains: the parts of an episode are not in order"]
 
 
-def _no_parts(count: int) -> Parts:
-    none = np.full(count, NONE)
-    return Parts(none, np.zeros(count, np.int64), none)
-
-
-def _begins(name: Array, steps: Array, sizes: Array, is_part: Array) -> Array:
-    """Tell which parts, in the order of their chains, begin an episode."""
-    begins = np.ones(len(name), np.bool_)
-    follows = (name[1:] == name[:-1]) & is_part[1:] & is_part[:-1]
-    begins[1:] = ~(follows & (steps[1:] == steps[:-1] + sizes[:-1]))
-    return begins
+def _meet(steps: Array, lengths: Array) -> Array:
+    """Tell of the parts of a chain, but the first, whether each begins at the step at which the one before stops."""
+    found: Array = steps[1:] == steps[:-1] + lengths[:-1]
+    return found

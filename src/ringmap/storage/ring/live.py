@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.ring.arrays import GrowingArray, lowest
-from ringmap.storage.ring.links import NONE, Chains, Parts, WholeEpisodes
+from ringmap.storage.ring.links import NO_PART, NONE, Links, Part, Parts, WholeEpisodes
 from ringmap.storage.ring.ring import Ordinal, Position
 
 __all__ = ["LiveEpisodes"]
@@ -38,7 +38,7 @@ class LiveEpisodes:
         starts: absolute position of the first step of each episode, int64.
         lengths: steps of each episode.
         era: how often this process had assigned ordinals again; a follower that sees it change starts over.
-        parts: the chains of the episodes; None if none of them is a part.
+        parts: what they are parts of; None if none of them is a part.
         origins: their ordinals in the ring, as `origins_of` returns them; None for zeros.
     """
 
@@ -49,10 +49,10 @@ class LiveEpisodes:
         "_starts",
         "_walks",
         "_whole",
-        "chains",
         "era",
         "first",
         "last",
+        "links",
         "num_steps",
         "stop",
     )
@@ -65,23 +65,8 @@ class LiveEpisodes:
         parts: Parts | None = None,
         origins: Array | None = None,
     ) -> None:
-        self.era = era
-        self._set(starts, lengths, parts, origins)
-
-    def _set(self, starts: Array, lengths: Array, parts: Parts | None, origins: Array | None) -> None:
-        self._starts: GrowingArray[Position] = GrowingArray(np.empty(0, np.int64))
-        self._lengths: GrowingArray[int] = GrowingArray(np.empty(0, np.int32))
-        self._origins: GrowingArray[int] = GrowingArray(np.empty(0, np.int64))
-        self.first = self.last = Ordinal(0)
-        self.num_steps = self.stop = 0
-        """One past the newest position of an episode; meaningless if there is none."""
-        self.chains: Chains | None = None
-        """What is known of parts; None while there is none."""
-        self._whole: tuple[tuple[int, ...], WholeEpisodes] | None = None
-        self._walks: tuple[tuple[int, ...], int] | None = None
-        """The state at the last walk, and how many there were in it."""
-        self._runs: tuple[WholeEpisodes, WholeEpisodes] | None = None
-        self.extend(starts, lengths, parts, origins)
+        self.era = era - 1
+        self.reset(starts, lengths, parts, origins)
 
     def reset(
         self,
@@ -92,13 +77,19 @@ class LiveEpisodes:
     ) -> None:
         """Start over with these episodes: ordinals are assigned again."""
         self.era += 1
-        self._set(starts, lengths, parts, origins)
-
-    def _chain(self) -> Chains:
-        """Return the chains, to which those of the live episodes were added, if they are of chains."""
-        if self.chains is None:
-            self.chains = Chains(self.first, self.last)
-        return self.chains
+        self._starts: GrowingArray[Position] = GrowingArray(np.empty(0, np.int64))
+        self._lengths: GrowingArray[int] = GrowingArray(np.empty(0, np.int32))
+        self._origins: GrowingArray[int] = GrowingArray(np.empty(0, np.int64))
+        self.first = self.last = Ordinal(0)
+        self.num_steps = self.stop = 0
+        """One past the newest position of an episode; meaningless if there is none."""
+        self.links: Links | None = None
+        """What is known of parts; None while there is none."""
+        self._whole: tuple[tuple[int, ...], WholeEpisodes] | None = None
+        self._runs: tuple[WholeEpisodes, WholeEpisodes] | None = None
+        self._walks: tuple[tuple[int, ...], int] = (), 0
+        """The state at the last walk, and how many there were in it."""
+        self.extend(starts, lengths, parts, origins)
 
     @classmethod
     def from_lengths(cls, lengths: Array) -> LiveEpisodes:
@@ -109,16 +100,15 @@ class LiveEpisodes:
     def __len__(self) -> int:
         return self.last - self.first
 
-    def append(
-        self, start: Position, length: int, chain: int = NONE, step: int = 0, lane: int = 0, origin: int = 0
-    ) -> None:
-        """Add the newest episode, or the newest part of a chain (see `Parts`). O(1) amortised."""
-        if chain != NONE or self.chains is not None:
-            self._chain().append(chain, step, lane, length, self.first, self.last)
-        self._starts.append(start, self.first)
-        self._lengths.append(length, self.first)
-        self._origins.append(origin, self.first)
-        self.last = Ordinal(self.last + 1)
+    def append(self, start: Position, length: int, origin: int = 0, part: Part = NO_PART) -> None:
+        """Add the newest episode, or the newest part of a chain. O(1) amortised."""
+        first, last = self.first, Ordinal(self.last + 1)
+        self._starts.append(start, first)
+        self._lengths.append(length, first)
+        self._origins.append(origin, first)
+        if part[0] != NONE or self.links is not None:
+            self._linked().append(part, self._starts.span(first, last), self._lengths.span(first, last), first)
+        self.last = last
         self.num_steps += length
         self.stop = start + length
 
@@ -136,30 +126,39 @@ class LiveEpisodes:
         origins: Array | None = None,
     ) -> None:
         """Add several newest episodes at once; `parts` is None if none of them is a part."""
-        if parts is not None or self.chains is not None:
-            self._chain().extend(parts, np.asarray(lengths, np.int64), self.first, self.last)
-        self._starts.extend(starts, self.first)
-        self._lengths.extend(lengths, self.first)
-        self._origins.extend(_origins(origins, len(starts)), self.first)
-        self.last = Ordinal(self.last + len(starts))
+        count = len(starts)
+        first, last = self.first, Ordinal(self.last + count)
+        self._starts.extend(starts, first)
+        self._lengths.extend(lengths, first)
+        self._origins.extend(np.zeros(count, np.int64) if origins is None else origins, first)
+        if parts is not None or self.links is not None:
+            every = self._starts.span(first, last), self._lengths.span(first, last)
+            self._linked().extend(parts or Parts.none(count), *every, first)
+        self.last = last
         self.num_steps += int(np.sum(lengths, dtype=np.int64))
-        if len(starts):
+        if count:
             self.stop = int(starts[-1]) + int(lengths[-1])
+
+    def _linked(self) -> Links:
+        """Return what is known of parts, to which the live episodes were added."""
+        if self.links is None:
+            self.links = Links(self.first, self.last)
+        return self.links
 
     def evict_before(self, tail: Position) -> None:
         """Drop every episode that starts before position `tail`. O(evicted)."""
         while self.first < self.last and self._starts.at(self.first) < tail:
             self.num_steps -= self._lengths.at(self.first)
-            if self.chains is not None:
-                self.chains.evict(self.first)
-                if not self.chains.num_parts:
-                    self.chains = None
+            if self.links is not None:
+                self.links.evict(self.first)
+                if not self.links.num_parts:
+                    self.links = None
             self.first = Ordinal(self.first + 1)
 
     def end(self, chain: int, seq: int) -> None:
         """Note that a chain has ended, with record `seq`."""
-        if self.chains is not None:
-            self.chains.end(chain, seq, self.first, self.last)
+        if self.links is not None:
+            self.links.end(chain, seq, self.first, self.last)
             self._whole = None
 
     @property
@@ -167,13 +166,15 @@ class LiveEpisodes:
         """The live episodes with their parts joined. O(episodes log episodes) after a change, else O(1)."""
         key = self._state
         if self._whole is None or self._whole[0] != key:
-            first, last, chains = self.first, self.last, self.chains
-            parts, ended = None, dict[int, int]()
-            if chains is not None:
-                parts = chains.of(first, last)
-                ended = dict(chains.ended)
+            links = self.links
+            parts = None if links is None else links.of(self.first, self.last)
+            ended = dict[int, int]() if links is None else links.ended
             self._whole = key, WholeEpisodes(self.starts, self.lengths, parts, ended)
         return self._whole[1]
+
+    @property
+    def _state(self) -> tuple[int, ...]:
+        return self.era, self.first, self.last, self.num_steps
 
     @property
     def runs(self) -> WholeEpisodes:
@@ -187,39 +188,21 @@ class LiveEpisodes:
     @property
     def num_episodes(self) -> int:
         """Number of episodes, parts joined."""
-        return len(self) if self.chains is None else len(self.whole)
+        return len(self) if self.links is None else len(self.whole)
+
+    @property
+    def names(self) -> Array:
+        """Positions of the first steps of the episodes, int64, parts joined; without parts a view, valid until the next
+        append."""
+        return self.starts if self.links is None else self.whole.names
 
     @property
     def whole_lengths(self) -> Array:
         """Lengths of the episodes in steps, int32, parts joined; without parts a view, valid until the next append."""
-        if self.chains is None:
-            return self.lengths
-        found: Array = self.whole.lengths.astype(np.int32)
-        return found
-
-    @property
-    def _state(self) -> tuple[int, ...]:
-        return self.era, self.first, self.last, self.num_steps
-
-    @property
-    def links(self) -> LiveEpisodes | WholeEpisodes:
-        """What to ask `along`, once: the joined episodes if they are known, or were worth joining; else the links of
-        the parts.
-
-        So what is asked once after each change costs O(1), and what is asked often in between no more than a search.
-        """
-        state, whole, walks = self._state, self._whole, self._walks
-        if whole is not None and whole[0] == state:
-            return whole[1]
-        count = 1 + (walks[1] if walks is not None and walks[0] == state else 0)
-        if count * _WALK >= len(self):
-            return self.whole
-        self._walks = state, count
-        return self
+        return self.lengths if self.links is None else self.whole.lengths.astype(np.int32)
 
     def along(self, indices: Array, steps: Array) -> tuple[Array, Array]:
-        """Return where steps are stored, in a part or those that it follows, or that follow it. O(steps, for each part
-        on the way).
+        """Return where steps are stored, in a part or those that it follows, or that follow it.
 
         Args:
             indices: of parts among the live ones, `(n,)`.
@@ -227,50 +210,52 @@ class LiveEpisodes:
 
         Returns:
             The positions, `(n, m)`, and for which parts all of them are stored; those of others mean nothing.
+
+        Cost: what is asked once after each change, O(steps, for each part on the way); what is asked often in between,
+        no more than a search.
         """
+        state, count = self._walks
+        count = count + 1 if state == self._state else 1
+        if (self._whole is not None and self._whole[0] == self._state) or count * _WALK >= len(self):
+            return self.whole.along(indices, steps)
+        self._walks = self._state, count
+        return self._walk(indices, steps)
+
+    def _walk(self, indices: Array, steps: Array) -> tuple[Array, Array]:
+        """Do what `along` does, from part to part."""
         starts, lengths = self.starts, self.lengths
         positions: Array = starts.take(indices)[:, None] + steps
-        good, oldest, newest = np.ones(len(indices), np.bool_), steps[:, 0], steps[:, -1]
-        which = (oldest < 0).nonzero()[0]
-        at, bound = indices.take(which), np.zeros(len(which), np.int64)
-        while len(which):  # steps before `bound` are in the part before, or earlier
-            found = self._linked(at, True)
-            if lowest(found) < 0:
-                good[which[found < 0]] = False
-                kept = (found >= 0).nonzero()[0]
-                which, found, bound = which[kept], found[kept], bound[kept]
-            begin, some = bound - lengths.take(found), steps.take(which, 0)
-            moved = some + (starts.take(found) - begin)[:, None]
-            positions[which] = np.where(some < bound[:, None], moved, positions.take(which, 0))
-            more = (oldest.take(which) < begin).nonzero()[0]
-            which, at, bound = which.take(more), found.take(more), begin.take(more)
-        which = (newest >= lengths.take(indices)).nonzero()[0]
-        at = indices.take(which)
-        bound = lengths.take(at).astype(np.int64)
-        while len(which):  # steps from `bound` on are in the part after, or later
-            found = self._linked(at, False)
-            if lowest(found) < 0:
-                good[which[found < 0]] = False
-                kept = (found >= 0).nonzero()[0]
-                which, found, bound = which[kept], found[kept], bound[kept]
-            some = steps.take(which, 0)
-            moved = some + (starts.take(found) - bound)[:, None]
-            positions[which] = np.where(some >= bound[:, None], moved, positions.take(which, 0))
-            bound = bound + lengths.take(found)
-            more = (newest.take(which) >= bound).nonzero()[0]
-            which, at, bound = which.take(more), found.take(more), bound.take(more)
+        good = np.ones(len(indices), np.bool_)
+        oldest, newest = steps[:, 0], steps[:, -1]
+        for is_before in (True, False):
+            which = (oldest < 0 if is_before else newest >= lengths.take(indices)).nonzero()[0]
+            at, begin = indices.take(which), np.zeros(len(which), np.int64)
+            while len(which):  # `begin`: where part `at` begins, counted as the steps are
+                stop = begin + lengths.take(at)
+                at = self._beside(at, is_before)
+                if lowest(at) < 0:
+                    good[which[at < 0]] = False
+                    kept = (at >= 0).nonzero()[0]
+                    which, at, begin, stop = which[kept], at[kept], begin[kept], stop[kept]
+                bound = begin if is_before else stop
+                begin = bound - lengths.take(at) if is_before else bound
+                some = steps.take(which, 0)
+                is_there = some < bound[:, None] if is_before else some >= bound[:, None]
+                moved = some + (starts.take(at) - begin)[:, None]
+                positions[which] = np.where(is_there, moved, positions.take(which, 0))
+                if is_before:
+                    more = (oldest.take(which) < begin).nonzero()[0]
+                else:
+                    more = (newest.take(which) >= begin + lengths.take(at)).nonzero()[0]
+                which, at, begin = which.take(more), at.take(more), begin.take(more)
         return positions, good
 
-    def _linked(self, indices: Array, is_before: bool) -> Array:
+    def _beside(self, indices: Array, is_before: bool) -> Array:
         """Return the indices of the parts that parts follow, or that follow them; a negative number for none that is
         live."""
-        chains = self.chains
-        if chains is None:
+        if self.links is None:
             return np.full(len(indices), NONE)
-        links = chains.before if is_before else chains.after
-        found: Array = links.span(self.first, self.last).take(indices)
-        found -= self.first
-        return found
+        return self.links.beside(indices + self.first, is_before) - self.first
 
     def tail_for(self, head: int, limit: int) -> Position:
         """Return the smallest episode boundary so that at most `limit` steps lie in `[tail, head)`.
@@ -341,12 +326,3 @@ class LiveEpisodes:
         """Return where the episodes of the ordinals `[first, last)` end, int64. O(last - first)."""
         stops: Array = self._starts.span(first, last) + self._lengths.span(first, last)
         return stops
-
-    def starts_of(self, ordinals: Array) -> Array:
-        """Return the start positions of these ordinals. O(len(ordinals))."""
-        starts: Array = self.starts.take(ordinals - self.first)
-        return starts
-
-
-def _origins(given: Array | None, count: int) -> Array:
-    return np.zeros(count, np.int64) if given is None else given
