@@ -20,8 +20,7 @@ from ringmap.storage.columns import base
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.rows import AdjacentColumn, AdjacentRows
 from ringmap.storage.disk.files import FileHandle
-from ringmap.storage.disk.room import Room
-from ringmap.storage.disk.system import System
+from ringmap.storage.disk.system import Room, System
 from ringmap.storage.read.handle import Pulse
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.read.states import States

@@ -7,8 +7,7 @@ import pytest
 
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk
-from ringmap.storage.disk.room import Room
-from ringmap.storage.disk.system import System
+from ringmap.storage.disk.system import Room, System
 
 PAGE = 4096
 

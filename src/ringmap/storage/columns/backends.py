@@ -135,26 +135,18 @@ def choose(storage: Storage, schema: Schema, where: str) -> list[Choice]:
     Raises:
         InputError: an unknown column; chunks that are too large.
     """
-    _check_names(storage, schema, where)
-    return [_choice(_way(storage, spec), spec.stored, where) for spec in schema.columns]
-
-
-def _check_names(storage: Storage, schema: Schema, where: str) -> None:
     for name in storage if isinstance(storage, Mapping) else ():
         if name not in schema.names:
             raise InputError(f"{where}: storage names column {name!r}, which is not in {schema.names}")
+    return [_choice(_way(storage, spec), spec.stored, where) for spec in schema.columns]
 
 
 def _way(storage: Storage, spec: ColumnSpec) -> str | Zarr:
     return storage.get(spec.name, "memmap") if isinstance(storage, Mapping) else storage
 
 
-def _backend(way: str | Zarr, spec: ColumnSpec) -> str:
-    return "memmap" if way == "memmap" or not ZarrColumn.suits(spec) else "zarr"
-
-
 def _choice(way: str | Zarr, spec: ColumnSpec, where: str) -> Choice:
-    if _backend(way, spec) == "memmap":
+    if way == "memmap" or not ZarrColumn.suits(spec):
         return Choice("memmap", {})
     asked = way if isinstance(way, Zarr) else Zarr()
     steps = int(asked.chunk_steps or chunk_steps(spec))
@@ -170,18 +162,13 @@ def disagreement(storage: Storage, schema: Schema, stored: Sequence[Choice], whe
     """Return in words how the requested storage differs from the stored one. A bare name requests no options.
 
     Raises:
-        InputError: an unknown column.
+        InputError: as `choose`.
     """
-    _check_names(storage, schema, where)
-    for spec, choice in zip(schema.columns, stored, strict=True):
-        way, spec = _way(storage, spec), spec.stored
-        backend = _backend(way, spec)
-        if backend != choice.backend:
-            return f"storage {backend!r} for column {spec.name!r}, but on disk it is {choice.backend!r}"
-        if not isinstance(way, Zarr) or backend == "memmap" or way == Zarr():
-            continue
-        asked = _choice(way, spec, where).options
-        for name, found in choice.options.items():
-            if getattr(way, name, None) is not None and asked[name] != found:
-                return f"{name} {asked[name]} for column {spec.name!r}, but on disk it is {found}"
+    for spec, asked, choice in zip(schema.columns, choose(storage, schema, where), stored, strict=True):
+        if asked.backend != choice.backend:
+            return f"storage {asked.backend!r} for column {spec.name!r}, but on disk it is {choice.backend!r}"
+        for name, value in asked.options.items():
+            is_asked = getattr(_way(storage, spec), name, None) is not None
+            if is_asked and value != choice.options[name]:
+                return f"{name} {value} for column {spec.name!r}, but on disk it is {choice.options[name]}"
     return None

@@ -18,7 +18,7 @@ import numpy as np
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.room import Room
+from ringmap.storage.disk.system import Room
 
 __all__ = ["LARGE_NBYTES", "Column", "Live", "Takes"]
 

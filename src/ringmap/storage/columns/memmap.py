@@ -32,7 +32,7 @@ from ringmap.storage.columns.copying import LEAST_NBYTES, empty, runs
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import ClosedFile, Disk, File
 from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
-from ringmap.storage.disk.room import Room
+from ringmap.storage.disk.system import Room
 
 __all__ = ["MemmapColumn", "read_label"]
 

@@ -30,8 +30,7 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.columns.text import put
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.npy import HEADER_NBYTES
-from ringmap.storage.disk.room import Room
-from ringmap.storage.disk.system import System
+from ringmap.storage.disk.system import Room, System
 from ringmap.storage.ring.arrays import highest
 from ringmap.storage.ring.ring import Position, Ring
 

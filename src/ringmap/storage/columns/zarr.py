@@ -24,6 +24,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import closing
 from functools import cached_property
 from typing import Any
 
@@ -176,11 +177,15 @@ class ZarrColumn(Column, Forkable):
 
     # -- writing -------------------------------------------------------------------------------
 
+    def _split(self, slot: int, count: int) -> list[tuple[int, int, int]]:
+        """Return the chunks that hold rows (no wrap), each with the slots `[begin, end)` of those in it."""
+        steps, stop = self._steps, slot + count
+        chunks = range(slot // steps, -(-stop // steps)) if count else ()
+        return [(chunk, max(slot, chunk * steps), min(stop, (chunk + 1) * steps)) for chunk in chunks]
+
     def rewrite(self, slot: int, count: int) -> None:
         """Write every chunk of these rows again, unchanged; the next `sync` makes that durable."""
-        if not count:
-            return
-        for chunk in range(slot // self._steps, (slot + count - 1) // self._steps + 1):
+        for chunk, _, _ in self._split(slot, count):
             data = self._read(chunk)
             if data is not None:
                 self._unsure.add(chunk)
@@ -188,9 +193,7 @@ class ZarrColumn(Column, Forkable):
 
     def touched(self, slot: int, count: int) -> None:
         """Let the next `sync` cover these rows: their writer is gone, and so is its record of unsynced chunks."""
-        if count:
-            last = (slot + count - 1) // self._steps
-            self._unsure.update(range(slot // self._steps, last + 1))
+        self._unsure.update(chunk for chunk, _, _ in self._split(slot, count))
 
     def write(self, slot: int, values: Array, live: Live | None = None) -> None:
         """Write rows from `slot` on, chunk by chunk.
@@ -199,24 +202,18 @@ class ZarrColumn(Column, Forkable):
             CorruptError: a chunk that must be changed can't be read, and holds live rows.
         """
         raw = values.reshape(len(values), -1).view(np.uint8) if len(values) else values
-        before, self._last = self._last, None
-        at, stop = slot, slot + len(values)
-        while at < stop:
-            chunk = at // self._steps
-            first = chunk * self._steps
-            end = min(first + self._steps, self.rows, stop)
-            piece = raw[at - slot : end - slot]
-            covers = at == first and end == min(first + self._steps, self.rows)
-            if covers and len(piece) == self._steps:
+        last, self._last = self._last, None
+        for chunk, begin, end in self._split(slot, len(values)):
+            first, piece = chunk * self._steps, raw[begin - slot : end - slot]
+            covers = begin == first and end == min(first + self._steps, self.rows)
+            if len(piece) == self._steps:
                 whole = piece
             else:
-                known = before is not None and before[0] == chunk
-                whole = before[1] if known and before is not None else self._stored(chunk, at, end, live)
-                whole[at - first : end - first] = piece
+                whole = last[1] if last is not None and last[0] == chunk else self._stored(chunk, begin, end, live)
+                whole[begin - first : end - first] = piece
             self._replace(chunk, whole, covers)
-            at = end
-        if stop % self._steps and len(values):
-            self._last = chunk, np.array(whole) if whole is piece else whole
+            if end % self._steps:  # the next write goes on in it
+                self._last = chunk, whole
 
     def _stored(self, chunk: int, begin: int, end: int, live: Live | None) -> Array:
         """Return a chunk whose rows `[begin, end)` will change: the stored rows, zeros where nothing is stored."""
@@ -262,13 +259,13 @@ class ZarrColumn(Column, Forkable):
         assert isinstance(source, ZarrColumn)
         if not count:
             return slot, slot
-        first, stop = slot // self._steps, -(-(slot + count) // self._steps)
-        for chunk in range(first, stop):
+        chunks = [chunk for chunk, _, _ in self._split(slot, count)]
+        for chunk in chunks:
             data = source._read(chunk)
             if data is not None:  # else its rows were lost, and dropped; or their checksums tell
                 self._dirty.add(chunk)
                 self._put(chunk, data, synced=False)
-        return first * self._steps, min(stop * self._steps, self.rows)
+        return chunks[0] * self._steps, min((chunks[-1] + 1) * self._steps, self.rows)
 
     def sync(self) -> None:
         """Return once every written row is durable on the disk."""
@@ -281,10 +278,8 @@ class ZarrColumn(Column, Forkable):
                 file = self.disk.open(self._file(chunk), write=True)
             except FileNotFoundError:
                 continue  # recorded before a write that failed
-            try:
+            with closing(file):
                 file.sync()
-            finally:
-                file.close()
         if chunks:
             self.disk.sync_folder(self.path)
         with self._lock:  # only now: after an interrupt the next sync starts over
@@ -412,19 +407,16 @@ class ZarrColumn(Column, Forkable):
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
         """Yield the bytes of rows, chunk by chunk; for one that can't be decoded, the reason."""
         whole = np.empty((self._steps, self._row), np.uint8)
-        at, stop = slot, slot + count
-        while at < stop:
-            chunk = at // self._steps
-            end = min((chunk + 1) * self._steps, stop)
+        for chunk, begin, end in self._split(slot, count):
+            name, first = os.path.basename(self._file(chunk)), chunk * self._steps
             try:
                 self._decode(chunk, whole)
             except OSError as error:
-                yield f"{os.path.basename(self._file(chunk))} can't be read: {error.strerror or error}"
+                yield f"{name} can't be read: {error.strerror or error}"
             except Undecodable as error:
-                yield f"{os.path.basename(self._file(chunk))} {error}"
+                yield f"{name} {error}"
             else:
-                yield whole[at - chunk * self._steps : end - chunk * self._steps].tobytes()
-            at = end
+                yield whole[begin - first : end - first].tobytes()
 
     def forget(self) -> None:
         """Drop all decoded chunks."""

@@ -33,8 +33,7 @@ import numpy as np
 
 from ringmap.errors import ClosedError, EnvironmentFault, ReplacedError
 from ringmap.storage.disk.advice import remedy
-from ringmap.storage.disk.room import Room
-from ringmap.storage.disk.system import Data, System, kind_of
+from ringmap.storage.disk.system import Data, Room, System, kind_of
 
 __all__ = ["BriefFile", "ClosedFile", "Disk", "File", "FileHandle", "closed"]
 

@@ -15,8 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.room import Room
-from ringmap.storage.disk.system import Data
+from ringmap.storage.disk.system import Data, Room
 
 __all__ = ["MemoryDisk", "MemoryFile"]
 

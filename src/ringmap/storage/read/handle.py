@@ -29,7 +29,7 @@ from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.calls import nested
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.room import Room
+from ringmap.storage.disk.system import Room
 from ringmap.storage.read.origins import Origins
 from ringmap.storage.read.read_live import RETRY_S, is_live
 from ringmap.storage.read.recovery import RecoveredState, bad_rows, small_state_of

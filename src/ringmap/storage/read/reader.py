@@ -24,7 +24,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.opening import hold, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
-from ringmap.storage.disk.room import Room
+from ringmap.storage.disk.system import Room
 from ringmap.storage.read.handle import Handle, History
 from ringmap.storage.read.read_live import Tries
 from ringmap.storage.read.recovery import (

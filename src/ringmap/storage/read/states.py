@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.storage.disk.room import Room
+from ringmap.storage.disk.system import Room
 from ringmap.storage.disk.two_slots import GENERATION, SLOT_NBYTES
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.state import StateFile

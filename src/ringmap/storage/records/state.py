@@ -18,7 +18,7 @@ from typing import Any
 
 from ringmap.errors import CorruptError
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.room import Room
+from ringmap.storage.disk.system import Room
 from ringmap.storage.disk.two_slots import SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.ring import ORIGIN, Position
