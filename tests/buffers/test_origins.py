@@ -10,7 +10,7 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import InputError
-from ringmap.storage.commit import store as store_module
+from ringmap.storage.commit import commit as commit_module
 from ringmap.storage.records.table import CLEAR, EPISODE, PART, RETIRE
 
 OTHER = "ab" * 16
@@ -198,9 +198,9 @@ def test_kill_9_between_commits(tmp_path):
 
 
 def test_a_size_that_a_record_cannot_say_is_refused_before_anything_changes(path, monkeypatch):
-    monkeypatch.setattr(store_module, "_MOST_STEPS", 8)
-    monkeypatch.setattr(store_module, "_MOST_DATA", 100)
-    monkeypatch.setattr(store_module, "MOST_U4", 3)
+    monkeypatch.setattr(commit_module, "_MOST_STEPS", 8)
+    monkeypatch.setattr(commit_module, "_MOST_DATA", 100)
+    monkeypatch.setattr(commit_module, "MOST_U4", 3)
     buf = make(path)
     write(buf, 0)
     with pytest.raises(InputError, match="9 steps, expected at most 8"):

@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -751,14 +752,9 @@ def never_told(self, state, _real=StateFile.write):
         _real(self, state)
 
 
-def without(name, _real=Store.commit):
-    """Return a commit that does not store what it is given as `name`."""
-    return lambda self, *args, **given: _real(self, *args, **{k: v for k, v in given.items() if k != name})
-
-
-def unnamed(self, *args, _real=Store.commit_within, **given):
-    """Commit an episode that was streamed without its name, the seventh argument."""
-    _real(self, *args[:6], None, *args[7:], **given)
+def without(name, _real=Store.commit_now):
+    """Return a commit that does not store what it has as `name`."""
+    return lambda self, files, new, stored=None: _real(self, files, replace(new, **{name: None}), stored)
 
 
 # Each control is a planted fault and a script of the machine's own rules that must stumble over it.
@@ -830,12 +826,12 @@ PLANTED = {
     "a finished stream is not named by its commit": (
         DiskMachine,
         kill_while_finishing,
-        (Store, "commit_within", unnamed),
+        (Store, "commit_now", without("finished")),
     ),
     "the sampling state does not ride along": (
         DiskMachine,
         kill_after_sampling,
-        (Store, "commit", without("small")),
+        (Store, "commit_now", without("small")),
     ),
     "rows that are live are overwritten": (
         DiskMachine,

@@ -340,7 +340,7 @@ def test_control_a_slot_that_is_used_again_without_a_sync(tmp_path, monkeypatch)
 
 def shown_at_the_end(patch):
     """Show readers the records of a call once the last one is written."""
-    real, publish = Store._commit_joined, CommitFiles._publish
+    real, publish = Store.commit_now, CommitFiles._publish
 
     def wrong(self, files, *args):
         states = []
@@ -353,7 +353,7 @@ def shown_at_the_end(patch):
             patch.setattr(CommitFiles, "_publish", publish)
         publish(files, states[-1])
 
-    patch.setattr(Store, "_commit_joined", wrong)
+    patch.setattr(Store, "commit_now", wrong)
 
 
 def test_control_states_that_are_shown_at_the_end(tmp_path, monkeypatch):
@@ -382,7 +382,7 @@ def test_control_without_a_sync(tmp_path, monkeypatch, name):
 def test_control_memory_before_the_record(monkeypatch):
     append, remember = CommitFiles.append, Store._remember
 
-    def early(self, files, *args, real=Store._commit_joined):
+    def early(self, files, *args, real=Store.commit_now):
         monkeypatch.setattr(Store, "_remember", lambda self, record: None)
         monkeypatch.setattr(
             CommitFiles,
@@ -396,7 +396,7 @@ def test_control_memory_before_the_record(monkeypatch):
             monkeypatch.setattr(Store, "_remember", remember)
             monkeypatch.setattr(CommitFiles, "append", append)
 
-    monkeypatch.setattr(Store, "_commit_joined", early)
+    monkeypatch.setattr(Store, "commit_now", early)
     with pytest.raises((AssertionError, ringmap.errors.RingmapError)):
         for first in range(1, 400, 7):
             interrupted(first)

@@ -659,12 +659,16 @@ def keep_what_was_committed(monkeypatch):
 
 def forget_the_steps_before(monkeypatch):
     """Commit each part as if it were the first one."""
-    real = Store.commit_within
+    real = Store.commit_now
 
-    def commit_within(self, *args, part=None, **options):
-        real(self, *args, part=part and table_module.PartOf(is_last=part.is_last), **options)
+    def commit_now(self, files, new, stored=None):
+        records = [
+            replace(one, part=one.part and table_module.PartOf(is_last=one.part.is_last)) if one.length else one
+            for one in new.records
+        ]
+        real(self, files, replace(new, records=records), stored)
 
-    monkeypatch.setattr(Store, "commit_within", commit_within)
+    monkeypatch.setattr(Store, "commit_now", commit_now)
 
 
 GO_ON = OpenEpisode._go_on

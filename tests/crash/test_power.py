@@ -351,13 +351,15 @@ def delete_early(append):
     return wrong
 
 
-def without_rows(commit_mark):
-    def wrong(self, *args, **options):
-        rows, self.rows = self.rows, None
+def without_rows(commit_now):
+    def wrong(self, files, new, stored=None):
+        rows = self.rows
+        if new.schema is None:
+            self.rows = None
         try:
-            commit_mark(self, *args, **options)
+            commit_now(self, files, new, stored)
         finally:
-            self.rows = rows
+            self.rows = self.rows or rows
 
     return wrong
 
@@ -427,7 +429,7 @@ PLANTED = {
     "a record without rows is synced before the rows of commits that were not": (
         True,
         (("write", 3), ("unsynced", 3), ("write", 8)),
-        {"patch": (Store, "_commit_mark", without_rows(Store._commit_mark))},
+        {"patch": (Store, "commit_now", without_rows(Store.commit_now))},
     ),
     "a failed sync is tried again": (
         False,
@@ -580,16 +582,17 @@ def while_joined(owner, name, wrong):
     """Return what puts something wrong in place of a method while episodes are stored together."""
 
     def plant(patch):
-        real, commit = getattr(owner, name), Store._commit_joined
+        real, commit_now = getattr(owner, name), Store.commit_now
 
-        def joined(*args):
-            patch.setattr(owner, name, wrong(real))
+        def joined(self, files, new, stored=None):
+            if len(new.records) > 1:
+                patch.setattr(owner, name, wrong(real))
             try:
-                commit(*args)
+                commit_now(self, files, new, stored)
             finally:
                 patch.setattr(owner, name, real)
 
-        patch.setattr(Store, "_commit_joined", joined)
+        patch.setattr(Store, "commit_now", joined)
 
     return plant
 

@@ -11,7 +11,7 @@ import pytest
 import ringmap
 from ringmap import TransitionReplayBuffer
 from ringmap.data import convert, load_dataset
-from ringmap.storage.commit import numbering
+from ringmap.storage.commit.commit import numbered
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.describe import facts_of
@@ -107,17 +107,17 @@ def test_an_episode_keeps_its_side(tmp_path, kind):
 
 
 def of_this_commit(names, arrays, start, following, before):
-    return numbering.numbered(names, arrays, start, following, lambda at: np.full(len(at), -1))
+    return numbered(names, arrays, start, following, lambda at: np.full(len(at), -1))
 
 
 def one_a_commit(names, arrays, start, following, before):
-    return numbering.numbered(names, arrays, start, following, before)[0], 1
+    return numbered(names, arrays, start, following, before)[0], 1
 
 
 @pytest.mark.parametrize("guard", [of_this_commit, one_a_commit])
 def test_control(tmp_path, monkeypatch, guard):
     """Rows that go on do not ask the rows before the commit; a record counts one episode."""
-    monkeypatch.setattr("ringmap.storage.commit.store.numbered", guard)
+    monkeypatch.setattr("ringmap.storage.commit.commit.numbered", guard)
     with pytest.raises(AssertionError):
         lives(Ring(tmp_path / "ring"), Known())
 

@@ -61,6 +61,7 @@ from ringmap.errors import (
 )
 from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.exits import before_exit
@@ -837,7 +838,8 @@ def _stored_in_ram(state: Mapping[str, Any]) -> Store:
     store.begin_at(state["begin"])  # positions have the same meaning in every copy
     for columns, data, flags, part, counted in state["episodes"]:
         store.count_from(*counted)
-        store.commit(schema, columns, encode_data(data, _WHERE), flags, part=part)
+        one = NewRecord(len(columns[0]), encode_data(data, _WHERE), flags, part)
+        store.commit(Commit([one], _WHERE, schema, columns))
     for part, flags, data in state["ends"]:
         end = functools.partial(store.end_chain, part=part, flags=flags, data=encode_data(data, _WHERE))
         store.exclusively(_WHERE, end)

@@ -55,8 +55,9 @@ from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.nested import flattened, nested
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import sizes_when_full
-from ringmap.storage.commit.store import JOINED_NBYTES, NewEpisode, Store
+from ringmap.storage.commit.store import JOINED_NBYTES, Store
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
@@ -469,7 +470,8 @@ class ReplayBuffer(Sampled[BufferView]):
         encoded = encode_data(data, where) if data else b""
         flags = _flags(arrays, -1)
         with self.engine.committing(notes) as small:
-            store.commit(schema, fitted, encoded, flags, small=small, sync=sync)
+            one = NewRecord(length, encoded, flags)
+            store.commit(Commit([one], where, schema, fitted, small=small, sync=sync))
 
     def write_joined(
         self,
@@ -504,7 +506,7 @@ class ReplayBuffer(Sampled[BufferView]):
                 f"{where}: {len(lengths)} lengths, but episode_data of {len(episode_data)} episodes; give one for "
                 "each, or none"
             )
-        stored: list[NewEpisode] = []
+        stored: list[NewRecord] = []
         try:
             store = self.engine.writer(where)
             store.recover_if_stale()
@@ -523,9 +525,9 @@ class ReplayBuffer(Sampled[BufferView]):
             for number, length in enumerate(lengths):
                 stop += length
                 data = encode_data(episode_data[number], where) if episode_data else b""
-                episodes.append(NewEpisode(length, data, _flags(rows, stop - 1)))
+                episodes.append(NewRecord(length, data, _flags(rows, stop - 1)))
             with self.engine.committing() as small:
-                store.commit_joined(schema, arrays, episodes, stored, where, small, sync)
+                store.commit(Commit(episodes, where, schema, arrays, small=small, sync=sync), stored)
         except (OSError, RingmapError):  # `write_episode` says why
             if stored and sync:  # the sync was to come with the last one
                 with contextlib.suppress(OSError, RingmapError):

@@ -31,6 +31,7 @@ from ringmap.clips.cut import ANCHOR, Cut
 from ringmap.clips.draws import integers
 from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, NoClipsError
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
@@ -391,7 +392,8 @@ class StepRing:
         store = engine.writer(where)
         assert store.schema is not None
         with engine.committing() as small:
-            store.commit(store.schema, arrays, data, 0, where=where, small=small, following=following)
+            one = NewRecord(len(arrays[0]), data)
+            store.commit(Commit([one], where, store.schema, arrays, small=small, next_observations=following))
 
     def notes(self) -> dict[str, Any]:
         """Return the notes of the newest rows; for a reader, as of its last refresh."""

@@ -12,7 +12,7 @@ import numpy as np
 from ringmap.buffers import engine
 from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.storage.commit import commit_files, store
+from ringmap.storage.commit import commit, commit_files, store
 from ringmap.storage.disk import lock
 from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.open_episodes.open_episode import OpenEpisode
@@ -221,7 +221,7 @@ def unrehearsed():
 
 
 def never_stale():
-    assert "_stale" in store.Store.__init__.__code__.co_names
+    assert "_stale" in commit.Committer.__init__.__code__.co_names
     store.Store._stale = property(lambda self: False, lambda self, value: None)
 
 
@@ -233,16 +233,16 @@ def memory_before_the_files():
             if not len(self) or int(self.starts[-1]) != start:
                 super().append(start, length, **words)
 
-    start, commit = store.Store.__init__, store.Store.commit
+    start, real = store.Store.__init__, store.Store.commit
 
     def start_eager(self, *args):
         start(self, *args)
         self.live = Eager(self.live.starts, self.live.lengths)
 
-    def commit_eager(self, schema, arrays, *args, **words):
+    def commit_eager(self, new, stored=None):
         if len(self.live):
-            self.live.append(self.head, len(arrays[0]))
-        commit(self, schema, arrays, *args, **words)
+            self.live.append(self.head, len(new.arrays[0]))
+        real(self, new, stored)
 
     store.Store.__init__, store.Store.commit = start_eager, commit_eager
 

@@ -65,7 +65,7 @@ from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import as_array, cast
-from ringmap.storage.commit.numbering import UNNUMBERED
+from ringmap.storage.commit.commit import UNNUMBERED
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk

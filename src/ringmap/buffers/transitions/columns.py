@@ -25,7 +25,7 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.nested import root
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.columns.values import cast
-from ringmap.storage.commit.numbering import NUMBERS
+from ringmap.storage.commit.commit import NUMBERS
 from ringmap.storage.records.step_file import Unlinked
 
 __all__ = ["TransitionColumns"]

@@ -25,7 +25,7 @@ from ringmap.buffers.reopened import Reopened
 from ringmap.datasets.episode_rows import blank
 from ringmap.errors import LappedError, ReplacedError, UnknownColumnError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.commit.numbering import NUMBERS
+from ringmap.storage.commit.commit import NUMBERS
 from ringmap.storage.read.origins import ORIGIN_KEY, origin_of
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -4,7 +4,8 @@
     commit_files      the files of a commit, in order, and which of their content is durable
     background_sync   makes commits durable every few seconds
     group             rows that are stored alone, and committed together
-    store             the writer: commits, clears, flushes, closing
+    commit            all that one call stores, and the order in which it becomes durable and shown
+    store             the writer: roles, the lock, recovery after an interrupt, flushes, the end
 
 A commit writes rows, then the blob, then the record, which is the commit, then `state.bin`, which shows it to readers.
 Rows of a live episode are retired by a separate record before they are overwritten. Opening a directory reads

@@ -30,7 +30,6 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,39 +44,31 @@ from ringmap.errors import (
     RoleError,
     SyncFailedError,
 )
-from ringmap.storage.columns.backends import Storage, choose
-from ringmap.storage.columns.rows import Rows, combine, sum_of
+from ringmap.storage.columns.backends import Storage
+from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.columns.text import coded
 from ringmap.storage.commit.background_sync import BackgroundSync
-from ringmap.storage.commit.commit_files import BlobPlace, CommitFiles
-from ringmap.storage.commit.create import make_columns, make_folder, make_home, warn_of_space
-from ringmap.storage.commit.group import OpenGroup, Values, follows, rows_left
-from ringmap.storage.commit.numbering import ENDS, NUMBERS, UNNUMBERED, numbered
+from ringmap.storage.commit.commit import Commit, Committer, NewRecord, Values
+from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.create import make_folder, make_home
+from ringmap.storage.commit.group import OpenGroup, follows, rows_left
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
 from ringmap.storage.disk.calls import end_noted, lifted, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
-from ringmap.storage.disk.threads import begin
-from ringmap.storage.read.handle import Handle, refuse_if_mine
+from ringmap.storage.read.handle import refuse_if_mine
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.read.texts import Texts
-from ringmap.storage.records.blobs import LARGEST_BLOB, encode_data, names_origin
-from ringmap.storage.records.kinds import TRANSITIONS
+from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.step_file import StepFile, StoredSteps, Unlinked, read_steps
 from ringmap.storage.records.table import (
     CLEAR,
-    COPIED,
     DROPPED,
-    END,
-    EPISODE,
     LAST_ORDINAL,
-    MANY,
-    MOST_U4,
     PART,
     RETIRE,
     SPARE_SLOTS,
@@ -86,19 +77,14 @@ from ringmap.storage.records.table import (
     are_live,
     next_ordinals,
 )
-from ringmap.storage.ring.links import NONE
-from ringmap.storage.ring.ring import Ordinal, Position
+from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
-from ringmap.storage.sidecars.successors import Successors
 
-__all__ = ["JOINED_NBYTES", "NewEpisode", "Settings", "Store"]
+__all__ = ["JOINED_NBYTES", "Settings", "Store"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger("ringmap")
-
-_HELPED_NBYTES = 1 << 20
-"""From this size on the rows of an episode are summed on another core while they are written."""
 
 JOINED_NBYTES = 1 << 16
 """Up to this size the rows of several episodes are better copied together than written apart. A larger copy is made in
@@ -107,12 +93,6 @@ new pages."""
 _READY_S = 0.1
 """For so long a call that joins a group relies on the last look at the directory: a look takes as long as all else of
 the call."""
-
-_MOST_STEPS, _MOST_DATA = (1 << 31) - 1, LARGEST_BLOB // 2
-"""Of an episode. Memory counts its steps in 32 bits; a blob of up to 4 GiB also has the small state."""
-
-_NO_PART = (NONE, 0, NONE, 0, 0)
-"""The fields `chain` to `lane` of a record of an episode that is whole."""
 
 _NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
 
@@ -136,16 +116,7 @@ class Settings:
     group_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class NewEpisode:
-    """An episode among several that one call stores: its steps, its encoded data, its flags."""
-
-    length: int
-    data: bytes
-    flags: int
-
-
-class Store(Handle):
+class Store(Committer):
     """A buffer open for writing. Made by `Store.create` or `Store.open`.
 
     Processes and threads: one store per directory, by lock. Methods may be called from any
@@ -162,29 +133,20 @@ class Store(Handle):
         settings: Settings,
         lock: WriterLock | None,
     ):
-        super().__init__(disk, folder, manifest, settings.mapped)
+        super().__init__(disk, folder, manifest, settings.mapped, settings.power, settings.storage)
         self.settings = settings
-        self.power = settings.power and not disk.volatile
-        self.ring = manifest.ring
         self.files: CommitFiles | None = None
         self._lock = lock
         self._mutex = threading.Lock()
         self._syncing = threading.Lock()
-        self.made_room = False
-        self._stale = True
         self._trusted = True
         """Whether the recovery found that no power cut, and no failed sync, came since the last writer."""
-        self._torn_memory = False
         self._closed = False
         self._child = False
         self._group: OpenGroup | None = None
         self._spent: StepFile | None = None
         """The file of a group that is committed, for the next one."""
         self._ready_until = 0.0
-        self._following = Successors(self.home)
-        self._following_of = -1
-        """The number of the record for which the files of next observations were last turned."""
-        self._background: BackgroundSync[Store] | None = None
         self._grouping: BackgroundSync[Store] | None = None
         if settings.sync_every_s > 0 and not self.power and not disk.volatile:
             self._background = BackgroundSync(self, settings.sync_every_s, Store.sync_behind)
@@ -322,7 +284,8 @@ class Store(Handle):
 
     def _commit_left(self, steps: StoredSteps, schema: Schema, folder: str) -> None:
         arrays, data, following = rows_left(steps)
-        self.commit(schema, arrays, encode_data(data, folder), 0, where=folder, following=following)
+        one = NewRecord(steps.count, encode_data(data, folder))
+        self.commit(Commit([one], folder, schema, arrays, next_observations=following))
         log.info("%s: stored %d rows of a group that was open", self.folder, steps.count)
 
     def _recover_sidecars(self) -> None:
@@ -580,32 +543,12 @@ class Store(Handle):
 
     # -- commits -----------------------------------------------------------------------------
 
-    def commit(
-        self,
-        schema: Schema,
-        arrays: list[Array],
-        data: bytes,
-        flags: int,
-        where: str = "ReplayBuffer.write_episode",
-        finished: str | None = None,
-        small: Mapping[str, Any] | None = None,
-        following: Values | None = None,
-        part: PartOf | None = None,
-        sync: bool = True,
-    ) -> None:
-        """Store one episode: its rows, its data and the buffer's small state, or none of these.
+    def commit(self, new: Commit, stored: list[NewRecord] | None = None) -> None:
+        """Store all that a commit says, or nothing: of several records those in `stored`.
 
         Args:
-            schema: of the arrays; equal to the buffer's, or becomes it.
-            arrays: one per column, `(length, *shape)`, in the schema's dtypes, C-contiguous.
-            data: encoded episode data.
-            flags: TERMINATED, TRUNCATED, INTERRUPTED.
-            where: the method to name in an error.
-            finished: the open episode that this commit ends.
-            small: sections of the small state (JSON) that changed.
-            following: the next observations of the newest rows, for `Successors`.
-            part: which part of a chain it is; None: an episode that is whole.
-            sync: whether durability "power" applies; else a later sync makes it durable.
+            new: what is stored.
+            stored: takes each record once it counts.
 
         Raises:
             InputError: another thread locked another schema first.
@@ -616,266 +559,7 @@ class Store(Handle):
 
         Cost: O(1) in the stored episodes; one write per column, and three small ones.
         """
-        self.exclusively(
-            where,
-            lambda files: self.commit_within(
-                files,
-                schema,
-                arrays,
-                data,
-                flags,
-                where,
-                finished,
-                small,
-                following=following,
-                part=part,
-                sync=sync,
-            ),
-        )
-
-    def commit_within(
-        self,
-        files: CommitFiles,
-        schema: Schema,
-        arrays: list[Array],
-        data: bytes,
-        flags: int,
-        where: str,
-        finished: str | None = None,
-        small: Mapping[str, Any] | None = None,
-        group: OpenGroup | None = None,
-        following: Values | None = None,
-        part: PartOf | None = None,
-        sync: bool = True,
-    ) -> None:
-        """Do the work of `commit`, inside `exclusively`. `group`: the open group, if its rows are committed."""
-        length = len(arrays[0])
-        if group is None:
-            arrays, (words,) = coded(schema, arrays)
-        else:
-            words = group.words  # its rows are codes already
-        packed = words.pack()
-        self._refuse_large(length, len(packed) + len(data), part, where)
-        rows = self._rows_for(files, schema, where)
-        start = self.head if group is None else group.start
-        begun = None
-        if self.manifest.kind == TRANSITIONS:
-            arrays, begun = numbered(schema.names, arrays, start, self.next_ordinal, partial(self._numbers_of, rows))
-        need = self.ring.overwritten(start + length)
-        rows.reserve(start, length)
-        if need > self.tail:
-            self._retire(files, need)
-        seq = self.seq + 1
-        tail, first = self._after(seq, start + length, self.tail)
-        self._stale = True
-        files.protect(need, seq, files.state)
-        summed = partial(_sums_of, arrays)
-        helped = begin(summed) if length * rows.row_nbytes >= _HELPED_NBYTES else None
-        rows.write(start, arrays, self._is_live)
-        sums = summed() if helped is None else helped.end()
-        files.carry(small)
-        if finished is not None:
-            files.carry_finished(finished)
-        place = files.write_blob(seq, sums, data, packed)
-        record = self._episode(seq, start, length, tail, first, combine(sums), place, flags, data, part, begun)
-        if following is not None:
-            self._write_following(files, record, following)
-        durable = self.power and sync
-        if durable:
-            files.sync_written(rows)
-        files.append(record, durable)
-        self._remember(record)
-        if following is not None:
-            self._following.turn()
-            self._following_of = record.seq
-        self._committed(files, durable)
-
-    def _refuse_large(self, length: int, nbytes: int, part: PartOf | None, where: str) -> None:
-        """Raise InputError if a record can't say how large an episode is. Nothing was changed."""
-        if part is None and length <= _MOST_STEPS and nbytes <= _MOST_DATA:
-            return
-        what = "bytes of episode data and text"
-        sizes = [("steps", length, _MOST_STEPS), (what, nbytes, _MOST_DATA)]
-        if part is not None:
-            sizes += [("parts", part.number, MOST_U4), ("as its lane", part.lane, MOST_U4)]
-            if part.chain != NONE:
-                behind = self.next_ordinal - part.ordinal
-                sizes += [("episodes that began since its first part", behind, MOST_U4)]
-        for what, size, most in sizes:
-            if size > most:
-                raise InputError(
-                    f"{where}: an episode with {size} {what}, expected at most {most}; end it, and begin another"
-                )
-
-    def _episode(
-        self,
-        seq: int,
-        start: Position,
-        length: int,
-        tail: Position,
-        first: int,
-        rows_sum: int,
-        place: BlobPlace,
-        flags: int,
-        data: bytes,
-        part: PartOf | None = None,
-        begun: int | None = None,
-    ) -> Record:
-        """Return the record of an episode, or of a part of one; of rows of many episodes, of which `begun` begin
-        here."""
-        segment, offset, size, blob_sum = place
-        ordinal, behind, bits = self.next_ordinal, 1, 0
-        chain, step, previous, number, lane = _NO_PART
-        if part is not None:
-            chain, step, previous, number, lane = part.place(start)
-            bits = part.bits
-            if part.chain != NONE:
-                ordinal, behind = part.ordinal, self.next_ordinal - part.ordinal
-        if begun is not None:
-            behind, bits = begun, MANY
-        elif data and names_origin(data):
-            bits |= COPIED
-        return Record(
-            seq,
-            start,
-            tail,
-            first,
-            rows_sum,
-            blob_sum,
-            length,
-            segment,
-            offset,
-            size,
-            ordinal,
-            self._now(),
-            chain,
-            step,
-            previous,
-            number,
-            lane,
-            EPISODE,
-            flags,
-            bits,
-            behind,
-        )
-
-    def _numbers_of(self, rows: Rows, positions: Array) -> Array:
-        """Return the numbers of the episodes that rows before a commit are of, as `numbered` asks for them."""
-        numbers, *ended = (rows.take_stored(name, positions) for name in (NUMBERS, *ENDS))
-        ended.append(~self.live.has(positions))
-        found: Array = np.where(np.any(ended, 0), UNNUMBERED, numbers)
-        return found
-
-    def _now(self) -> int:
-        """Return the time of a commit, in ns. It never falls, whatever the clock does."""
-        return max(time.time_ns(), self.time)
-
-    def _committed(self, files: CommitFiles, durable: bool) -> None:
-        """End a commit: all its records count."""
-        if durable:
-            files.drop_retired()
-        self._stale = False
-        if self._background is not None:
-            self._background.committed()
-
-    def _rows_for(self, files: CommitFiles, schema: Schema, where: str) -> Rows:
-        """Return the columns; make them if this is the first episode."""
-        if self.rows is None:
-            self._stale = True
-            self._make_columns(files, schema, locked=False)
-        elif self.rows.schema is not schema and self.rows.schema != schema:
-            raise InputError(f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}")
-        assert self.rows is not None
-        return self.rows
-
-    def commit_joined(
-        self,
-        schema: Schema,
-        arrays: list[Array],
-        episodes: Sequence[NewEpisode],
-        stored: list[NewEpisode],
-        where: str,
-        small: Mapping[str, Any] | None = None,
-        sync: bool = True,
-    ) -> None:
-        """Store several episodes in order: one write per column and one for their blobs, then a record and a state for
-        each.
-
-        Each counts whole or not at all, as if it came alone. After an error those in `stored` count.
-
-        Args:
-            schema: of the arrays; equal to the buffer's, or becomes it.
-            arrays: one per column, the rows of the episodes one behind the other; else as for `commit`.
-            episodes: at least one, together at most as long as the spare rows.
-            stored: takes each episode once it counts.
-            where: the method to name in an error.
-            small: as for `commit`.
-            sync: likewise.
-
-        Raises:
-            as `commit`.
-        """
-        self.exclusively(
-            where,
-            lambda files: self._commit_joined(
-                files, self._rows_for(files, schema, where), arrays, episodes, stored, small, sync
-            ),
-        )
-
-    def _commit_joined(
-        self,
-        files: CommitFiles,
-        rows: Rows,
-        arrays: list[Array],
-        episodes: Sequence[NewEpisode],
-        stored: list[NewEpisode],
-        small: Mapping[str, Any] | None,
-        sync: bool,
-    ) -> None:
-        start, total = self.head, len(arrays[0])
-        need = self.ring.overwritten(start + total)
-        assert need <= self.tail, "longer than the spare rows"
-        rows.reserve(start, total)
-        arrays, words = coded(rows.schema, arrays, [one.length for one in episodes])
-        self._stale = True
-        files.protect(need, self.seq + 1, files.state)
-        rows.write(start, arrays, self._is_live)
-        files.carry(small)
-        last = len(episodes) - 1
-        at, parts = 0, list[tuple[list[int], bytes, bytes]]()
-        for one, own in zip(episodes, words, strict=True):
-            stop = at + one.length
-            sums = _sums_of([v[at:stop] for v in arrays] if last else arrays)
-            parts.append((sums, one.data, own.pack()))
-            at = stop
-        places = files.write_blobs(self.seq + 1 + last, parts)
-        durable = self.power and sync
-        if durable:
-            files.sync_written(rows)
-        for number, (one, place, (sums, *_)) in enumerate(zip(episodes, places, parts, strict=True)):
-            if files.unpublished:  # state.bin may lag by one record, not by two
-                files.publish_again()
-            seq, length = self.seq + 1, one.length
-            tail, first = self._after(seq, self.head + length, self.tail)
-            files.protect(0, seq, files.state)
-            record = self._episode(seq, self.head, length, tail, first, combine(sums), place, one.flags, one.data)
-            files.append(record, durable and number == last)
-            self._remember(record)
-            stored.append(one)
-        self._committed(files, durable)
-
-    def _write_following(self, files: CommitFiles, record: Record, following: Values) -> None:
-        """Write the next observations of a record's newest rows, over those that the newest record does not need."""
-        if self._following_of != self.seq:  # this handle has not written yet, or was interrupted
-            newest = self.newest_rows()
-            if newest is not None:
-                self._following.find(newest.head, newest.rows_sum)
-        self._following.write(record.head, record.rows_sum, following)
-        if self.power:
-            try:
-                self._following.sync()
-            except OSError as error:
-                files.poisoned(error)
+        self.exclusively(new.where, lambda files: self.commit_now(files, new, stored))
 
     def end_chain(
         self,
@@ -890,14 +574,12 @@ class Store(Handle):
         Args:
             files: of the commit.
             part: the one that would come next.
-            flags: as for `commit`.
-            data: of the episode.
-            small: as for `commit`.
+            flags: of the episode.
+            data: likewise.
+            small: as in `Commit`.
         """
-        files.carry(small)
-        self._stale = True
-        self._commit_mark(files, RETIRE, self.tail, flags, replace(part, is_last=True), data)
-        self._stale = False
+        end = NewRecord(0, data, flags, replace(part, is_last=True), RETIRE)
+        self.commit_now(files, Commit([end], self.folder, small=small))
 
     def drop_chains(self, chains: Collection[int], where: str) -> None:
         """Flag the parts of some chains as dropped, durably: they are not returned any more. O(live records).
@@ -922,20 +604,6 @@ class Store(Handle):
             self._recover()  # syncs the table, and has readers look again
 
         self.exclusively(where, work)
-
-    def follow_with(self, following: Values) -> None:
-        """Write the next observations of the newest rows, for a ring in RAM that was copied."""
-        newest = self.newest_rows()
-        if newest is not None:
-            self._following.write(newest.head, newest.rows_sum, following)
-            self._following.turn()
-
-    def newest_rows(self) -> Record | None:
-        """Return the record of the newest committed rows, None if there are none. O(log episodes)."""
-        with self.memory:
-            live = self.live
-            last = int(live.starts.searchsorted(self.committed_head)) - 1
-            return self.record_of(Ordinal(live.first + last)) if last >= 0 else None
 
     def update(self, positions: Array, values: Mapping[str, Array], where: str) -> int:
         """Store newer values of rows, in mutable columns; return how many: rows that were evicted are left out.
@@ -989,9 +657,7 @@ class Store(Handle):
         def work(files: CommitFiles) -> None:
             files.carry(small)
             if len(self.live):
-                self._stale = True
-                self._commit_mark(files, CLEAR, self.head)
-                self._stale = False
+                self.commit_now(files, Commit([NewRecord(kind=CLEAR, tail=self.head)], "ReplayBuffer.clear"))
 
         self.exclusively("ReplayBuffer.clear", work)
 
@@ -1173,17 +839,10 @@ class Store(Handle):
             return
         if group.count:
             kept, following = group.kept()
-            data = encode_data(kept, where)
-            self.commit_within(
+            one = NewRecord(group.count, encode_data(kept, where))
+            self.commit_now(
                 files,
-                group.schema,
-                group.columns(),
-                data,
-                0,
-                where,
-                small=small,
-                group=group,
-                following=following,
+                Commit([one], where, group.schema, group.columns(), group.words, small, next_observations=following),
             )
         self._group, self._spent = None, group.file
 
@@ -1212,119 +871,9 @@ class Store(Handle):
             if thread.noted:
                 end_noted()
 
-    def _retire(self, files: CommitFiles, need: int) -> None:
-        """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""
-        tail = self.live.tail_for(need, 0)
-        self._stale = True
-        self._commit_mark(files, RETIRE, self.head if tail < 0 else tail)
-        self.made_room = True
-        if not self.power:
-            files.sync_table(files.state)
-        files.publish_again()
-        self._stale = False
-
-    def _commit_mark(
-        self,
-        files: CommitFiles,
-        kind: int,
-        tail: Position,
-        flags: int = 0,
-        part: PartOf | None = None,
-        data: bytes = b"",
-    ) -> None:
-        """Commit a record without rows."""
-        seq = self.seq + 1
-        tail, first = self._after(seq, self.head, tail)
-        files.protect(0, seq, files.state)
-        segment, offset, size, blob_sum = files.write_blob(seq, [], data)
-        bits = (0 if part is None else part.bits) | (COPIED if data and names_origin(data) else 0)
-        place = _NO_PART if part is None else part.place(self.head)
-        record = Record(
-            seq,
-            self.head,
-            tail,
-            first,
-            combine([]),
-            blob_sum,
-            0,
-            segment,
-            offset,
-            size,
-            self.next_ordinal,
-            self._now(),
-            *place,
-            kind,
-            flags,
-            bits,
-        )
-        if self.power:
-            files.sync_written(self.rows)  # of commits before it that were not synced
-        files.append(record, self.power)
-        self._remember(record)
-        if self.power:
-            files.drop_retired()
-
-    def _remember(self, record: Record) -> None:
-        """Move memory to the state after `record`."""
-        live = self.live
-        with self.memory:
-            self._torn_memory = True
-            live.evict_before(record.tail)
-            if record.start < self.head:  # the rows of the open group, which are shown already
-                self._group = None
-            elif record.length:
-                live.append(record.start, record.length, record.origin, record.link)
-            if record.part & END:
-                live.end(record.chain, record.seq)
-            self.seq, self.first = record.seq, record.first
-            self.tail, self.head = record.tail, record.head
-            self.next_ordinal, self.time = record.next_ordinal, record.time
-            self._torn_memory = False
-
-    def _after(self, seq: int, head: int, tail: Position) -> tuple[Position, int]:
-        """Return tail and oldest live record once record `seq` ends at `head`: episodes that fit stay."""
-        live, table = self.live, self.table
-        if head - tail > self.ring.max_steps:
-            kept = live.tail_for(head, self.ring.max_steps)
-            tail = max(tail, self.head if kept < 0 else kept)
-        first = self.first
-        if tail != self.tail or not len(live) or live.start(live.first) >= self.committed_head:
-            first = table.first_live(first, seq, tail)
-        # After many retirements without an episode, the table's slots run out before the steps do.
-        # A record is never written over one that state.bin names: readers look there until the new state is shown.
-        while seq + 1 - first >= table.slots:
-            first = table.first_live(first + 1, seq, tail)
-            tail = table.start_of(first) if first < seq else self.head
-        return tail, first
-
-    def _is_live(self, slot: int, count: int) -> bool:
-        """Tell whether a live episode has any of `count` rows from `slot` on (no wrap). O(log episodes)."""
-        starts, lengths = self.live.starts, self.live.lengths
-        at = self.tail + (slot - self.tail) % self.ring.rows
-        for first in (at, at - self.ring.rows):
-            last = int(np.searchsorted(starts, first + count)) - 1
-            if count and last >= 0 and starts[last] + lengths[last] > first:
-                return True
-        return False
-
-    def _make_columns(self, files: CommitFiles, schema: Schema, locked: bool) -> None:
-        chosen = choose(self.settings.storage, schema, "ReplayBuffer")
-        backends, options = [c.backend for c in chosen], [c.options for c in chosen]
-        manifest = self.manifest.with_columns(schema, backends, options, locked)
-        warn_of_space(self.disk, self.folder, manifest)
-        manifest = make_columns(self.disk, self.paths, manifest, files.sync_folder)
-        rows = Rows.open(
-            self.disk,
-            self.folder,
-            schema,
-            manifest.columns,
-            self.ring,
-            True,
-            self.head,
-            self.mapped,
-        )
-        self.manifest = manifest
-        self._adopt(rows)
+    def let_group_go(self) -> None:
+        """Forget the open group: its rows are committed. Holds `memory`."""
+        self._group = None
 
     # -- syncs -------------------------------------------------------------------------------
 
@@ -1561,11 +1110,6 @@ def _pending_of(store: Store) -> Callable[[], OpenGroup | None]:
         return None if group is None or group.is_in_place else group
 
     return pending
-
-
-def _sums_of(arrays: list[Array]) -> list[int]:
-    """Return the checksum of each column's rows."""
-    return [sum_of(values) for values in arrays]
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.storage.commit.commit import NUMBERS
 from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.group import follows
-from ringmap.storage.commit.numbering import NUMBERS
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path

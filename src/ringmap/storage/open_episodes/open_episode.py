@@ -29,6 +29,7 @@ from ringmap.storage.columns.nested import flattened
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.text import Words
 from ringmap.storage.columns.values import NUMBERS, as_array
+from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
@@ -279,7 +280,8 @@ class OpenEpisode:
         schema, arrays = _as_stored(store, steps, count, self._casting, where)
         self._begins, self._ordinal = store.head, store.next_ordinal
         with self._small(notes) as small:
-            store.commit_within(files, schema, arrays, data, flags, where, self.id, small, part=part)
+            one = NewRecord(count, data, flags, part)
+            store.commit_now(files, Commit([one], where, schema, arrays, small=small, finished=self.id))
 
     def _end_chain(
         self,
@@ -374,7 +376,8 @@ def finish_open(store: Store, keep: bool) -> None:
                         log.warning("%s: interrupted episode dropped: %s", folder, error)
                     else:
                         part = part and _last_part(store, part)
-                        store.commit(schema, arrays, data, INTERRUPTED, where=folder, finished=name, part=part)
+                        one = NewRecord(steps.count, data, INTERRUPTED, part)
+                        store.commit(Commit([one], folder, schema, arrays, finished=name))
                         log.info("%s: kept %d steps of an interrupted episode", store.folder, steps.count)
             _remove(disk, folder)
         _end_chains(store)

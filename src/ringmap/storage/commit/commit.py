@@ -1,0 +1,447 @@
+"""A commit: all that one call stores, and the one order in which that becomes durable and is shown.
+
+    check, convert -> reserve blocks, retire what is overwritten -> sync the table, if it still calls that live
+    -> rows, blobs [power: sync] -> RECORD [power: sync] -> state.bin -> memory
+
+It counts from the record on. Several episodes are several records after one write of rows; a mark (retire, clear, the
+end of a chain) is a record without rows. Rows that fit in the spare ones are written where no live row is, and their
+record both publishes them and retires what they evict; longer ones first commit a mark that retires it.
+
+Rows of transitions have the ordinal of their episode in a column, and get it with their commit:
+
+    lanes         -2  -2   2   2   2   2        a row with N > 0 goes on from the row N before it, unless that one ended
+    an episode ended                  x
+    _episode       4   5   4   5   6   5        the record: ordinal 4, behind 3
+
+Invariants: a row or slot that the newest durable record calls live is never overwritten; `_stale` is set before the
+first write and cleared last; memory changes under `memory` only; the numbers of a commit are those that its record
+gives, in the order of the episodes' first rows, and rows that have a number, of a copy, keep it.
+Not here: who may write, and when (store.py); which files these are (commit_files.py); what `lanes` says
+(buffers/transitions/).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import InputError
+from ringmap.storage.columns.backends import Storage, choose
+from ringmap.storage.columns.rows import Rows, combine, sum_of
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.text import Words, coded
+from ringmap.storage.commit.background_sync import BackgroundSync
+from ringmap.storage.commit.commit_files import BlobPlace, CommitFiles
+from ringmap.storage.commit.create import make_columns, warn_of_space
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.threads import begin
+from ringmap.storage.read.handle import Handle
+from ringmap.storage.records.blobs import LARGEST_BLOB, names_origin
+from ringmap.storage.records.kinds import TRANSITIONS
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.table import COPIED, END, EPISODE, MANY, MOST_U4, RETIRE, PartOf, Record
+from ringmap.storage.ring.links import NONE
+from ringmap.storage.ring.ring import Ordinal, Position
+from ringmap.storage.sidecars.successors import Successors
+
+__all__ = ["ENDS", "LANES", "NUMBERS", "UNNUMBERED", "Commit", "Committer", "NewRecord", "Values", "numbered"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Values = Mapping[str, Array]
+
+LANES, ENDS, NUMBERS = "lanes", ("dones", "truncated"), "_episode"
+"""Names of columns of transitions."""
+UNNUMBERED = -1
+
+_HELPED_NBYTES = 1 << 20
+"""From this size on rows are summed on another core while they are written."""
+
+_MOST_STEPS, _MOST_DATA = (1 << 31) - 1, LARGEST_BLOB // 2
+"""Of an episode. Memory counts its steps in 32 bits; a blob of up to 4 GiB also has the small state."""
+
+_NO_PART = (NONE, 0, NONE, 0, 0)
+"""The fields `chain` to `lane` of a record of an episode that is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """One record of a commit: of an episode, or of a mark, which has no rows.
+
+    `data`: of the episode, encoded; `part`: which part of a chain it is, None for a whole episode; `tail`: of a
+    mark, None for the present one.
+    """
+
+    length: int = 0
+    data: bytes = b""
+    flags: int = 0
+    part: PartOf | None = None
+    kind: int = EPISODE
+    tail: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All that one call stores: several records, but for which there is one of each.
+
+    `where`: the method to name in an error;
+    `schema`: of the rows, equal to the buffer's, or becomes it; None for a mark;
+    `arrays`: one per column, the rows of the records one behind the other, in the schema's dtypes, C-contiguous;
+    `words`: the rows' own, if columns of text have codes already;
+    `small`: sections of the small state (JSON) that changed;
+    `finished`: the open episode that this ends;
+    `next_observations`: of the newest rows, for `Successors`;
+    `sync`: whether durability "power" applies; else a later sync makes it durable.
+    """
+
+    records: Sequence[NewRecord]
+    where: str
+    schema: Schema | None = None
+    arrays: Sequence[Array] = ()
+    words: Words | None = None
+    small: Mapping[str, Any] | None = None
+    finished: str | None = None
+    next_observations: Values | None = None
+    sync: bool = True
+
+
+class Committer(Handle):
+    """A handle that makes commits: the base of `Store`.
+
+    Args:
+        disk, folder, manifest, mapped: as for `Handle`.
+        power: whether each commit is synced.
+        storage: how new columns are stored.
+    """
+
+    def __init__(
+        self, disk: Disk, folder: str, manifest: Manifest, mapped: bool, power: bool, storage: Storage
+    ) -> None:
+        super().__init__(disk, folder, manifest, mapped)
+        self.ring = manifest.ring
+        self.power = power and not disk.volatile
+        self.made_room = False
+        """Whether this call has retired episodes for one that is not stored yet."""
+        self._storage: Storage = storage
+        self._stale = True
+        """Whether memory and files may differ: an interrupt or an error came in the middle of a change."""
+        self._torn_memory = False
+        """Whether memory does not even agree with itself."""
+        self._background: BackgroundSync[Any] | None = None
+        """Makes commits durable, after each."""
+        self._following = Successors(self.home)
+        self._following_of = -1
+        """The number of the record for which the files of next observations were last turned."""
+
+    def commit_now(self, files: CommitFiles, new: Commit, stored: list[NewRecord] | None = None) -> None:
+        """Make a commit, in the order of docs/reference/on-disk-format.md. The caller keeps others out.
+
+        Each record counts whole or not at all, as if it came alone. After an error those in `stored` count.
+
+        Raises:
+            InputError: another schema was fixed; a record can't say how large an episode is. Nothing was stored.
+            OSError, RingmapError: as `Store.commit`.
+        """
+        records, arrays, rows = new.records, new.arrays, self.rows
+        lengths, words = [one.length for one in records], [b""] * len(records)
+        start, need, begun = self.committed_head, 0, None
+        if new.schema is not None:
+            # 1. Check, convert.
+            if new.words is not None:
+                words = [new.words.pack()]
+            elif new.schema.texts:
+                arrays, found = coded(new.schema, list(arrays), lengths)
+                words = [own.pack() for own in found]
+            for one, packed in zip(records, words, strict=True):
+                if one.part is not None or one.length > _MOST_STEPS or len(packed) + len(one.data) > _MOST_DATA:
+                    self._refuse_large(one, len(packed) + len(one.data), new.where)
+            rows = self._rows_for(files, new.schema, new.where)
+            if self.manifest.kind == TRANSITIONS:
+                before = partial(self._numbers_of, rows)
+                arrays, begun = numbered(new.schema.names, arrays, start, self.next_ordinal, before)
+            # 2. Reserve, and retire first what is live there.
+            count = len(arrays[0])
+            rows.reserve(start, count)
+            need = self.ring.overwritten(start + count)
+            if need > self.tail:
+                self._retire(files, need)
+        self._stale = True
+        # 3. Sync the table, if the disk still calls these rows or the slot live.
+        files.protect(need, self.seq + 1, files.state)
+        # 4. Rows, blobs and next observations.
+        sums = self._write(rows, start, arrays, lengths)
+        files.carry(new.small)
+        if new.finished is not None:
+            files.carry_finished(new.finished)
+        blobs = [(of, one.data, packed) for of, one, packed in zip(sums, records, words, strict=True)]
+        places = files.write_blobs(self.seq + len(records), blobs)
+        if new.next_observations is not None:
+            self._write_following(files, Position(start + count), combine(sums[0]), new.next_observations)
+        durable = self.power and new.sync
+        if durable:
+            files.sync_written(rows)
+        last = len(records) - 1
+        for number, (one, place) in enumerate(zip(records, places, strict=True)):
+            if number:
+                files.publish_again()  # state.bin may lag by one record, not by two
+                files.protect(0, self.seq + 1, files.state)
+            # 5. The record. 6. The state.
+            record = self._record(one, self.committed_head, combine(sums[number]), place, begun)
+            files.append(record, durable and number == last)
+            self._remember(record)
+            if stored is not None:
+                stored.append(one)
+        if new.next_observations is not None:
+            self._following.turn()
+            self._following_of = self.seq
+        if durable:
+            files.drop_retired()
+        self._stale = False
+        if self._background is not None:
+            self._background.committed()
+
+    def _write(
+        self, rows: Rows | None, start: Position, arrays: Sequence[Array], lengths: list[int]
+    ) -> list[list[int]]:
+        """Write rows, and return for each record the checksum of each column."""
+        if not arrays or rows is None:
+            return [[] for _ in lengths]
+        summed = partial(_sums_of, arrays, lengths)
+        helped = begin(summed) if len(arrays[0]) * rows.row_nbytes >= _HELPED_NBYTES else None
+        rows.write(start, list(arrays), self._is_live)
+        return summed() if helped is None else helped.end()
+
+    def _record(self, one: NewRecord, start: Position, rows_sum: int, place: BlobPlace, begun: int | None) -> Record:
+        """Return the record that comes next.
+
+        Args:
+            one: what it is of.
+            start: its first position.
+            rows_sum: the checksum of its rows.
+            place: that of its blob.
+            begun: how many episodes begin in it, if its rows are of many.
+        """
+        seq, part, data = self.seq + 1, one.part, one.data
+        tail, first = self._after(seq, Position(start + one.length), self.tail if one.tail is None else one.tail)
+        segment, offset, size, blob_sum = place
+        ordinal, behind, bits = self.next_ordinal, 1 if one.length else 0, 0
+        chain, step, previous, number, lane = _NO_PART
+        if part is not None:
+            chain, step, previous, number, lane = part.place(start)
+            bits = part.bits
+            if part.chain != NONE and one.length:
+                ordinal, behind = part.ordinal, self.next_ordinal - part.ordinal
+        if begun is not None:
+            behind, bits = begun, MANY
+        elif data and names_origin(data):
+            bits |= COPIED
+        return Record(
+            seq,
+            start,
+            tail,
+            first,
+            rows_sum,
+            blob_sum,
+            one.length,
+            segment,
+            offset,
+            size,
+            ordinal,
+            max(time.time_ns(), self.time),  # never falls, whatever the clock does
+            chain,
+            step,
+            previous,
+            number,
+            lane,
+            one.kind,
+            one.flags,
+            bits,
+            behind,
+        )
+
+    def _after(self, seq: int, head: int, tail: Position) -> tuple[Position, int]:
+        """Return tail and oldest live record once record `seq` ends at `head`: episodes that fit stay."""
+        live, table = self.live, self.table
+        if head - tail > self.ring.max_steps:
+            kept = live.tail_for(head, self.ring.max_steps)
+            tail = max(tail, self.head if kept < 0 else kept)
+        first = self.first
+        if tail != self.tail or not len(live) or live.start(live.first) >= self.committed_head:
+            first = table.first_live(first, seq, tail)
+        # After many retirements without an episode, the table's slots run out before the steps do.
+        # A record is never written over one that state.bin names: readers look there until the new state is shown.
+        while seq + 1 - first >= table.slots:
+            first = table.first_live(first + 1, seq, tail)
+            tail = table.start_of(first) if first < seq else self.head
+        return tail, first
+
+    def _remember(self, record: Record) -> None:
+        """Move memory to the state after `record`."""
+        live = self.live
+        with self.memory:
+            self._torn_memory = True
+            live.evict_before(record.tail)
+            if record.start < self.head:  # the rows of the open group, which are shown already
+                self.let_group_go()
+            elif record.length:
+                live.append(record.start, record.length, record.origin, record.link)
+            if record.part & END:
+                live.end(record.chain, record.seq)
+            self.seq, self.first = record.seq, record.first
+            self.tail, self.head = record.tail, record.head
+            self.next_ordinal, self.time = record.next_ordinal, record.time
+            self._torn_memory = False
+
+    def let_group_go(self) -> None:
+        """Forget the open group: its rows are committed. Holds `memory`."""
+
+    def _retire(self, files: CommitFiles, need: int) -> None:
+        """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""
+        tail = self.live.tail_for(need, 0)
+        self.commit_now(files, Commit([NewRecord(kind=RETIRE, tail=self.head if tail < 0 else tail)], ""))
+        self.made_room = True
+        if not self.power:
+            files.sync_table(files.state)
+        files.publish_again()
+
+    def _is_live(self, slot: int, count: int) -> bool:
+        """Tell whether a live episode has any of `count` rows from `slot` on (no wrap). O(log episodes)."""
+        starts, lengths = self.live.starts, self.live.lengths
+        at = self.tail + (slot - self.tail) % self.ring.rows
+        for first in (at, at - self.ring.rows):
+            last = int(np.searchsorted(starts, first + count)) - 1
+            if count and last >= 0 and starts[last] + lengths[last] > first:
+                return True
+        return False
+
+    def _refuse_large(self, one: NewRecord, nbytes: int, where: str) -> None:
+        """Raise InputError if a record can't say how large an episode is. Nothing was changed."""
+        what, part = "bytes of episode data and text", one.part
+        sizes = [("steps", one.length, _MOST_STEPS), (what, nbytes, _MOST_DATA)]
+        if part is not None:
+            sizes += [("parts", part.number, MOST_U4), ("as its lane", part.lane, MOST_U4)]
+            if part.chain != NONE:
+                behind = self.next_ordinal - part.ordinal
+                sizes += [("episodes that began since its first part", behind, MOST_U4)]
+        for what, size, most in sizes:
+            if size > most:
+                raise InputError(
+                    f"{where}: an episode with {size} {what}, expected at most {most}; end it, and begin another"
+                )
+
+    def _rows_for(self, files: CommitFiles, schema: Schema, where: str) -> Rows:
+        """Return the columns; make them if this is the first episode."""
+        if self.rows is None:
+            self._stale = True
+            self._make_columns(files, schema, locked=False)
+        elif self.rows.schema is not schema and self.rows.schema != schema:
+            raise InputError(f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}")
+        assert self.rows is not None
+        return self.rows
+
+    def _make_columns(self, files: CommitFiles, schema: Schema, locked: bool) -> None:
+        chosen = choose(self._storage, schema, "ReplayBuffer")
+        backends, options = [c.backend for c in chosen], [c.options for c in chosen]
+        manifest = self.manifest.with_columns(schema, backends, options, locked)
+        warn_of_space(self.disk, self.folder, manifest)
+        manifest = make_columns(self.disk, self.paths, manifest, files.sync_folder)
+        rows = Rows.open(self.disk, self.folder, schema, manifest.columns, self.ring, True, self.head, self.mapped)
+        self.manifest = manifest
+        self._adopt(rows)
+
+    def _numbers_of(self, rows: Rows, positions: Array) -> Array:
+        """Return the numbers of the episodes that rows before a commit are of, as `numbered` asks for them."""
+        numbers, *ended = (rows.take_stored(name, positions) for name in (NUMBERS, *ENDS))
+        ended.append(~self.live.has(positions))
+        found: Array = np.where(np.any(ended, 0), UNNUMBERED, numbers)
+        return found
+
+    # -- next observations -------------------------------------------------------------------
+
+    def _write_following(self, files: CommitFiles, head: Position, rows_sum: int, following: Values) -> None:
+        """Write the next observations of a commit's newest rows, over those that the newest record does not need."""
+        if self._following_of != self.seq:  # this handle has not written yet, or was interrupted
+            newest = self.newest_rows()
+            if newest is not None:
+                self._following.find(newest.head, newest.rows_sum)
+        self._following.write(head, rows_sum, following)
+        if self.power:
+            try:
+                self._following.sync()
+            except OSError as error:
+                files.poisoned(error)
+
+    def follow_with(self, following: Values) -> None:
+        """Write the next observations of the newest rows, for a ring in RAM that was copied."""
+        newest = self.newest_rows()
+        if newest is not None:
+            self._following.write(newest.head, newest.rows_sum, following)
+            self._following.turn()
+
+    def newest_rows(self) -> Record | None:
+        """Return the record of the newest committed rows, None if there are none. O(log episodes)."""
+        with self.memory:
+            live = self.live
+            last = int(live.starts.searchsorted(self.committed_head)) - 1
+            return self.record_of(Ordinal(live.first + last)) if last >= 0 else None
+
+
+def _sums_of(arrays: Sequence[Array], lengths: Sequence[int]) -> list[list[int]]:
+    """Return for each record the checksum of each column's rows."""
+    if len(lengths) == 1:
+        return [[sum_of(values) for values in arrays]]
+    sums, at = list[list[int]](), 0
+    for length in lengths:
+        sums.append([sum_of(values[at : at + length]) for values in arrays])
+        at += length
+    return sums
+
+
+def numbered(
+    names: Sequence[str], arrays: Sequence[Array], start: int, following: int, before: Callable[[Array], Array]
+) -> tuple[list[Array], int]:
+    """Return the columns of a commit with all numbers, and how many episodes begin in it.
+
+    Args:
+        names: of the columns.
+        arrays: the columns.
+        start: the position of the first row.
+        following: the next ordinal to give.
+        before: returns the numbers of the rows at some positions before `start`; less than 0 where an episode ended, or
+            no row is.
+
+    Example:
+        >>> rows = np.array([-2, -2, 2, 2, 2, 2]), np.array([0, 0, 1, 0, 0, 0], bool), np.zeros(6, bool), np.full(6, -1)
+        >>> names = ["lanes", "dones", "truncated", "_episode"]
+        >>> columns, begun = numbered(names, rows, 0, 4, lambda at: -np.ones(len(at)))
+        >>> columns[3].tolist(), begun
+        ([4, 5, 4, 5, 6, 5], 3)
+    """
+    by_name = dict(zip(names, arrays, strict=True))
+    if (by_name[NUMBERS] < 0).any():
+        by_name[NUMBERS] = _numbers(by_name, start, following, before)
+    begun = int(by_name[NUMBERS].max()) + 1 - following
+    return list(by_name.values()), max(0, begun)
+
+
+def _numbers(columns: dict[str, Array], start: int, following: int, before: Callable[[Array], Array]) -> Array:
+    lanes = columns[LANES].astype(np.int64)
+    number, ordinals = np.arange(len(lanes)), np.full(len(lanes), UNNUMBERED)
+    first = np.where(lanes > 0, number - lanes, number)
+    earlier = np.flatnonzero(first < 0)
+    if len(earlier):
+        ordinals[earlier] = before(start + first[earlier])
+        first[earlier] = earlier
+    ended = columns[ENDS[0]] | columns[ENDS[1]]
+    first = np.where(ended[first] & (first != number), number, first)
+    begins = (first == number) & (ordinals < 0)
+    ordinals[begins] = following + np.arange(int(begins.sum()))
+    while True:  # each round doubles the distance that it jumps
+        further = first[first]
+        if (further == first).all():
+            return np.ascontiguousarray(ordinals[first], "<i8")
+        first = further
