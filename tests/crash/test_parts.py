@@ -24,7 +24,7 @@ from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.open_episodes import open_episode as open_module
 from ringmap.storage.open_episodes.open_episode import OpenEpisode
-from ringmap.storage.read.recovery import broken_order
+from ringmap.storage.read.recovery import breaks_of
 from ringmap.storage.records import table as table_module
 from ringmap.storage.records.table import DROPPED, PART, RECORD, Record
 from tests.crash.cases import Origins, at_length
@@ -711,5 +711,5 @@ def test_steps_of_a_part_that_was_dropped_may_be_stored_again():
                 row[name] = value
         return made
 
-    assert broken_order(table(DROPPED)) == []
-    assert broken_order(table(0)) == ["record 3 has steps of its chain that are stored before it"]
+    assert breaks_of(table(DROPPED)) == []
+    assert breaks_of(table(0)) == [(3, "has steps of its chain that are stored before it")]

@@ -24,7 +24,6 @@ from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read import reader
-from ringmap.storage.read.recovery import RecoveredState
 from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
@@ -444,7 +443,7 @@ PLANTED = {
     "after a failed sync nothing is written again": (
         False,
         FAILING,
-        {"patch": (RecoveredState, "unvouched", lambda self: self.records[:0])},
+        {"patch": (CommitFiles, "_write_again", lambda self, found, rows, bad: None)},
     ),
     "episodes behind the mark are not verified": (
         False,

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringmap.clips.clip_range import ClipRange
+from ringmap.errors import CorruptError
 from ringmap.storage.read.handle import Handle
+from ringmap.storage.read.read_live import is_live
 from ringmap.storage.records.table import EPISODE
 
 __all__ = ["Clips", "CommitTimes", "in_order"]
@@ -28,7 +30,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class CommitTimes:
-    """When the steps of a ring were committed. 16 bytes for each episode.
+    """When the steps of a ring were committed. 24 bytes for each episode.
 
     Args:
         source: the ring.
@@ -38,18 +40,21 @@ class CommitTimes:
         self._source = source
         self._era: int | None = None
         self._upto = 0
-        self._starts = self._times = np.empty(0, np.int64)
+        self._starts = self._stops = self._times = np.empty(0, np.int64)
 
     def __call__(self, starts: Array) -> Array:
         """Return the times of the commits of these episodes, or parts, by the positions of their first steps, in ns
         since 1970.
 
         For a caller that holds the ring's `memory`. O(episodes committed since), and a search for each.
+
+        Raises:
+            CorruptError: a record is damaged.
         """
         source = self._source
         if self._era != source.live.era:
             self._era, self._upto = source.live.era, 0
-            self._starts = self._times = np.empty(0, np.int64)
+            self._starts = self._stops = self._times = np.empty(0, np.int64)
         first = max(source.first, self._upto + 1)
         if first <= source.seq:
             records, valid = source.table.read_range(first, source.seq)
@@ -57,10 +62,18 @@ class CommitTimes:
             self._upto = source.seq
             kept = int(self._starts.searchsorted(source.tail))
             self._starts = np.concatenate([self._starts[kept:], found["start"]])
+            self._stops = np.concatenate([self._stops[kept:], found["start"] + found["length"]])
             self._times = np.concatenate([self._times[kept:], found["time"]])
         if not len(self._starts):
             return np.zeros(len(starts), np.int64)
-        return self._times.take(self._starts.searchsorted(starts, side="right") - 1, mode="clip")
+        at = np.maximum(self._starts.searchsorted(starts, side="right") - 1, 0)
+        others = self._stops.take(at) <= starts  # evicted meanwhile, or damaged
+        if others.any() and is_live(source, int(starts[others].max())):
+            raise CorruptError(
+                f"{source.paths.table}: the record of the step at position {int(starts[others].max())} is damaged; run "
+                "ringmap.check on the buffer"
+            )
+        return self._times.take(at)
 
 
 class Clips(NamedTuple):

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.ma  # `np.unique` imports it at its first call, which may be in a signal handler
 import xxhash
 
 from ringmap.errors import CorruptError, SyncFailedError
@@ -30,7 +29,6 @@ from ringmap.storage.records.blobs import HEAD, Segments, StatePlace, encode_blo
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
-from ringmap.storage.ring.ring import Position
 
 __all__ = ["BlobPlace", "CommitFiles"]
 
@@ -104,8 +102,28 @@ class CommitFiles:
             self.table.write(replace(record, flags=record.flags | DROPPED))
         for slot in found.wipe:
             self.table.zero(slot)
-        for row in found.unvouched():
-            # A failed sync leaves pages that count as clean and are not on the disk: make them dirty.
+        self._write_again(found, rows, bad)
+        with self.poisoning():
+            if rows is not None:
+                if found.seq > found.mark:  # last before the sync: the rewrites above must not be rushed
+                    start = self.table.start_of(max(found.first, found.mark + 1))
+                    rows.touched(start, found.head - start)
+                rows.sync()
+            self.segments.sync_all(n for n, seq in found.live.segments.items() if seq > found.mark)
+            self.disk.sync_folder(self.paths.folder)  # a kill may have come right after a rename
+            self.disk.sync_folder(self.paths.open)  # a removed stream must not come back
+            self.table.sync()
+        self._show(found, NO_BOOT)
+        self._show(found, self.disk.boot_id() or NO_BOOT)
+        with self.poisoning():
+            self.state_file.sync()
+        self._synced_tail, self._synced_first = found.tail, found.first
+        self.unpublished = False
+
+    def _write_again(self, found: RecoveredState, rows: Rows | None, bad: Mapping[int, str]) -> None:
+        """Write what may not be durable again. A failed sync leaves pages that count as clean and are not on the disk:
+        this makes them dirty."""
+        for row in found.unsynced:
             record = Record.of(row)
             if record.seq in bad:
                 continue
@@ -118,27 +136,10 @@ class CommitFiles:
             self.table.write(record)
         if self._restored is not None and not found.clean:
             self.segments.rewrite(*self._restored)
-        with self.poisoning():
-            if rows is not None:
-                behind = found.records[found.records["seq"] > found.mark]
-                if len(behind):  # last before the sync: the rewrites above must not be rushed
-                    start = Position(int(behind["start"].min()))
-                    rows.touched(start, found.head - start)
-                rows.sync()
-            self.segments.sync_all(_segments_in(found))
-            self.disk.sync_folder(self.paths.folder)  # a kill may have come right after a rename
-            self.disk.sync_folder(self.paths.open)  # a removed stream must not come back
-            self.table.sync()
-        self._show(found, NO_BOOT)
-        self._show(found, self.disk.boot_id() or NO_BOOT)
-        with self.poisoning():
-            self.state_file.sync()
-        self._synced_tail, self._synced_first = found.tail, found.first
-        self.unpublished = False
 
     def adopt(self, found: RecoveredState) -> None:
         """Continue after the existing segments, and delete those that no record names."""
-        last = _segments_in(found)
+        last = found.live.segments
         on_disk = self.segments.numbers()
         self.segments.adopt({n: last.get(n, 0) for n in on_disk}, max([found.segment, *last]))
         self.segments.delete_orphans()
@@ -376,12 +377,3 @@ class CommitFiles:
         self.segments.close()
         self.table.close()
         self.state_file.close()
-
-
-def _segments_in(found: RecoveredState) -> dict[int, int]:
-    """Return, for each segment that a record of the live range names, the newest such record."""
-    if not found.seq:
-        return {}
-    numbers, at = np.unique(found.records["blob_segment"][::-1], return_index=True)
-    newest = found.records["seq"][::-1][at]
-    return dict(zip(map(int, numbers), map(int, newest), strict=True))

@@ -75,7 +75,6 @@ from ringmap.storage.records.table import (
     PartOf,
     Record,
     are_live,
-    next_ordinals,
 )
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
@@ -366,7 +365,8 @@ class Store(Committer):
             files.adopt(found)
             with self.memory:
                 self._torn_memory = True
-                self._take(found, bad)
+                found.drop(bad)
+                self._take(found, found.live, anew=True)
                 self.next_ordinal = max(self.next_ordinal, manifest.ordinal)
                 group = self._group
                 if group is not None and group.after != follows(self._newest_record()):
@@ -387,9 +387,8 @@ class Store(Committer):
         most a table of records was lost, of which each gave one ordinal, and the open group had the next one. Where
         rows are of many episodes, at most all rows of the ring were lost, and the table has more slots.
         """
-        newest = found.records[-1:]
-        given = int(next_ordinals(newest)[0]) if len(newest) else 0
-        known = self.manifest.ordinal
+        newest, known = found.live.newest, self.manifest.ordinal
+        given = 0 if newest is None else newest.next_ordinal
         beyond = max(given, known) + self.manifest.table_slots + 1
         return beyond if beyond < LAST_ORDINAL else known
 

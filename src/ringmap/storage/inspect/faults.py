@@ -16,7 +16,7 @@ from ringmap.storage.directory.entries import FINE, NAMES
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
-from ringmap.storage.read.recovery import Progress, broken_order, why_impossible
+from ringmap.storage.read.recovery import Progress, breaks_of, why_impossible
 from ringmap.storage.records.blobs import segment_number
 from ringmap.storage.records.names import (
     COLUMNS,
@@ -181,7 +181,7 @@ def _table(survey: Scan) -> Iterator[Finding]:
         yield Finding(TABLE, f"{run} damaged or missing{why}", first)
     for at in np.split(np.arange(len(records)), np.flatnonzero(np.diff(valid)) + 1):
         if len(at) and valid[at[0]]:
-            yield from (Finding(TABLE, fault) for fault in broken_order(records[at]))
+            yield from (Finding(TABLE, f"record {seq} {what}") for seq, what in breaks_of(records[at]))
     if reached.head - reached.tail > manifest.max_steps:
         steps = reached.head - reached.tail
         yield Finding(TABLE, f"{steps} steps are live, expected at most max_steps={manifest.max_steps}")

@@ -197,7 +197,7 @@ class Salvage:
             found.first,
             found.tail,
             found.head,
-            bytes(found.records),
+            bytes(table.read_range(found.first, found.seq)[0]),
         ]
 
     def _act(self, file: str, what: str, seq: int | None = None, episodes: int = 0, steps: int = 0) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -32,18 +32,12 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import Room
 from ringmap.storage.read.origins import Origins
 from ringmap.storage.read.read_live import RETRY_S, is_live
-from ringmap.storage.read.recovery import RecoveredState, bad_rows, small_state_of
+from ringmap.storage.read.recovery import LiveRecords, RecoveredState, bad_rows, small_state_of
 from ringmap.storage.read.texts import Texts
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data, decode_words
 from ringmap.storage.records.manifest import Manifest
-from ringmap.storage.records.table import (
-    EpisodeTable,
-    Record,
-    ends_of,
-    next_ordinals,
-    origins_of,
-    parts_of,
-)
+from ringmap.storage.records.state import State
+from ringmap.storage.records.table import EpisodeTable, Record
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.ring.ring import NOWHERE, ORIGIN, Ordinal, Position
 from ringmap.storage.sidecars import Home
@@ -211,24 +205,19 @@ class Handle:
     def _refuse(self, where: str) -> NoReturn:
         raise nested(where)
 
-    def _take(self, found: RecoveredState, bad: Collection[int]) -> None:
-        """Move memory to a recovered state, without the bad episodes. Holds `memory`."""
-        live = found.live()
-        if len(bad):
-            live = live[~np.isin(live["seq"], list(bad))]
-        self.seq, self.first, self.tail, self.head = found.seq, found.first, found.tail, found.head
-        self.live.reset(live["start"], live["length"], parts_of(live), origins_of(live))
-        self._note_newest(found.records)
-        for chain, seq in ends_of(found.records):
-            if seq not in bad:
-                self.live.end(chain, seq)
-
-    def _note_newest(self, records: Array) -> None:
-        """Note what the last of these records, if there is one, says of those to come. Numbers are never given
-        again."""
-        if len(records):
-            self.next_ordinal = max(self.next_ordinal, int(next_ordinals(records[-1:])[0]))
-            self.time = max(self.time, int(records["time"][-1]))
+    def _take(self, state: State | RecoveredState, found: LiveRecords, anew: bool) -> None:
+        """Move memory to a state, given its live records if `anew`, else those that came since. Holds `memory`."""
+        if anew:
+            self.live.reset(found.starts, found.lengths, found.parts, found.origins)
+        else:
+            self.live.evict_before(state.tail)
+            self.live.extend(found.starts, found.lengths, found.parts, found.origins)
+        for chain, seq in found.ends:
+            self.live.end(chain, seq)
+        self.seq, self.first, self.tail, self.head = state.seq, state.first, state.tail, state.head
+        if found.newest is not None:  # no number is given again
+            self.next_ordinal = max(self.next_ordinal, found.newest.next_ordinal)
+            self.time = max(self.time, found.newest.time)
 
     def _open_values(self, rows: Rows | None) -> None:
         """Open the newer values of mutable columns, where there are such columns, so that reads of these rows find

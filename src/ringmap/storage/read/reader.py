@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,10 @@ from ringmap.storage.read.recovery import (
     find,
     is_clean,
     is_next,
-    refuse_impossible,
+    live_records,
 )
 from ringmap.storage.records.state import State, StateFile
-from ringmap.storage.records.table import EpisodeTable, are_live, ends_of, origins_of, parts_of
+from ringmap.storage.records.table import EpisodeTable, Record
 from ringmap.storage.ring.ring import Position
 
 __all__ = ["Reader"]
@@ -52,15 +52,10 @@ _BETWEEN = State(era=-1)
 """The state while memory changes: an interrupt leaves this value, and the next look reads the whole state again."""
 
 
-_OWN = ("start", "length", "rows_sum", "blob_segment", "blob_offset", "blob_sum")
-"""Fields that differ between any two records of a buffer: no place in a segment is written twice."""
-
-
-def _mark_of(records: Array) -> tuple[int, ...]:
-    """Return a key that identifies the last of these records; (0,) for none."""
-    if not len(records):
-        return (0,)
-    return tuple(int(records[-1][name]) for name in ("seq", *_OWN))
+def _own(record: Record) -> tuple[int, ...]:
+    """Return fields that differ between any two records of a buffer: no place in a segment is written twice."""
+    place = record.blob_segment, record.blob_offset, record.blob_sum
+    return record.start, record.length, record.rows_sum, *place
 
 
 class Reader(Handle):
@@ -105,7 +100,7 @@ class Reader(Handle):
         self._copies_up = disk.system.copies_up(folder)
         self._held_until = 0.0
         self._shown = State()
-        self._newest: tuple[int, ...] = (0,)
+        self._newest: Record | None = None
         self._lost: bytes | None = None
         self._load()
 
@@ -150,7 +145,8 @@ class Reader(Handle):
                 bad = bad_episodes(behind, self.rows, self.segments, self._progress)
             if self._changed(data):
                 continue
-            self._change_to(shown or State(), functools.partial(self._take_found, found, bad))
+            found.drop(bad)
+            self._change_to(shown or State(), functools.partial(self._take_found, found))
             return
         raise self._lapped("opening", tries)
 
@@ -160,9 +156,9 @@ class Reader(Handle):
             raise ReplacedError(f"{self.folder}: another buffer's manifest is there now; open the buffer again")
         self.manifest = manifest
 
-    def _take_found(self, found: RecoveredState, bad: Collection[int]) -> None:
-        self._take(found, bad)
-        self._newest = _mark_of(found.records)
+    def _take_found(self, found: RecoveredState) -> None:
+        self._take(found, found.live, anew=True)
+        self._newest = found.live.newest
 
     def _refuse_old_state(self, shown: State, data: bytes) -> None:
         """Raise if more is stored than the one commit that a killed writer may not have shown."""
@@ -300,9 +296,9 @@ class Reader(Handle):
 
         If not, it found an earlier state, as after a failed sync, and writes other episodes to the same positions.
         """
-        seq, *known = self._newest
-        record = self.table.read(seq) if seq else None
-        return not seq or (record is not None and known == [getattr(record, name) for name in _OWN])
+        known = self._newest
+        record = None if known is None else self.table.read(known.seq)
+        return known is None or (record is not None and _own(record) == _own(known))
 
     def _follow(self, shown: State, fresh: int, anew: bool) -> bool:
         """Read records `[fresh, shown.seq]` into memory; False if the writer was faster."""
@@ -312,40 +308,28 @@ class Reader(Handle):
             self._open_rows(shown.head)
         if not anew and shown.seq == fresh and self._follow_one(shown):
             return True
-        records, valid = self.table.read_range(fresh, shown.seq)
-        if not valid.all():
-            again = self._state_file.peek()[0]
-            if again is not None and again.era == shown.era and again.first <= fresh + int(np.argmin(valid)):
-                bad = fresh + int(np.argmin(valid))
-                raise CorruptError(f"{self.paths.table}: record {bad} is damaged; run ringmap.check on the buffer")
-            return False
         state = shown.seq, shown.tail, shown.head
-        refuse_impossible(records, state, self.manifest, self.table.slots, self.paths.table)
-        kept = are_live(records, shown.tail)
-        live = records if kept.all() else records[kept]
-        starts, lengths = live["start"].copy(), live["length"].copy()
-        parts, ends, origins = parts_of(live), ends_of(records), origins_of(live)
+        found = live_records(self.table, fresh, state, self.manifest.max_steps, self.paths.table)
+        if found.bad or not found.hashed:
+            again = self._state_file.peek()[0]
+            if again is None or again.era != shown.era:
+                return False
+            if found.bad:
+                if again.first > found.bad:
+                    return False
+                raise CorruptError(
+                    f"{self.paths.table}: record {found.bad} is damaged; run ringmap.check on the buffer"
+                )
+            if again.seq + 1 - self.table.slots >= fresh:  # its slot may have been taken for that number
+                return False
 
         def take() -> None:
             if anew:
                 if self.rows is not None:
                     self.rows.forget()
-                self.live.reset(starts, lengths, parts, origins)
-                self._newest = (0,)
-            else:
-                self.live.evict_before(shown.tail)
-                self.live.extend(starts, lengths, parts, origins)
-            for chain, seq in ends:
-                self.live.end(chain, seq)
-            self.seq, self.first, self.tail, self.head = (
-                shown.seq,
-                shown.first,
-                shown.tail,
-                shown.head,
-            )
-            if len(records):
-                self._newest = _mark_of(records)
-                self._note_newest(records)
+                self._newest = None
+            self._take(shown, found, anew)
+            self._newest = found.newest or self._newest
 
         with self.memory:
             if not anew and (
@@ -371,7 +355,7 @@ class Reader(Handle):
                 shown.tail,
                 shown.head,
             )
-            self._newest = (record.seq, *(getattr(record, name) for name in _OWN))
+            self._newest = record
 
         with self.memory:
             known = shown.era == self._shown.era and shown.seq == self.seq + 1

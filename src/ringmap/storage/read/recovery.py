@@ -13,16 +13,15 @@ Not here: how a writer then repairs the files (commit_files.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ringmap.errors import CorruptError, NewerVersionError
 from ringmap.storage.columns.rows import Rows, combine
 from ringmap.storage.disk.threads import mapped
-from ringmap.storage.disk.xxh3 import BLOCK
 from ringmap.storage.records.blobs import (
     LARGEST_BLOB,
     LARGEST_STATE,
@@ -49,21 +48,26 @@ from ringmap.storage.records.table import (
     EpisodeTable,
     Record,
     are_live,
+    ends_of,
     next_ordinals,
+    origins_of,
+    parts_of,
 )
-from ringmap.storage.ring.links import NONE
+from ringmap.storage.ring.links import NONE, Parts
 from ringmap.storage.ring.ring import ORIGIN, Position
 
 __all__ = [
+    "LiveRecords",
     "Progress",
     "RecoveredState",
     "SmallState",
     "bad_episodes",
     "bad_rows",
     "breaks_of",
-    "broken_order",
     "find",
     "is_clean",
+    "is_next",
+    "live_records",
     "possible",
     "refuse_impossible",
     "small_state_in",
@@ -83,19 +87,49 @@ _LIMITS = np.array([MOST, MOST, MOST, MOST, MOST, LAST_TIME], np.uint64)
 """The words of a record, 64 bits each: seq, start, tail, first, ordinal, time."""
 _LENGTH, _OFFSET, _SIZE = 12, 14, 15
 """The place of the length, and of the blob's offset and size, in a record, in words of 32 bits."""
-_CHAIN, _KIND = 10, 14
-"""That of the chain, and of kind, flags, part and behind, in words of 64 bits."""
-_PLAIN = np.uint64(EPISODE | 1 << 32)
-_PLAIN_BITS = np.uint64(0xFF | DROPPED << 8 | (COPIED ^ 0xFF) << 16 | 0xFFFFFFFF << 32)
-"""The last of these words of a whole episode that is not dropped, in the bits that tell this."""
+_SEQ, _ORDINAL, _KIND = 0, 8, 14
+"""That of number and ordinal, and of kind, flags, part and behind, in words of 64 bits."""
+_PLAIN = EPISODE | 1 << 32
+_PLAIN_BITS = np.uint64(0xFF | DROPPED << 8 | 0xFF << 16 | 0xFFFFFFFF << 32)
+"""The last of these words of a whole episode that is not dropped and not copied, in the bits that tell this."""
+
+NEWEST = 1024
+"""So many of the newest records are hashed by each opening, whatever they say."""
+
+
+@dataclass(slots=True)
+class LiveRecords:
+    """What memory needs of a run of records.
+
+    `starts`, `lengths`, `origins`, `parts`: of the live episodes among them, oldest first, as for `LiveEpisodes`;
+    `ends`: the chains that they end, and the number of the record of each; `segments`: the newest record that names
+    each; `newest`: the last of the records; `bad`: the first one that is damaged, 0 for none: the rest means nothing
+    then; `hashed`: whether the checksum of each one was compared.
+    """
+
+    starts: Array
+    lengths: Array
+    origins: Array
+    parts: Parts | None = None
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    segments: dict[int, int] = field(default_factory=dict)
+    newest: Record | None = None
+    bad: int = 0
+    hashed: bool = True
+
+    @classmethod
+    def none(cls) -> LiveRecords:
+        """Return those of no record."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
 
 
 @dataclass(slots=True)
 class RecoveredState:
     """The recovered state of a directory.
 
-    `records`: the records `[first, seq]`; `clean`: the page cache can be trusted; `wipe`: slots of
-    records that are torn, or newer than the state; `segment`: the largest number that a record names.
+    `clean`: the page cache can be trusted; `live`: the records `[first, seq]`; `unsynced`: those of them, of any kind,
+    that may not be durable, with the blobs that they name; `wipe`: slots of records that are torn, or newer than the
+    state; `segment`: the largest number that a record names.
     """
 
     seq: int = 0
@@ -106,29 +140,27 @@ class RecoveredState:
     era: int = 0
     generation: int = 0
     clean: bool = True
-    records: Array = field(default_factory=lambda: np.empty(0, RECORD))
+    live: LiveRecords = field(default_factory=LiveRecords.none)
+    unsynced: Array = field(default_factory=lambda: np.empty(0, RECORD))
     wipe: list[int] = field(default_factory=list)
     segment: int = 0
 
-    def live(self) -> Array:
-        """Return the records of the live episodes, oldest first."""
-        r = self.records
-        kept = are_live(r, self.tail)
-        # Usually all are, and a copy of a million takes longer than the rest of an opening.
-        live: Array = r if kept.all() else r[kept]
-        return live
-
-    def unvouched(self) -> Array:
-        """Return the records, of any kind, that may not be durable, with the blobs that they name."""
-        records = self.records
-        return records[:0] if self.clean else records[records["seq"] > self.mark]
+    def drop(self, numbers: Collection[int]) -> None:
+        """Leave out the episodes of these unsynced records."""
+        if not numbers:
+            return
+        live = self.live
+        gone = np.isin(self.unsynced["seq"], list(numbers))
+        kept = ~np.isin(live.starts, self.unsynced["start"][gone])
+        live.starts, live.lengths, live.origins = live.starts[kept], live.lengths[kept], live.origins[kept]
+        if live.parts is not None:
+            live.parts = Parts(*(column[kept] for column in _columns(live.parts)))
+        live.ends = [(chain, seq) for chain, seq in live.ends if seq not in numbers]
 
     def doubtful(self) -> Array:
         """Return the records of the live episodes whose rows may not be durable."""
-        if self.clean:
-            return self.records[:0]
-        live = self.live()
-        return live[live["seq"] > self.mark]
+        records: Array = self.unsynced[are_live(self.unsynced, self.tail)]
+        return records
 
 
 def is_clean(shown: State | None, boot: bytes | None) -> bool:
@@ -147,11 +179,12 @@ def find(table: EpisodeTable, shown: State | None, boot: bytes | None, manifest:
         path: the table's path, for messages.
 
     Raises:
-        CorruptError: a live record is damaged or missing, or the table is older than a witness.
+        CorruptError: a live record is damaged or missing, or the table is older than a witness. See `live_records` for
+            the damages that reads find.
         NewerVersionError: a live record is of an unknown kind.
     """
     clean = is_clean(shown, boot)
-    found = _walk(table, shown, path) if clean and shown is not None else _scan(table, manifest.max_steps)
+    found = _shown(table, shown, path) if clean and shown is not None else _scan(table, manifest.max_steps)
     found.clean = clean
     if shown is not None:
         found.mark, found.era, found.generation = shown.mark, shown.era, shown.generation
@@ -166,25 +199,121 @@ def find(table: EpisodeTable, shown: State | None, boot: bytes | None, manifest:
             f"{path}: record {found.seq} calls record {found.first} the oldest live one, which is newer; "
             "run ringmap.check on the buffer"
         )
-    if found.seq and not len(found.records):  # a scan has them already
-        found.records, valid = table.read_range(found.first, found.seq)
+    found.live = live_records(table, found.first, (found.seq, found.tail, found.head), manifest.max_steps, path)
+    if not clean:
+        found.unsynced, valid = table.read_range(max(found.first, found.mark + 1), found.seq)
         if not valid.all():
-            bad = found.first + int(np.argmin(valid))
-            raise CorruptError(f"{path}: record {bad} is damaged; run ringmap.check on the buffer")
-    state = found.seq, found.tail, found.head
-    refuse_impossible(found.records, state, manifest, table.slots, path)
+            found.live.bad = int(found.unsynced["seq"][np.argmin(valid)])
+    if found.live.bad:
+        raise CorruptError(f"{path}: record {found.live.bad} is damaged; run ringmap.check on the buffer")
     return found
 
 
-def _walk(table: EpisodeTable, shown: State, path: str) -> RecoveredState:
+def live_records(
+    table: EpisodeTable, first: int, state: tuple[int, int, int], max_steps: int, path: str
+) -> LiveRecords:
+    """Return what memory needs of records `[first, seq]`. O(records), vectorised.
+
+    Most records are of whole episodes, each after the one before it. Of those, only the fields that memory takes are
+    compared, each with its neighbours: number, start, length, kind, ordinal, and whether it was copied. A flipped bit
+    in one of them is found here, and one in another field by who reads the record, which compares its checksum. The
+    checksum of all others, of the oldest ones and of the newest `NEWEST` ones is compared here.
+
+    Args:
+        table: the open table. A writer may be overwriting records that are no longer live: then the result counts only
+            if a later look at state.bin shows that it did not, or if all are `hashed`.
+        first: number of the oldest record.
+        state: the state `(seq, tail, head)` according to the newest one.
+        max_steps: of the ring.
+        path: the table's, for messages.
+
+    Raises:
+        NewerVersionError: a record is of an unknown kind: it comes from a newer version.
+        CorruptError: a record, or the state, is impossible for such a ring.
+    """
+    seq, tail, head = state
+    count = table.count(first, seq)
+    found = LiveRecords(np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64))
+    of_chains, at = list[Array](), 0
+    block = np.empty(0, RECORD)
+    refuse_impossible(block, state, max_steps, table.slots, path)
+    for number, block in table.blocks(first, seq):
+        is_first = number == first
+        new = block if is_first else block[1:]  # the record before it is there to be compared
+        stop = at + len(new)
+        found.starts[at:stop], found.lengths[at:stop] = new["start"], new["length"]
+        if (
+            not is_first
+            and number + len(new) <= seq + 1 - NEWEST
+            and _are_next_episodes(block, number, found.starts[at:stop], found.lengths[at:stop])
+        ):
+            found.hashed = False
+        else:
+            before = number - (not is_first)
+            valid = table.valid(block, before)
+            if not valid.all():
+                found.bad = before + int(np.argmin(valid))
+                return found
+            refuse_impossible(block, state, max_steps, table.slots, path)
+            of_chains.append(new[new["part"] & PART != 0])
+            found.ends += ends_of(new)
+            new = new[are_live(new, tail)]
+            stop = at + len(new)
+            found.starts[at:stop], found.lengths[at:stop] = new["start"], new["length"]
+            parts = parts_of(new)
+            if parts is not None:
+                if found.parts is None:
+                    found.parts = Parts(*(np.full(count, none, np.int64) for none in (NONE, 0, NONE, NONE)))
+                for column, values in zip(_columns(found.parts), _columns(parts), strict=True):
+                    column[at:stop] = values
+        found.origins[at:stop] = origins_of(new)
+        at = stop
+        _note_segments(found.segments, number, block[0 if is_first else 1 :]["blob_segment"])
+    for number, what in _breaks_of_chains(np.concatenate(of_chains)) if any(map(len, of_chains)) else ():
+        _refuse(f"record {number} {what}", head, max_steps, path)
+    kept = slice(int(found.starts[:at].searchsorted(tail)), at)
+    found.starts, found.lengths, found.origins = found.starts[kept], found.lengths[kept], found.origins[kept]
+    if found.parts is not None:
+        found.parts = Parts(*(column[kept] for column in _columns(found.parts)))
+    found.newest = Record.of(block[-1]) if len(block) else None
+    return found
+
+
+def _columns(parts: Parts) -> list[Array]:
+    return [column for column in parts if column is not None]
+
+
+def _are_next_episodes(block: Array, number: int, starts: Array, lengths: Array) -> bool:
+    """Tell whether all but the first of these records are of whole episodes, each after the record before it, all of
+    them copied or none.
+
+    `number`, `starts`, `lengths`: of the first of them, and of each.
+    """
+    words = block.view("<u8").reshape(-1, RECORD.itemsize // 8)
+    seq, ordinal, kind = words[:, _SEQ], words[:, _ORDINAL], words[:, _KIND] & _PLAIN_BITS
+    return bool(
+        int(kind[0]) & ~(COPIED << 16) == _PLAIN
+        and (kind == kind[0]).all()
+        and seq[0] == number - 1
+        and (seq[1:] - seq[:-1] == 1).all()
+        and (ordinal[1:] - ordinal[:-1] == 1).all()
+        and starts[0] == int(block["start"][0]) + int(block["length"][0])
+        and (starts[1:] == starts[:-1] + lengths[:-1]).all()
+        and (lengths > 0).all()
+    )
+
+
+def _note_segments(known: dict[int, int], number: int, segments: Array) -> None:
+    """Note the newest record of each segment, given those of the records from a number on: they rise."""
+    for last in (*(segments[1:] != segments[:-1]).nonzero()[0].tolist(), len(segments) - 1):
+        known[int(segments[last])] = number + last
+
+
+def _shown(table: EpisodeTable, shown: State, path: str) -> RecoveredState:
     """Take the shown state, and the records after it: written whole, not shown yet."""
     at = shown.seq
     record = Record(0, shown.head, shown.tail, shown.first) if not at else table.read(at)
-    if record is None or (record.first, record.tail, record.head) != (
-        shown.first,
-        shown.tail,
-        shown.head,
-    ):
+    if record is None or (record.first, record.tail, record.head) != (shown.first, shown.tail, shown.head):
         raise CorruptError(
             f"{path}: record {at} is damaged: state.bin shows it as the newest; run ringmap.check on the buffer"
         )
@@ -202,7 +331,6 @@ def _scan(table: EpisodeTable, max_steps: int) -> RecoveredState:
     """Take the greatest number whose live records are all whole."""
     records, valid, slots = table.scan()
     valid &= possible(records, max_steps, table.slots)
-    torn = slots[~valid]
     found = RecoveredState()
     whole_ones = np.flatnonzero(valid)
     numbers = records["seq"].astype(np.int64)[whole_ones]
@@ -213,19 +341,13 @@ def _scan(table: EpisodeTable, max_steps: int) -> RecoveredState:
         starts = np.zeros(len(numbers), np.int64)
         starts[breaks] = breaks
         run_first = numbers[np.maximum.accumulate(starts)]
-        firsts = records["first"].astype(np.int64)[whole_ones]
-        whole = np.flatnonzero(run_first <= firsts)
-        if len(whole):
+        whole = np.flatnonzero(run_first <= records["first"].astype(np.int64)[whole_ones])
+        if len(whole):  # each number from its `first` to its own exists once
             record = Record.of(records[whole_ones[whole[-1]]])
             found = RecoveredState(record.seq, record.first, record.tail, record.head)
-            # Whole means: each number from `first` to `seq` exists once, and they are in order now.
-            stop = int(whole[-1]) + 1
-            run = whole_ones[stop - (record.seq + 1 - record.first) : stop]
-            in_place = len(run) and (np.diff(run) == 1).all()  # unless the table has wrapped
-            found.records = records[run[0] : run[-1] + 1] if in_place else records[run]  # no copy
         found.segment = int(records["blob_segment"][whole_ones].max())
     newer = slots[whole_ones[numbers > found.seq]]
-    found.wipe = sorted({*newer.tolist(), *torn.tolist()})
+    found.wipe = sorted({*newer.tolist(), *slots[~valid].tolist()})
     return found
 
 
@@ -234,20 +356,16 @@ def possible(records: Array, max_steps: int, slots: int) -> Array:
 
     A forged record has a valid checksum: memory is never allocated on its word alone.
     """
-    found = np.empty(len(records), np.bool_)
-    for at in range(0, len(records), BLOCK):  # each word is examined while it is in the cache
-        words = records[at : at + BLOCK].view("<u8").reshape(-1, RECORD.itemsize // 8)
-        halves = words.view("<u4")
-        seq, start, tail, first = words.T[:4]
-        length = halves[:, _LENGTH].astype(np.uint64)
-        # As unsigned numbers, negative ones are huge: one comparison detects both.
-        good = (words[:, _WORDS] <= _LIMITS).all(axis=1)
-        good &= (halves[:, _OFFSET] <= LAST_OFFSET) & (halves[:, _SIZE] <= LARGEST_BLOB)
-        good &= (length <= max_steps) & (tail <= start + length)
-        good &= start + length - tail <= max_steps
-        good &= (first >= 1) & (first <= seq) & (seq - first < slots)
-        found[at : at + BLOCK] = good
-    return found
+    words = records.view("<u8").reshape(-1, RECORD.itemsize // 8)
+    halves = words.view("<u4")
+    seq, start, tail, first = words.T[:4]
+    length = halves[:, _LENGTH].astype(np.uint64)
+    # As unsigned numbers, negative ones are huge: one comparison detects both.
+    good: Array = np.asarray((words[:, _WORDS] <= _LIMITS).all(axis=1))
+    good &= (halves[:, _OFFSET] <= LAST_OFFSET) & (halves[:, _SIZE] <= LARGEST_BLOB)
+    good &= (length <= max_steps) & (tail <= start + length) & (start + length - tail <= max_steps)
+    good &= (first >= 1) & (first <= seq) & (seq - first < slots)
+    return good
 
 
 def is_next(record: Record, tail: int, head: int, ordinal: int, time: int, max_steps: int, slots: int) -> bool:
@@ -280,155 +398,83 @@ def is_next(record: Record, tail: int, head: int, ordinal: int, time: int, max_s
     )
 
 
-def broken_order(records: Array) -> list[str]:
-    """Return, in words, where consecutive records contradict themselves or each other. O(records), vectorised."""
-    return [f"record {seq} {what}" for seq, what in breaks_of(records)]
-
-
 def breaks_of(records: Array) -> list[tuple[int, str]]:
-    """Return the number of the first record of each contradiction, and what it is; see `broken_order`."""
-    faults, are_plain = dict[tuple[int, str], None](), True
-    for at in range(0, len(records), BLOCK):  # each is examined while it is in the cache
-        block = records[max(0, at - 1) : at + BLOCK]  # with the record before it
-        if not _are_plain_episodes(block):
-            are_plain = False
-            faults |= dict.fromkeys(_broken_order(block))
-    return [] if are_plain else [*_faults_of(records, _broken_parts(records)), *faults]
+    """Return, in words, where consecutive records contradict themselves or each other, by the number of the first
+    record of each contradiction. O(records log records), vectorised."""
+    return [*_breaks_of_chains(records[records["part"] & PART != 0]), *_breaks_of_order(records)]
 
 
-def _are_plain_episodes(records: Array) -> bool:
-    """Tell whether consecutive records are of episodes that are whole, and in order: nothing else about them is to be
-    examined."""
-    words = records.view("<u8").reshape(-1, RECORD.itemsize // 8)
-    if not ((words[:, _KIND] & _PLAIN_BITS) == _PLAIN).all():
-        return False
-    chain, step, previous = words.T[_CHAIN : _CHAIN + 3]
-    start, length, tail, time = (records[n] for n in ("start", "length", "tail", "time"))
-    heads, ordinal = start + length, records["ordinal"]
-    return bool(
-        ((chain & previous) == np.uint64((1 << 64) - 1)).all()  # both are NONE
-        and not step.any()
-        and length.all()
-        and (start[1:] == heads[:-1]).all()
-        and (tail <= heads).all()
-        and (tail[1:] >= tail[:-1]).all()
-        and (time[1:] >= time[:-1]).all()
-        and (ordinal[1:] > ordinal[:-1]).all()
-    )
-
-
-def _broken_order(records: Array) -> list[tuple[int, str]]:
-    heads = records["start"] + records["length"]
+def _breaks_of_order(records: Array) -> list[tuple[int, str]]:
+    """Return what is wrong with single records, and with those after another one."""
+    kind, part, length, start = (records[n] for n in ("kind", "part", "length", "start"))
+    chain, step, previous = (records[n] for n in ("chain", "step", "previous"))
+    is_episode, is_part, many = kind == EPISODE, part & PART != 0, part & MANY != 0
     dropped = records["flags"] & DROPPED
-    ordinals = next_ordinals(records)
-    begins = _begin_episodes(records) & (dropped == 0)
-    many = records["part"] & MANY != 0
-    return _faults_of(
-        records,
-        [
-            ("starts before the head of the record before it", records["start"][1:] != heads[:-1]),
-            (
-                "has a smaller tail than the record before it",
-                records["tail"][1:] < records["tail"][:-1],
-            ),
-            ("has a tail beyond its head", records["tail"] > heads),
-            ("has an earlier time than the record before it", records["time"][1:] < records["time"][:-1]),
-            (
-                "gives an ordinal that was given before",
-                (ordinals[1:] < ordinals[:-1])
-                | (begins[1:] & (records["ordinal"][1:].astype(np.int64) < ordinals[:-1])),
-            ),
-            (
-                "counts the ordinals that were given wrongly",
-                (begins & ~many & (records["behind"] != 1))
-                | (many & (records["behind"] > records["length"]))
-                | ((records["kind"] != EPISODE) & (records["behind"] != 0)),
-            ),
-            ("has no steps", (records["length"] == 0) & (records["kind"] == EPISODE) & (dropped == 0)),
-            ("has steps, but no episode", (records["length"] != 0) & (records["kind"] != EPISODE)),
-            ("has a damaged flag", (dropped != 0) & (dropped != DROPPED)),
-        ],
-    )
+    begins = is_episode & ~(is_part & (chain != start)) & (dropped == 0)
+    heads, ordinals = start + length, next_ordinals(records)
+    later = is_part & (step != 0)
+    faults = {
+        "starts before the head of the record before it": start[1:] != heads[:-1],
+        "has a smaller tail than the record before it": records["tail"][1:] < records["tail"][:-1],
+        "has a tail beyond its head": records["tail"] > heads,
+        "has an earlier time than the record before it": records["time"][1:] < records["time"][:-1],
+        "gives an ordinal that was given before": (ordinals[1:] < ordinals[:-1])
+        | (begins[1:] & (records["ordinal"][1:].astype(np.int64) < ordinals[:-1])),
+        "counts the ordinals that were given wrongly": (begins & ~many & (records["behind"] != 1))
+        | (many & (records["behind"] > length))
+        | (~is_episode & (records["behind"] != 0)),
+        "has no steps": (length == 0) & is_episode & (dropped == 0),
+        "has steps, but no episode": (length != 0) & ~is_episode,
+        "has a damaged flag": (dropped != 0) & (dropped != DROPPED),
+        "is part of a chain in an unknown way": (part & ~np.uint8(PART | END | COPIED | MANY) != 0)
+        | (part & (PART | END) == END)
+        | (many & (part != MANY)),
+        "is no part of a chain, but names one": ~is_part & ((chain != NONE) | (step != 0) | (previous != NONE)),
+        "is part of a chain that begins after it": is_part & ((chain < 0) | (chain > start)),
+        "has an impossible place in its chain": is_part
+        & ((step < 0) | (step > start - chain) | (((chain == start) & is_episode) != (step == 0))),
+        "names an impossible part before it": later & ((previous < chain) | (previous >= start))
+        | (is_part & ~later & (previous != NONE)),
+        "has no steps and ends no chain": is_part & ~is_episode & (part & END == 0),
+    }
+    return _numbered(records, faults)
 
 
-def _begin_episodes(records: Array) -> Array:
-    """Tell which records are the first ones of their episodes."""
-    is_later = (records["part"] & PART != 0) & (records["chain"] != records["start"])
-    found: Array = (records["kind"] == EPISODE) & ~is_later
+def _breaks_of_chains(parts: Array) -> list[tuple[int, str]]:
+    """Return what is wrong with parts of the same chains."""
+    parts = parts[parts["flags"] & DROPPED == 0]  # else the steps may be stored again, from their stream
+    parts = parts[np.argsort(parts["chain"], kind="stable")]
+    one, other = parts[:-1], parts[1:]
+    same = one["chain"] == other["chain"]
+    before = one["step"] + one["length"]
+    has_rows = (one["kind"] == EPISODE) & (other["kind"] == EPISODE)
+    parted = (other["step"] == before) & (other["previous"] != one["start"])
+    parted |= has_rows & (one["ordinal"] != other["ordinal"])
+    faults = {
+        "has steps of its chain that are stored before it": same & (other["step"] < before),
+        "does not follow the part before it": same & parted,
+    }
+    return _numbered(parts, faults)
+
+
+def _numbered(records: Array, faults: Mapping[str, Array]) -> list[tuple[int, str]]:
+    """Return each fault with the number of the first record that has it; an array without the first record tells of
+    the others."""
+    found = []
+    for what, bad in faults.items():
+        if bad.any():
+            found.append((int(records["seq"][len(records) - len(bad) :][bad].min()), what))
     return found
 
 
-def _faults_of(records: Array, found: list[tuple[str, Array]]) -> list[tuple[int, str]]:
-    """Return the number of the first record of each fault; an array without the first record tells of the others."""
-    faults = []
-    for what, bad in found:
-        if bad.any():
-            at = int(np.argmax(bad)) + (len(records) - len(bad))
-            faults.append((int(records["seq"][at]), what))
-    return faults
-
-
-def _broken_parts(records: Array) -> list[tuple[str, Array]]:
-    """Return what is wrong with the parts of chains among the records, and with which of them."""
-    part = records["part"]
-    is_part = part & PART != 0
-    chain, step, start, previous = (records[n] for n in ("chain", "step", "start", "previous"))
-    odd = [
-        (
-            "is part of a chain in an unknown way",
-            (part & ~np.uint8(PART | END | COPIED | MANY) != 0)
-            | (part & (PART | END) == END)
-            | ((part & MANY != 0) & (part != MANY)),
-        ),
-        (
-            "is no part of a chain, but names one",
-            ~is_part & ((chain != NONE) | (step != 0) | (previous != NONE)),
-        ),
-    ]
-    if not is_part.any():
-        return odd
-    overlaps, parted = np.zeros((2, len(records)), np.bool_)
-    later = is_part & (step != 0)
-    order = np.flatnonzero(
-        is_part & (records["flags"] & DROPPED == 0)
-    )  # else the steps may be stored again, from their stream
-    order = order[np.argsort(chain[order], kind="stable")]
-    one, other = order[:-1], order[1:]
-    before = step[one] + records["length"][one]
-    same = chain[one] == chain[other]
-    overlaps[other] = same & (step[other] < before)
-    parted[other] = same & (step[other] == before) & (previous[other] != start[one])
-    has_rows = (records["kind"][one] == EPISODE) & (records["kind"][other] == EPISODE)
-    parted[other] |= same & has_rows & (records["ordinal"][one] != records["ordinal"][other])
-    is_first = (chain == start) & (records["kind"] == EPISODE)
-    return [
-        *odd,
-        ("is part of a chain that begins after it", is_part & ((chain < 0) | (chain > start))),
-        (
-            "has an impossible place in its chain",
-            is_part & ((step < 0) | (step > start - chain) | (is_first != (step == 0))),
-        ),
-        ("has steps of its chain that are stored before it", overlaps),
-        ("does not follow the part before it", parted),
-        (
-            "names an impossible part before it",
-            later & ((previous < chain) | (previous >= start)) | (is_part & ~later & (previous != NONE)),
-        ),
-        (
-            "has no steps and ends no chain",
-            is_part & (records["kind"] != EPISODE) & (part & END == 0),
-        ),
-    ]
-
-
-def refuse_impossible(records: Array, state: tuple[int, int, int], manifest: Manifest, slots: int, path: str) -> None:
-    """Raise if records with valid checksums, or the state `(seq, tail, head)`, are impossible for such a ring.
-    O(records).
+def refuse_impossible(records: Array, state: tuple[int, int, int], max_steps: int, slots: int, path: str) -> None:
+    """Raise if consecutive records with valid checksums, or the state `(seq, tail, head)`, are impossible for a ring.
+    Chains are not compared. O(records), vectorised.
 
     Args:
-        records: consecutive records.
-        state: the state according to the newest of them.
-        manifest: of the ring.
+        records: consecutive records, or none.
+        state: the state according to the newest one.
+        max_steps: of the ring.
         slots: number of records in the table.
         path: the table's, for messages.
 
@@ -436,19 +482,33 @@ def refuse_impossible(records: Array, state: tuple[int, int, int], manifest: Man
         NewerVersionError: a record is of an unknown kind: it comes from a newer version.
         CorruptError: anything else.
     """
-    refuse_unknown(records, path)
     seq, tail, head = state
-    fits = possible(records, manifest.max_steps, slots)
-    faults = broken_order(records)
-    if not (0 <= tail <= head < MOST and head - tail <= manifest.max_steps):
-        faults = [f"the state of record {seq} reaches from position {tail} to {head}"]
-    elif not fits.all():
-        faults = [why_impossible(Record.of(records[int(np.argmin(fits))]), manifest.max_steps)]
-    for fault in faults:
-        raise CorruptError(
-            f"{path}: {fault}, in a ring of max_steps={manifest.max_steps} that was written up to position {head}; "
-            "run ringmap.check on the buffer"
+    refuse_unknown(records, path)
+    fits = possible(records, max_steps, slots)
+    if not (0 <= tail <= head < MOST and head - tail <= max_steps):
+        _refuse(f"the state of record {seq} reaches from position {tail} to {head}", head, max_steps, path)
+    if not fits.all():
+        _refuse(why_impossible(Record.of(records[int(np.argmin(fits))]), max_steps), head, max_steps, path)
+    for number, what in _breaks_of_order(records):
+        _refuse(f"record {number} {what}", head, max_steps, path)
+
+
+def refuse_unknown(records: Array, path: str) -> None:
+    """Raise NewerVersionError if a record is of an unknown kind."""
+    unknown = (records["kind"] < EPISODE) | (records["kind"] > CLEAR)
+    if unknown.any():
+        row = records[int(np.argmax(unknown))]
+        raise NewerVersionError(
+            f"{path}: record {int(row['seq'])} is of kind {int(row['kind'])}, this ringmap reads kinds {EPISODE} "
+            f"(episode), {RETIRE} (retire) and {CLEAR} (clear); upgrade ringmap"
         )
+
+
+def _refuse(fault: str, head: int, max_steps: int, path: str) -> NoReturn:
+    raise CorruptError(
+        f"{path}: {fault}, in a ring of max_steps={max_steps} that was written up to position {head}; "
+        "run ringmap.check on the buffer"
+    )
 
 
 def why_impossible(record: Record, max_steps: int) -> str:
@@ -464,17 +524,6 @@ def why_impossible(record: Record, max_steps: int) -> str:
             f"first {record.first}, blob_offset {record.blob_offset}, ordinal {record.ordinal}, time {record.time}"
         )
     return f"record {record.seq} {why}"
-
-
-def refuse_unknown(records: Array, path: str) -> None:
-    """Raise NewerVersionError if a record is of an unknown kind."""
-    unknown = (records["kind"] < EPISODE) | (records["kind"] > CLEAR)
-    if unknown.any():
-        row = records[int(np.argmax(unknown))]
-        raise NewerVersionError(
-            f"{path}: record {int(row['seq'])} is of kind {int(row['kind'])}, this ringmap reads kinds {EPISODE} "
-            f"(episode), {RETIRE} (retire) and {CLEAR} (clear); upgrade ringmap"
-        )
 
 
 @dataclass(frozen=True, slots=True)

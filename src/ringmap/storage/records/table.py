@@ -20,9 +20,10 @@ Not here: rows, the order of writes and syncs (store.py), the state after a cras
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import xxhash
@@ -129,6 +130,8 @@ _CHECKED = ROW_NBYTES
 _FLAGS_BYTE = 113
 _FLAGS_WORD = _FLAGS_BYTE // 8
 _ALL_BUT_DROPPED = np.uint64(~(DROPPED << 8 * (_FLAGS_BYTE % 8)) & (1 << 64) - 1)
+_WALKED = 4096
+"""Records read at a time in a walk over all: they stay in the cache."""
 _FEW = 512
 """Number of records below which separate calls of xxhash are faster than the same in NumPy."""
 
@@ -463,8 +466,8 @@ class EpisodeTable:
 
     # -- many records ------------------------------------------------------------------------
 
-    def read_range(self, first: int, last: int) -> tuple[Array, Array]:
-        """Return a copy of records `[first, last]` and whether each one is valid. O(n), vectorised.
+    def count(self, first: int, last: int) -> int:
+        """Return the number of records `[first, last]`.
 
         Raises:
             CorruptError: there are more than fit in the table: the number is wrong, or forged.
@@ -474,18 +477,41 @@ class EpisodeTable:
                 f"{self._file.path}: records {first} to {last} do not fit in its {self.slots} slots, so "
                 "whatever says that they are stored is damaged; run ringmap.check on the buffer"
             )
-        records = np.empty(max(0, last + 1 - first), RECORD)
-        valid = np.empty(len(records), np.bool_)
-        at = 0
-        while at < len(records):
-            slot = (first + at) % self.slots
-            run = self._read(slot, min(BLOCK, len(records) - at, self.slots - slot))
-            stop = at + len(run)
-            numbers = np.arange(first + at, first + stop, dtype=np.uint64)
-            records[at:stop] = run
-            valid[at:stop] = self._valid(run) & (run["seq"] == numbers)  # while it is in the cache
-            at = stop
+        return max(0, last + 1 - first)
+
+    def read_range(self, first: int, last: int) -> tuple[Array, Array]:
+        """Return a copy of records `[first, last]` and whether each one is valid. O(n), vectorised. Raises what `count`
+        does."""
+        count = self.count(first, last)
+        records, valid = np.empty(count, RECORD), np.empty(count, np.bool_)
+        for at in range(0, len(records), BLOCK):
+            block = records[at : at + BLOCK]
+            self._fill(block, first + at)
+            valid[at : at + BLOCK] = self.valid(block, first + at)  # while it is in the cache
         return records, valid
+
+    def blocks(self, first: int, last: int) -> Iterator[tuple[int, Array]]:
+        """Yield records `[first, last]` as they stand in the file, unchecked, some at a time: the number of the first
+        of them, and these, after the record before them except in the first block. The next block goes over each. O(n).
+
+        Read, not mapped: into memory that stays in the cache this takes no longer than the faults of a map.
+        """
+        room = np.empty(1 + _WALKED, RECORD)
+        for number in range(first, last + 1, _WALKED):
+            count = min(_WALKED, last + 1 - number)
+            room[0] = room[-1]
+            self._fill(room[1 : 1 + count], number)
+            yield number, room[1 if number == first else 0 : 1 + count]
+
+    def _fill(self, records: Array, number: int) -> None:
+        """Read the records from a number on into an array, by reads: a map of a hole takes memory on a full tmpfs."""
+        size, at = RECORD.itemsize, 0
+        while at < len(records):
+            slot = (number + at) % self.slots
+            run = records[at : at + self.slots - slot]
+            if self._file.read_into(run.view(np.uint8).data, HEADER_NBYTES + slot * size) < len(run) * size:
+                self._refuse_cut()
+            at += len(run)
 
     def write_many(self, records: Array) -> None:
         """Write records of consecutive numbers into their slots, under this table's own salt. Vectorised."""
@@ -532,14 +558,23 @@ class EpisodeTable:
         """Return `count` records from `slot` on: by a read, since a map of a hole takes memory on a full tmpfs."""
         data = self._read_bytes(slot, count)
         if len(data) < count * RECORD.itemsize:
-            raise CorruptError(
-                f"{self._file.path}: episode table was cut since it was opened; run ringmap.check on the buffer"
-            )
+            self._refuse_cut()
         return np.frombuffer(data, RECORD)
+
+    def _refuse_cut(self) -> NoReturn:
+        raise CorruptError(
+            f"{self._file.path}: episode table was cut since it was opened; run ringmap.check on the buffer"
+        )
 
     def _read_bytes(self, slot: int, count: int) -> bytes:
         size = RECORD.itemsize
         return self._file.read(count * size, HEADER_NBYTES + slot * size)
+
+    def valid(self, records: Array, first: int) -> Array:
+        """Tell which records, read from the place of those from a number on, are these. O(n), vectorised."""
+        numbers = np.arange(first, first + len(records), dtype=np.uint64)
+        found: Array = self._valid(records) & (records["seq"] == numbers)
+        return found
 
     def _valid(self, records: Array) -> Array:
         words = _words(records)
