@@ -188,8 +188,8 @@ def test_control_data_that_is_not_evicted_is_caught(buffer):
 def test_each_blob_is_read_once_for_the_names(tmp_path, monkeypatch):
     """After a write, what one episode holds costs one blob, and the names of all one more: not all of them again."""
     read = []
-    real = Handle.read_data
-    monkeypatch.setattr(Handle, "read_data", lambda self, o: read.append(o) or real(self, o))
+    real = Handle.data_at
+    monkeypatch.setattr(Handle, "data_at", lambda self, o: read.append(o) or real(self, o))
     with ReplayBuffer(40, path=tmp_path / "buf") as buf:
         for number in range(30):
             buf.write_episode({"x": [1, 2], "_episode_data": {f"n{number % 25}": number, "all": 1}})

@@ -11,6 +11,7 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import InputError
 from ringmap.storage.commit import commit as commit_module
+from ringmap.storage.read.episodes import origins
 from ringmap.storage.records.table import CLEAR, EPISODE, PART, RETIRE
 
 OTHER = "ab" * 16
@@ -25,7 +26,7 @@ def write(buf, number, length=5, data=None):
 
 
 def ordinals(buf):
-    lineages, found = buf.engine.owned.origins()
+    lineages, found, _ = origins(buf.engine.owned)
     assert len(found) == len(lineages) == buf.num_episodes
     assert (lineages == np.frombuffer(buf.engine.owned.manifest.lineage, np.uint8)).all()
     return found.tolist()
@@ -78,7 +79,7 @@ def test_all_parts_of_an_episode_have_one_ordinal_and_name_the_part_before(path)
         one.append({"x": step})
     one.finish()
     two.finish()
-    lineages, found = buf.engine.owned.origins()
+    lineages, found, _ = origins(buf.engine.owned)
     assert found.tolist() == [0, 1, 9, 3]
     assert lineages[2].tobytes().hex() == OTHER
     table = buf.engine.owned.table
@@ -96,7 +97,7 @@ def test_all_parts_of_an_episode_have_one_ordinal_and_name_the_part_before(path)
     assert (np.diff(records["time"]) >= 0).all()
     assert buf.check() == []
     if path is not None:
-        again = ReplayBuffer.open(path).engine.owned.origins()
+        again = origins(ReplayBuffer.open(path).engine.owned)
         assert (again[0] == lineages).all()
         assert (again[1] == found).all()
     buf.close()
@@ -110,7 +111,7 @@ def test_an_episode_that_was_copied_keeps_its_first_origin_and_users_do_not_see_
     write(buf, 3, data={"text": '["_origin", "json"'})
     handles = [buf] if path is None else [buf, ReplayBuffer.open(path)]
     for handle in handles:
-        lineages, found = handle.engine.owned.origins()
+        lineages, found, _ = origins(handle.engine.owned)
         assert found.tolist() == [0, 12, 2, 3]
         assert lineages[1].tobytes().hex() == OTHER
         assert len({row.tobytes() for row in lineages[[0, 2, 3]]}) == 1

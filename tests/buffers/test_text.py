@@ -14,7 +14,7 @@ from ringmap.data import OfflineToOnlineReplayBuffer, ShardedReplayBuffer, Windo
 from ringmap.errors import CorruptError, InputError
 from ringmap.storage.columns import text
 from ringmap.storage.commit import group, store
-from ringmap.storage.read import texts
+from ringmap.storage.read import handle as texts
 from ringmap.storage.records.blobs import Segments
 
 STORAGE = {"ram": {}, "memmap": {}, "zarr": {"storage": "zarr"}, "pread": {"reads": "pread"}}

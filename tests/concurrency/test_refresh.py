@@ -196,13 +196,12 @@ def test_a_state_that_is_shown_during_a_look_is_new_at_the_next(writer, monkeypa
 
 
 @pytest.mark.skipif(not System().loads_are_ordered, reason="this processor does not order loads")
-def test_control_a_glance_after_the_look(writer, monkeypatch):
+def test_control_generations_are_read_after_the_state(writer, monkeypatch):
     def look(self):
-        glance = self._state_file.generations()
-        if glance != self._glanced[0]:
+        if self._state_file.generations() != self._peeked[0]:
             shown = self._whole_look()
-            self._glanced = self._state_file.generations(), shown
-        return self._glanced[1]
+            self._peeked = self._state_file.generations(), shown
+        return self._peeked[1]
 
     monkeypatch.setattr(Reader, "_look", look)
     with pytest.raises(AssertionError):

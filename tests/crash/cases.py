@@ -36,6 +36,7 @@ from ringmap.errors import (
     UnknownFormatError,
 )
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.episodes import origins
 from tests.crash.recording import Always, Machine, Model, RecordingDisk, materialise
 from tests.disks import Cut, Through, undisturbed
 
@@ -106,7 +107,7 @@ class Origins:
 
 def ordinals_in(store, numbers):
     """Return number -> ordinal of the stored episodes, of which these are the numbers, in order."""
-    found = store.origins()[1].tolist()
+    found = origins(store)[1].tolist()
     assert len(found) == len(numbers)
     return dict(zip(numbers, found, strict=True))
 

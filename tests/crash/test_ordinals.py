@@ -11,6 +11,7 @@ import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.episodes import origins
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import LAST_ORDINAL
@@ -41,7 +42,7 @@ class Ring:
         """Store episodes, which this handle and readers see, and note their ordinals."""
         for _ in range(count):
             self.buf.write_episode({"x": np.zeros(3)})
-            self.given.append(int(self.buf.engine.owned.origins()[1][-1]))
+            self.given.append(int(origins(self.buf.engine.owned)[1][-1]))
 
     def reboot(self, keep=1):
         """Start the machine again; without a power cut everything is kept (1), after one nothing that no sync covers
@@ -242,7 +243,7 @@ def test_a_manifest_that_is_made_again_leaves_out_what_it_may_have_known(ring):
     ringmap.repair(path, dry_run=False)
     with ReplayBuffer.open(path, mode="r+") as buf:
         buf.write_episode({"x": np.zeros(3)})
-        assert buf.engine.owned.origins()[1][-1] > max(ring.given) + 1000
+        assert origins(buf.engine.owned)[1][-1] > max(ring.given) + 1000
 
 
 def forgotten(self, found, beyond=Store._beyond_lost):

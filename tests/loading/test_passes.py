@@ -447,16 +447,16 @@ def test_a_copy_that_is_made_while_the_ring_is_written_has_its_clips_in_place(mo
     """A buffer in RAM is pickled, for spawned workers, while another thread evicts what was not yet copied."""
     buf = ReplayBuffer(200, HISTORY, SKIP)
     fill(buf, 40)
-    source, read, calls = buf.engine.owned, buf.engine.owned.read_episode, []
+    source, read, calls = buf.engine.owned, buf.engine.owned.read_record, []
 
-    def writing(ordinal):
-        found = read(ordinal)
-        calls.append(ordinal)
+    def writing(record):
+        found = read(record)
+        calls.append(record)
         if len(calls) == 2:
             fill(buf, 6, 40)
         return found
 
-    monkeypatch.setattr(source, "read_episode", writing)
+    monkeypatch.setattr(source, "read_record", writing)
     copy = pickle.loads(pickle.dumps(buf))
     assert copy.num_episodes > 5
     ids = list(copy.pass_sampler())

@@ -11,7 +11,7 @@ import pytest
 from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers.sharded.numbers import apart
 from ringmap.clips import adjacent
-from ringmap.clips.adjacent import AdjacentRings
+from ringmap.clips.adjacent import AdjacentRings, States
 from ringmap.clips.cut import Cut
 from ringmap.clips.many import Piece, gather_many
 from ringmap.data import ShardedReplayBuffer, Window
@@ -23,7 +23,6 @@ from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.disk.system import Room, System
 from ringmap.storage.read.handle import Pulse
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.read.states import States
 from ringmap.storage.ring.live import LiveEpisodes
 from tests.buffers.steps import MUTABLE, prove, same
 from tests.sharded.striking import Striking, always_look
@@ -280,7 +279,7 @@ def lap(fleet):
 def test_a_state_that_no_look_sees(three, monkeypatch):
     """The control of the sweep: if the states always look the same, clips that were overwritten come out."""
     monkeypatch.setattr("ringmap.clips.adjacent.HELD_S", 1e9)
-    monkeypatch.setattr(States, "glance", lambda self: b"")
+    monkeypatch.setattr(States, "generations", lambda self: b"")
     buf = open_all(three)
     buf.sample(3)
     Striking(monkeypatch, AdjacentColumn, lambda: lap(three), 2)
@@ -469,7 +468,7 @@ def test_processors_that_do_not_order_loads(three, monkeypatch):
     """Then every look is a system call."""
     monkeypatch.setattr(System, "loads_are_ordered", property(lambda self: False))
     buf = open_all(three)
-    assert States([ring.source for ring in buf.engine.members.open]).glance() is None
+    assert States([ring.source for ring in buf.engine.members.open]).generations() is None
     prove(buf.sample(100), three.lengths, 3)
     Striking(monkeypatch, AdjacentColumn, lambda: lap(three), 2)
     looks, real = [], Reader.shown_tail

@@ -6,13 +6,13 @@ import shutil
 
 import numpy as np
 import pytest
+import ringmap.clips.adjacent
 
 import ringmap.buffers.sharded.clip_table
 import ringmap.buffers.sharded.engine
 import ringmap.buffers.sharded.members
 import ringmap.buffers.sharded.rings
 import ringmap.clips.adjacent
-import ringmap.storage.read.states
 from ringmap.buffers.sharded import engine
 from ringmap.buffers.sharded.members import Members, _Open
 from ringmap.data import ShardedReplayBuffer
@@ -29,7 +29,7 @@ FILES = {
         ringmap.buffers.sharded.members,
         ringmap.buffers.sharded.rings,
         ringmap.clips.adjacent,
-        ringmap.storage.read.states,
+        ringmap.clips.adjacent,
     )
 }
 
@@ -160,7 +160,7 @@ def test_control_rings_that_are_replaced_one_name_after_the_other(fast, monkeypa
         before, rings, now = members.open, members.rings.open, members._now
         if rings is not before:
             members._told, other = rings, _Open(rings, np.zeros(len(rings), np.int64))
-            for name in ("glances", "states", "seen", "swept", "by_number", "changes", "rings"):
+            for name in ("generations", "states", "seen", "swept", "by_number", "changes", "rings"):
                 setattr(now, name, getattr(other, name))
             members._changed([ring for ring in before if ring not in rings])
             members._told = rings

@@ -24,7 +24,7 @@ from ringmap.buffers.sharded import members
 from ringmap.buffers.sharded import rings as ring_module
 from ringmap.buffers.sharded.numbers import apart
 from ringmap.clips import many
-from ringmap.clips.adjacent import AdjacentRings
+from ringmap.clips.adjacent import AdjacentRings, States
 from ringmap.clips.facts import Facts
 from ringmap.clips.many import groups
 from ringmap.collection.rings import finished_below
@@ -43,7 +43,6 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from ringmap.storage.read.read_live import look_again
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.read.states import States
 from tests.buffers.steps import episode, prove
 from tests.sharded.striking import Striking, always_look
 
@@ -121,7 +120,7 @@ def test_a_new_ring_is_followed_while_the_others_are_idle(three):
     """Also where the states of the rings that are read now look as those of the rings before them did."""
 
     def states():
-        return States([ring.source for ring in buf.engine.members.open]).glance()
+        return States([ring.source for ring in buf.engine.members.open]).generations()
 
     buf = open_all(three)
     buf.sample(3)

@@ -13,7 +13,7 @@ from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema
 from ringmap.storage.columns.text import Words, coded, decoded, put, strings, unpack
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.frames import HEADER
-from ringmap.storage.read.texts import Texts
+from ringmap.storage.read.handle import Texts
 from ringmap.storage.records.blobs import LARGEST_BLOB
 from ringmap.storage.records.step_file import Heading, StepFile, read_words, seed_of
 from ringmap.storage.ring.live import LiveEpisodes
@@ -117,8 +117,8 @@ class Gap:
     def __init__(self):
         self.live = LiveEpisodes(np.array([0, 10]), np.array([3, 3], np.int32))
 
-    def episode_from(self, position, stop):
-        raise AssertionError(f"position {position} is asked for")
+    def record_at(self, start):
+        raise AssertionError(f"position {start} is asked for")
 
 
 def test_a_row_of_no_live_episode_gets_no_words_of_the_one_before():

@@ -76,8 +76,8 @@ def test_what_is_left_leads_to_nothing_that_is_gone(tmp_path, monkeypatch, sampl
 def read_data(reader):
     """Read what is stored beside each call, the newest first and last."""
     source = reader.engine.source
-    ordinals = range(source.live.first, source.live.last)
-    return [source.read_data(ordinal) for ordinal in (*ordinals[::-1], *ordinals)]
+    starts = source.live.starts.tolist()
+    return [source.data_at(start) for start in (*starts[::-1], *starts)]
 
 
 @pytest.mark.parametrize("calls", [1, 2], ids=["newest", "the one before"])

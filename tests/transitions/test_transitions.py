@@ -700,17 +700,16 @@ def test_what_is_kept_in_memory_is_counted_once():
         buf.add(np.full(3, t), 0, 0.0, np.full(3, t + 100), False)
         buf.engine.settle("a test")
     following, source = buf._following, buf._ring.buffer.engine.source
-    read = source.read_data
+    read = source.data_at
 
-    def twice(ordinal):
-        source.read_data = read
-        following._apart(source, source.live.era, ordinal, starts[ordinal])  # another thread was as fast
-        return read(ordinal)
+    def twice(start):
+        source.data_at = read
+        following._apart(source, source.live.era, start)  # another thread was as fast
+        return read(start)
 
-    starts = {source.live.first + i: int(s) for i, s in enumerate(source.live.starts)}
-    for ordinal in list(starts)[1:]:
-        source.read_data = twice
-        following._apart(source, source.live.era, ordinal, starts[ordinal])
+    for start in source.live.starts.tolist()[1:]:
+        source.data_at = twice
+        following._apart(source, source.live.era, start)
     kept = sum(sum(v.nbytes for v in one.values()) for one in following._kept.values())
     assert following._kept_nbytes == kept > 0
 

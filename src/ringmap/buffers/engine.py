@@ -781,7 +781,7 @@ class Engine(Forkable):
         self.source  # noqa: B018 - a closed one says so
         seq, newest, episodes = owned.seq, (owned.next_ordinal, owned.time), list[Any]()
         for ordinal in map(Ordinal, range(owned.live.first, owned.live.last)):
-            found = owned.read_episode(ordinal)
+            found = owned.read_record(owned.live_record(ordinal))
             if found is None:  # another thread evicted it, and all before it too
                 episodes.clear()
             else:

@@ -17,9 +17,16 @@ import numpy as np
 from ringmap.datasets.base import in_range
 from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
+from ringmap.storage.read.episodes import (
+    FIRST_STEP,
+    ORIGIN_KEY,
+    joined_data,
+    origin_of,
+    origins,
+    read_joined,
+    read_pieces,
+)
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.joined import FIRST_STEP, joined_data, read_joined, read_pieces
-from ringmap.storage.read.origins import ORIGIN_KEY, origin_of
 from ringmap.storage.read.read_live import is_live, read_whole
 from ringmap.storage.records.blobs import decode_blob, decode_data, is_shown
 from ringmap.storage.records.table import DROPPED, END, EPISODE, INTERRUPTED, PART, Record, are_live
@@ -64,42 +71,21 @@ class StoredEpisodes:
         restarted.
         """
         source = self._source
-        if source.live.links is not None:
-            yield from self._each_joined(most, tell, with_origins)
-            return
-        lineage = source.manifest.lineage
-        position, stop = source.tail, source.head
-        while (next_one := source.episode_from(position, stop)) is not None:
-            start, record = next_one
-            position = Position(start + 1)
-            found = source.read_record(record)
-            if found is None:
-                continue
-            steps, data, stored = found
-            if with_origins:
-                data.setdefault(ORIGIN_KEY, origin_of(lineage, stored.ordinal))
-            yield self._as_dict(steps, data)
-
-    def _each_joined(
-        self, most: float, tell: Callable[[int, int], None] | None, with_origins: bool
-    ) -> Iterator[dict[str, Any]]:
-        """Yield every episode, parts joined, in the order of their first steps."""
-        source = self._source
+        lineages, ordinals, names = origins(source) if with_origins else (None, None, None)
         with source.memory:
-            whole = source.live.whole
-            lineages, ordinals = source.origins() if with_origins else (None, None)
-        for number, (name, length) in enumerate(zip(whole.names.tolist(), whole.lengths.tolist(), strict=True)):
-            if length > most:
+            live = source.live
+            now, lengths, in_parts = live.names.copy(), live.whole_lengths, live.links is not None
+            length_of = dict(zip(now.tolist(), lengths.tolist(), strict=True)) if in_parts else {}
+        for number, name in enumerate((now if names is None else names).tolist()):
+            if length_of.get(name, 0) > most:
                 if tell is not None:
-                    tell(number, length)
+                    tell(number, length_of[name])
                 pieces = read_pieces(source, name, most / 2)
             else:
-                found = read_joined(source, name)
-                pieces = iter(() if found is None else (found,))
+                pieces = read_pieces(source, name)
             for steps, data in pieces:
                 if lineages is not None and ordinals is not None:
-                    origin = origin_of(lineages[number].tobytes(), int(ordinals[number]))
-                    data.setdefault(ORIGIN_KEY, origin)
+                    data.setdefault(ORIGIN_KEY, origin_of(lineages[number].tobytes(), int(ordinals[number])))
                 yield self._as_dict(steps, data)
 
     def _as_dict(self, steps: list[Array], data: dict[str, Any]) -> dict[str, Any]:
@@ -113,19 +99,12 @@ class StoredEpisodes:
     def one(self, index: int, where: str) -> list[Array]:
         """Return all steps of episode `index`, one array per column, verified."""
         source = self._source
-        if source.live.links is not None:
-            with source.memory:
-                name = int(source.live.whole.names[source.number(index, where)])
-            joined = read_joined(source, name)
-            if joined is None:
-                raise evicted(where, index)
-            return joined[0]
-        with source.memory:  # while it is held, an ordinal keeps its meaning
-            record = source.live_record(source.ordinal(index, where))
-        found = source.read_record(record)
-        if found is None:
+        with source.memory:
+            name = int(source.live.names[source.number(index, where)])
+        joined = read_joined(source, name)
+        if joined is None:
             raise evicted(where, index)
-        return found[0]
+        return joined[0]
 
     def spans(self) -> tuple[Array, Array]:
         """Return the positions of the first steps of all episodes, and their lengths, at one moment. O(episodes)."""
@@ -168,8 +147,10 @@ class StoredEpisodes:
             return self._at(whole.positions(places), where, index, names)
         if names is not None:
             return self._at(np.arange(position + start, position + end), where, index, names)
-        steps = source.read_steps(Position(position + start), end - start)
-        if steps is None:
+        rows, position = source.rows, Position(position + start)
+        assert rows is not None
+        steps = rows.take(list(rows.by_name), range(position, position + end - start))
+        if not is_live(source, position):
             raise evicted(where, index)
         return steps
 
@@ -222,8 +203,11 @@ class StoredEpisodes:
         if names.era != live.era or live.last < names.last:
             names = self._names = _Names(live.era)
             self._names_at_end = {}
-        for ordinal in map(Ordinal, range(max(names.last, live.first), live.last)):
-            names.add(ordinal, tuple(self._source.read_data(ordinal) or ()))
+        with self._source.memory:
+            first = max(names.last, live.first)
+            starts = live.starts[first - live.first :].tolist()
+        for ordinal, start in enumerate(starts, first):
+            names.add(Ordinal(ordinal), tuple(self._source.data_at(start) or ()))
         found = names.since(live.first)
         if live.links is not None:
             found = self._with_ends(found, live.links.ended)
@@ -323,14 +307,7 @@ class StoredEpisodes:
 
     def _data_named(self, name: int) -> dict[str, Any] | None:
         """Return the data of an episode that users see, parts joined; None if it was evicted."""
-        source = self._source
-        with source.memory:  # while it is held, an ordinal keeps its meaning
-            if source.live.links is not None:
-                found = joined_data(source, name)
-            else:
-                at = source.live.ordinal_from(Position(name))
-                is_there = at < source.live.last and source.live.start(at) == name
-                found = source.read_data(at) if is_there else None
+        found = joined_data(self._source, name)
         return found and {name: value for name, value in found.items() if is_shown(name)}
 
 

@@ -66,8 +66,8 @@ from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.disk.system import memory_left
 from ringmap.storage.inspect.check import Finding, check_source
 from ringmap.storage.open_episodes.open_episode import OpenEpisode, finish_open
+from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.joined import FIRST_STEP
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.kinds import EPISODES, must_be

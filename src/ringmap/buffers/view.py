@@ -31,8 +31,8 @@ from ringmap.clips.window import tell_no_lanes
 from ringmap.datasets.windows import Runs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.read.episodes import origins_at
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.origins import origins_at
 from ringmap.storage.ring.links import NONE, Parts, WholeEpisodes
 from ringmap.storage.ring.live import LiveEpisodes
 

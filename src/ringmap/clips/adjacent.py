@@ -23,9 +23,11 @@ import numpy as np
 from ringmap.clips.cut import Steps
 from ringmap.errors import ClosedError, DamageError, ReplacedError
 from ringmap.storage.columns.rows import AdjacentRows, Rows
+from ringmap.storage.disk.system import Room
+from ringmap.storage.disk.two_slots import GENERATION, SLOT_NBYTES
 from ringmap.storage.read.handle import Handle, Pulse
 from ringmap.storage.read.reader import HELD_S
-from ringmap.storage.read.states import States
+from ringmap.storage.records.state import StateFile
 from ringmap.storage.ring.arrays import all_true, lowest
 from ringmap.storage.ring.ring import NOWHERE
 
@@ -81,6 +83,30 @@ class Ends(NamedTuple):
     is_dense: bool
 
 
+class States:
+    """The states of some rings, seen in one sweep: their state files, of two slots each, are mapped side by side.
+
+    As of `StateFile.generations`: while the bytes stay the same, no ring has shown a later state; rows that are loaded
+    before are loaded before the generations.
+
+    Args:
+        rings: the rings.
+    """
+
+    def __init__(self, rings: Sequence[Handle]) -> None:
+        size = StateFile.nbytes
+        room = Room.of(rings[0].disk.system, len(rings) * size) if rings else None
+        self._words: Array | None = None
+        if room is not None and all(ring.map_state(room, n * size) for n, ring in enumerate(rings)):
+            self._words = room.bytes.view(np.uint64)[GENERATION :: SLOT_NBYTES // 8]
+
+    def generations(self) -> bytes | None:
+        """Return what changes with each state that a ring shows, without a system call; None if each ring must be
+        asked."""
+        words = self._words
+        return None if words is None else words.tobytes()
+
+
 class AdjacentRings:
     """Rings that are read as one.
 
@@ -110,7 +136,7 @@ class AdjacentRings:
         self._laps = np.array(laps)
         self._lap = laps[0] if len(set(laps)) == 1 else 0
         """That of all rings; 0: they differ."""
-        self._glances = [source.glance for source in self.sources]
+        self._generations = [source.generations for source in self.sources]
         self._states = States(self.sources)
         never = [_NOT_SEEN] * len(held)
         self._known = _Tails(None, never, np.full(len(held), NOWHERE), 0.0)
@@ -218,19 +244,19 @@ class AdjacentRings:
         return None if all_true(live) else ~live
 
     def _tails(self) -> _Tails:
-        sweep = self._states.glance()
+        sweep = self._states.generations()
         known, now = self._known, time.monotonic()
         is_due = now >= known.until
         if not is_due and sweep is not None and sweep == known.sweep:
             return known
-        seen = [glance() for glance in self._glances]
+        seen = [generations() for generations in self._generations]
         if not is_due and seen == known.seen:
             return known
         tails, kept = known.tails.copy(), list[Any](seen)
-        for place, (before, glance) in enumerate(zip(known.seen, seen, strict=True)):
-            if glance is None:
+        for place, (before, generations) in enumerate(zip(known.seen, seen, strict=True)):
+            if generations is None:
                 kept[place] = _NOT_SEEN
-            elif not is_due and glance == before:
+            elif not is_due and generations == before:
                 continue
             try:
                 # The state was seen before this: one that comes in between differs from it at the next look.

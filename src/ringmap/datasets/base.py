@@ -49,8 +49,8 @@ from ringmap.errors import (
 from ringmap.storage.columns.copying import aligned
 from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.joined import FIRST_STEP
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.ring.ring import ClipId
 

@@ -27,8 +27,8 @@ from ringmap.datasets.selected import ColumnSource, SelectedSource
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError, UnsupportedError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.read.episodes import ORIGIN_KEY, origin_in, origins_at
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.origins import ORIGIN_KEY, origin_in, origins_at
 from ringmap.storage.records.blobs import is_shown
 
 __all__ = ["ColumnSource", "StoredDataset"]

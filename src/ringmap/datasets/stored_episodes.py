@@ -15,7 +15,7 @@ from ringmap.datasets.base import Dataset, origins_of
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import ClipIndexError
 from ringmap.storage.columns.schema import Schema, as_columns
-from ringmap.storage.read.origins import ORIGIN_KEY, origin_of
+from ringmap.storage.read.episodes import ORIGIN_KEY, origin_of
 
 __all__ = ["episodes_of", "outlines_of", "schema_of"]
 

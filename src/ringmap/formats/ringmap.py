@@ -30,7 +30,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
-from ringmap.storage.read.joined import joined_data
+from ringmap.storage.read.episodes import joined_data
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.kinds import EPISODES, ROWS, TRANSITIONS, must_be

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.sharded.rings import Ring, Rings
+from ringmap.clips.adjacent import States
 from ringmap.clips.many import RING_FAULTS
 from ringmap.errors import InputError, NoClipsError
 from ringmap.storage.read.reader import HELD_S
-from ringmap.storage.read.states import States
 
 __all__ = ["Members"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Glance = tuple[int, int] | None
+Generations = tuple[int, int] | None
 
 _WHERE = "ShardedReplayBuffer"
 _SCAN_S = 1.0
@@ -42,14 +42,14 @@ class _Open:
         changes: how often each ring changed.
     """
 
-    __slots__ = ("by_number", "changes", "glances", "rings", "seen", "states", "swept")
+    __slots__ = ("by_number", "changes", "generations", "rings", "seen", "states", "swept")
 
     def __init__(self, rings: tuple[Ring, ...], changes: Array) -> None:
         self.rings, self.changes = rings, changes
         self.by_number = {ring.number: ring for ring in rings}
-        self.glances: list[Callable[[], Glance]] = [ring.source.glance for ring in rings]
+        self.generations: list[Callable[[], Generations]] = [ring.source.generations for ring in rings]
         self.states = States([ring.source for ring in rings])
-        self.seen: list[Glance] | None = None
+        self.seen: list[Generations] | None = None
         self.swept: bytes | None = None
 
 
@@ -154,7 +154,7 @@ class Members:
             with self.lock:
                 self._adopt()
         before = self._now
-        sweep = before.states.glance()
+        sweep = before.states.generations()
         changed = False
         if sweep is None or sweep != before.swept:
             with self.lock:
@@ -169,13 +169,13 @@ class Members:
 
     def _look(self) -> bool:
         now = self._now
-        sweep = now.states.glance()  # before the rings are read: a later state counts as new
-        seen = [glance() for glance in now.glances]
+        sweep = now.states.generations()  # before the rings are read: a later state counts as new
+        seen = [generations() for generations in now.generations]
         changed = seen != now.seen and self._catch_up(now, seen)
         now.swept = sweep
         return changed
 
-    def _catch_up(self, now: _Open, seen: list[Glance]) -> bool:
+    def _catch_up(self, now: _Open, seen: list[Generations]) -> bool:
         known, changed = now.seen, False
         failed, again = list[tuple[Ring, Exception]](), list[Ring]()
         for place, ring in enumerate(now.rings):

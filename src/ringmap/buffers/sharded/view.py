@@ -29,7 +29,7 @@ from ringmap.clips.many import groups
 from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.read.origins import origins_at
+from ringmap.storage.read.episodes import origins_at
 
 __all__ = ["ShardedView"]
 

@@ -26,7 +26,7 @@ from ringmap.datasets.episode_rows import blank
 from ringmap.errors import LappedError, ReplacedError, UnknownColumnError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.commit.commit import NUMBERS
-from ringmap.storage.read.origins import ORIGIN_KEY, origin_of
+from ringmap.storage.read.episodes import ORIGIN_KEY, origin_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -35,7 +35,7 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.ring.arrays import found_in, highest, lowest
-from ringmap.storage.ring.ring import Ordinal
+from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.successors import Successors
 
@@ -227,7 +227,7 @@ class NextObservations:
             live = source.live
             if not len(live):
                 return
-            first, starts, count, era = live.first, live.starts, len(live), live.era
+            starts, count, era = live.starts, len(live), live.era
             at = starts.searchsorted(positions, side="right") - 1
             index = np.maximum(at, 0)
             begins = starts[index]
@@ -241,17 +241,13 @@ class NextObservations:
                 known, values = pending.earlier_at(positions[before])
                 found.put(left[before[known]], values)
         for ours in _by_commit(index, stored & ~found.good[left]):
-            one = ours[0]
-            own = Ordinal(first + int(index[one]))
-            self._put_kept(source, found, left[ours], era, own, int(begins[one]))
+            self._put_kept(source, found, left[ours], era, int(begins[ours[0]]))
         for ours in _by_commit(index, followed & ~found.good[left]):
-            one = ours[0]
-            after = Ordinal(first + int(index[one]) + 1)
-            self._put_kept(source, found, left[ours], era, after, int(stops[one]))
+            self._put_kept(source, found, left[ours], era, int(stops[ours[0]]))
 
-    def _put_kept(self, source: Handle, found: _Search, which: Array, era: int, ordinal: Ordinal, start: int) -> None:
-        """Put those that are in the data of a commit whose first row is at `start`; `era`: that of the ordinal."""
-        apart = self._apart(source, era, ordinal, start)
+    def _put_kept(self, source: Handle, found: _Search, which: Array, era: int, start: int) -> None:
+        """Put those that are in the data of a commit whose first row is at `start`."""
+        apart = self._apart(source, era, start)
         if not apart or "rows" not in apart:
             return
         known, at = found_in(apart["rows"], found.positions[which] - start)
@@ -267,7 +263,7 @@ class NextObservations:
                 newest = self._newest
         return newest if newest.head == head else None
 
-    def _apart(self, source: Handle, era: int, ordinal: Ordinal, start: int) -> dict[str, Any] | None:
+    def _apart(self, source: Handle, era: int, start: int) -> dict[str, Any] | None:
         """Return the observations stored separately with the call whose first row is at `start`."""
         key = era, start
         with self.lock:
@@ -275,7 +271,7 @@ class NextObservations:
                 self._kept.move_to_end(key)
                 return self._kept[key]
         try:
-            found = source.read_data(ordinal)
+            found = source.data_at(Position(start))
         except CorruptError:
             if not is_live(source, start):
                 return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringmap.errors import ArgumentTypeError, InputError
 from ringmap.formats.episode import EPISODE_DATA_KEY
-from ringmap.storage.read.joined import FIRST_STEP
+from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.records.blobs import is_shown
 
 __all__ = ["KEEP_ALL", "OWN_DATA", "Drop", "Refused", "is_own", "refusal", "refused_where_none_fit"]

@@ -8,7 +8,7 @@ kept.
 
 Invariants: a word stands once, in the order in which the rows name them; what `decode` returns for the codes of
 `encode` equals what was encoded. No word ends in NUL: NumPy's strings can't.
-Not here: where words lie (records/blobs.py, records/step_file.py), which words a row needs (read/texts.py).
+Not here: where words lie (records/blobs.py, records/step_file.py), which words a row needs (read/handle.py).
 """
 
 from __future__ import annotations

@@ -58,9 +58,8 @@ from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
 from ringmap.storage.disk.calls import end_noted, lifted, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
-from ringmap.storage.read.handle import refuse_if_mine
+from ringmap.storage.read.handle import Texts, refuse_if_mine
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
-from ringmap.storage.read.texts import Texts
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.names import STREAM

@@ -34,7 +34,7 @@ from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.read.joined import FIRST_STEP
+from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, read_steps

@@ -2,6 +2,7 @@
 
     recovery    finds the committed state, whatever was interrupted
     handle      an open buffer: what a writer and a reader share
+    episodes    whole episodes of a handle, parts joined, and what they were first stored as
     reader      follows a writer in another process, and never writes
     read_live   the protocol of two looks: copy, look at the tail again, read lost rows again
 

@@ -1,7 +1,7 @@
 """Handle: the part that a writer and a reader of a buffer share: looking up and reading.
 
     ordinal -> LiveEpisodes -> position -> Rows          (steps)
-    ordinal -> EpisodeTable -> Record -> Segments        (episode data)
+    ordinal -> EpisodeTable -> Record -> Segments        (episode data, and the words of text columns)
 
 Invariants: `memory` is held while live episodes change or are searched; rows are gathered
 without it, and a caller that gathers looks at `newest_tail` again afterwards. A signal handler runs in the
@@ -24,20 +24,19 @@ import numpy as np
 from ringmap.errors import ClipIndexError, ClosedError, CorruptError
 from ringmap.storage.columns.rows import PendingRows, Rows, sum_of
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.columns.text import Words
+from ringmap.storage.columns.text import Words, decoded
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.calls import nested
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import Room
-from ringmap.storage.read.origins import Origins
 from ringmap.storage.read.read_live import RETRY_S, is_live
 from ringmap.storage.read.recovery import LiveRecords, RecoveredState, bad_rows, small_state_of
-from ringmap.storage.read.texts import Texts
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data, decode_words
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import State
 from ringmap.storage.records.table import EpisodeTable, Record
+from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.ring.ring import NOWHERE, ORIGIN, Ordinal, Position
 from ringmap.storage.sidecars import Home
@@ -46,6 +45,12 @@ from ringmap.storage.sidecars.mutable import MutableValues
 __all__ = ["Handle", "History", "Pulse", "is_mine", "refuse_if_mine", "tail_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+KEPT_NBYTES = 16 << 20
+"""Bytes of words that a handle keeps, about: those of the newest reads, and half as many of those before."""
+
+_WORD_NBYTES = 64
+"""Of a string, beside its characters."""
 
 
 class Pulse:
@@ -108,7 +113,8 @@ class Handle:
         self.history = History()
         self.rows: Rows | None = None
         self.values: MutableValues | None = None
-        self._origins = Origins()
+        self.known_origins: dict[int, dict[int, tuple[bytes, int] | None]] = {}
+        """Era -> the origins that episode data name, by name; see `origins`."""
         self.table: EpisodeTable
         self.segments = Segments(disk, self.paths.data)
         self.is_open = True
@@ -166,12 +172,12 @@ class Handle:
     def recover_if_stale(self) -> None:
         """Make memory agree with the files if an interrupt separated them."""
 
-    def glance(self) -> tuple[int, int] | None:
+    def generations(self) -> tuple[int, int] | None:
         """Return what changes with each state that is shown; None if only `refresh` can tell."""
         return None
 
     def map_state(self, room: Room, at: int) -> bool:
-        """Map the file that `glance` looks at into a room, from its byte `at` on; False if there is none."""
+        """Map the file that `generations` looks at into a room, from its byte `at` on; False if there is none."""
         return False
 
     def refresh(self) -> bool:
@@ -264,34 +270,12 @@ class Handle:
         self._open_values(rows)
         self.rows = rows  # last: who reads many rings as one looks at once for what lies over the files
 
-    def read_steps(self, position: Position, count: int) -> list[Array] | None:
-        """Return `count` steps from a position on, or None if they were evicted during the read."""
-        rows = self.rows
-        assert rows is not None
-        steps = rows.take(list(rows.by_name), range(position, position + count))
-        return steps if is_live(self, position) else None
-
-    def episode_from(self, position: Position, stop: int) -> tuple[Position, Record | None] | None:
-        """Return the start of the first episode from a position on, and its record, None if it was evicted meanwhile.
-
-        Returns None if no episode starts before `stop`.
-        """
-        with self.memory:  # while it is held, an ordinal keeps its meaning
-            ordinal = self.live.ordinal_from(position)
-            if ordinal == self.live.last or (start := self.live.start(ordinal)) >= stop:
-                return None
-            return start, self.live_record(ordinal)
-
-    def read_episode(self, ordinal: Ordinal) -> tuple[list[Array], dict[str, Any], Record] | None:
-        """Return all steps of an episode, its data and its record; None when it was evicted meanwhile.
+    def read_record(self, record: Record | None) -> tuple[list[Array], dict[str, Any], Record] | None:
+        """Return all steps of a record's episode, its data and the record; None when it was evicted meanwhile.
 
         Raises:
             CorruptError: the rows differ from what was stored.
         """
-        return self.read_record(self.live_record(ordinal))
-
-    def read_record(self, record: Record | None) -> tuple[list[Array], dict[str, Any], Record] | None:
-        """Return the episode of a record, as `read_episode` does."""
         if record is None:
             return None
         rows = self.rows
@@ -341,26 +325,15 @@ class Handle:
             raise CorruptError(f"{self.folder}: {found.fault}; run ringmap.check on the buffer")
         return found.state
 
-    def read_data(self, ordinal: Ordinal) -> dict[str, Any] | None:
-        """Return an episode's data, or None when it was evicted meanwhile."""
-        record = self.live_record(ordinal)
+    def data_at(self, start: Position) -> dict[str, Any] | None:
+        """Return the data of the episode that starts at a position, or None when it was evicted meanwhile."""
+        record = self.record_at(start)
         if record is None:
             return None
-        blob, live = self.blob_of(record), is_live(self, record.start)
+        blob, live = self.blob_of(record), is_live(self, start)
         if blob is None and not live:
             return None
         return self._data_in(blob, record)
-
-    def origins(self) -> tuple[Array, Array]:
-        """Return what the live episodes, oldest first and parts joined, were first stored as: by it, an episode is the
-        same wherever it is copied to.
-
-        Returns:
-            The lineage of the ring of each, uint8 `(n, 16)`, and its ordinal there, uint64 `(n,)`.
-
-        Cost: O(episodes); of each episode that was copied into this ring, its data are read once.
-        """
-        return self._origins.of(self)
 
     def live_record(self, ordinal: Ordinal) -> Record | None:
         """Return the record of an episode, or None when it was evicted meanwhile.
@@ -371,8 +344,13 @@ class Handle:
         with self.memory:
             if not self.live.first <= ordinal < self.live.last:
                 return None
-            start, first, last = self.live.start(ordinal), self.first, self.seq
-            record = self.table.find(start, first, last)
+            start = self.live.start(ordinal)
+        return self.record_at(start)
+
+    def record_at(self, start: Position) -> Record | None:
+        """Return the record of the episode that starts at a position, as `live_record` does."""
+        first, last = self.first, self.seq  # in this order: there may be more records than these meanwhile, not fewer
+        record = self.table.find(start, first, last)
         if record is None and is_live(self, start):
             record = self.table.search(start, first, last)
             if record is None and is_live(self, start):
@@ -403,6 +381,104 @@ class Handle:
         self.table.close()
         self.is_open = False
         self.disk.let_go()
+
+
+class Texts:
+    """The words that the codes of text columns stand for, record by record.
+
+        position -> the record that has it -> its blob -> words -> string; words are kept for the next read, in a bound
+
+    A row that was overwritten during its copy may get any string: the look after the copy drops it.
+
+    Args:
+        handle: whose rows are read. It is not kept alive.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = weakref.ref(handle)
+        # By era, too: then other records may start at known positions. Without a lock: two threads at once at worst
+        # read words twice.
+        self._new: dict[tuple[int, int], list[str]] = {}
+        self._old: dict[tuple[int, int], list[str]] = {}
+        self._nbytes = 0
+
+    def __call__(self, positions: Array, codes: Array) -> Array:
+        """Return the strings of rows, given their positions and their codes `(*positions.shape, ...)`.
+
+        Raises:
+            CorruptError: the words of a live row are damaged, or its code is none of them.
+
+        Cost: O(rows log episodes), and for each record whose words are not kept one read of its blob.
+        """
+        handle = self._handle()
+        if handle is None:
+            raise ClosedError("text: the buffer was closed meanwhile; open it again")
+        flat = positions.reshape(-1)
+        era, names, of = self._records(handle, flat)
+        tables = [self._words(handle, era, name) for name in names.tolist()]
+        rows = codes.reshape(len(flat), *codes.shape[positions.ndim :])
+        texts, bad = decoded(rows, of, tables)
+        if bad.any():
+            self._refuse_live(handle, flat[bad & (names.take(of) != NONE)])
+        return texts.reshape(codes.shape)
+
+    def _records(self, handle: Handle, positions: Array) -> tuple[int, Array, Array]:
+        """Return the era, the starts of the records that have these positions, each once, and which of them is that of
+        each position."""
+        with handle.memory:
+            live = handle.live
+            era = live.era
+            if not len(live):
+                starts = np.full(len(positions), NONE)
+            else:
+                at = live.starts.searchsorted(positions, side="right") - 1
+                starts, lengths = live.starts.take(at), live.lengths.take(at)
+                starts = np.where((positions >= starts) & (positions < starts + lengths), starts, NONE)
+        names, of = np.unique(starts, return_inverse=True)
+        return era, names, of.reshape(-1)
+
+    def _words(self, handle: Handle, era: int, start: int) -> list[str]:
+        """Return the words of the record that starts at a position; none if it was evicted meanwhile."""
+        if start == NONE:
+            return []
+        key = era, start
+        words = self._new.get(key)
+        if words is not None:
+            return words
+        words = self._old.get(key)
+        if words is None:
+            words = self._read(handle, Position(start))
+        if words:
+            nbytes = sum(map(len, words)) + _WORD_NBYTES * len(words)
+            if self._nbytes + nbytes > KEPT_NBYTES:
+                self._old, self._new, self._nbytes = self._new, {}, 0
+            self._new[key] = words
+            self._nbytes += nbytes
+        return words
+
+    def _read(self, handle: Handle, start: Position) -> list[str]:
+        record = handle.record_at(start)
+        if record is None:
+            return []
+        blob = handle.blob_of(record)
+        if blob is None:
+            self._refuse_live(handle, np.array([start]))
+            return []
+        try:
+            return decode_words(blob)
+        except ValueError as error:
+            raise CorruptError(
+                f"{handle.segments.path(record.blob_segment)}: words of record {record.seq}: {error}; run "
+                "ringmap.check and ringmap.repair on the buffer"
+            ) from None
+
+    def _refuse_live(self, handle: Handle, positions: Array) -> None:
+        """Raise if one of these rows, whose text is not known, was not evicted meanwhile."""
+        if len(positions) and is_live(handle, int(positions.max())):
+            raise CorruptError(
+                f"{handle.folder}: text of the step at position {int(positions.max())} is damaged or missing; run "
+                "ringmap.check and ringmap.repair on the buffer"
+            )
 
 
 def is_mine(lock: Any) -> bool:

@@ -96,7 +96,7 @@ class Reader(Handle):
         manifest = self.manifest
         self.table = EpisodeTable.open(disk, self.paths.table, manifest.table_slots, manifest.uuid, False, self.mapped)
         self._state_file = StateFile.open(disk, self.paths.state, manifest.uuid, write=False, mapped=self.mapped)
-        self._glanced: tuple[tuple[int, int] | None, State] = None, State()
+        self._peeked: tuple[tuple[int, int] | None, State] = None, State()
         self._copies_up = disk.system.copies_up(folder)
         self._held_until = 0.0
         self._shown = State()
@@ -217,12 +217,12 @@ class Reader(Handle):
             if not tries.again():
                 raise self._lapped("refresh", tries)
 
-    def glance(self) -> tuple[int, int] | None:
+    def generations(self) -> tuple[int, int] | None:
         """Return what changes with each state that is shown, without a system call; None where that can't be told."""
         return self._state_file.generations()
 
     def map_state(self, room: Room, at: int) -> bool:
-        """Map the state file into a room; False where `glance` returns None."""
+        """Map the state file into a room; False where `generations` returns None."""
         return self._state_file.map_into(room, at)
 
     def _check_held(self) -> None:
@@ -251,13 +251,13 @@ class Reader(Handle):
 
     def _look(self) -> State:
         """Return the newest state that was shown, without a system call if that is the one of the last look."""
-        glance = self._state_file.generations()  # before the look: a state that is shown after it counts as new
-        if glance is None:
+        generations = self._state_file.generations()  # before the look: a state that is shown after it counts as new
+        if generations is None:
             return self._whole_look()
-        before, shown = self._glanced
-        if glance != before:
+        before, shown = self._peeked
+        if generations != before:
             shown = self._whole_look()
-            self._glanced = glance, shown
+            self._peeked = generations, shown
         return shown
 
     def _whole_look(self) -> State:
