@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import ringmap.clips.adjacent
 
 import ringmap.buffers.sharded.clip_table
 import ringmap.buffers.sharded.engine
