@@ -13,7 +13,7 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.clips.gather import PINNED
 from ringmap.errors import RoleError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.commit.background_sync import BackgroundSync
+from ringmap.storage.commit.sync import BackgroundSync
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import Segments
 
@@ -107,7 +107,7 @@ def test_a_handler_that_samples_in_the_middle_of_a_draw():
 
 JOINS_TWICE = """
 import linecache, signal, sys
-from ringmap.storage.commit.background_sync import BackgroundSync
+from ringmap.storage.commit.sync import BackgroundSync
 
 class Target:
     folder = "here"

@@ -145,7 +145,7 @@ class LabelSession(Session):
             actor_id=np.full(length, number),
             dones=np.arange(length) == length - 1,
         )
-        self.buf._ring.engine.settle("a test")  # a commit for each call, as the model has it
+        self.buf._ring.engine.commit_pending("a test")  # a commit for each call, as the model has it
 
     def sampling(self):
         state = self.buf.state_dict()

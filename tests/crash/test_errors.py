@@ -22,7 +22,7 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
 from ringmap.storage.commit import store
-from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.disk.lock import WriterLock

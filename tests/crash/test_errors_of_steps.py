@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 from ringmap.errors import RingmapError
-from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.group import OpenGroup
 from ringmap.storage.sidecars.mutable import MutableValues
 from tests.crash import test_groups, test_parts, test_updates

@@ -393,7 +393,7 @@ def test_rows_after_a_clear():
         ring.buffer.clear()
         assert (len(ring), ring.added) == (0, 3)
         ring.append(rows_of(3, 2))
-        ring.engine.settle("a test")
+        ring.engine.commit_pending("a test")
         ring.append(rows_of(5, 2))
         assert look(ring, 11) == [3, 4, 5, 6]
         assert ring.buffer.check() == []

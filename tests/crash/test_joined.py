@@ -15,7 +15,7 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, InputError
-from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory.entries import TABLE
 from ringmap.storage.records.table import TERMINATED

@@ -234,7 +234,7 @@ def calls_of(buf, say=len):
     """Make six calls that each store two rows; the third commits them before, the fifth after."""
     for number in range(1, 7):
         if number == 3:
-            buf.engine.settle("a test")
+            buf.engine.commit_pending("a test")
         add(buf, number)
         if number == 5:
             buf.flush()
@@ -358,7 +358,7 @@ for number in range(300):
     signal.setitimer(signal.ITIMER_REAL, 2e-6 + number % 50 * 3e-6)  # once: somewhere in the call
     add(buf, number)
     if number % 60 == 59:
-        buf.engine.settle("a test")
+        buf.engine.commit_pending("a test")
 signal.setitimer(signal.ITIMER_REAL, 0)
 if sys.argv[2] == "read":
     assert numbers(buf) == list(range(600 - len(buf), 600)), numbers(buf)
@@ -426,7 +426,7 @@ def test_a_full_disk_before_and_after_the_room_is_reserved(tmp_path):
     add(buf, 0)
     disk.fail(1, OSError(errno.ENOSPC, "planted"), only="reserve", sticky=True)
     add(buf, 1)  # the room is there
-    buf.engine.settle("a test")
+    buf.engine.commit_pending("a test")
     disk.lift()
     buf.close()
     with make(tmp_path / "buf") as again:

@@ -20,10 +20,10 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, RingmapError, RoleError, SyncFailedError
-from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit import open_episode as open_module
+from ringmap.storage.commit.files import CommitFiles
+from ringmap.storage.commit.open_episode import OpenEpisode
 from ringmap.storage.commit.store import Store
-from ringmap.storage.open_episodes import open_episode as open_module
-from ringmap.storage.open_episodes.open_episode import OpenEpisode
 from ringmap.storage.read.recovery import breaks_of
 from ringmap.storage.records import table as table_module
 from ringmap.storage.records.table import DROPPED, PART, RECORD, Record

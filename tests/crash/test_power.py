@@ -20,7 +20,7 @@ from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.zarr import ZarrColumn
 from ringmap.storage.commit import store
-from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read import reader

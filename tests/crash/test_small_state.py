@@ -11,7 +11,7 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, SyncFailedError
-from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.records.blobs import HEAD, Segments, segment_name
 from tests.crash.recording import Always, RecordingDisk, materialise
 from tests.disks import Through, undisturbed

@@ -52,7 +52,7 @@ def test_a_spoiled_newest_episode_is_never_drawn_by_priority(tmp_path):
 def add(buf, arguments):
     """Store a call in a commit of its own."""
     buf.add(*arguments)
-    buf.engine.settle("a test")
+    buf.engine.commit_pending("a test")
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_a_group_that_its_writer_has_committed_meanwhile_is_not_damaged(tmp_path
     real = step_file.read_words
 
     def late(*args):
-        buf.engine.settle("test")
+        buf.engine.commit_pending("test")
         ring = StepRing.over(buf, "test")
         ring.group = 15
         ring.append({n: np.array([v]) for n, v in row(1).items()})  # over the file of the first group

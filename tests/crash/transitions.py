@@ -93,7 +93,7 @@ def prove(batch, is_named=False):
 def look(buf, prove=prove):
     """Return the calls stored, and the transitions that can't be drawn as their next observation was lost."""
     ring = buf._ring.buffer
-    buf.engine.settle("a test")
+    buf.engine.commit_pending("a test")
     rows = [ring.load_episode(i) for i in range(ring.num_episodes)]
     calls = [(int(r["rewards"][0]) // 64, len(r["rewards"])) for r in rows]
     stored = [(n, lane) for n, lanes in calls for lane in range(lanes)][-buf.capacity :]
@@ -174,7 +174,7 @@ class TransitionSession(Session):
         self.buf.add(*arguments)
         # One call per commit, so that the oldest go one by one; test_groups.py has calls that are committed together.
         with contextlib.suppress(EnvironmentFault):  # the call was stored; the next look commits it
-            self.buf.engine.settle("a test")
+            self.buf.engine.commit_pending("a test")
 
     def judge_also(self, before):
         calls, lost = look(self.buf, self.prove)
@@ -214,7 +214,7 @@ class NamedSession(TransitionSession):
                 obs[i] = led_to(call, lane + 1)[lane]
         self.buf.add(obs, *rest, lane=list(names))
         with contextlib.suppress(EnvironmentFault):
-            self.buf.engine.settle("a test")
+            self.buf.engine.commit_pending("a test")
 
     prove = staticmethod(partial(prove, is_named=True))
 
@@ -287,4 +287,4 @@ class StackSession(TransitionSession):
                 continue
             break
         with contextlib.suppress(EnvironmentFault):
-            self.buf.engine.settle("a test")
+            self.buf.engine.commit_pending("a test")

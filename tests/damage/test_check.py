@@ -14,7 +14,7 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import NewerVersionError, UnknownFormatError, UnreleasedVersionError
-from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk import system

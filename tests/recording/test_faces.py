@@ -466,7 +466,7 @@ def test_an_interrupt_in_the_middle_of_a_step_glues_nothing(method, monkeypatch)
 
 @pytest.mark.parametrize("method", ["append", "finish"])
 def test_an_interrupt_while_streaming_glues_nothing(method, monkeypatch):
-    from ringmap.storage.open_episodes.open_episode import OpenEpisode
+    from ringmap.storage.commit.open_episode import OpenEpisode
 
     buf = full_buffer("box")
     env = ReplayBufferCollectionWrapper(vector(2), buf, stream=True)

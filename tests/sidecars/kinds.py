@@ -78,7 +78,7 @@ class NextObservations(Priorities):
         lanes = np.arange(3)
         after = np.stack([np.full(3, tag), lanes], 1).astype(np.int32)
         buf.add(obs, lanes, np.full(3, tag, np.float32), after, np.zeros(3, bool))
-        buf.engine.settle("a test")
+        buf.engine.commit_pending("a test")
 
     @staticmethod
     def expected(tag):

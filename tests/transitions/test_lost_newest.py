@@ -53,7 +53,7 @@ def test_what_is_left_leads_to_nothing_that_is_gone(tmp_path, monkeypatch, sampl
         if number == calls - 4:
             buf.flush()
         add(buf, number)
-        buf.engine.settle("a test")
+        buf.engine.commit_pending("a test")
     ring = buf._ring.buffer.engine.owned
     slot = ring.live.starts.tolist()[-1 - lost] % ring.ring.rows
     ring.abandon()

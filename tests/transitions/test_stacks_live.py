@@ -116,7 +116,7 @@ def struck(monkeypatch, proof, buf, at, calls):
         if takes[0] == at:
             for _ in range(calls):
                 proof.add()
-                proof.buf.engine.settle("a test")
+                proof.buf.engine.commit_pending("a test")
         return kept(column, slots, out, head)
 
     with monkeypatch.context() as patched:
@@ -135,7 +135,7 @@ def strikes(monkeypatch, folder, n_step, reads, times=(1, 9)):
             proof = Proof(folder / f"{calls}-{at}", 32, n_step=n_step)
             for _ in range(30):
                 proof.add()
-                proof.buf.engine.settle("a test")
+                proof.buf.engine.commit_pending("a test")
             buf = proof.buf
             if reads:
                 buf = TransitionReplayBuffer.open(proof.path, device=None, n_step=n_step, seed=1)
@@ -200,7 +200,7 @@ def filled(lanes, settles):
     for _ in range(1500 // lanes):
         proof.add()
         if settles and proof.step % settles == 0:
-            proof.buf.engine.settle("a test")
+            proof.buf.engine.commit_pending("a test")
         yield proof
 
 
@@ -234,7 +234,7 @@ def test_more_lanes_than_all_frames_are_kept_for():
     """Of 312 lanes the oldest transitions lack frames: others are drawn in their place."""
     proof = Proof(lanes=312, capacity=20_000, sampler=in_order)
     proof.add(90)
-    proof.buf.engine.settle("a test")
+    proof.buf.engine.commit_pending("a test")
     batch = proof.buf.sample(20_000)
     assert num_wrong(batch) == 0
     assert 0 < proof.buf.num_redraws < 3 * 312

@@ -111,7 +111,7 @@ def struck(monkeypatch, proof, at, calls, settled=False):
     """Return how many of a batch are wrong if calls come after its copy number `at`, and are committed, and whether it
     was reached."""
     takes, kept = [0], MemmapColumn.take
-    proof.buf.engine.settle("a test")  # rows that are pending are copied from memory
+    proof.buf.engine.commit_pending("a test")  # rows that are pending are copied from memory
 
     def take(column, slots, out=None, head=0):
         taken = kept(column, slots, out, head)
@@ -119,7 +119,7 @@ def struck(monkeypatch, proof, at, calls, settled=False):
         if takes[0] == at:
             proof.add(calls)
             if settled:
-                proof.buf.engine.settle("a test")
+                proof.buf.engine.commit_pending("a test")
         return taken
 
     with monkeypatch.context() as patched:
@@ -165,7 +165,7 @@ def test_the_newest_call_is_read_again_not_drawn_anew(monkeypatch):
 def test_a_clear_in_the_middle_of_a_batch(monkeypatch):
     """Nothing is left to draw from, and the error says so."""
     proof, kept = Proof(), MemmapColumn.take
-    proof.buf.engine.settle("a test")
+    proof.buf.engine.commit_pending("a test")
 
     def take(column, slots, out=None, head=0):
         if len(proof.buf):

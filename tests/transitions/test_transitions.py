@@ -415,7 +415,7 @@ def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
             buf._following.forget()
             owned._following_of = -1
         add(buf, reference, life.step(2))
-        buf.engine.settle("a test")
+        buf.engine.commit_pending("a test")
         written = owned._following._next
         record = owned.newest_rows()
         assert record.head == owned.head
@@ -524,7 +524,7 @@ def test_a_fault_at_any_change_of_add_loses_nothing(tmp_path, reopen):
         if turn % 2:  # at the commit of what is pending, too
             Buffer.disk.fail(1 + turn % 12, OSError(28, "No space left on device"))
             try:
-                buf.engine.settle("a test")
+                buf.engine.commit_pending("a test")
             except EnvironmentFault:
                 failed += 1
         Buffer.disk.lift()
@@ -619,7 +619,7 @@ def test_lost_successors_are_named_and_never_served(tmp_path, how):
     buf, life, reference = make(path=tmp_path / "buf"), Life(1), Reference(50)
     for _ in range(10):
         add(buf, reference, life.step(2))
-        buf.engine.settle("a test")
+        buf.engine.commit_pending("a test")
     buf.close()
     for name in ("successors.0.bin", "successors.1.bin"):
         path = tmp_path / "buf" / name
@@ -698,7 +698,7 @@ def test_what_is_kept_in_memory_is_counted_once():
     buf = make()
     for t in range(20):  # no observation is what the last step led to
         buf.add(np.full(3, t), 0, 0.0, np.full(3, t + 100), False)
-        buf.engine.settle("a test")
+        buf.engine.commit_pending("a test")
     following, source = buf._following, buf._ring.buffer.engine.source
     read = source.data_at
 
@@ -758,7 +758,7 @@ def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(t
                 step = np.full((2, 3), t, np.float32)
                 step[1] += 0.5 * (t == 5)  # lane 1 begins anew
                 buf.add(step, np.zeros(2, int), np.full(2, t), step + 1, np.zeros(2))
-                buf.engine.settle("a test")
+                buf.engine.commit_pending("a test")
         return find(self, head, rows_sum)
 
     monkeypatch.setattr(type(buf._following.files), "find", late)

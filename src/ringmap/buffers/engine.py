@@ -250,7 +250,7 @@ class Engine(Forkable):
     def episodes(self) -> StoredEpisodes:
         """The stored episodes of the ring, read whole."""
         self.source.pulse.begin()  # of the ring as it is after a fork or an interrupt
-        self.settle(_WHERE)
+        self.commit_pending(_WHERE)
         return self._episodes[0]
 
     @property
@@ -319,7 +319,7 @@ class Engine(Forkable):
     def pin(self, cut: Cut, shared: bool = True) -> Pinned:
         """Return the clips of a cut that exist; see `Pins.of`."""
         self.source  # noqa: B018 - a closed one says so
-        self.settle(_WHERE)  # workers and views of it may be elsewhere
+        self.commit_pending(_WHERE)  # workers and views of it may be elsewhere
         return self.pins.of(self.reader, cut, shared)
 
     def window(self, cut: Cut) -> ClipRange:
@@ -663,12 +663,12 @@ class Engine(Forkable):
         if owned.disk.volatile:
             self.pins.tell_copies(owned.seq)
 
-    def settle(self, where: str) -> None:
+    def commit_pending(self, where: str) -> None:
         """Commit rows that only this handle shows yet, before something reads committed rows alone."""
         owned = self.owned
         if owned.pending is not None and isinstance(owned, Store) and self.is_writer:
             with self.committing() as small:
-                owned.settle(where, small)
+                owned.commit_pending(where, small)
 
     def before_fork(self) -> None:
         """Commit rows that only this handle shows yet: a child reads what is committed, and a DataLoader's workers are
@@ -686,7 +686,7 @@ class Engine(Forkable):
         if owned.disk.volatile or self.is_closed or owned.pending is None or not owned.pending.count:
             return
         try:
-            self.settle(_WHERE)
+            self.commit_pending(_WHERE)
         except ReplacedError:  # nobody finds them any more
             pass
         except (OSError, RingmapError) as error:  # in the middle of a call of this thread, say
@@ -774,7 +774,7 @@ class Engine(Forkable):
             "seed_key": self.seed_key,
         }
         if not self.is_closed:
-            self.settle(_WHERE)  # what this handle shows, the copy shows, too
+            self.commit_pending(_WHERE)  # what this handle shows, the copy shows, too
         if not isinstance(owned, Store) or not owned.disk.volatile:
             uuid = owned.manifest.uuid
             return {**state, "path": owned.folder, "mapped": owned.mapped, "uuid": uuid}

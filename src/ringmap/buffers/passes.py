@@ -97,7 +97,7 @@ class PassBuffer(LoaderDataset):
 
     def begin_pass(self) -> PassView:
         """Return the view of a pass that begins."""
-        self.engine.settle(f"{type(self).__name__}.pass_sampler")  # workers see what is committed
+        self.engine.commit_pending(f"{type(self).__name__}.pass_sampler")  # workers see what is committed
         self.engine.refresh()
         view: PassView = self.pinned()
         return view

@@ -326,7 +326,7 @@ class PinnedView(Dataset):
                 "one"
             )
         before = self.starts, self.lengths, self.ended
-        self.engine.settle(f"{type(self).__name__}.refresh")  # workers see what is committed
+        self.engine.commit_pending(f"{type(self).__name__}.refresh")  # workers see what is committed
         self.engine.refresh()
         made = self.of(self._buffer)
         if self._moves.where is not None:

@@ -57,6 +57,7 @@ from ringmap.storage.columns.nested import flattened, nested
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import sizes_when_full
+from ringmap.storage.commit.open_episode import OpenEpisode, finish_open
 from ringmap.storage.commit.store import JOINED_NBYTES, Store
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
@@ -65,7 +66,6 @@ from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.disk.system import memory_left
 from ringmap.storage.inspect.check import Finding, check_source
-from ringmap.storage.open_episodes.open_episode import OpenEpisode, finish_open
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader

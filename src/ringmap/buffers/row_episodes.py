@@ -50,7 +50,7 @@ class RowSource:
         self._held = Reopened(ring, StepRing.open)
         self.episode_columns = list[str]()
         self.path = str(self._ring.path or "a ring of rows in RAM")
-        self._ring.engine.settle("episode_dataset")
+        self._ring.engine.commit_pending("episode_dataset")
         self._ring.buffer.refresh()
         self.schema = self._ring.schema or Schema(())
         self._positions = self._ring.ids()

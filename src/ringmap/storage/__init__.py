@@ -1,14 +1,13 @@
 """Rows on disk: one writer, any number of readers, no server.
 
-    inspect         a directory seen from outside: check, repair, snapshot, describe
-    open_episodes   episodes that are still being recorded
-    commit          the writer: what makes a call count
-    read            the committed state, and reading it beside a writer
-    directory       which files a buffer is made of, and what is at a path
-    sidecars        files beside the columns
-    records         the files that say what is stored: manifest, table, segments, state
-    columns         the rows themselves
-    disk | ring     the operating system; positions and slots, in integers only
+    inspect     a directory seen from outside: check, repair, snapshot, describe
+    commit      the writer: what makes a call count; episodes that are still being recorded
+    read        the committed state, and reading it beside a writer
+    directory   which files a buffer is made of, and what is at a path
+    sidecars    files beside the columns
+    records     the files that say what is stored: manifest, table, segments, state
+    columns     the rows themselves
+    disk | ring the operating system; positions and slots, in integers only
 
 Each package imports only from those below it, which `lint-imports` enforces.
 """

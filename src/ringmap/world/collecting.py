@@ -44,7 +44,7 @@ from ringmap.world.wrappers import parts_of
 
 if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
-    from ringmap.storage.open_episodes.open_episode import OpenEpisode
+    from ringmap.storage.commit.open_episode import OpenEpisode
 
 __all__ = ["DEFAULT_FORMAT", "Collection", "collect", "collect_some", "kept_seeds", "progress_of"]
 

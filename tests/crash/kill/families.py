@@ -38,7 +38,7 @@ class TransitionHands(Hands):
     def write(self, buffer, k, steps):
         calls, _ = transitions.look(buffer)
         buffer.add(*transitions.call_of(k, steps, calls[-1] if calls else None))
-        buffer.engine.settle("a test")  # a commit for each call, as the model has it
+        buffer.engine.commit_pending("a test")  # a commit for each call, as the model has it
 
     def see(self, buffer):
         calls, lost = transitions.look(buffer)
@@ -158,7 +158,7 @@ class LabelHands(Hands):
             actor_id=np.full(steps, k),
             dones=np.arange(steps) == steps - 1,
         )
-        buffer._ring.engine.settle("a test")  # a commit for each call, as the model has it
+        buffer._ring.engine.commit_pending("a test")  # a commit for each call, as the model has it
 
     def see(self, buffer):
         return tuple((k, steps, True) for k, steps in labels.look(buffer)[0])

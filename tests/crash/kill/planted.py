@@ -12,10 +12,10 @@ import numpy as np
 from ringmap.buffers import engine
 from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.storage.commit import commit, commit_files, store
+from ringmap.storage.commit import commit, files, store
+from ringmap.storage.commit.open_episode import OpenEpisode
 from ringmap.storage.disk import lock
 from ringmap.storage.disk.files import FileHandle
-from ringmap.storage.open_episodes.open_episode import OpenEpisode
 from ringmap.storage.records import blobs
 from ringmap.storage.records.table import EPISODE, RECORD, RETIRE, EpisodeTable
 from ringmap.storage.ring import live
@@ -213,7 +213,7 @@ def no_lock():
 
 
 def finished_stream_forgotten():
-    commit_files.CommitFiles.carry_finished = lambda self, stream: None
+    files.CommitFiles.carry_finished = lambda self, stream: None
 
 
 def unrehearsed():

@@ -140,7 +140,7 @@ class LabelledRows:
             specs = self.labels()
             assert specs is not None
             self.log = self._made_log(list(specs.columns))
-        self.ring.engine.settle("DistillationBuffer.relabel")  # a row is stored before its label
+        self.ring.engine.commit_pending("DistillationBuffer.relabel")  # a row is stored before its label
         self.log.write(ids, round, labels)
 
     def _made_log(self, specs: list[ColumnSpec]) -> LabelLog:

@@ -849,7 +849,7 @@ class ShardEngine(Engine):
             self.sampler.close()
         self.sampler = new
 
-    def settle(self, where: str) -> None:
+    def commit_pending(self, where: str) -> None:
         """Do nothing: a reader has no rows of its own."""
 
     def before_fork(self) -> None:

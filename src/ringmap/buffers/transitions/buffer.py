@@ -922,7 +922,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
 
     def pinned(self) -> BufferView:
         """Return a view of the transitions that exist now, for a pass: what is in it is committed."""
-        self.engine.settle(f"{type(self).__name__}.pass_sampler")
+        self.engine.commit_pending(f"{type(self).__name__}.pass_sampler")
         source = self.engine.source
         with source.memory:
             low = self._ring.oldest

@@ -92,7 +92,7 @@ class TransitionSource:
         """Return the positions of all transitions, episode by episode; the number of each; whether it lacks its front;
         and its ordinal."""
         buffer, reader = self._buffer, self._buffer.reader
-        buffer.engine.settle(f"{type(buffer).__name__}.episodes")
+        buffer.engine.commit_pending(f"{type(buffer).__name__}.episodes")
         buffer.refresh()
         ring = buffer.rows
         positions = ring.ids()

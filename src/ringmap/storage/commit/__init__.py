@@ -1,10 +1,11 @@
 """The commit package: the writer of a buffer, and the files that make a call count.
 
     create            turns a directory into a buffer, in steps that a kill may interrupt
-    commit_files      the files of a commit, in order, and which of their content is durable
-    background_sync   makes commits durable every few seconds
-    group             rows that are stored alone, and committed together
     commit            all that one call stores, and the order in which it becomes durable and shown
+    files             the files of a commit, and which of their content is durable
+    group             rows that are stored alone, and committed together
+    open_episode      an episode that is being recorded
+    sync              makes commits durable every few seconds
     store             the writer: roles, the lock, recovery after an interrupt, flushes, the end
 
 A commit writes rows, then the blob, then the record, which is the commit, then `state.bin`, which shows it to readers.

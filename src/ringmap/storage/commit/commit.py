@@ -16,7 +16,7 @@ Rows of transitions have the ordinal of their episode in a column, and get it wi
 Invariants: a row or slot that the newest durable record calls live is never overwritten; `_stale` is set before the
 first write and cleared last; memory changes under `memory` only; the numbers of a commit are those that its record
 gives, in the order of the episodes' first rows, and rows that have a number, of a copy, keep it.
-Not here: who may write, and when (store.py); which files these are (commit_files.py); what `lanes` says
+Not here: who may write, and when (store.py); which files these are (files.py); what `lanes` says
 (buffers/transitions/).
 """
 
@@ -35,9 +35,9 @@ from ringmap.storage.columns.backends import Storage, choose
 from ringmap.storage.columns.rows import Rows, combine, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words, coded
-from ringmap.storage.commit.background_sync import BackgroundSync
-from ringmap.storage.commit.commit_files import BlobPlace, CommitFiles
 from ringmap.storage.commit.create import make_columns, warn_of_space
+from ringmap.storage.commit.files import BlobPlace, CommitFiles
+from ringmap.storage.commit.sync import BackgroundSync
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.threads import begin
 from ringmap.storage.read.handle import Handle

@@ -14,7 +14,7 @@ that finds it set recovers from the files first; memory changes under `memory` o
 Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one sync), `memory`. Whoever takes `_mutex`
 sets the mark of its thread (disk/calls.py): a call inside a call is refused.
 Not here: what a commit stores (buffers/), how a directory is created (create.py), when the
-background syncs (background_sync.py).
+background syncs (sync.py).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from ringmap.errors import (
 from ringmap.storage.columns.backends import Storage
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.commit.background_sync import BackgroundSync
 from ringmap.storage.commit.commit import Commit, Committer, NewRecord, Values
-from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.create import make_folder, make_home
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.group import OpenGroup, follows, rows_left
+from ringmap.storage.commit.sync import BackgroundSync
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
@@ -849,7 +849,7 @@ class Store(Committer):
             with contextlib.suppress(OSError, ReplacedError):  # the next opening does it
                 file.remove()
 
-    def settle(self, where: str, small: Mapping[str, Any] | None = None) -> None:
+    def commit_pending(self, where: str, small: Mapping[str, Any] | None = None) -> None:
         """Commit the rows of the open group, so that other handles find them."""
         if self._group is not None and self.writable_here:
             self.exclusively(where, lambda files: None, small)
@@ -1093,7 +1093,7 @@ class Store(Committer):
         """Do what a close would, as far as it is certain. No call of this store is under way: nobody has it."""
         try:
             if not self.disk.volatile and not self.is_poisoned:
-                self.settle("ReplayBuffer")
+                self.commit_pending("ReplayBuffer")
         finally:
             self.abandon()
 

@@ -7,7 +7,7 @@ records are all whole, and the episodes that no sync covers are verified.
 
 Invariants: the search changes nothing; a state below a witness (state.bin, its mark, the
 manifest) is damage, and never taken.
-Not here: how a writer then repairs the files (commit_files.py).
+Not here: how a writer then repairs the files (files.py).
 """
 
 from __future__ import annotations

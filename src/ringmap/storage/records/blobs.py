@@ -10,7 +10,7 @@ out, no compaction. A number is never reused.
 
 Invariants: a record names segment, offset, size and checksum of its blob, and a blob those of the small state in the
 same segment; blobs lie in commit order; no byte is used unless the checksum holds.
-Not here: when a segment may go (commit_files.py).
+Not here: when a segment may go (files.py).
 """
 
 from __future__ import annotations

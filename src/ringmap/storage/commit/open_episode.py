@@ -30,7 +30,7 @@ from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.text import Words
 from ringmap.storage.columns.values import NUMBERS, as_array
 from ringmap.storage.commit.commit import Commit, NewRecord
-from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
