@@ -152,9 +152,9 @@ class Schema:
         """
         if isinstance(given, Schema):
             return given
-        spaces = _space_columns(given)
-        if spaces is not None:
-            return cls(tuple(spaces))
+        if _is_space(given):
+            is_dict = isinstance(getattr(given, "spaces", None), Mapping)
+            given = _columns_of(given, "") if is_dict else {"observation": _columns_of(given, "observation")}
         if not isinstance(given, Mapping) or not given:
             raise InputError(
                 f"{where}: expected column -> (shape, dtype), a Gymnasium space or an example "
@@ -377,34 +377,23 @@ def _is_shape_and_dtype(value: Any) -> bool:
     return isinstance(dtype, str | type | np.dtype)
 
 
-def _space_columns(space: Any) -> list[ColumnSpec] | None:
-    """Return the columns of a Gymnasium space, recognised by its attributes: gymnasium is not imported."""
-    if not hasattr(space, "contains") or not hasattr(space, "sample"):
-        return None
+def _is_space(value: Any) -> bool:
+    """Tell whether a value is a Gymnasium space, by its attributes: gymnasium is not imported."""
+    return hasattr(value, "contains") and hasattr(value, "sample")
+
+
+def _columns_of(space: Any, name: str) -> Any:
+    """Return the columns of a space: those of Dict and Tuple spaces as a mapping, nested as these are."""
     inner = getattr(space, "spaces", None)
-    whole = inner if isinstance(inner, Mapping) else {"observation": space}
-    specs = []
-    for name, part in flattened(_parts(whole), "schema").items():
-        shape, dtype = getattr(part, "shape", None), getattr(part, "dtype", None)
-        if shape is None and isinstance(dtype, np.dtype) and dtype == TEXT:  # `Text`
-            shape = ()
-        if shape is None or dtype is None:
-            raise InputError(
-                f"schema: space {name!r} ({type(part).__name__}) has no single shape and dtype; "
-                "flatten it with gymnasium.spaces.utils.flatten_space, or give (shape, dtype) pairs"
-            )
-        dtype = portable(np.dtype(dtype))
-        _check_dtype(name, dtype, "schema")
-        specs.append(ColumnSpec(str(name), tuple(shape), dtype))
-    return specs
-
-
-def _parts(parts: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the parts of a Dict space, those of Dict and Tuple spaces in it as mappings."""
-    found: dict[str, Any] = {}
-    for name, part in parts.items():
-        inner = getattr(part, "spaces", None)
-        if inner is not None and not isinstance(inner, Mapping):
-            inner = {str(i): one for i, one in enumerate(inner)}
-        found[str(name)] = part if inner is None else _parts(inner)
-    return found
+    if inner is not None:
+        parts = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
+        return {str(key): _columns_of(part, f"{name}/{key}" if name else str(key)) for key, part in parts}
+    shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
+    if shape is None and isinstance(dtype, np.dtype) and dtype == TEXT:  # `Text`
+        shape = ()
+    if shape is None or dtype is None:
+        raise InputError(
+            f"schema: space {name!r} ({type(space).__name__}) has no single shape and dtype; "
+            "flatten it with gymnasium.spaces.utils.flatten_space, or give (shape, dtype) pairs"
+        )
+    return Column(tuple(shape), dtype)
