@@ -218,7 +218,7 @@ class Rows:
 
     def renew(self, position: Position, steps: list[Array]) -> None:
         """Give rows that `read` returned the newest values of the mutable columns."""
-        if steps:
+        if self._changes is not None:
             self._lay_changes(self.schema.names, np.arange(position, position + len(steps[0])), steps)
 
     def _lay_changes(self, names: Sequence[str], positions: Array, taken: Sequence[Array]) -> None:
@@ -282,7 +282,8 @@ class Rows:
         start, stop = positions.start, positions.stop
         first = stop if pending is None else min(max(pending.start, start), stop)
         taken = self._read([self.by_name[name] for name in names], start, first - start)
-        taken = self._newest(names, np.arange(start, first), taken)
+        if self.texts or self._changes is not None:
+            taken = self._newest(names, np.arange(start, first), taken)
         if pending is None or first == stop:
             return taken
         rows = pending.rows_of(names, np.arange(first, stop) - pending.start)
