@@ -14,7 +14,7 @@ from ringmap.cli.table import kept, rows_of, sorted_by
 from ringmap.data import ReplayBuffer, convert, load_dataset
 from ringmap.errors import InputError, LappedError
 from ringmap.formats.hdf5.writer import HDF5Writer
-from ringmap.storage.read.read_live import look_again
+from ringmap.storage.read.read_live import retry
 from tests.cli.conftest import episode, fill
 
 
@@ -174,7 +174,7 @@ def test_a_table_is_of_one_moment(monkeypatch):
     rows = rows_of(Moving(buffer, changes=2))
     assert [row["length"] for row in rows] == buffer.lengths.tolist()
     assert len(rows) == 5
-    monkeypatch.setattr(table, "look_again", partial(look_again, retry_s=0))
+    monkeypatch.setattr(table, "retry", partial(retry, retry_s=0))
     with pytest.raises(LappedError, match="snapshot"):
         rows_of(Moving(buffer, changes=10**6))
 

@@ -11,7 +11,7 @@ from ringmap.errors import CorruptError, LappedError
 from ringmap.storage.disk.two_slots import SLOT_NBYTES
 from ringmap.storage.read import read_live
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.read_live import MOST, look_again
+from ringmap.storage.read.read_live import MOST, retry
 from ringmap.storage.records.state import StateFile
 from tests.disks import FaultyDisk
 
@@ -114,7 +114,7 @@ def test_an_episode_is_the_one_that_was_asked_for_when_the_writer_was_restarted(
 
 
 def read(attempt, refresh=lambda: None, retry_s=0, **options):
-    look_again(attempt, refresh, "here", "do this", retry_s=retry_s, **options)
+    retry(attempt, refresh, "here", "do this", retry_s=retry_s, **options)
 
 
 LAPPED = f"here: the writer overtook this reader {MOST} times in a row, for 0 s; do this"

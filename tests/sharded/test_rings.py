@@ -41,7 +41,7 @@ from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.rows import AdjacentColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
-from ringmap.storage.read.read_live import look_again
+from ringmap.storage.read.read_live import retry
 from ringmap.storage.read.reader import Reader
 from tests.buffers.steps import episode, prove
 from tests.sharded.striking import Striking, always_look
@@ -426,7 +426,7 @@ def test_clips_evicted_in_the_middle_of_a_gather(three, monkeypatch, copies, par
 def overtaken(fleet, monkeypatch, most):
     """Return how many copies a batch took beside writers that replace nearly all of their rings meanwhile."""
     monkeypatch.setattr(engine_module, "MOST_CHOICES", most)
-    monkeypatch.setattr(engine_module, "look_again", partial(look_again, retry_s=0.0))
+    monkeypatch.setattr(engine_module, "retry", partial(retry, retry_s=0.0))
     for name in "ab":
         if name not in fleet.writers:
             fleet.ring(name, 300, spare_rows=300)

@@ -7,7 +7,7 @@ import pytest
 
 from ringmap.errors import LappedError
 from ringmap.storage.read import read_live
-from ringmap.storage.read.read_live import is_live, lost, read_again, read_whole
+from ringmap.storage.read.read_live import is_live, lost, read_whole, redraw_lost
 
 ROWS, LIVE = 12, 6
 
@@ -75,7 +75,7 @@ def batch_of(ring):
         def redraw(which):
             return ring.live()[which]
 
-        read_again(ring, positions, bad, gather, redraw, "here", "do this")
+        redraw_lost(ring, positions, bad, gather, redraw, "here", "do this")
     return positions, found
 
 
@@ -148,7 +148,7 @@ def test_control_a_wrong_order_is_caught(monkeypatch, wrong, read):
 
 
 def test_control_what_is_drawn_anew_is_looked_at_as_well(monkeypatch):
-    monkeypatch.setattr(read_live, "lost", lambda *_: None)  # that of `read_again`; not ours
+    monkeypatch.setattr(read_live, "lost", lambda *_: None)  # that of `redraw_lost`; not ours
     torn = 0
     for strikes in schedules():
         positions, found = batch_of(Ring(strikes))

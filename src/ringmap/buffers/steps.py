@@ -37,7 +37,7 @@ from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.read_live import look_again, lost, read_whole
+from ringmap.storage.read.read_live import lost, read_whole, retry
 from ringmap.storage.read.recovery import small_state_in
 from ringmap.storage.records.kinds import ROWS, must_be
 from ringmap.storage.records.manifest import Kind
@@ -413,7 +413,7 @@ class StepRing:
             found.update(small.state.get("notes") or {})
             return 0
 
-        look_again(attempt, lambda: None, source.folder, "raise the capacity", retry_s=source.retry_s)
+        retry(attempt, lambda: None, source.folder, "raise the capacity", retry_s=source.retry_s)
         return found
 
     # -- whole rings -------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ringmap.cli.resolve import episodes_at
 from ringmap.clips.facts import REWARDS, TERMINATED, TRUNCATED, name_among
 from ringmap.clips.where import Values, select
 from ringmap.errors import InputError
-from ringmap.storage.read.read_live import look_again
+from ringmap.storage.read.read_live import retry
 
 __all__ = ["Row", "kept", "rows_at", "rows_of", "sorted_by"]
 
@@ -84,7 +84,7 @@ def rows_of(dataset: Any) -> list[Row]:
         return 0
 
     advice = "look at a snapshot: ringmap snapshot DIR DEST"
-    look_again(attempt, lambda: None, "episodes", advice)  # reading a column refreshes
+    retry(attempt, lambda: None, "episodes", advice)  # reading a column refreshes
     return rows
 
 

@@ -42,7 +42,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import put
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.read_live import lost, read_again
+from ringmap.storage.read.read_live import lost, redraw_lost
 from ringmap.storage.ring.arrays import lowest
 from ringmap.storage.ring.ring import ClipNumber, Position
 
@@ -266,7 +266,7 @@ class ClipReader(Forkable):
             return self.replaced(self.anchors_at(positions[which], cut), cut, newer)
 
         advice = "raise max_steps, or ask for smaller batches"
-        read_again(self.source, positions, bad, gather, others, self.source.folder, advice)
+        redraw_lost(self.source, positions, bad, gather, others, self.source.folder, advice)
 
     def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Drawn | None:
         """Return `count` clips drawn uniformly, or None when there are none."""

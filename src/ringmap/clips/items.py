@@ -114,8 +114,8 @@ class RingRows:
         return self._rows.take([column], range(start, start + length))[0]
 
     def key_of(self, column: str) -> Any:
-        """Return the history of the ring, None for a column whose values may change."""
-        return None if self._rows.may_change(column) else self._source.history
+        """Return the timeline of the ring, None for a column whose values may change."""
+        return None if self._rows.may_change(column) else self._source.timeline
 
     def positions(self, places: Array) -> Array:
         """Return the positions themselves."""

@@ -19,7 +19,7 @@ import numpy as np
 from ringmap.clips.cut import Cut
 from ringmap.datasets.batch import worker
 from ringmap.errors import ClipIndexError, NoClipsError
-from ringmap.storage.read.read_live import look_again
+from ringmap.storage.read.read_live import retry
 
 __all__ = ["read_stored", "stored_items"]
 
@@ -64,7 +64,7 @@ def read_stored(dataset: Losing, locate: Locate, ids: Array, read: Callable[[Arr
         found.append(items)
         return 0
 
-    look_again(attempt, lambda: None, where, "raise max_steps of the buffer")
+    retry(attempt, lambda: None, where, "raise max_steps of the buffer")
     return found[0]
 
 

@@ -24,7 +24,7 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.directory.opening import examine
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
-from ringmap.storage.read.read_live import read_again
+from ringmap.storage.read.read_live import redraw_lost
 from ringmap.storage.records.kinds import LABELS as LABELS_KIND
 from ringmap.storage.records.manifest import Kind
 
@@ -113,7 +113,7 @@ class LabelledRows:
             return good
 
         source = self.ring.engine.source
-        read_again(
+        redraw_lost(
             source,
             ids,
             ~held,

@@ -24,7 +24,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import ROW, StepRing
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.read_live import is_live, look_again, lost
+from ringmap.storage.read.read_live import is_live, lost, retry
 
 __all__ = ["LABELS_PER_ROW", "LabelLog"]
 
@@ -70,7 +70,7 @@ class LabelLog:
             LappedError: the writer overtook this reader for 5 s without progress.
         """
         source = self.log.engine.source
-        look_again(self._take_in, source.refresh, source.folder, _ADVICE, retry_s=source.retry_s)
+        retry(self._take_in, source.refresh, source.folder, _ADVICE, retry_s=source.retry_s)
 
     def _take_in(self) -> int:
         """Index the labels that the log has now; return 1 if they were evicted during the read, else 0.
@@ -150,7 +150,7 @@ class LabelLog:
                 batch["label_round" if name == "round" else name][newer] = values
             return 0
 
-        look_again(attempt, self._catch_up, source.folder, _ADVICE, retry_s=source.retry_s)
+        retry(attempt, self._catch_up, source.folder, _ADVICE, retry_s=source.retry_s)
 
     # -- writing -----------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.inspect.copying import Kept
 from ringmap.storage.read.handle import Pulse, refuse_if_mine
-from ringmap.storage.read.read_live import look_again
+from ringmap.storage.read.read_live import retry
 from ringmap.storage.ring.arrays import lowest
 
 __all__ = ["ShardEngine", "Weights"]
@@ -573,7 +573,7 @@ class ShardEngine(Engine):
             which = np.concatenate(bad) if bad else which[:0]
             return len(which)
 
-        def retry() -> None:
+        def redraw_bad() -> None:
             self._follow()
             now = positions[which]
             # A transition after which rows are missing is an anchor, and is never whole.
@@ -585,8 +585,8 @@ class ShardEngine(Engine):
         if found is None:
             left = attempt()
         if left:
-            retry()
-            look_again(attempt, retry, self.rings.where, _ADVICE)
+            redraw_bad()
+            retry(attempt, redraw_bad, self.rings.where, _ADVICE)
         if cut.functions:
             call_functions(batch, cut, size)
         if cut.added and batch:

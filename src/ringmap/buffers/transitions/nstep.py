@@ -40,7 +40,7 @@ from ringmap.storage.columns.copying import aligned, pair
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.read_live import is_live, lost, read_again
+from ringmap.storage.read.read_live import is_live, lost, redraw_lost
 from ringmap.storage.ring.arrays import all_true
 
 __all__ = ["TransitionReader"]
@@ -293,7 +293,7 @@ class TransitionReader(ClipReader):
             return self.replaced(np.where(stays, at, GONE), ROW, instead)
 
         advice = "raise capacity, or ask for smaller batches"
-        read_again(source, positions, bad, gather, redraw, source.folder, advice)
+        redraw_lost(source, positions, bad, gather, redraw, source.folder, advice)
 
     def singly(self, positions: Array) -> tuple[dict[str, Array], Array]:
         """Return single steps at these positions, flat, and which are whole, bool `(B,)`: the others mean nothing. None

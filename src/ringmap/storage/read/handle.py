@@ -42,7 +42,7 @@ from ringmap.storage.ring.ring import NOWHERE, ORIGIN, Ordinal, Position
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.mutable import MutableValues
 
-__all__ = ["Handle", "History", "Pulse", "is_mine", "refuse_if_mine", "tail_of"]
+__all__ = ["Handle", "Pulse", "Timeline", "is_mine", "refuse_if_mine", "tail_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -57,7 +57,7 @@ class Pulse:
     """When the memory of some handles changed: `last` is another object after each change of any of them.
 
     After a failed sync the next writer may continue from an earlier state, and store other episodes at the same
-    positions: the history breaks. A thread that looked up positions before that reads them again, from the new state.
+    positions: the timeline breaks. A thread that looked up positions before that reads them again, from the new state.
     """
 
     __slots__ = ("_broke", "_known", "last")
@@ -71,8 +71,8 @@ class Pulse:
         """Record a change. Threads need no lock: an object is never made twice, as a number would be."""
         self.last = object()
 
-    def break_history(self) -> None:
-        """Record that the history breaks. Call it before memory changes."""
+    def break_timeline(self) -> None:
+        """Record that the timeline breaks. Call it before memory changes."""
         self._broke = object()
 
     def begin(self) -> None:
@@ -82,12 +82,12 @@ class Pulse:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the history broke since this thread began."""
+        """Whether the timeline broke since this thread began."""
         broke = self._broke
         return broke is not None and getattr(self._known, "broke", None) is not broke
 
 
-class History:
+class Timeline:
     """As long as it is that of a handle, the same rows stand at the same positions; see `Pulse`."""
 
     __slots__ = ("__weakref__",)
@@ -110,7 +110,7 @@ class Handle:
         self.memory = threading.RLock()
         self.pulse = Pulse()
         """Beats when a reader's live episodes or rows change. Handles that are read as one share it."""
-        self.history = History()
+        self.timeline = Timeline()
         self.rows: Rows | None = None
         self.values: MutableValues | None = None
         self.known_origins: dict[int, dict[int, tuple[bytes, int] | None]] = {}
@@ -185,7 +185,7 @@ class Handle:
         return False
 
     def shown_tail(self) -> Position:
-        """Return the position below which rows may have been overwritten by now, if the history did not break."""
+        """Return the position below which rows may have been overwritten by now, if the timeline did not break."""
         return self.tail
 
     def newest_tail(self) -> Position:
@@ -195,7 +195,7 @@ class Handle:
             ClosedError, ReplacedError, CorruptError: it is not known.
         """
         tail = self.shown_tail()
-        # After the tail: a history breaks before memory changes.
+        # After the tail: a timeline breaks before memory changes.
         return NOWHERE if self.pulse.is_broken else tail
 
     @property

@@ -1,28 +1,27 @@
-"""Reads what a writer may overwrite: the protocol of two looks, for all reads.
+"""Reads what a writer may overwrite: the one loop of all reads.
 
-    look up positions -> copy their rows -> look at the tail again: all positions at or after it? -> they are whole
+    look up positions -> copy their rows -> validate: are all positions at or after the newest tail? -> they are whole
            ^                                     |
-           +------------ refresh <---- those before it: draw others, or look up again
+           +------------ refresh <---- those before it: redraw, or look up again
 
 A writer publishes a new tail before it overwrites a row before that tail. So a row that is at or after the tail once
-its copy is complete did not change during the copy. Only the look after the copy counts; the
-look before it, when positions are looked up, only saves work.
+its copy is complete did not change during the copy. Only the tail read after the copy counts; one read before it, when
+positions are looked up, only saves work.
 
-The copy must be complete before the look begins. x86 keeps loads in order; ARM does not, and needs a system call or a
+The copy must be complete before the tail is read. x86 keeps loads in order; ARM does not, and needs a system call or a
 lock between the two. `newest_tail` of a reader begins with a system call. That of a writer's own handle is for threads
 of the writer's process: the lock of the interpreter orders them, and a copy that released that lock took it again
 before it returned.
 
-Obligations: rows are copied, since a view of a map changes later. Positions keep their meaning through a
-refresh, a restart of the writer and a recovery; ordinals and row numbers do not, so each try looks the positions up
-again. The exception: a recovery after a failed sync may find an earlier state, and other episodes are stored at known
-positions. Then all that a thread looked up before is lost (`Pulse.break_history`), also if another thread refreshes
-first. Whether a row is valid in other ways (it lies in a window, it has a next observation) is checked in addition to
-the look, never instead of it.
+Obligations: rows are copied, since a view of a map changes later. Positions keep their meaning through a refresh, a
+restart of the writer and a recovery; ordinals and row numbers do not, so each try looks the positions up again. The
+exception: a recovery after a failed sync may find an earlier state, and other episodes are stored at known positions.
+Then all that a thread looked up before is lost (`Pulse.break_timeline`), also if another thread refreshes first.
+Whether a row is valid in other ways (it lies in a window, it has a next observation) is checked too, never instead.
 
-Invariants: returned rows were live during their copy; a reader gives up after `RETRY_S` seconds, and `MOST` looks,
-without progress (fewer rows left to read), never earlier. A reader that gets no processor makes ten looks in
-milliseconds, so looks alone do not count.
+Invariants: returned rows were live during their copy; a reader gives up after `RETRY_S` seconds and `MOST` tries
+without progress (fewer rows left to read), never earlier. A reader that gets no processor makes ten tries in
+milliseconds, so their number alone does not count.
 Not here: which positions exist, how rows are copied; a reader that waits for a state (reader.py, snapshot.py).
 """
 
@@ -38,17 +37,7 @@ from ringmap.errors import LappedError
 from ringmap.storage.ring.arrays import lowest
 from ringmap.storage.ring.ring import Position
 
-__all__ = [
-    "MOST",
-    "RETRY_S",
-    "Live",
-    "Tries",
-    "is_live",
-    "look_again",
-    "lost",
-    "read_again",
-    "read_whole",
-]
+__all__ = ["MOST", "RETRY_S", "Live", "Tries", "is_live", "lost", "read_whole", "redraw_lost", "retry"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -56,12 +45,44 @@ T = TypeVar("T")
 MOST, RETRY_S = 10, 5.0
 
 
-class Tries:
-    """Counts what is tried in vain: at least `MOST` times, and for some seconds.
+class Live(Protocol):
+    """A source that changes while it is read: see `Handle`."""
+
+    retry_s: float
+    """Seconds without progress after which a read of it gives up."""
+
+    def newest_tail(self) -> Position:
+        """Return the position below which rows may have been overwritten by now."""
+
+    def refresh(self) -> bool:
+        """Catch up with the writer; tell whether anything changed."""
+
+
+def is_live(source: Live, position: int) -> bool:
+    """Validate a copy that is complete: tell whether rows from this position on were live during it."""
+    return position >= source.newest_tail()
+
+
+def lost(source: Live, positions: Array, good: Array | None = None) -> Array | None:
+    """Validate a copy that is complete: return which rows may have been overwritten during it, bool `(B,)`; None for
+    none.
 
     Args:
-        retry_s: the seconds.
+        source: the source of the rows.
+        positions: of the rows, int64 `(B,)`.
+        good: which of them are valid otherwise, bool `(B,)`; None: all. The others count as lost.
     """
+    tail = source.newest_tail()
+    if good is None and (not len(positions) or lowest(positions) >= tail):
+        return None
+    bad: Array = positions < tail
+    if good is not None:
+        bad |= ~good
+    return bad if bad.any() else None
+
+
+class Tries:
+    """Counts what is tried in vain: at least `MOST` times, and for `retry_s` seconds."""
 
     __slots__ = ("_begun", "_count", "_retry_s")
 
@@ -79,20 +100,7 @@ class Tries:
         return f"{self._count} times in a row, for {self._retry_s:g} s"
 
 
-class Live(Protocol):
-    """A source that changes while it is read: see `Handle`."""
-
-    retry_s: float
-    """Seconds without progress after which a read of it gives up."""
-
-    def newest_tail(self) -> Position:
-        """Return the position below which rows may have been overwritten by now."""
-
-    def refresh(self) -> bool:
-        """Catch up with the writer; tell whether anything changed."""
-
-
-def look_again(
+def retry(
     attempt: Callable[[], int],
     refresh: Callable[[], object],
     where: str,
@@ -100,10 +108,10 @@ def look_again(
     left: int | None = None,
     retry_s: float = RETRY_S,
 ) -> None:
-    """Call `attempt` until it leaves nothing to read: the only retry loop of all readers.
+    """Call `attempt` until it leaves nothing to read.
 
     Args:
-        attempt: reads what is left, looks again, and returns how much is still left.
+        attempt: reads what is left, validates it, and returns how much is still left.
         refresh: moves to the newest state before the next attempt.
         where: the read to name in the error.
         advice: the remedy for the error.
@@ -125,32 +133,7 @@ def look_again(
         left = attempt()
 
 
-def is_live(source: Live, lowest: int) -> bool:
-    """Look again: tell whether rows from this position on were live during their copy. Call it once the copy is
-    complete."""
-    return lowest >= source.newest_tail()
-
-
-def lost(source: Live, positions: Array, good: Array | None = None) -> Array | None:
-    """Look again: return which rows may have been overwritten during their copy, bool `(B,)`; None for none.
-
-    Call it once the copy is complete.
-
-    Args:
-        source: the source of the rows.
-        positions: of the rows, int64 `(B,)`.
-        good: which of them are valid otherwise, bool `(B,)`; None: all. The others count as lost.
-    """
-    tail = source.newest_tail()
-    if good is None and (not len(positions) or lowest(positions) >= tail):
-        return None
-    bad: Array = positions < tail
-    if good is not None:
-        bad |= ~good
-    return bad if bad.any() else None
-
-
-def read_again(
+def redraw_lost(
     source: Live,
     positions: Array,
     bad: Array,
@@ -160,36 +143,34 @@ def read_again(
     advice: str,
     refresh: Callable[[], object] | None = None,
 ) -> None:
-    """Read the lost rows of a batch again, until none is lost; whole rows are not read again.
+    """Replace the lost rows of a batch until none is lost; whole rows are not read again.
 
-    The caller makes the first copy and the first look (`lost`), so that a batch without losses has no further cost.
+    The caller makes the first copy and validates it (`lost`), so that a batch without losses has no further cost.
 
     Args:
         source: the source of the rows.
         positions: int64 `(B,)`; updated with the rows that were finally read.
         bad: which of them were lost, bool `(B,)`.
-        gather: copies the rows at `positions[which]` to the caller's memory; returns which of these are
-            valid otherwise, bool, or None for all.
+        gather: copies the rows at `positions[which]` to the caller's memory; returns which of these are valid
+            otherwise, bool, or None for all.
         redraw: returns replacements for `positions[which]`, from the newest state: others, or the same again.
         where: the read to name in the error.
         advice: the remedy for the error.
         refresh: moves to the newest state; None: the source's own refresh.
 
     Raises:
-        LappedError: the writer overtook this reader for `source.retry_s` seconds without progress.
+        LappedError: as `retry`.
     """
     which = np.flatnonzero(bad)
 
     def attempt() -> int:
         nonlocal which
         positions[which] = redraw(which)
-        good = gather(which)
-        still = lost(source, positions[which], good)
+        still = lost(source, positions[which], gather(which))
         which = which[:0] if still is None else which[still]
         return len(which)
 
-    refresh = refresh or source.refresh
-    look_again(attempt, refresh, where, advice, left=len(which), retry_s=source.retry_s)
+    retry(attempt, refresh or source.refresh, where, advice, len(which), source.retry_s)
 
 
 def read_whole(
@@ -203,22 +184,20 @@ def read_whole(
 
     Args:
         source: the source of the rows.
-        read: looks positions up, copies their rows, and returns both; without positions there is no second look.
+        read: looks positions up, copies their rows, and returns both; without positions nothing is validated.
         where: the read to name in the error.
         advice: the remedy for the error.
         refresh: moves to the newest state; None: the source's own refresh.
 
     Raises:
-        LappedError: the writer overtook this reader for `source.retry_s` seconds.
+        LappedError: as `retry`.
     """
     found: list[T] = []
 
     def attempt() -> int:
         positions, values = read()
-        if len(positions) and not is_live(source, int(positions.min())):
-            return 1
-        found.append(values)
-        return 0
+        found[:] = [values]
+        return int(len(positions) and not is_live(source, int(positions.min())))
 
-    look_again(attempt, refresh or source.refresh, where, advice, retry_s=source.retry_s)
+    retry(attempt, refresh or source.refresh, where, advice, retry_s=source.retry_s)
     return found[0]

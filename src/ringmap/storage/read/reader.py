@@ -25,7 +25,7 @@ from ringmap.storage.directory.opening import hold, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.disk.system import Room
-from ringmap.storage.read.handle import Handle, History
+from ringmap.storage.read.handle import Handle, Timeline
 from ringmap.storage.read.read_live import Tries
 from ringmap.storage.read.recovery import (
     Progress,
@@ -371,8 +371,8 @@ class Reader(Handle):
         """Change memory to the shown state."""
         with self.memory:
             if shown.era != self._shown.era and not self._is_stored_still():
-                self.pulse.break_history()
-                self.history = History()
+                self.pulse.break_timeline()
+                self.timeline = Timeline()
                 self.segments.forget()
             self._shown = _BETWEEN
             take()

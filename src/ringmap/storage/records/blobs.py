@@ -361,7 +361,7 @@ class Segments:
         return self.read(record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum)
 
     def forget(self) -> None:
-        """Read from the files that have these names now: a number may name another file once the history broke."""
+        """Read from the files that have these names now: a number may name another file once the timeline broke."""
         self._reading = None
 
     def _open_to_read(self, number: int) -> File:

@@ -1,7 +1,7 @@
 """A disk lost the newest state, and the next writer continues from an earlier one, while other threads read.
 
 What a thread looked up before may be rows of other episodes by now: it is lost, also when another thread has moved the
-reader to the new history meanwhile.
+reader to the new timeline meanwhile.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class Ring:
         for number, length in enumerate([5, 5, 5, 5, 6]):
             self.writer.write_episode(episode(number, length))
 
-    def break_history(self):
+    def break_timeline(self):
         """Lose the newest record, and write two episodes in its place."""
         store = self.writer.engine.owned
         table, slot = store.table, store.seq
@@ -82,7 +82,7 @@ def refuse_nothing(monkeypatch):
 
 def test_a_clip_is_drawn_anew(ring, reader, monkeypatch):
     number = crossing(reader)
-    Striking(monkeypatch, MemmapColumn, lambda: ended(ring.break_history, reader.refresh), 1)
+    Striking(monkeypatch, MemmapColumn, lambda: ended(ring.break_timeline, reader.refresh), 1)
     clip = reader[number]
     assert len(set(clip["episode"].tolist())) == 1
     assert np.diff(clip["step"]).tolist() == [1]
@@ -94,7 +94,7 @@ def test_a_clip_is_drawn_anew(ring, reader, monkeypatch):
 def test_control_without_the_break_a_clip_is_of_two_episodes(ring, reader, monkeypatch):
     refuse_nothing(monkeypatch)
     number = crossing(reader)
-    Striking(monkeypatch, MemmapColumn, lambda: ended(ring.break_history, reader.refresh), 1)
+    Striking(monkeypatch, MemmapColumn, lambda: ended(ring.break_timeline, reader.refresh), 1)
     assert reader[number]["episode"].tolist() == [7, 8]
 
 
@@ -116,7 +116,7 @@ def clips_of_fleet(buf):
 
 def test_a_clip_of_many_rings_is_drawn_anew(ring, fleet, monkeypatch):
     ids = clips_of_fleet(fleet)
-    Striking(monkeypatch, AdjacentColumn, lambda: ended(ring.break_history, fleet.refresh), 1)
+    Striking(monkeypatch, AdjacentColumn, lambda: ended(ring.break_timeline, fleet.refresh), 1)
     prove(fleet[ids], {**AFTER, 20: 4}, 2)
     redrawn = fleet.num_redraws
     assert redrawn >= 1
@@ -127,13 +127,13 @@ def test_a_clip_of_many_rings_is_drawn_anew(ring, fleet, monkeypatch):
 def test_control_of_many_rings(ring, fleet, monkeypatch):
     refuse_nothing(monkeypatch)
     ids = clips_of_fleet(fleet)
-    Striking(monkeypatch, AdjacentColumn, lambda: ended(ring.break_history, fleet.refresh), 1)
+    Striking(monkeypatch, AdjacentColumn, lambda: ended(ring.break_timeline, fleet.refresh), 1)
     assert fleet[ids]["episode"].tolist() == [[7, 8], [20, 20]]
 
 
 def test_a_thread_that_never_refreshed_reads_all_episodes(ring, reader):
     assert len(list(reader.episodes())) == 5
-    ended(ring.break_history, reader.refresh)
+    ended(ring.break_timeline, reader.refresh)
     found = [(int(e["episode"][0]), len(e["step"])) for e in reader.episodes()]
     assert found == list(AFTER.items())
     ended(reader.refresh)
@@ -143,7 +143,7 @@ def test_a_thread_that_never_refreshed_reads_all_episodes(ring, reader):
 
 def test_an_episode_that_is_read_meanwhile_is_not_the_old_one(ring, reader, monkeypatch):
     real = MemmapColumn.read
-    left = [lambda: ended(ring.break_history, reader.refresh)]
+    left = [lambda: ended(ring.break_timeline, reader.refresh)]
 
     def read(column, slot, count):
         while left:
@@ -168,7 +168,7 @@ def test_returns_are_not_those_of_the_old_history(ring, reader):
         }
 
     assert returns()[4, 0] == 15
-    ring.break_history()
+    ring.break_timeline()
     reader.refresh()
     found = returns()
     assert {key: value for key, value in found.items() if key[0] == 7} == {(7, 0): 3, (7, 1): 3, (7, 2): 2}
