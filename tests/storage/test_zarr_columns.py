@@ -33,6 +33,37 @@ def label_of(spec, steps, codecs="zstd"):
     return {"uuid": "00" * 16, "column": 0, "name": spec.name, "codecs": codecs, "chunk_steps": steps}
 
 
+class TestZarrOnDisk(ColumnTests):
+    backend, options = ZarrColumn, {"codecs": "zstd", "chunk_steps": 8}
+
+
+class TestZarrInRam(TestZarrOnDisk):
+    specs = FEW
+
+    @pytest.fixture
+    def disk(self):
+        return MemoryDisk()
+
+
+class TestZarrOfOddChunks(TestZarrOnDisk):
+    """Chunks that divide nothing, and another codec."""
+
+    specs, options = FEW, {"codecs": "lz4", "chunk_steps": 5}
+
+
+class TestZarrOfSingleSteps(TestZarrOnDisk):
+    specs, options = FEW, {"codecs": "none", "chunk_steps": 1}
+
+
+@pytest.mark.campaign
+class TestZarrOfSingleStepsForLonger(TestZarrOfSingleSteps):
+    num_writes = 200
+
+
+class TestZarrOfOneChunk(TestZarrOnDisk):
+    specs, options = FEW, {"codecs": "zstd", "chunk_steps": 100}
+
+
 class Zarrs:
     """Makes Zarr columns on one disk, and opens them again."""
 
@@ -44,67 +75,12 @@ class Zarrs:
     def make(self, spec, rows):
         self.made += 1
         path = os.path.join(self.folder, f"{self.made:03d}.zarr")
-        label = label_of(spec, self.steps, self.codecs)
-        column = ZarrColumn(self.disk, path, spec, rows, label)
+        column = ZarrColumn(self.disk, path, spec, rows, label_of(spec, self.steps, self.codecs))
         column.create()
         return column.open(write=True)
 
     def reopen(self, column, write=False):
         return ZarrColumn(self.disk, column.path, column.spec, column.rows, column.label).open(write)
-
-
-class TestZarrOnDisk(ColumnTests):
-    specs = SUITED
-
-    @pytest.fixture
-    def maker(self, tmp_path):
-        return Zarrs(Disk(), str(tmp_path))
-
-    @pytest.fixture
-    def make_column(self, maker):
-        def make(spec, rows):
-            if not ZarrColumn.suits(spec):  # dates, of `test_keeps_every_bit`
-                spec = ColumnSpec(spec.name, spec.shape, np.dtype("i8"))
-            return maker.make(spec, rows)
-
-        return make
-
-    @pytest.fixture
-    def reopen(self, maker):
-        return maker.reopen
-
-
-class TestZarrInRam(TestZarrOnDisk):
-    specs = FEW
-
-    @pytest.fixture
-    def maker(self):
-        return Zarrs(MemoryDisk(), "RAM")
-
-
-class TestZarrOfOddChunks(TestZarrInRam):
-    """Chunks that divide nothing, and another codec."""
-
-    @pytest.fixture
-    def maker(self, tmp_path):
-        return Zarrs(Disk(), str(tmp_path), steps=5, codecs="lz4")
-
-
-class TestZarrOfSingleSteps(TestZarrInRam):
-    @pytest.fixture
-    def maker(self, tmp_path):
-        return Zarrs(Disk(), str(tmp_path), steps=1, codecs="none")
-
-
-@pytest.mark.campaign
-class TestZarrOfSingleStepsForLonger(TestZarrOfSingleSteps):
-    num_writes = 200
-
-
-class TestZarrOfOneChunk(TestZarrInRam):
-    @pytest.fixture
-    def maker(self, tmp_path):
-        return Zarrs(Disk(), str(tmp_path), steps=100)
 
 
 # -- codecs ------------------------------------------------------------------------------------------

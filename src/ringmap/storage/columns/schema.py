@@ -240,7 +240,6 @@ class Schema:
         if len(rows) != len(self.columns):
             return None
         found: list[Array] = []
-        others: list[int] = []
         for spec in self.columns:
             values = rows.get(spec.name)
             if type(values) is not np.ndarray or not values.flags.c_contiguous:
@@ -251,11 +250,8 @@ class Schema:
             if not spec.has(values.dtype):
                 if not values.dtype.kind == spec.dtype.kind == "f" or values.dtype.char in "gG":
                     return None
-                others.append(len(found))
+                values = cast(values, spec.dtype, casting, f"{where}: column {spec.name!r}")
             found.append(values)
-        for which in others:
-            spec = self.columns[which]
-            found[which] = cast(found[which], spec.dtype, casting, f"{where}: column {spec.name!r}")
         return found
 
     def _completed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
