@@ -15,6 +15,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.errors import ClosedError, InputError, NoClipsError, ReadOnlyError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk
@@ -42,7 +43,8 @@ def reader(folder, **options):
 def put(engine, first, count=10):
     store = engine.writer("put")
     with engine.committing() as small:
-        store.commit(SCHEMA, [np.arange(first, first + count)], b"", 0, small=small)
+        rows = [np.arange(first, first + count)]
+        store.commit(Commit([NewRecord(count)], "put", SCHEMA, rows, small=small))
 
 
 def clips(engine, ids, cut):

@@ -841,8 +841,7 @@ def _stored_in_ram(state: Mapping[str, Any]) -> Store:
         one = NewRecord(len(columns[0]), encode_data(data, _WHERE), flags, part)
         store.commit(Commit([one], _WHERE, schema, columns))
     for part, flags, data in state["ends"]:
-        end = functools.partial(store.end_chain, part=part, flags=flags, data=encode_data(data, _WHERE))
-        store.exclusively(_WHERE, end)
+        store.commit(Commit.of_end(part, flags, _WHERE, encode_data(data, _WHERE)))
     store.count_from(*state["newest"])
     return store
 

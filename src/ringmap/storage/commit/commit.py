@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -108,6 +108,13 @@ class Commit:
     next_observations: Values | None = None
     sync: bool = True
 
+    @classmethod
+    def of_end(
+        cls, part: PartOf, flags: int, where: str, data: bytes = b"", small: Mapping[str, Any] | None = None
+    ) -> Commit:
+        """Return the end of a chain whose parts are all stored; `part` would come next."""
+        return cls([NewRecord(0, data, flags, replace(part, is_last=True), RETIRE)], where, small=small)
+
 
 class Committer(Handle):
     """A handle that makes commits: the base of `Store`.
@@ -124,8 +131,6 @@ class Committer(Handle):
         super().__init__(disk, folder, manifest, mapped)
         self.ring = manifest.ring
         self.power = power and not disk.volatile
-        self.made_room = False
-        """Whether this call has retired episodes for one that is not stored yet."""
         self._storage: Storage = storage
         self._stale = True
         """Whether memory and files may differ: an interrupt or an error came in the middle of a change."""
@@ -303,7 +308,6 @@ class Committer(Handle):
         """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""
         tail = self.live.tail_for(need, 0)
         self.commit_now(files, Commit([NewRecord(kind=RETIRE, tail=self.head if tail < 0 else tail)], ""))
-        self.made_room = True
         if not self.power:
             files.sync_table(files.state)
         files.publish_again()
@@ -370,10 +374,8 @@ class Committer(Handle):
                 self._following.find(newest.head, newest.rows_sum)
         self._following.write(head, rows_sum, following)
         if self.power:
-            try:
+            with files.poisoning():
                 self._following.sync()
-            except OSError as error:
-                files.poisoned(error)
 
     def follow_with(self, following: Values) -> None:
         """Write the next observations of the newest rows, for a ring in RAM that was copied."""

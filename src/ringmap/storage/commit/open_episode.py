@@ -13,7 +13,6 @@ Not here: how a commit works (store.py), what its file holds (records/step_file.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import uuid
@@ -295,7 +294,7 @@ class OpenEpisode:
         chains = store.live.links
         if part.number and (chains is None or part.chain not in chains.ended):
             with self._small(notes) as small:
-                store.end_chain(files, part, flags, data, small)
+                store.commit_now(files, Commit.of_end(part, flags, store.folder, data, small))
 
     def abandon(self) -> None:
         """End the episode without storing it. Parts that are committed stay: the episode ends with them, as
@@ -409,8 +408,7 @@ def _end_chains(store: Store) -> None:
         part = PartOf.of(record)
         assert part is not None
         following = replace(part, step=part.step + record.length, number=part.number + 1, previous=record.start)
-        end = functools.partial(store.end_chain, part=following, flags=INTERRUPTED)
-        store.exclusively(store.folder, end)
+        store.commit(Commit.of_end(following, INTERRUPTED, store.folder))
 
 
 def _remove(disk: Disk, folder: str, durably: bool = False) -> None:

@@ -30,7 +30,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -69,9 +69,7 @@ from ringmap.storage.records.table import (
     DROPPED,
     LAST_ORDINAL,
     PART,
-    RETIRE,
     SPARE_SLOTS,
-    PartOf,
     Record,
     are_live,
 )
@@ -93,6 +91,11 @@ _READY_S = 0.1
 the call."""
 
 _NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
+_OLDEST_LOST = (
+    "nothing was stored by this call and the oldest episodes are gone: they had made room for one longer than the "
+    "spare rows"
+)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +140,6 @@ class Store(Committer):
         self._lock = lock
         self._mutex = threading.Lock()
         self._syncing = threading.Lock()
-        self._trusted = True
-        """Whether the recovery found that no power cut, and no failed sync, came since the last writer."""
         self._closed = False
         self._child = False
         self._group: OpenGroup | None = None
@@ -236,10 +237,10 @@ class Store(Committer):
             disk.check_held("ReplayBuffer")  # the lock is taken by path
             prepare()
             store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
-            store._recover()
+            is_clean = store._recover()
             store._finish_groups()
             store._recover_sidecars()
-            store._open_values(store.rows)
+            store._open_values(store.rows, is_clean)
             store._fix_schema(schema)
             return store
         except BaseException:
@@ -293,20 +294,24 @@ class Store(Committer):
                 path = self.home.path(sidecar.names[0])
                 log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
 
-    def _open_values(self, rows: Rows | None) -> None:
+    def _open_values(self, rows: Rows | None, is_clean: bool = True) -> None:
         before = self.values
         super()._open_values(rows)
         if self.values is not None and self.values is not before:
-            self.values.begin(self.head, self._trusted)
+            self.values.begin(self.head, is_clean)
 
     def _fix_schema(self, schema: Schema | None) -> None:
         if schema is not None and self.schema is None:
             assert self.files is not None
             self._make_columns(self.files, schema, locked=True)
 
-    def _recover(self) -> None:
+    def _recover(self) -> bool:
         """Make memory and files agree with the committed state; waits for a running sync. The caller holds the mutex,
-        or is the opening."""
+        or is the opening.
+
+        Returns:
+            Whether no power cut, and no failed sync, came since the last writer.
+        """
         with self._syncing:
             self._stale = True
             if self.files is not None:  # else it was read a moment ago, under the lock
@@ -322,7 +327,6 @@ class Store(Committer):
                 self.is_open = True
             files = self.files
             found = files.find(manifest)
-            self._trusted = found.clean
             nobody_wrote = found.generation > 0 and found.era == manifest.closed
             if not found.clean and not nobody_wrote:
                 manifest = self.manifest = replace(manifest, ordinal=self._beyond_lost(found))
@@ -373,11 +377,10 @@ class Store(Committer):
                 self._show_group()
                 self._torn_memory = False
             if self.power and group is not None and group.file is not None:
-                with (
-                    files.poisoning()
-                ):  # the call may have been interrupted before its sync: what is shown now is durable
+                with files.poisoning():  # the call may have been interrupted before it: what is shown now is durable
                     group.file.sync()
             self._stale = False
+            return found.clean
 
     def _beyond_lost(self, found: RecoveredState) -> int:
         """Return an ordinal that no lost record gave, after a cut of the power or a failed sync.
@@ -444,9 +447,9 @@ class Store(Committer):
     def exclusively(
         self,
         where: str,
-        work: Callable[[CommitFiles], None],
+        work: Callable[[CommitFiles], T],
         small: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> T:
         """Commit the open group, with `small`, then do `work` while other writing calls are kept out; raise unless this
         handle may write.
 
@@ -454,35 +457,28 @@ class Store(Committer):
         Python `__enter__` and its block would leave the mutex locked forever.
         """
 
-        def whole() -> None:
-            self.made_room = False
+        def whole() -> T:
+            tail = None
             try:
                 files = self._ready(where)
                 self._commit_group(files, where, small)
-                work(files)
+                tail = self.tail
+                return work(files)
             except RingmapError:
                 raise
             except OSError as error:
-                raise clear_error(error, where, self.folder, self._what_became()) from error
+                has_retired = tail is not None and tail != self.tail
+                raise clear_error(error, where, self.folder, _OLDEST_LOST if has_retired else _NOTHING_LOST) from error
 
-        self.alone(where, whole)
+        return self.alone(where, whole)
 
-    def _what_became(self) -> str:
-        """Return the effect of an error on the stored data."""
-        if not self.made_room:
-            return _NOTHING_LOST
-        return (
-            "nothing was stored by this call and the oldest episodes are gone: they had made room for one longer than "
-            "the spare rows"
-        )
-
-    def alone(self, where: str, work: Callable[[], None]) -> None:
+    def alone(self, where: str, work: Callable[[], T]) -> T:
         """Do `work` while other writing calls are kept out, whether or not this handle may write."""
         self.refuse_within(where)
         try:
             thread.inside = True
             with self._mutex:
-                work()
+                return work()
         finally:
             thread.inside = False
             if thread.noted:
@@ -559,26 +555,6 @@ class Store(Committer):
         """
         self.exclusively(new.where, lambda files: self.commit_now(files, new, stored))
 
-    def end_chain(
-        self,
-        files: CommitFiles,
-        part: PartOf,
-        flags: int,
-        data: bytes = b"",
-        small: Mapping[str, Any] | None = None,
-    ) -> None:
-        """End a chain whose parts are all stored, by a record without rows. Inside `exclusively`.
-
-        Args:
-            files: of the commit.
-            part: the one that would come next.
-            flags: of the episode.
-            data: likewise.
-            small: as in `Commit`.
-        """
-        end = NewRecord(0, data, flags, replace(part, is_last=True), RETIRE)
-        self.commit_now(files, Commit([end], self.folder, small=small))
-
     def drop_chains(self, chains: Collection[int], where: str) -> None:
         """Flag the parts of some chains as dropped, durably: they are not returned any more. O(live records).
 
@@ -618,9 +594,7 @@ class Store(Committer):
 
         Cost: see `MutableValues.update`; at durability "power" one sync.
         """
-        counts: list[int] = []
-        self.exclusively(where, lambda files: counts.append(self._update(files, positions, values, where)))
-        return counts[0]
+        return self.exclusively(where, lambda files: self._update(files, positions, values, where))
 
     def _update(self, files: CommitFiles, positions: Array, values: Mapping[str, Array], where: str) -> int:
         rows, newest = self.rows, self.values
@@ -641,10 +615,8 @@ class Store(Committer):
         assert newest is not None
         newest.update(positions, values, rows.take_stored)
         if self.power:
-            try:
+            with files.poisoning():
                 newest.sync(mark=False)
-            except OSError as error:
-                files.poisoned(error)
         elif self._background is not None:
             self._background.committed()
         return len(positions)
@@ -720,9 +692,8 @@ class Store(Committer):
                 self._stale = True
                 try:
                     self._append_to(group, arrays, count, is_single)
-                except OSError:
-                    with clear_errors(where, self.folder, self._what_became):
-                        raise
+                except OSError as error:
+                    raise clear_error(error, where, self.folder, _NOTHING_LOST) from error
                 self._stale = False
                 return position
         finally:
@@ -736,13 +707,10 @@ class Store(Committer):
         except OSError:
             self._stale = False  # nothing changed
             raise
-        if self.power:
+        if self.power and group.file is not None:
             assert self.files is not None
-            try:
-                if group.file is not None:
-                    group.file.sync()
-            except OSError as error:
-                self.files.poisoned(error)
+            with self.files.poisoning():
+                group.file.sync()
         self._show_group()
 
     def _is_ready(self, group: OpenGroup) -> bool:
@@ -764,8 +732,7 @@ class Store(Committer):
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]],
     ) -> OpenGroup:
         """Return the open group if it goes on; else commit it, and begin another."""
-        self.made_room = False
-        with clear_errors(where, self.folder, self._what_became):
+        with clear_errors(where, self.folder, lambda: _NOTHING_LOST):
             files = self._ready(where)
             self._ready_until = time.monotonic() + _READY_S
             group = self._group
@@ -890,13 +857,11 @@ class Store(Committer):
             if self.disk.volatile:
                 return
             segments, gone = files.segments.unsynced(), files.finished_streams_gone()
-            try:
+            with files.poisoning():
                 if self.values is not None:
                     self.values.sync()
                 self._following.sync_both()
                 files.sync_all(self.rows, segments)
-            except OSError as error:
-                files.poisoned(error)
             files.mark_synced(files.state, segments, gone)
             files.sync_state()
             table = {
@@ -923,10 +888,8 @@ class Store(Committer):
         """
 
         def work(files: CommitFiles) -> None:
-            try:
+            with files.poisoning():
                 sync()
-            except OSError as error:
-                files.poisoned(error)
 
         self.exclusively(where, work)
 
@@ -1003,7 +966,7 @@ class Store(Committer):
 
         def flush() -> None:
             if not self._child and not self.is_poisoned:
-                with clear_errors(where, self.folder, self._what_became):
+                with clear_errors(where, self.folder, lambda: _NOTHING_LOST):
                     files = self._ready(where)
                     self._commit_group(files, where, small)
                     self._flush(files, small, closes=True)
