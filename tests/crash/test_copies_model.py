@@ -1,13 +1,15 @@
 """How many copies a value needs that is written over: a model of one row, without any file.
 
 A row has `copies` places. An update writes one of them; a kill may tear that write, and a power cut may lose, keep or
-tear every write since the last sync. Each rule for the place to write is tried with all scripts of updates and syncs,
-crashed everywhere:
+tear every write since the last sync. Each rule for the place to write is tried with all scripts, crashed everywhere: of
+updates (U) and syncs (S), and of updates that return after a sync of their own (P) and those that are interrupted
+before it (I).
 
-    a kill may show    the newest value whose update returned, or the one under way
-    a cut may show     a value at least as new as the one that was newest at the last sync
+    a kill may show        the newest value whose update returned, or the one under way
+    a cut at "power"       a value at least as new as the newest one whose update returned
+    a cut at "process"     any earlier value: nothing to prove
 
-Two copies can't hold both without a sync in the middle of an update; three can.
+Two copies hold all of these, if what an interrupted update left is synced before the next one begins.
 """
 
 import itertools
@@ -23,7 +25,7 @@ class Row:
     def __init__(self, copies):
         self.durable, self.cached = [0] * copies, [0] * copies
         self.pending = [[] for _ in range(copies)]
-        self.value = self.synced = self.num_syncs = 0
+        self.value = self.synced = 0
 
     def write(self, place):
         self.value += 1
@@ -32,7 +34,7 @@ class Row:
 
     def sync(self):
         self.durable, self.pending = list(self.cached), [[] for _ in self.cached]
-        self.synced, self.num_syncs = self.value, self.num_syncs + 1
+        self.synced = self.value
 
     def cuts(self):
         """Return the values that are newest and whole on each disk that a cut may leave."""
@@ -49,55 +51,41 @@ def oldest(row):
     return row.cached.index(min(row.cached))
 
 
-def oldest_unless_durable(row):
-    """Never write over the newest value that a sync has made durable."""
-    keep = row.durable.index(max(row.durable))
-    return min((i for i in range(len(row.cached)) if i != keep), key=lambda i: row.cached[i])
-
-
-def oldest_after_a_sync(row):
-    """Write over the oldest one, but sync first if a cut could then leave nothing whole."""
-    place = oldest(row)
-    if row.durable[place] == max(row.durable) and any(row.pending):
-        row.sync()
-    return place
-
-
-def faults(copies, rule, length=6):
-    """Return the first script that shows a wrong value after a kill, and after a cut; and the most syncs that updates
-    made."""
-    after_kill = after_cut = ""
-    syncs = 0
-    for size in range(1, length + 1):
+def after_a_kill(copies, length=6):
+    """Return the first script of updates and syncs after which a kill in an update shows a wrong value."""
+    for size in range(length):
         for script in map("".join, itertools.product("US", repeat=size)):
             row = Row(copies)
-            for step in script[:-1]:
-                row.write(rule(row)) if step == "U" else row.sync()
-            if script[-1] == "S":
-                continue
-            returned = row.value
-            place = rule(row)
-            syncs = max(syncs, row.num_syncs - script.count("S"))
-            low = row.synced
+            for step in script:
+                row.write(oldest(row)) if step == "U" else row.sync()
+            place = oldest(row)
             torn = [TORN if i == place else value for i, value in enumerate(row.cached)]
-            if newest(torn) != returned:
-                after_kill = after_kill or script
-            row.write(place)
-            if not row.cuts() <= set(range(low, row.value + 1)):
-                after_cut = after_cut or script
-    return after_kill, after_cut, syncs
+            if newest(torn) != row.value:
+                return script + "U"
+    return ""
 
 
-@pytest.mark.parametrize(
-    ("copies", "rule", "expected"),
-    [
-        (1, oldest, ("U", "U", 0)),
-        (2, oldest, ("", "UU", 0)),
-        (2, oldest_unless_durable, ("UU", "", 0)),
-        (2, oldest_after_a_sync, ("", "", 5)),
-        (3, oldest, ("", "UUU", 0)),
-        (3, oldest_unless_durable, ("", "", 0)),
-    ],
-)
-def test_what_a_crash_may_show(copies, rule, expected):
-    assert faults(copies, rule) == expected
+def after_a_cut(copies, syncs_first, length=6):
+    """Return the first script of updates at "power" after which a cut in an update shows a wrong value."""
+    for size in range(length):
+        for script in map("".join, itertools.product("PI", repeat=size)):
+            row = Row(copies)
+            for step in [*script, ""]:
+                if syncs_first and any(row.pending):
+                    row.sync()
+                row.write(oldest(row))
+                if step == "P":
+                    row.sync()
+            if not row.cuts() <= set(range(row.synced, row.value + 1)):
+                return script + "P"
+    return ""
+
+
+@pytest.mark.parametrize(("copies", "expected"), [(1, "U"), (2, "")])
+def test_what_a_kill_may_show(copies, expected):
+    assert after_a_kill(copies) == expected
+
+
+@pytest.mark.parametrize(("copies", "syncs_first", "expected"), [(1, True, "P"), (2, False, "IP"), (2, True, "")])
+def test_what_a_cut_may_show(copies, syncs_first, expected):
+    assert after_a_cut(copies, syncs_first) == expected

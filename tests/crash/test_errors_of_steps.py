@@ -13,7 +13,7 @@ import pytest
 from ringmap.errors import RingmapError
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.group import OpenGroup
-from ringmap.storage.sidecars.mutable import MutableValues
+from ringmap.storage.sidecars.values import MutableValues
 from tests.crash import test_groups, test_parts, test_updates
 from tests.crash.recording import same_ids
 from tests.disks import ram_folder

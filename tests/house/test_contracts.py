@@ -51,5 +51,5 @@ def test_one_loop_reads_again():
         "buffers/transitions/buffer.py",
         "storage/inspect/snapshot.py",
         "storage/read/read_live.py",
-        "storage/sidecars/mutable.py",
+        "storage/sidecars/values.py",
     ]

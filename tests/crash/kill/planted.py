@@ -19,7 +19,8 @@ from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.records import blobs
 from ringmap.storage.records.table import EPISODE, RECORD, RETIRE, EpisodeTable
 from ringmap.storage.ring import live
-from ringmap.storage.sidecars import mutable, priorities
+from ringmap.storage.sidecars import priorities
+from ringmap.storage.sidecars import values as mutable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
 from tests.crash.kill import victim
@@ -286,7 +287,7 @@ def labels_row_by_row():
 
 
 def values_in_place():
-    mutable._PLACES = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    mutable._OTHER = np.array([0, 1])
 
     def write_each(self, pieces, offsets):
         for piece, offset in zip(pieces, offsets, strict=True):

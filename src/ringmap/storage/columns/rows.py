@@ -8,7 +8,7 @@
 Invariants: every column has as many rows as the ring; the sum of an episode is the hash of its columns' hashes, in
 schema order; a row without a newer value has the one that it was stored with. The open group is looked up before the
 first file is read: a row that is not in it was in the file by then, and until the group is let go it is right in both.
-Not here: which positions are live; where newer values (sidecars/mutable.py), pending rows (commit/group.py) and words
+Not here: which positions are live; where newer values (sidecars/values.py), pending rows (commit/group.py) and words
 (read/texts.py) are; which rings are side by side (clips/adjacent.py).
 """
 

@@ -25,7 +25,7 @@ from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.sidecars import Home
-from ringmap.storage.sidecars.mutable import MutableValues
+from ringmap.storage.sidecars.values import MutableValues
 
 __all__ = [
     "make_columns",

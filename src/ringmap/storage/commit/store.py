@@ -237,10 +237,10 @@ class Store(Committer):
             disk.check_held("ReplayBuffer")  # the lock is taken by path
             prepare()
             store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
-            is_clean = store._recover()
+            store._recover()
             store._finish_groups()
             store._recover_sidecars()
-            store._open_values(store.rows, is_clean)
+            store._begin_values()
             store._fix_schema(schema)
             return store
         except BaseException:
@@ -294,24 +294,23 @@ class Store(Committer):
                 path = self.home.path(sidecar.names[0])
                 log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
 
-    def _open_values(self, rows: Rows | None, is_clean: bool = True) -> None:
-        before = self.values
-        super()._open_values(rows)
-        if self.values is not None and self.values is not before:
-            self.values.begin(self.head, is_clean)
+    def _adopt(self, rows: Rows) -> None:
+        super()._adopt(rows)
+        self._begin_values()
+
+    def _begin_values(self) -> None:
+        """Make the newer values of mutable columns ready for updates."""
+        if self.values is not None:
+            self.values.begin(self.head)
 
     def _fix_schema(self, schema: Schema | None) -> None:
         if schema is not None and self.schema is None:
             assert self.files is not None
             self._make_columns(self.files, schema, locked=True)
 
-    def _recover(self) -> bool:
+    def _recover(self) -> None:
         """Make memory and files agree with the committed state; waits for a running sync. The caller holds the mutex,
-        or is the opening.
-
-        Returns:
-            Whether no power cut, and no failed sync, came since the last writer.
-        """
+        or is the opening."""
         with self._syncing:
             self._stale = True
             if self.files is not None:  # else it was read a moment ago, under the lock
@@ -351,12 +350,15 @@ class Store(Committer):
                     self.mapped,
                 )
                 rows.show(words=Texts(self))
+                self._open_values(rows)
                 self.rows = rows
             behind = found.doubtful()
             bad: dict[int, str] = {}
             if len(behind) and self.rows is not None:
                 log.info("%s: verifying %d episodes that no sync vouches for", self.folder, len(behind))
                 bad = bad_episodes(behind, self.rows, self.segments, progress)
+            if self.values is not None and not found.clean:
+                self.values.distrust()  # before the state is shown as of this boot
             newest = files.restore_carried(found, manifest.carried)
             files.mend(found, self.rows, bad)
             # The blob of the small state may be deleted with its segment. And after a creation whose last sync failed,
@@ -380,7 +382,6 @@ class Store(Committer):
                 with files.poisoning():  # the call may have been interrupted before it: what is shown now is durable
                     group.file.sync()
             self._stale = False
-            return found.clean
 
     def _beyond_lost(self, found: RecoveredState) -> int:
         """Return an ordinal that no lost record gave, after a cut of the power or a failed sync.
@@ -613,6 +614,9 @@ class Store(Committer):
                 return 0
         assert rows is not None
         assert newest is not None
+        if self.power and newest.is_dirty:  # what an interrupted update left: one copy of each row must be durable
+            with files.poisoning():
+                newest.sync(mark=False)
         newest.update(positions, values, rows.take_stored)
         if self.power:
             with files.poisoning():
@@ -919,12 +923,6 @@ class Store(Committer):
             upto, rows = files.state, self.rows
             segments, gone = files.segments.unsynced(), files.finished_streams_gone()
             self._syncing.acquire()  # a recovery waits for us
-            try:
-                if values is not None:
-                    values.promise()
-            except BaseException:  # nothing was synced yet: a read failed, say
-                self._syncing.release()
-                raise
         failed: OSError | None = None
         try:
             if values is not None:

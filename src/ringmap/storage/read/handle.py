@@ -40,7 +40,7 @@ from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.ring.ring import NOWHERE, ORIGIN, Ordinal, Position
 from ringmap.storage.sidecars import Home
-from ringmap.storage.sidecars.mutable import MutableValues
+from ringmap.storage.sidecars.values import MutableValues
 
 __all__ = ["Handle", "Pulse", "Timeline", "is_mine", "refuse_if_mine", "tail_of"]
 
@@ -229,7 +229,7 @@ class Handle:
         """Open the newer values of mutable columns, where there are such columns, so that reads of these rows find
         them."""
         if self.values is None and rows is not None and rows.schema.mutable.columns:
-            self.values = MutableValues.open(self.home, self.writable, self.mapped, tail_of(self))
+            self.values = MutableValues(self.home, self.writable, self.mapped, tail_of(self))
             rows.show(changes=self.values)
 
     def stored(self, positions: Array) -> Array | None:

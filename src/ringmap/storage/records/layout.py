@@ -20,7 +20,8 @@ _FILES = {
     "frame": "size <I, check <Q seeded by the number and the file, payload",
     "open": "frame 0 JSON with salt, whose check seeds steps.bin and words.bin; a frame of rows for each call",
     "manifest": "lineage, kind, ordinal and closed are known",
-    "mutable": "headers at 0 and 4096, marks at 8192; copy: check, generation, position, values",
+    "mutable": "headers at 0 and 4096: magic, number, highest, synced, boot, check; marks at 8192; two planes; copy: "
+    "check, generation, position, values",
     "priorities": "headers at 0 and 4096, unsure at 56, leaves, two logs, frames of kinds 1 to 3",
     "text": "codes <i4, dtype <U0; words: count <I, sizes <I each, UTF-8;",
     "transitions": "column _episode <i8 after lanes; records with MANY in part",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ringmap.storage.sidecars.base import Copied, Home, Sidecar
 from ringmap.storage.sidecars.marks import MarkFile
-from ringmap.storage.sidecars.mutable import MutableValues
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
+from ringmap.storage.sidecars.values import MutableValues
 
 __all__ = ["SIDECARS", "Copied", "Home", "Sidecar"]
 
