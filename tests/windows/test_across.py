@@ -14,8 +14,7 @@ from ringmap.data import ConcatDataset, MergeDataset, Sequences, load_dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.errors import InputError, NoClipsError
 from ringmap.samplers import EpisodeSampler, PrioritizedSampler
-from ringmap.storage.read import handle
-from ringmap.storage.read import reader as reader_module
+from ringmap.storage.read import recovery
 from ringmap.storage.records import table
 from ringmap.storage.ring.links import WholeEpisodes
 from tests.tiers import few
@@ -394,8 +393,7 @@ def test_control_lanes_without_a_sign(tmp_path, monkeypatch):
         parts = table.parts_of(records)
         return parts and parts._replace(lanes=parts.lanes.astype(np.uint32).astype(np.int64))
 
-    for module in (handle, reader_module):
-        monkeypatch.setattr(module, "parts_of", unsigned)
+    monkeypatch.setattr(recovery, "parts_of", unsigned)
     with pytest.raises(AssertionError):
         test_every_handle_knows_the_lanes_and_numbers_items_alike(tmp_path)
 

@@ -282,15 +282,7 @@ class ClipReader(Forkable):
     def starts(self, positions: Array, cut: Cut) -> Array:
         """Tell for each position whether it is an anchor now. O(B log episodes)."""
         with self.source.memory:
-            if cut.across or self.source.live.links is not None:
-                return self.index.of(cut.span, cut.least, cut.across).are(positions, cut.before)
-            starts, lengths = self.source.live.starts, self.source.live.lengths
-            if not len(starts):
-                return np.zeros(len(positions), np.bool_)
-            episodes = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
-            sizes, steps = lengths.take(episodes), positions - starts.take(episodes)
-        found: Array = (steps >= cut.before) & (steps + cut.after < sizes)
-        return found & (sizes >= cut.least) if cut.least else found
+            return self.index.of(cut.span, cut.least, cut.across).are(positions, cut.before)
 
     def anchors_at(self, positions: Array, cut: Cut) -> Array:
         """Return the positions; GONE for one that is no anchor now. O(B log episodes)."""

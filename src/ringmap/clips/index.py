@@ -39,7 +39,7 @@ and span in use.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
@@ -459,18 +459,18 @@ class SpanIndex:
         if not len(live):
             return np.zeros(len(positions), np.bool_)
         index = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
-        offsets = positions - live.starts.take(index)
-        found: Array = (offsets >= 0) & (offsets < live.lengths.take(index))
-        if not (self.across or self.least):
-            ends = (offsets - step)[:, None] + np.array([0, self.span - 1])
-            found &= live.along(index, ends)[1]
+        steps, lengths = positions - live.starts.take(index), live.lengths.take(index)
+        found: Array = (steps >= 0) & (steps < lengths)
+        if self.is_joined and not (self.across or self.least):
+            found &= live.along(index, (steps - step)[:, None] + np.array([0, self.span - 1]))[1]
             return found
-        whole = self.whole
-        episode = whole.of_part.take(index)
-        steps = whole.place_of_part.take(index) + offsets - whole.places.take(episode)
-        lengths = whole.lengths.take(episode)
+        if self.is_joined:
+            whole = self.whole
+            episode = whole.of_part.take(index)
+            steps = whole.place_of_part.take(index) + steps - whole.places.take(episode)
+            lengths = whole.lengths.take(episode)
         found &= (steps >= step) & (steps - step + self.span <= lengths)
-        return found & (lengths >= self.least)
+        return found & (lengths >= self.least) if self.least else found
 
     def check(self) -> list[str]:
         """Return violated invariants, in words; empty when sound. O(episodes)."""
@@ -580,26 +580,15 @@ class ClipPairs(Sequence[tuple[int, int]]):
                 "locate(batch.ids) says the same"
             )
         of = self._index.of(*self._span)
-        if isinstance(item, slice):
-            ids = np.arange(of.end - of.base)[item]
-            ordinals, starts = of.locate(ids + of.base)
-            steps = starts + self._before
-            if self._of_run is not None:
-                ordinals, steps = self._of_run(ordinals - of.first, starts)
-                return list(zip(ordinals.tolist(), steps.tolist(), strict=True))
-            return list(zip((ordinals - of.first).tolist(), steps.tolist(), strict=True))
-        size = of.end - of.base
-        if not -size <= item < size:
+        size, is_slice = of.end - of.base, isinstance(item, slice)
+        if not is_slice and not -size <= item < size:
             raise ClipIndexError(f"clip_indices: clip {item} is out of range for {size} clips")
-        ordinals, starts = of.locate(np.array([of.base + item % size]))
-        if self._of_run is not None:
-            ordinals, starts = self._of_run(ordinals - of.first, starts)
-            return int(ordinals[0]), int(starts[0])
-        return int(ordinals[0]) - of.first, int(starts[0]) + self._before
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        for i in range(len(self)):
-            yield self[i]
+        ids = np.arange(size)[item] if is_slice else np.array([item % size])
+        ordinals, steps = of.locate(ids + of.base)
+        episodes = ordinals - of.first
+        episodes, steps = (episodes, steps + self._before) if self._of_run is None else self._of_run(episodes, steps)
+        pairs = list(zip(episodes.tolist(), steps.tolist(), strict=True))
+        return pairs if is_slice else pairs[0]
 
 
 class GuideTable:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -47,62 +47,63 @@ Numbers = Callable[[Array], Array]
 """Returns the numbers of episodes, given the positions of their first steps."""
 
 
-class ItemRows(Protocol):
-    """The rows that columns are computed from. A row is named by its position, a number that is the same for life."""
+class ItemRows:
+    """The rows that columns are computed from. A row is named by its position, a number that is the same for life.
+
+    What this base class answers is true where nothing is overwritten, and episodes are whole.
+    """
 
     names: Collection[str]
     """Names of the columns."""
     size: int
     """Number of slots; the slot of a row is its position modulo this."""
-    memory: AbstractContextManager[Any]
+    memory: AbstractContextManager[Any] = nullcontext()
     """Held while sums of rows are kept."""
 
     def take(self, column: str, places: Array, starts: Array) -> Array:
         """Return copies of rows `(B, ...)`; row i is one of the episode that begins at position `starts[i]`."""
-        ...
+        raise NotImplementedError
 
     def read(self, column: str, start: int, length: int) -> Array:
         """Return a copy of rows of one or more episodes that stand one after the other."""
-        ...
+        raise NotImplementedError
 
     def key_of(self, column: str) -> Any:
         """Return an object: as long as it lives, the same values of a column stand at the same positions.
 
         None: nothing may be kept for later batches.
         """
-        ...
-
-    def positions(self, places: Array) -> Array:
-        """Return where these rows are stored: numbers that no other row gets, in any process."""
-        ...
 
     def are_begins(self, places: Array) -> Array:
         """Tell at which of these positions an episode begins."""
-        ...
+        raise NotImplementedError
+
+    def positions(self, places: Array) -> Array:
+        """Return where these rows are stored: numbers that no other row gets, in any process."""
+        return places
 
     def are_open(self, starts: Array) -> Array:
         """Tell of the episodes that begin at these positions which have not ended."""
-        ...
+        return np.zeros(len(starts), np.bool_)
 
     def first_steps(self, starts: Array) -> Array:
         """Return how many steps of the episodes that begin at these positions were evicted, int64."""
-        ...
+        return np.zeros(len(starts), np.int64)
 
     def newest_tail(self) -> int:
         """Return the position below which rows may have been overwritten by now."""
-        ...
+        return 0
 
 
-class RingRows:
-    """The rows of a ring, as `ItemRows`."""
+class RingRows(ItemRows):
+    """The rows of a ring without parts: an episode has ended, and is evicted whole."""
 
     def __init__(self, source: Handle) -> None:
         assert source.rows is not None
         self._source, self._rows = source, source.rows
-        self.names: Collection[str] = source.rows.by_name
+        self.names = source.rows.by_name
         self.size = source.rows.ring.rows
-        self.memory: AbstractContextManager[Any] = source.memory
-        self.newest_tail = source.newest_tail
+        self.memory = source.memory
 
     def take(self, column: str, places: Array, starts: Array) -> Array:
         """Return copies of rows."""
@@ -117,10 +118,6 @@ class RingRows:
         """Return the timeline of the ring, None for a column whose values may change."""
         return None if self._rows.may_change(column) else self._source.timeline
 
-    def positions(self, places: Array) -> Array:
-        """Return the positions themselves."""
-        return places
-
     def are_begins(self, places: Array) -> Array:
         """Tell at which of these positions an episode begins."""
         with self.memory:
@@ -128,13 +125,9 @@ class RingRows:
             found: Array = starts.take(starts.searchsorted(places), mode="clip") == places
         return found
 
-    def are_open(self, starts: Array) -> Array:
-        """Return False for each: only parts are stored before their episode ends."""
-        return np.zeros(len(starts), np.bool_)
-
-    def first_steps(self, starts: Array) -> Array:
-        """Return 0 for each: an episode is evicted whole."""
-        return np.zeros(len(starts), np.int64)
+    def newest_tail(self) -> int:
+        """Return the position below which rows may have been overwritten by now."""
+        return self._source.newest_tail()
 
 
 class _RingMoment:

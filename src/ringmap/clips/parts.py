@@ -11,14 +11,13 @@ Not here: which parts make an episode (storage/ring/links.py); rings without par
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ringmap.clips.cut import Cut, Ends, Places, Steps, clamp, places_of
-from ringmap.clips.items import Items, Numbers
+from ringmap.clips.items import ItemRows, Items, Numbers
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.links import WholeEpisodes
@@ -163,16 +162,15 @@ class Joined:
         return None if whole.all() else whole
 
 
-class JoinedRows:
-    """The rows of a ring with parts, as `ItemRows`; the position of a row is its place among the joined episodes."""
+class JoinedRows(ItemRows):
+    """The rows of a ring with parts; the position of a row is its place among the joined episodes."""
 
     def __init__(self, source: Handle, joined: Joined) -> None:
         assert source.rows is not None
         self._source, self._joined, self._rows = source, joined, source.rows
         self._whole = joined.whole
-        self.names: Collection[str] = source.rows.by_name
+        self.names = source.rows.by_name
         self.size = max(1, int(self._whole.lengths.sum()))
-        self.memory: AbstractContextManager[Any] = nullcontext()
         self._lowest = MOST
 
     def take(self, column: str, places: Array, starts: Array) -> Array:

@@ -9,15 +9,14 @@ Not here: which steps those are (clips/cut.py), how a dataset reads them (base.p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringmap.clips.cut import Cut, Steps, Taken
 from ringmap.clips.index import ClipIndex
-from ringmap.clips.items import Items, call_functions, compute, pad
+from ringmap.clips.items import ItemRows, Items, call_functions, compute, pad
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.storage.ring.live import LiveEpisodes
@@ -66,7 +65,7 @@ class Runs:
         return found
 
 
-class DatasetRows:
+class DatasetRows(ItemRows):
     """The rows of a dataset, as `ItemRows`, and what to read of them: the position of a row is its number in the
     dataset.
 
@@ -93,7 +92,7 @@ class DatasetRows:
     ) -> None:
         self.cut = cut
         self.rows_at = rows_at
-        self.names: Collection[str] = names
+        self.names = names
         self.given = lengths
         """The lengths as they were given."""
         self.lengths = np.asarray(lengths, np.int64)
@@ -102,7 +101,6 @@ class DatasetRows:
         self._first_steps = first_steps
         self._gone: Array | None = None
         self.size = int((self.offsets + self.lengths).max()) if len(self.lengths) else 0
-        self.memory: AbstractContextManager[Any] = nullcontext()
         filled = np.flatnonzero(self.lengths)  # an empty episode begins where the next one does
         self._order = filled[np.argsort(self.offsets[filled], kind="stable")]
         alike: dict[Steps, list[str]] = {}
@@ -170,10 +168,6 @@ class DatasetRows:
         found: Array = self.run.locate(places)[1] == 0
         return found
 
-    def are_open(self, starts: Array) -> Array:
-        """Return False for each: the episodes of a dataset have ended."""
-        return np.zeros(len(starts), np.bool_)
-
     def first_steps(self, starts: Array) -> Array:
         """Return how many steps were evicted of the episodes that begin at these rows, before they were copied."""
         return self.gone(self.episodes(starts) if self.run is None else np.zeros(len(starts), np.int64))
@@ -184,10 +178,6 @@ class DatasetRows:
             self._gone = self._first_steps()
         found: Array = self._gone.take(episodes)
         return found
-
-    def newest_tail(self) -> int:
-        """Return 0: rows of a dataset are not overwritten."""
-        return 0
 
 
 def gather(rows: DatasetRows, episodes: Array, steps: Array, rng: np.random.Generator | None) -> dict[str, Array]:
