@@ -13,7 +13,7 @@ from ringmap.clips import gather, many
 from ringmap.data import OfflineToOnlineReplayBuffer, ShardedReplayBuffer, Window
 from ringmap.errors import CorruptError, InputError
 from ringmap.storage.columns import text
-from ringmap.storage.commit import group, store
+from ringmap.storage.commit import commit, group
 from ringmap.storage.read import handle as texts
 from ringmap.storage.records.blobs import Segments
 
@@ -231,7 +231,7 @@ def test_an_open_group_is_committed_before_its_text_is_too_much(tmp_path, monkey
     """Text that is acknowledged fits in the blob of its commit, however many calls it comes in."""
     monkeypatch.setattr(text, "MOST_NBYTES", 1 << 14)
     monkeypatch.setattr(group, "_FULL_NBYTES", 1 << 12)
-    monkeypatch.setattr(store, "_MOST_DATA", 1 << 15)
+    monkeypatch.setattr(commit, "_MOST_DATA", 1 << 15)
     offline = ReplayBuffer(100, seed=0)
     offline.write_episode({"task": ["a"] * 5})
     buf = OfflineToOnlineReplayBuffer(offline, online_capacity=500, path=tmp_path / "rows", batch_size=4)

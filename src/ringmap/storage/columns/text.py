@@ -113,17 +113,13 @@ def decoded(codes: Array, of: Array, tables: Sequence[Sequence[str]]) -> tuple[A
     """
     each = codes.reshape(len(codes), math.prod(codes.shape[1:])).astype(np.int64)
     counts = np.array([len(words) for words in tables], np.int64)
-    stops = counts.cumsum()
-    mine = of[:, None]
+    starts, mine = np.concatenate(([0], counts.cumsum())), of[:, None]
     good = (each >= 0) & (each < counts.take(mine))
-    blank = int(counts.sum())
-    numbers = np.where(good, each + (stops - counts).take(mine), blank)
+    numbers = np.where(good, each + starts.take(mine), starts[-1])
     used, back = np.unique(numbers, return_inverse=True)
-    places = stops.searchsorted(used, "right").tolist()
-    words = []
-    for number, table in zip(used.tolist(), places, strict=True):
-        before = int(stops[table] - counts[table]) if number != blank else 0
-        words.append("" if number == blank else tables[table][number - before])
+    places = (starts.searchsorted(used, "right") - 1).tolist()
+    everything: list[Sequence[str]] = [*tables, [""]]
+    words = [everything[at][n] for at, n in zip(places, (used - starts.take(places)).tolist(), strict=True)]
     bad: Array = ~np.all(good, axis=1)
     return strings(words).take(back.reshape(codes.shape)), bad
 
