@@ -20,7 +20,7 @@ from ringmap.data import OfflineToOnlineReplayBuffer
 from ringmap.storage.commit.store import Store
 
 Store.commit_behind = lambda store: None  # what is left for a second, on a machine that is slow
-Store._is_due = lambda store, group: False
+Store._is_due = lambda store: False
 kept = []
 
 def transitions(path):

@@ -21,7 +21,7 @@ from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit import group as group_module
 from ringmap.storage.commit import store as store_module
-from ringmap.storage.commit.group import OpenGroup
+from ringmap.storage.commit.group import Groups, OpenGroup
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records import step_file
@@ -464,20 +464,20 @@ def any_record(record):
     return [0, 0, 0, 0]
 
 
-def commit_nothing_first(self, files, where, small=None):
+def commit_nothing_first(self, of, files, where, small):
     """Remove the file of a group before its commit."""
-    if self._group is not None:
-        self._group.file.remove()
-        self._group.file = None
-    COMMIT(self, files, where, small)
+    if self.open is not None:
+        self.open.file.remove()
+        self.open.file = None
+    COMMIT(self, of, files, where, small)
 
 
-COMMIT = Store._commit_group
+COMMIT = Groups.commit
 
 PLANTED = {
     "any record": (False, [(store_module, "follows", any_record), (group_module, "follows", any_record)]),
     "not synced": (True, [(StepFile, "sync", lambda self: None)]),
-    "file removed first": (False, [(Store, "_commit_group", commit_nothing_first)]),
+    "file removed first": (False, [(Groups, "commit", commit_nothing_first)]),
     "left where it is": (False, [(Store, "_finish_groups", lambda self: None)]),
 }
 

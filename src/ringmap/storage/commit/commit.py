@@ -304,6 +304,16 @@ class Committer(Handle):
     def let_group_go(self) -> None:
         """Forget the open group: its rows are committed. Holds `memory`."""
 
+    def show_pending(self, start: Position, count: int) -> None:
+        """Let memory show `count` rows from `start` on, which are not committed yet. Holds `memory`."""
+        self._torn_memory = True
+        if self.head > start:  # some are shown already
+            self.live.grow(count)
+        else:
+            self.live.append(start, count, origin=self.next_ordinal)
+        self.head = Position(start + count)
+        self._torn_memory = False
+
     def _retire(self, files: CommitFiles, need: int) -> None:
         """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""
         tail = self.live.tail_for(need, 0)
@@ -383,6 +393,10 @@ class Committer(Handle):
         if newest is not None:
             self._following.write(newest.head, newest.rows_sum, following)
             self._following.turn()
+
+    def newest_record(self) -> Record | None:
+        """Return the newest record, None if there is none."""
+        return self.table.read(self.seq) if self.seq else None
 
     def newest_rows(self) -> Record | None:
         """Return the record of the newest committed rows, None if there are none. O(log episodes)."""

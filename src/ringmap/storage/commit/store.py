@@ -50,7 +50,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.commit import Commit, Committer, NewRecord, Values
 from ringmap.storage.commit.create import make_folder, make_home
 from ringmap.storage.commit.files import CommitFiles
-from ringmap.storage.commit.group import OpenGroup, follows, rows_left
+from ringmap.storage.commit.group import Groups, OpenGroup, follows, left_open
 from ringmap.storage.commit.sync import BackgroundSync
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import examine, hold, read_manifest
@@ -60,10 +60,8 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.read.handle import Texts, refuse_if_mine
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
-from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
-from ringmap.storage.records.names import STREAM
-from ringmap.storage.records.step_file import StepFile, StoredSteps, Unlinked, read_steps
+from ringmap.storage.records.step_file import Unlinked
 from ringmap.storage.records.table import (
     CLEAR,
     DROPPED,
@@ -142,9 +140,7 @@ class Store(Committer):
         self._syncing = threading.Lock()
         self._closed = False
         self._child = False
-        self._group: OpenGroup | None = None
-        self._spent: StepFile | None = None
-        """The file of a group that is committed, for the next one."""
+        self._groups = Groups()
         self._ready_until = 0.0
         self._grouping: BackgroundSync[Store] | None = None
         if settings.sync_every_s > 0 and not self.power and not disk.volatile:
@@ -254,38 +250,14 @@ class Store(Committer):
     def _finish_groups(self) -> None:
         """Commit the rows of a group that a killed process left open, and remove its file."""
         with clear_reads("ReplayBuffer", self.folder):
-            for name in self.disk.names(self.paths.open):
-                folder = os.path.join(self.paths.open, name)
-                path = os.path.join(folder, STREAM)
-                if not self.disk.is_folder(folder) or not self.disk.is_file(path):
-                    continue
-                steps = read_steps(self.disk, path, self.ring.spare)
-                heading = steps.heading
-                if steps.fault and (steps.after is not None or heading is None):
-                    log.warning("%s: %s; the %d rows before it count", path, steps.fault, steps.count)
-                if heading is None or heading.after is None:
-                    continue
-                fits = heading.schema == self.schema and self.rows is not None
-                if fits and steps.count and heading.after == follows(self._newest_record()):
-                    self._commit_left(steps, heading.schema, folder)
+            for folder, left in left_open(self):
+                if left is not None:
+                    self.commit(left)
                     self.flush(folder)  # what an opening shows is durable
-                elif steps.count and heading.after[0] >= self.seq:  # else they were committed
-                    log.warning(
-                        "%s: dropped %d rows of an open group: the rows before them are lost", self.folder, steps.count
-                    )
+                    log.info("%s: stored %d rows of a group that was open", self.folder, left.records[0].length)
                 self.disk.remove_folder(folder)
                 # Else a power cut could bring it back, when the record that it follows is the newest one again.
                 self.disk.sync_folder(self.paths.open)
-
-    def _newest_record(self) -> Record | None:
-        """Return the newest record, None if there is none."""
-        return self.table.read(self.seq) if self.seq else None
-
-    def _commit_left(self, steps: StoredSteps, schema: Schema, folder: str) -> None:
-        arrays, data, following = rows_left(steps)
-        one = NewRecord(steps.count, encode_data(data, folder))
-        self.commit(Commit([one], folder, schema, arrays, next_observations=following))
-        log.info("%s: stored %d rows of a group that was open", self.folder, steps.count)
 
     def _recover_sidecars(self) -> None:
         """Make sure that no new row gets a sidecar value of a row that was lost."""
@@ -373,10 +345,11 @@ class Store(Committer):
                 found.drop(bad)
                 self._take(found, found.live, anew=True)
                 self.next_ordinal = max(self.next_ordinal, manifest.ordinal)
-                group = self._group
-                if group is not None and group.after != follows(self._newest_record()):
-                    group = self._group = None  # the interrupted call committed it
-                self._show_group()
+                group = self._groups.open
+                if group is not None and group.after != follows(self.newest_record()):
+                    group = self._groups.open = None  # the interrupted call committed it
+                if group is not None and group.count:
+                    self.show_pending(group.start, group.count)
                 self._torn_memory = False
             if self.power and group is not None and group.file is not None:
                 with files.poisoning():  # the call may have been interrupted before it: what is shown now is durable
@@ -462,7 +435,7 @@ class Store(Committer):
             tail = None
             try:
                 files = self._ready(where)
-                self._commit_group(files, where, small)
+                self._groups.commit(self, files, where, small)
                 tail = self.tail
                 return work(files)
             except RingmapError:
@@ -640,12 +613,12 @@ class Store(Committer):
     @property
     def pending(self) -> OpenGroup | None:
         """The rows of the open group."""
-        return self._group
+        return self._groups.open
 
     @property
     def committed_head(self) -> Position:
         """One past the newest committed row."""
-        group = self._group
+        group = self._groups.open
         return self.head if group is None else group.start
 
     def append(
@@ -688,16 +661,23 @@ class Store(Committer):
         try:
             thread.inside = True
             with self._mutex:
-                group = self._group
-                if group is None or not group.has_room(count) or not self._is_ready(group):
+                group = self._groups.open
+                if group is None or not group.has_room(count) or not self._is_ready():
                     group = self._next_group(count, limit, where, unlinked, earlier, small)
                 group.refuse_large(arrays, where)
                 position = Position(group.start + group.count)
                 self._stale = True
                 try:
-                    self._append_to(group, arrays, count, is_single)
+                    group.append(arrays, count, is_single, self.power)
                 except OSError as error:
+                    self._stale = False  # nothing changed
                     raise clear_error(error, where, self.folder, _NOTHING_LOST) from error
+                if self.power and group.file is not None:
+                    assert self.files is not None
+                    with self.files.poisoning():
+                        group.file.sync()
+                with self.memory:
+                    self.show_pending(group.start, group.count)
                 self._stale = False
                 return position
         finally:
@@ -705,26 +685,19 @@ class Store(Committer):
             if thread.noted:
                 end_noted()
 
-    def _append_to(self, group: OpenGroup, arrays: Sequence[Any], count: int, is_single: bool) -> None:
-        try:
-            group.append(arrays, count, is_single, self.power)
-        except OSError:
-            self._stale = False  # nothing changed
-            raise
-        if self.power and group.file is not None:
-            assert self.files is not None
-            with self.files.poisoning():
-                group.file.sync()
-        self._show_group()
-
-    def _is_ready(self, group: OpenGroup) -> bool:
-        """Tell whether this handle may write, and the group goes on, without a system call: `_ready` said so less than
+    def _is_ready(self) -> bool:
+        """Tell whether this handle may write, and its group goes on, without a system call: `_ready` said so less than
         100 ms ago."""
         files = self.files
         if files is None or self._closed or self._child or self._stale:
             return False
         is_recent = time.monotonic() < self._ready_until
         return is_recent and files.poison is None and not files.unpublished
+
+    def _is_due(self) -> bool:
+        """Tell whether a call commits the group before it adds to another; the thread does that for an idle writer."""
+        most = self.settings.group_s
+        return most > 0 and not self.disk.volatile and self._groups.is_older(most / 2)
 
     def _next_group(
         self,
@@ -737,92 +710,21 @@ class Store(Committer):
     ) -> OpenGroup:
         """Return the open group if it goes on; else commit it, and begin another."""
         with clear_errors(where, self.folder, lambda: _NOTHING_LOST):
-            files = self._ready(where)
+            files, groups = self._ready(where), self._groups
             self._ready_until = time.monotonic() + _READY_S
-            group = self._group
-            if group is None or not group.has_room(count) or self._is_due(group):
+            group = groups.open
+            if group is None or not group.has_room(count) or self._is_due():
                 if group is not None:
                     with small() as state:
-                        self._commit_group(files, where, state)
-                group = self._begin_group(files, count, limit, unlinked, earlier)
+                        groups.commit(self, files, where, state)
+                group = groups.begin(self, files, count, limit, unlinked, earlier)
+                if self._grouping is not None:
+                    self._grouping.committed()
             return group
-
-    def _is_due(self, group: OpenGroup) -> bool:
-        """Tell whether a call commits the group before it adds to another; the thread does that for an idle writer."""
-        age, most = time.monotonic() - group.begun_at, self.settings.group_s
-        return bool(group.count) and not self.disk.volatile and 0 < most < 2 * age
-
-    def _begin_group(
-        self,
-        files: CommitFiles,
-        count: int,
-        limit: int,
-        unlinked: Unlinked | None,
-        earlier: Callable[[], Values],
-    ) -> OpenGroup:
-        rows, start = self.rows, self.head
-        assert rows is not None
-        rows.reserve(start, limit)
-        after = follows(self._newest_record())
-        in_place = None
-        if self.disk.volatile:
-            first = self.ring.pieces(start, limit)[0][1]
-            if first >= count and not rows.schema.texts:  # it ends where the ring wraps
-                limit, in_place = first, rows.writable(start, first)
-        group = OpenGroup(rows.schema, unlinked, start, limit, self.ring.rows, after, earlier(), in_place)
-        if not self.disk.volatile:
-            spent, self._spent = self._spent, None
-            try:
-                group.begin(self.disk, self.paths.open, spent)
-                if self.power and group.file is not None:
-                    with files.poisoning():
-                        group.file.sync()
-            except BaseException:
-                self._remove(group.file)
-                raise
-        if not group.is_in_place:
-            rows.show(pending=_pending_of(self))
-        self._group = group
-        if self._grouping is not None:
-            self._grouping.committed()
-        return group
-
-    def _show_group(self) -> None:
-        """Let memory show the rows of the open group."""
-        group = self._group
-        if group is None or not group.count:
-            return
-        with self.memory:
-            self._torn_memory = True
-            if self.head > group.start:  # it is shown already
-                self.live.grow(group.count)
-            else:
-                self.live.append(group.start, group.count, origin=self.next_ordinal)
-            self.head = Position(group.start + group.count)
-            self._torn_memory = False
-
-    def _commit_group(self, files: CommitFiles, where: str, small: Mapping[str, Any] | None = None) -> None:
-        """Commit the rows of the open group, if there is one."""
-        group = self._group
-        if group is None:
-            return
-        if group.count:
-            kept, following = group.kept()
-            one = NewRecord(group.count, encode_data(kept, where))
-            self.commit_now(
-                files,
-                Commit([one], where, group.schema, group.columns(), group.words, small, next_observations=following),
-            )
-        self._group, self._spent = None, group.file
-
-    def _remove(self, file: StepFile | None) -> None:
-        if file is not None:
-            with contextlib.suppress(OSError, ReplacedError):  # the next opening does it
-                file.remove()
 
     def commit_pending(self, where: str, small: Mapping[str, Any] | None = None) -> None:
         """Commit the rows of the open group, so that other handles find them."""
-        if self._group is not None and self.writable_here:
+        if self._groups.open is not None and self.writable_here:
             self.exclusively(where, lambda files: None, small)
 
     def commit_behind(self) -> None:
@@ -830,9 +732,9 @@ class Store(Committer):
         try:
             thread.inside = True
             with self._mutex:
-                files, group = self.files, self._group
-                if group is not None and files is not None and self._may_sync(files) and self._is_due(group):
-                    self._commit_group(files, "ReplayBuffer")
+                files = self.files
+                if files is not None and self._may_sync(files) and self._is_due():
+                    self._groups.commit(self, files, "ReplayBuffer", None)
         except (OSError, RingmapError) as error:  # the next writing call tries again
             log.warning("%s: rows can't be committed yet: %s", self.folder, error)
         finally:
@@ -842,7 +744,7 @@ class Store(Committer):
 
     def let_group_go(self) -> None:
         """Forget the open group: its rows are committed. Holds `memory`."""
-        self._group = None
+        self._groups.open = None
 
     # -- syncs -------------------------------------------------------------------------------
 
@@ -966,11 +868,11 @@ class Store(Committer):
             if not self._child and not self.is_poisoned:
                 with clear_errors(where, self.folder, lambda: _NOTHING_LOST):
                     files = self._ready(where)
-                    self._commit_group(files, where, small)
+                    self._groups.commit(self, files, where, small)
                     self._flush(files, small, closes=True)
                     if self.values is not None:
                         self.values.seal()
-                    self._remove(self._spent)
+                    self._groups.remove_spent()
 
         self._end(where, flush)
 
@@ -1021,10 +923,7 @@ class Store(Committer):
         if self.files is not None:
             self.files.close()
             self.files = None
-        if self._group is not None and self._group.file is not None:
-            self._group.file.close()
-        if self._spent is not None:
-            self._spent.close()
+        self._groups.close()
         self._following.close()
         if self.values is not None:
             self.values.close()
@@ -1041,7 +940,7 @@ class Store(Committer):
         if self._lock is not None:
             self._lock.drop_in_child()
         if not self.disk.volatile:
-            self._group = None
+            self._groups.open = None
             self.close_files()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -1057,18 +956,6 @@ class Store(Committer):
                 self.commit_pending("ReplayBuffer")
         finally:
             self.abandon()
-
-
-def _pending_of(store: Store) -> Callable[[], OpenGroup | None]:
-    """Return a function that returns the open group of a store, without keeping the store alive."""
-    found = weakref.ref(store)
-
-    def pending() -> OpenGroup | None:
-        store = found()
-        group = None if store is None else store.pending
-        return None if group is None or group.is_in_place else group
-
-    return pending
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
