@@ -25,7 +25,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -71,8 +71,6 @@ from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import describe, holder_of
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.disk.system import cores
-from ringmap.storage.inspect.copying import Kept
-from ringmap.storage.inspect.snapshot import snapshot
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
@@ -81,6 +79,9 @@ from ringmap.storage.ring.arrays import lowest
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal
 from ringmap.storage.sidecars.priorities import PriorityFile
+
+if TYPE_CHECKING:
+    from ringmap.storage.inspect.copying import Kept
 
 __all__ = ["Engine", "door"]
 
@@ -728,6 +729,8 @@ class Engine(Forkable):
     def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
         """Copy the buffer to a directory, with the `kept` memory of sidecars other than priorities; see
         `ReplayBuffer.snapshot`."""
+        from ringmap.storage.inspect.snapshot import snapshot  # here: an opening needs none of what this imports
+
         own: Kept = {PriorityFile: lambda _: self.sampler.kept_priorities(), **(kept or {})}
         snapshot(self.source, self.disk, local_path(path), where, own)
 

@@ -6,7 +6,6 @@ Not here: the page (viewer/).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from html import escape
 from importlib import import_module
 from typing import Any
 
@@ -44,6 +43,8 @@ class InNotebook(ABC):
 
     def _repr_html_(self) -> str:
         """Return a small card, which a notebook draws. It needs no network and no extra."""
+        from html import escape  # here: it imports all names of characters
+
         try:
             rows = self._card()
         except ClosedError:

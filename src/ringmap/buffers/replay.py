@@ -22,7 +22,7 @@ from dataclasses import asdict, fields, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,7 +65,6 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.disk.system import memory_left
-from ringmap.storage.inspect.check import Finding, check_source
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
@@ -73,6 +72,9 @@ from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.kinds import EPISODES, must_be
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.table import SPARE_SLOTS, TERMINATED, TRUNCATED
+
+if TYPE_CHECKING:
+    from ringmap.storage.inspect.check import Finding
 
 __all__ = ["ReplayBuffer"]
 
@@ -1058,6 +1060,8 @@ class ReplayBuffer(Sampled[BufferView]):
 
     def check(self) -> list[Finding]:
         """Return the faults of the buffer, each finding with its file; empty when sound. Reads all rows."""
+        from ringmap.storage.inspect.check import check_source  # here: an opening needs none of what this imports
+
         engine, source = self.engine, self.engine.source
         with source.memory:
             faults = engine.reader.index.check() + engine.sampler.check()

@@ -8,7 +8,6 @@ Not here: index arithmetic (cut.py), reading (gather.py).
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import logging
 import operator
@@ -262,6 +261,8 @@ def cut_of(
 
 def unknown(name: str, names: Iterable[str]) -> str:
     """Return, in words, that there is no such column, and the nearest."""
+    import difflib  # here: an import of it is for errors alone
+
     known = list(names)
     near = difflib.get_close_matches(name, known, 1)
     hint = f", but {near[0]!r} is" if near else ""

@@ -33,8 +33,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from uuid import uuid4
 
-from filelock import FileLock
-
 from ringmap import arguments
 from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, NoClipsError
 from ringmap.fleet.alone import Alone
@@ -478,6 +476,8 @@ class Pace:
     @contextlib.contextmanager
     def _locked(self, where: str) -> Iterator[None]:
         """Hold the lock under which one process looks and acts."""
+        from filelock import FileLock
+
         lock = FileLock(
             os.path.join(self._folder, _LOCK),
             thread_local=False,

@@ -12,21 +12,22 @@ Not here: what a format must do (base.py).
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import logging
 import os
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ringmap.errors import InputError, MissingFormatError, UnsupportedError
 from ringmap.extras import missing
 from ringmap.formats.base import Format
 from ringmap.storage.disk.local import refuse_address
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -202,6 +203,8 @@ class FormatTable(MutableMapping[str, type[Format]]):
 
     def _entry_points(self) -> dict[str, EntryPoint]:
         if self._points is None:
+            from importlib.metadata import entry_points  # here: it imports email, zipfile and more
+
             found = entry_points(group=ENTRY_POINT_GROUP)
             self._points = {p.name: p for p in found if p.name not in self._built_in}
         return self._points
@@ -296,6 +299,8 @@ def get_format(name: str) -> type[Format]:
 
 def _meant(name: str) -> str:
     """Return a question if an unknown format name is a suffix of a format, or close to its name."""
+    import difflib  # here: an import of it is for errors alone
+
     said = str(name).lower().lstrip(".")
     close = difflib.get_close_matches(said, [*FORMATS, *FORMATS.missing()], n=1)
     meant = SUFFIXES.get(f".{said}", *close[:1])

@@ -16,14 +16,15 @@ import json
 import os
 import socket
 import time
-from typing import Any
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING, Any
 
 from ringmap.errors import EnvironmentFault, LockedError
 from ringmap.storage.disk.advice import remedy
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import NotAFileError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 __all__ = ["WriterLock", "describe", "holder_of"]
 
@@ -94,6 +95,8 @@ class WriterLock:
             LockedError: another handle holds it; the message names the process.
             EnvironmentFault: the file system has no locks, or is read-only; the file may not be written to.
         """
+        from filelock import FileLock, Timeout  # here: a reader needs no lock
+
         if (kind := self._disk.kind(self.path)) and kind != "missing":
             raise NotAFileError(self.path, kind)
         # Set before it is taken, so that `release` releases it after any interrupt.

@@ -40,7 +40,6 @@ import platform
 import re
 import signal
 import stat
-import subprocess
 import sys
 import threading
 import uuid
@@ -598,18 +597,13 @@ def _numbers(path: str) -> list[float]:
 def _read_boot_id() -> bytes | None:
     try:
         if sys.platform == "darwin":
-            text = subprocess.run(
-                ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=10,
-            ).stdout
+            with os.popen("/usr/sbin/sysctl -n kern.bootsessionuuid") as pipe:
+                text = pipe.read()
         else:
             with open("/proc/sys/kernel/random/boot_id") as file:
                 text = file.read()
         return uuid.UUID(text.strip()).bytes
-    except (OSError, ValueError, subprocess.SubprocessError):
+    except (OSError, ValueError):
         return None
 
 
