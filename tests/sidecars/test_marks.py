@@ -13,6 +13,8 @@ import pytest
 
 import ringmap
 from ringmap import Marks, ReplayBuffer
+from ringmap.clips import marks as sidecar
+from ringmap.clips.marks import MarkFile
 from ringmap.data import Sequences, convert, load_dataset
 from ringmap.errors import (
     ClipIndexError,
@@ -28,10 +30,7 @@ from ringmap.errors import (
 from ringmap.samplers import EpisodeSampler
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.read import marked
-from ringmap.storage.sidecars import marks as sidecar
-from ringmap.storage.sidecars.base import Copied, Home
-from ringmap.storage.sidecars.marks import MarkFile
+from ringmap.storage.sidecars.base import Copied
 
 
 def fill(path, numbers, max_steps=100, **options):
@@ -103,7 +102,7 @@ def two_at_once(folder):
                 other.join(0.4)
 
     first = MarkFile(Interrupted(), Marks(buf).path, buf.marked_ring()[0].manifest.uuid.hex())
-    key = marked.record_key(buf.marked_ring()[0], 10)
+    key = sidecar.record_key(buf.marked_ring()[0], 10)
     first.change(lambda mine: mine.update({10: sidecar.Mark(10, key, ("first",))}))
     other.join()
     return list(Marks(buf).all())
@@ -214,7 +213,7 @@ def test_another_episode_at_the_position_is_not_marked(tmp_path, monkeypatch):
         Marks(buf).set(20, flags="bad")  # which drops what belongs to no episode
         assert len(json.loads((tmp_path / "b/marks.json").read_text())["marks"].popitem()[1]) == 1
         forged(tmp_path / "b/marks.json", record="0123456789abcdef")
-        monkeypatch.setattr(marked, "marked", lambda source, found: found)
+        monkeypatch.setattr(sidecar, "marked", lambda source, found: found)
         monkeypatch.setattr("ringmap.datasets.marks.marked", lambda source, found: found)
         assert list(Marks(buf).all()) == [20]  # control: without the record it would be
 
@@ -237,10 +236,9 @@ def test_a_copy_leaves_out_the_marks_of_what_came_later(tmp_path):
         for position in (0, 20):
             Marks(buf).set(position, flags="bad")
         owner = next(iter(json.loads((tmp_path / "b/marks.json").read_text())["marks"]))
-        uuid = bytes.fromhex(owner)
+        state = Copied(tail=0, head=20, newest=None, uuid=bytes.fromhex(owner))
         (tmp_path / "c").mkdir()
-        homes = [Home(Disk(), str(tmp_path / name), uuid, 100) for name in "bc"]
-        MarkFile.copy(*homes, Copied(tail=0, head=20, newest=None), None)
+        (tmp_path / "c/marks.json").write_bytes(sidecar.marks_of_copy(buf.engine.source, state))
         copied = MarkFile(Disk(), str(tmp_path / "c/marks.json"), owner)
         assert sorted(copied.read()) == [0]
 

@@ -40,6 +40,7 @@ from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, PINNED, ClipReader, Pinned, Redraw
 from ringmap.clips.items import EpisodeMoment
+from ringmap.clips.marks import marks_of_copy
 from ringmap.clips.samplers.base import (
     BaseSampler,
     Sampler,
@@ -78,6 +79,7 @@ from ringmap.storage.records.table import PART, PartOf, Record
 from ringmap.storage.ring.arrays import lowest
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal
+from ringmap.storage.sidecars.base import Marks
 from ringmap.storage.sidecars.priorities import PriorityFile
 
 if TYPE_CHECKING:
@@ -732,6 +734,8 @@ class Engine(Forkable):
         from ringmap.storage.inspect.snapshot import snapshot  # here: an opening needs none of what this imports
 
         own: Kept = {PriorityFile: lambda _: self.sampler.kept_priorities(), **(kept or {})}
+        if not self.source.disk.volatile:
+            own = {Marks: lambda state: marks_of_copy(self.source, state), **own}
         snapshot(self.source, self.disk, local_path(path), where, own)
 
     def refuse_close_within(self, where: str) -> None:

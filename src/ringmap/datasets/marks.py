@@ -4,7 +4,7 @@
     EpisodeSampler(where="not flags contains bad")     convert(..., where="not flags contains bad")     ringmap view
 
 Invariants: the data never change; only marks of stored episodes are returned.
-Not here: the file (storage/sidecars/marks.py), conditions (choose.py).
+Not here: the file (clips/marks.py), conditions (choose.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ringmap.clips.marks import MARKS, Mark, MarkFile, checked_flags, checked_note, marked, record_key
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
-from ringmap.storage.read.marked import mark_file, marked, record_key
-from ringmap.storage.sidecars.marks import MARKS, Mark, MarkFile, checked_flags, checked_note
 
 __all__ = ["Mark", "Marks"]
 
@@ -67,7 +66,7 @@ class Marks:
         if self._source is not None:
             if given is None and self._source.disk.volatile:
                 raise InputError("Marks: a buffer in RAM has no place for marks; give one: Marks(buf, path=FILE)")
-            self._file = mark_file(self._source, given or os.path.join(self._source.folder, MARKS))
+            self._file = MarkFile.of(self._source, given or os.path.join(self._source.folder, MARKS))
         else:
             at = getattr(of, "path", None)
             if at is None:

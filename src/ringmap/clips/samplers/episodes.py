@@ -9,12 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ringmap.clips.clip_range import ClipRange, HasClipRange
+from ringmap.clips.marks import MARKS, Mark, MarkFile, marked
 from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, window_of
 from ringmap.clips.where import Values, names_in, select
 from ringmap.errors import ArgumentTypeError, InputError, NoClipsError, NotFoundError
 from ringmap.storage.disk.local import local_path
-from ringmap.storage.read.marked import mark_file, marked
-from ringmap.storage.sidecars.marks import MARKS, Mark
 
 __all__ = ["EpisodeSampler"]
 
@@ -151,7 +150,7 @@ class EpisodeSampler(DrawingSampler):
             path = os.path.join(source.folder, MARKS)
         elif os.path.isdir(path):
             path = os.path.join(path, MARKS)
-        file = mark_file(source, path)
+        file = MarkFile.of(source, path)
         signature = file.signature()
         if not signature and self._path is not None:
             raise NotFoundError(

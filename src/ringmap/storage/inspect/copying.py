@@ -289,7 +289,7 @@ class Copy:
         numbers = range(now.seq, now.first - 1, -1)
         records = (self._table.read(seq) for seq in numbers if len(now.starts))
         live = (r for r in records if r is not None and r.live and r.start >= now.tail)
-        state = Copied(now.tail, now.head, next(live, None))
+        state = Copied(now.tail, now.head, next(live, None), manifest.uuid)
         target = Home(self.disk, self.paths.folder, manifest.uuid, manifest.rows, manifest.schema)
         for sidecar in SIDECARS:
             sidecar.copy(self.source.home, target, state, kept.get(sidecar))

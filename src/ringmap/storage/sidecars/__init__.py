@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ringmap.storage.sidecars.base import Copied, Home, Sidecar
-from ringmap.storage.sidecars.marks import MarkFile
+from ringmap.storage.sidecars.base import Copied, Home, Marks, Sidecar
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
 from ringmap.storage.sidecars.values import MutableValues
 
 __all__ = ["SIDECARS", "Copied", "Home", "Sidecar"]
 
-SIDECARS: tuple[type[Sidecar], ...] = (PriorityFile, Successors, MutableValues, MarkFile)
+SIDECARS: tuple[type[Sidecar], ...] = (PriorityFile, Successors, MutableValues, Marks)
 """All sidecars that a buffer's directory may have. A new one is added here, and nowhere else in the storage."""

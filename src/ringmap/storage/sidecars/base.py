@@ -13,17 +13,26 @@ Not here: which sidecars exist (`SIDECARS`), the meaning of the values (clips/, 
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.table import Record
 
-__all__ = ["Copied", "Home", "Mend", "Sidecar"]
+__all__ = ["MARKS", "Copied", "Home", "Marks", "Mend", "Sidecar"]
+
+MARKS = "marks.json"
+"""What people noted of episodes."""
+
+_MOST = 1 << 26
 
 Mend = tuple[str, Callable[[], None]]
 """How a sidecar is repaired: a description in words, and the function."""
@@ -49,11 +58,12 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The state of a copy: its live positions, and the record of its newest episode, if there is one."""
+    """The state of a copy: its live positions, the record of its newest episode, if there is one, and its UUID."""
 
     tail: int
     head: int
     newest: Record | None
+    uuid: bytes = b""
 
 
 class Sidecar(ABC):
@@ -118,3 +128,59 @@ class Sidecar(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the files."""
+
+
+class Marks(Sidecar):
+    """The file of what people noted of episodes: here only that it is whole. What it says: clips/marks.py."""
+
+    names = (MARKS,)
+    temporary = (MARKS + ".tmp", MARKS + ".lock")
+
+    @classmethod
+    def _body(cls, home: Home) -> tuple[dict[str, Any], Any]:
+        """Return the object in the file, and its checksum.
+
+        Raises:
+            ValueError: there is none, or none of this buffer.
+        """
+        body = json.loads(home.disk.read_file(home.path(MARKS), _MOST))
+        marks = body.get("marks") if isinstance(body, dict) else None
+        if not isinstance(marks, dict) or home.uuid.hex() not in marks:
+            raise ValueError("they are of another buffer")
+        return body, body.pop("checksum", None)
+
+    @classmethod
+    def faults(cls, home: Home, newest: Record | None) -> list[str]:
+        """Return the faults of the file, in words."""
+        if kind := home.disk.kind(home.path(MARKS)):
+            return [f"marks are {kind}, expected a regular file"]
+        try:
+            body, checksum = cls._body(home)
+        except (ValueError, RecursionError) as error:
+            return [f"marks can't be read: {error}"]
+        whole = checksum == json_checksum(body)
+        return [] if whole else ["its checksum does not hold: it is damaged, or was edited by hand"]
+
+    @classmethod
+    def mend(cls, home: Home, newest: Record | None) -> Mend | None:
+        """Sign again what it says, if it can be read: people edit it."""
+        try:
+            body, _ = cls._body(home)
+        except (OSError, ValueError, RecursionError, NotAFileError):
+            return None
+        text = json.dumps({**body, "checksum": json_checksum(body)}, indent=1)
+        put = partial(home.disk.replace_file, home.path(MARKS), text.encode() + b"\n")
+        return "take the marks as they are written there, edited or damaged", put
+
+    @classmethod
+    def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
+        """Write what `kept` returns, the bytes of the copy's file."""
+        data = kept and kept(state)
+        if data:
+            target.disk.replace_file(target.path(MARKS), data)
+
+    def sync(self) -> None:
+        """Return at once: no file is open here."""
+
+    def close(self) -> None:
+        """Return at once."""

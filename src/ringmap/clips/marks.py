@@ -11,7 +11,7 @@ elsewhere.
 
 Invariants: the checksum is that of the rest; a mark counts for the episode whose record has its checksum of rows, since
 after a power cut another episode may begin at its position.
-Not here: which episodes are stored (read/marked.py), the data, which never change.
+Not here: conditions on marks (samplers/episodes.py, datasets/choose.py), the data, which never change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -39,12 +38,13 @@ from ringmap.storage.disk.advice import remedy
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import NotAFileError
-from ringmap.storage.records.table import MOST, Record
-from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
+from ringmap.storage.read.handle import Handle
+from ringmap.storage.records.table import MOST
+from ringmap.storage.ring.ring import Position
+from ringmap.storage.sidecars.base import MARKS, Copied
 
-__all__ = ["ANY", "MARKS", "Mark", "MarkFile", "checked_flags"]
+__all__ = ["ANY", "MARKS", "Mark", "MarkFile", "checked_flags", "checked_note", "marked", "marks_of_copy", "record_key"]
 
-MARKS = "marks.json"
 ANY = "any"
 """In place of the checksum of rows: of an episode in parts whose first part was evicted."""
 
@@ -108,7 +108,7 @@ def checked_note(note: Any, where: str) -> str:
     return note
 
 
-class MarkFile(Sidecar):
+class MarkFile:
     """The file of marks, as one owner sees it.
 
     Args:
@@ -119,11 +119,13 @@ class MarkFile(Sidecar):
     Processes and threads: any number may read and change it.
     """
 
-    names = (MARKS,)
-    temporary = (MARKS + ".tmp", MARKS + ".lock")
-
     def __init__(self, disk: Disk, path: str, owner: str) -> None:
         self.disk, self.path, self.owner = disk, path, owner
+
+    @classmethod
+    def of(cls, source: Handle, path: str) -> MarkFile:
+        """Return the file at a path, as a ring sees it."""
+        return cls(source.home.disk, path, source.manifest.uuid.hex())
 
     def signature(self) -> tuple[int, ...]:
         """Return what differs after each change; () while there is no file."""
@@ -195,49 +197,40 @@ class MarkFile(Sidecar):
         said = error.strerror or str(error)
         return EnvironmentFault(error.errno, f"{self.path}: can't be written ({said}); {what}")
 
-    def sync(self) -> None:
-        """Return at once: each change is durable."""
 
-    def close(self) -> None:
-        """Return at once: no file stays open."""
+def record_key(source: Handle, position: int) -> str | None:
+    """Return what tells an episode from another one at the same position; None if no stored episode begins there. O(log
+    episodes)."""
+    with source.memory:
+        live = source.live
+        ordinal = live.ordinal_from(Position(position))
+        if ordinal < live.last and live.start(ordinal) == position:
+            record = source.record_of(ordinal)
+            return None if record is None else f"{record.rows_sum:016x}"
+        if live.links is not None and position in live.whole.names:
+            return ANY
+        return None
 
-    # -- as a part of a buffer -----------------------------------------------------------------
 
-    @classmethod
-    def faults(cls, home: Home, newest: Record | None) -> list[str]:
-        """Return its faults, in words."""
-        if kind := home.disk.kind(home.path(MARKS)):
-            return [f"marks are {kind}, expected a regular file"]
-        try:
-            found = _decode(home.disk.read_file(home.path(MARKS), _LIMIT + 1), "")
-        except (CorruptError, NewerVersionError) as error:
-            return [str(error)]
-        return [] if home.uuid.hex() in found else ["marks are of another buffer"]
+def marked(source: Handle, marks: dict[int, Mark]) -> dict[int, Mark]:
+    """Return the marks of stored episodes. O(marks log episodes)."""
+    found = {}
+    for position, mark in marks.items():
+        key = record_key(source, position)
+        if key is not None and (mark.record == key or ANY in (key, mark.record)):
+            found[position] = mark
+    return found
 
-    @classmethod
-    def mend(cls, home: Home, newest: Record | None) -> Mend | None:
-        """Sign again what it says, if it can be read: people edit it."""
-        try:
-            found = _decode(home.disk.read_file(home.path(MARKS), _LIMIT + 1), "", signed=False)
-        except (CorruptError, NewerVersionError, OSError, NotAFileError):
-            return None
-        if home.uuid.hex() not in found:
-            return None
-        put = partial(home.disk.replace_file, home.path(MARKS), _encode(found))
-        return "take the marks as they are written there, edited or damaged", put
 
-    @classmethod
-    def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
-        """Write the marks of the copied episodes. Those of evicted ones go with the next change."""
-        if not source.disk.is_file(source.path(MARKS)):
-            return
-        try:
-            found = _read(source.disk, source.path(MARKS)).get(source.uuid.hex(), {})
-        except CorruptError:
-            return  # `check` of the source says so
-        mine = {at: mark for at, mark in found.items() if at < state.head}
-        if mine:
-            target.disk.replace_file(target.path(MARKS), _encode({target.uuid.hex(): mine}))
+def marks_of_copy(source: Handle, state: Copied) -> bytes | None:
+    """Return the file for a copy of a ring, with the marks of the copied episodes; None without any. Those of evicted
+    ones go with the next change."""
+    try:
+        every = MarkFile.of(source, source.home.path(MARKS)).read()
+    except CorruptError:
+        return None  # `check` of the source says so
+    mine = {at: mark for at, mark in every.items() if at < state.head}
+    return _encode({state.uuid.hex(): mine}) if mine else None
 
 
 def _read(disk: Disk, path: str) -> _All:
@@ -257,10 +250,8 @@ def _encode(every: Mapping[str, Mapping[int, Mark]]) -> bytes:
     return text.encode() + b"\n"
 
 
-def _decode(data: bytes, path: str, signed: bool = True) -> _All:
-    """Return owner -> position -> mark; `signed`: whether the checksum must hold."""
-    at = f"{path}: " if path else ""
-    then = "; run ringmap.check and ringmap.repair on the buffer, or move the file away" if path else ""
+def _decode(data: bytes, path: str) -> _All:
+    """Return owner -> position -> mark."""
     try:
         if len(data) > _LIMIT:
             raise ValueError(f"more than {_LIMIT:,} bytes")
@@ -270,10 +261,9 @@ def _decode(data: bytes, path: str, signed: bool = True) -> _All:
         version = body.get("version")
         if isinstance(version, int) and version > _VERSION:
             raise NewerVersionError(
-                f"{at}marks of version {version}; this ringmap reads version {_VERSION}; upgrade ringmap"
+                f"{path}: marks of version {version}; this ringmap reads version {_VERSION}; upgrade ringmap"
             )
-        checksum = body.pop("checksum", None)
-        if signed and checksum != json_checksum(body):
+        if body.pop("checksum", None) != json_checksum(body):
             raise ValueError("its checksum does not hold: it is damaged, or was edited by hand")
         return {
             str(owner): {mark.position: mark for mark in map(_mark, marks)} for owner, marks in body["marks"].items()
@@ -282,7 +272,10 @@ def _decode(data: bytes, path: str, signed: bool = True) -> _All:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = "is damaged" if isinstance(error, KeyError | AttributeError | TypeError) else str(error)
-        raise CorruptError(f"{at}marks can't be read: {why}{then}") from None
+        raise CorruptError(
+            f"{path}: marks can't be read: {why}; run ringmap.check and ringmap.repair on the buffer, or move the file "
+            "away"
+        ) from None
 
 
 def _mark(told: Any) -> Mark:
