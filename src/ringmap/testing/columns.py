@@ -14,7 +14,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pytest
@@ -28,7 +28,15 @@ __all__ = ["SPECS", "ColumnTests", "rows_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MakeColumn = Callable[[ColumnSpec, int], Column]
-Reopen = Callable[[Column], Column]
+
+
+class Reopen(Protocol):
+    """Opens the rows of a column anew."""
+
+    def __call__(self, column: Column, write: bool = False) -> Column:
+        """Return another column over the same rows."""
+        ...
+
 
 _ROWS = 37
 _SHAPES = [(), (3,), (0,), (2, 2)]
@@ -102,9 +110,9 @@ class ColumnTests:
     def reopen(self) -> Reopen:
         """Return what opens a column's rows anew."""
 
-        def again(column: Column) -> Column:
+        def again(column: Column, write: bool = False) -> Column:
             made = type(column)(column.disk, column.path, column.spec, column.rows, column.label)
-            return made.open(mapped=self.mapped)
+            return made.open(write, mapped=self.mapped)
 
         return again
 
@@ -227,6 +235,31 @@ class ColumnTests:
             column.reserve(8, _ROWS - 8)
             column.reserve(_ROWS, 0)
             _same(column.read(0, 10), rows)
+
+    def test_yields_its_bytes(self, make_column: MakeColumn) -> None:
+        """`check` reads rows in order, also of a column that was not opened."""
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            _write(column, 0, rows)
+            closed = type(column)(column.disk, column.path, spec, _ROWS, column.label)
+            for one in (column, closed):
+                for slot, count in ((0, _ROWS), (5, 7), (_ROWS - 1, 1), (4, 0)):
+                    found = b"".join(piece for piece in one.pieces(slot, count) if isinstance(piece, bytes))
+                    assert found == rows[slot : slot + count].tobytes()
+            closed.close()
+
+    def test_rewriting_changes_no_row(self, make_column: MakeColumn, reopen: Reopen) -> None:
+        """Rows that another process wrote are written again, or noted, for the next sync."""
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            _write(column, 0, rows)
+            again = reopen(column, write=True)
+            again.touched(3, 9)
+            again.rewrite(5, 7)
+            again.rewrite(_ROWS - 1, 1)
+            again.sync()
+            again.forget()
+            _same(again.read(0, _ROWS), rows)
 
     def test_wraps_in_two_writes(self, make_column: MakeColumn) -> None:
         """A run past the last row is written by the caller in two pieces."""
