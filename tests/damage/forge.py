@@ -669,8 +669,7 @@ class Judge:
             self.wrong.append(f"planned {planned.value}, did {done.value}")
         if not findings and done.value:
             self.wrong.append(f"repaired what was sound: {done.value[0]}")
-        left = [f for f in ringmap.check(folder) if not f.file.endswith(".aside")]
-        if left:
+        if left := ringmap.check(folder):
             self.wrong.append(f"left after repair: {left[0]}")
         found = self.attempt("repaired, open r", lambda: read(folder, self.plan))
         if found.refused:

@@ -206,7 +206,6 @@ def test_a_writer_that_laps_in_the_middle_is_no_finding(place, every):
 
 
 def test_control_without_the_second_look_a_writer_makes_findings(place, monkeypatch):
-    monkeypatch.setattr(survey.Scan, "newest_tail", lambda self: 0)
     monkeypatch.setattr(survey.Scan, "has_moved", lambda self: False)
     assert any(nudged(place / str(at), at)[0] for at in range(1, 60, 2))
 
@@ -493,7 +492,7 @@ VANDALS = {
     "column's label": (lambda v: v.edit(PIXELS, -4000, b"x"), PIXELS, "label after the rows"),
     "a row": (lambda v: v.flip(PIXELS, row_of(v, "pixels", a_live(v)) + 3), PIXELS, "rows of record 10"),
     "the last byte of the ring": (lambda v: v.flip(OBS, row_of(v, "obs/x", a_live(v))), OBS, "rows of record 10"),
-    "no column at all": (lambda v: (v.folder / PIXELS).write_bytes(bytes(5000)), PIXELS, "no column of this buffer"),
+    "no column at all": (lambda v: (v.folder / PIXELS).write_bytes(bytes(5000)), PIXELS, "has 5000 bytes, expected"),
     # segments
     "a blob": (
         lambda v: v.flip(f"data/{v.records[9].blob_segment:012d}.bin", v.records[9].blob_offset + 3),
@@ -556,18 +555,16 @@ def test_swapped_columns_are_found_and_named(place):
     left, right = v.name("left"), v.name("right")
     v.swap(left, right)
     assert ringmap.check(v.folder) == [
-        Finding(left, f"swapped: it is column 'right' of this buffer; column 'left' lies at {right}"),
-        Finding(right, f"swapped: it is column 'left' of this buffer; column 'right' lies at {left}"),
+        Finding(left, "swapped: it is column 'right' of this buffer"),
+        Finding(right, "swapped: it is column 'left' of this buffer"),
     ]
 
 
-def test_swapped_segments_are_found_and_named(place):
+def test_swapped_segments_are_damaged_blobs(place):
+    """Nothing in a segment says which it is."""
     v = Vandal(place / "a")
     v.swap("data/000000000009.bin", "data/000000000011.bin")
-    assert ringmap.check(v.folder) == [
-        Finding("data/000000000009.bin", "swapped: its blobs lie at data/000000000011.bin"),
-        Finding("data/000000000011.bin", "swapped: its blobs lie at data/000000000009.bin"),
-    ]
+    assert {finding.seq for finding in ringmap.check(v.folder)} == {9, 11}
 
 
 def test_the_blob_of_a_clear_carries_the_sampling_state(place):

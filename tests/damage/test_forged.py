@@ -26,7 +26,7 @@ from ringmap.errors import CorruptError, NewerVersionError
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect import scan as survey
-from ringmap.storage.inspect.salvage import longest_rise
+from ringmap.storage.inspect.repair import longest_rise
 from ringmap.storage.read import recovery
 from ringmap.storage.records.table import EpisodeTable
 from tests import ROOT

@@ -14,7 +14,6 @@ import pytest
 from ringmap.buffers import engine
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.inspect.parts import Parts
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.read import handle
 from tests import ROOT
@@ -138,19 +137,21 @@ def take_labels_out(monkeypatch):
         return [fault for fault in faults(column) if "bytes" in fault or "missing" in fault]
 
     monkeypatch.setattr(MemmapColumn, "faults", size_only)
-    placed = Parts._find_column
+    opened = Scan._open_column
 
-    def by_name(self, manifest, index):
-        part = placed(self, manifest, index)
-        part.at, part.faults = part.file, []
-        return part
+    def by_name(self, index):
+        one = self.fixed.column(index)
+        self.labels[one.file] = one.label
+        column = opened(self, index)
+        self.faults.pop(one.file, None)
+        return column
 
-    monkeypatch.setattr(Parts, "_find_column", by_name)
+    monkeypatch.setattr(Scan, "_open_column", by_name)
 
 
 def take_checksums_out(monkeypatch):
     monkeypatch.setattr(handle, "bad_rows", lambda *args: None)
-    monkeypatch.setattr(Scan, "verify", lambda self, progress=None: iter(()))
+    monkeypatch.setattr(Scan, "_of_rows", lambda self, *_: iter(()))
 
 
 def test_sound_before_the_controls(bench):

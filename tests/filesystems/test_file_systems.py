@@ -10,6 +10,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from ringmap.storage.read import reader as reader_of_files
 from tests.filesystems.mounts import MOUNTS, REFLINKS, run_on
+from tests.tiers import few
 
 
 @pytest.mark.slow
@@ -31,6 +32,13 @@ def test_a_disk_fills_and_has_room_again(tmp_path, kind, durability):
     """The same for tmpfs and ext4, which can be smaller: tests/crash/test_full_disk.py."""
     done = run_on(kind, 320, tmp_path, "tests.filesystems.fill", durability)
     print(f"\n{kind}, {durability}: {done.strip()}")
+
+
+@pytest.mark.parametrize("kind", few([kind for kind in MOUNTS if kind != "overlay"], 1))
+def test_a_mount_point_is_repaired_full_read_only_through_a_link_and_beside_a_reader(tmp_path, kind):
+    said = run_on(kind, 320 if kind in REFLINKS else 32, tmp_path, "tests.filesystems.repaired")
+    assert "read-only" in said
+    assert "whole" in said  # the reader went on
 
 
 @pytest.mark.parametrize("when", ["early", "late"])

@@ -43,7 +43,7 @@ def refused_until_repaired(kind, path):
         with pytest.raises(CorruptError, match=kind.files[0]):
             values_at(kind, path, mode)
     ringmap.repair(path, dry_run=False)
-    assert [f for f in check(kind, path) if "set aside" not in f.what] == []
+    assert check(kind, path) == []
 
 
 def killed(work):
@@ -98,7 +98,9 @@ def test_damage_is_found_and_mended(kind, tmp_path):
     assert {os.path.basename(finding.file) for finding in findings} <= names
     for ring in kind.rings(path):
         ringmap.repair(ring, dry_run=False)
-    assert [f for f in check(kind, path) if "set aside" not in f.what] == []
+    for finding in check(kind, path):
+        assert finding.file == "marks.json", "what people wrote is left to them"
+        (path / finding.file).unlink()
     known = [kind.empty(), kind.expected(1), kind.expected(2)]
     for at, value in values_at(kind, path).items():
         assert any(of.get(at) == value for of in known) or value == 2 + 39 / 64  # the highest

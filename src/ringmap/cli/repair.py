@@ -27,8 +27,8 @@ def repair(path: Buffer, apply: Apply = False, to: To = None, as_json: AsJson = 
     """Mend a buffer: whole episodes stay, the others are dropped.
 
     Says what would be done and what would be lost; with --apply it is done, under the writer's lock. What is dropped
-    does not come back: if you have a backup of a damaged file, put that back first. Close all readers before you
-    apply it. With --to, a copy of what is whole is made in DIR: for a disk that is failing, or can't be written to.
+    does not come back: if you have a backup of a damaged file, put that back first. With --to, a copy
+    of what is whole is made in DIR: for a disk that is failing, or can't be written to.
     Exit code 0: sound, or mended; 1: there is something to do, or some of it can't be mended; 2: no answer.
     """
     from ringmap.storage.inspect.repair import repair as repair_buffer

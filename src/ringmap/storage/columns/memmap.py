@@ -263,16 +263,17 @@ class MemmapColumn(Column):
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
         """Yield the bytes of rows by plain reads; a file that ends early continues with zeros."""
-        if not self._is_open:
-            self._file, self._is_open = self.disk.open(self.path), True
         at, stop = _PAGE + slot * self._row, _PAGE + (slot + count) * self._row
         while at < stop:
             size = min(_PIECE, stop - at)
             try:
+                if not self._is_open:
+                    self._file, self._is_open = self.disk.open(self.path), True
                 data = self._file.read(size, at)
-            except OSError:
-                data = b""
-            yield data.ljust(size, b"\0")
+            except OSError as error:
+                yield f"can't be read: {error.strerror or error}"
+            else:
+                yield data.ljust(size, b"\0")
             at += size
 
     def sync(self) -> None:

@@ -77,13 +77,14 @@ class CommitFiles:
         shown = self.state_file.newest()
         return find(self.table, shown, self.disk.boot_id(), manifest, self.paths.table)
 
-    def mend(self, found: RecoveredState, rows: Rows | None, bad: Mapping[int, str]) -> None:
+    def mend(self, found: RecoveredState, rows: Rows | None, bad: Mapping[int, str], trusted: bool = True) -> None:
         """Make the files agree with the recovered state, in an order that a further crash can't harm.
 
         Args:
             found: the recovered state.
             rows: the columns, if they exist.
             bad: episodes that no sync covered and whose bytes are damaged, to be dropped.
+            trusted: whether the state is shown as of this boot.
         """
         # Set first, so that a failed sync below removes the trust in this state.
         self.state = State(
@@ -114,7 +115,7 @@ class CommitFiles:
             self.disk.sync_folder(self.paths.open)  # a removed stream must not come back
             self.table.sync()
         self._show(found, NO_BOOT)
-        self._show(found, self.disk.boot_id() or NO_BOOT)
+        self._show(found, (self.disk.boot_id() if trusted else None) or NO_BOOT)
         with self.poisoning():
             self.state_file.sync()
         self._synced_tail, self._synced_first = found.tail, found.first

@@ -7,11 +7,10 @@
     state.bin        with the buffer    written                   its two states; written again
     data/            with the buffer    live blobs                blobs; a bad one drops its episode
     open/            with the buffer    empty                     frames; cut after the last whole one
-    .salvage/        by a repair        no                        finished or removed by the next repair
     columns/         first episode      live rows                 rows; a bad one drops its episode
     a sidecar        at first use       `Sidecar.copy`            `Sidecar.faults`, `Sidecar.mend`
 
-Only segments (`data/N.bin`), streams (`open/ID/steps.bin`), what a repair replaces, and sidecars' temporary files are
+Only segments (`data/N.bin`), streams (`open/ID/steps.bin`), what repair makes anew, and sidecars' temporary files are
 ever removed.
 
 Invariants: no other module but records/names.py names such a file; no other file in the directory is ours.
@@ -30,8 +29,6 @@ from ringmap.storage.records.names import (
     LOCK,
     MANIFEST,
     OPEN,
-    SALVAGE,
-    SALVAGED,
     STATE,
     TABLE,
 )
@@ -69,7 +66,6 @@ ENTRIES = (
     Entry(STATE, "birth", sign=True),
     Entry(MANIFEST, "last", sign=True, temporary=(MANIFEST + _UNFINISHED,)),
     Entry(COLUMNS, "first episode", folder=True, sign=True, temporary=(COLUMNS + _UNFINISHED,)),
-    Entry(SALVAGE, "use", folder=True, temporary=(SALVAGED,)),
     *(Entry(n, "use", temporary=s.temporary) for s in SIDECARS for n in s.names),
 )
 
@@ -97,4 +93,3 @@ class Paths:
         self.data = os.path.join(folder, DATA)
         self.open = os.path.join(folder, OPEN)
         self.lock = os.path.join(folder, LOCK)
-        self.swap = os.path.join(folder, SALVAGE, "journal")

@@ -41,7 +41,7 @@ def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer
         refuse_dangling(folder)
         raise UnknownFormatError(f"{folder}: is a file, expected a directory of a buffer; choose another path")
     names = set(disk.names(folder)) - FINE
-    if MANIFEST in names or disk.exists(Paths(folder).swap):
+    if MANIFEST in names:
         return "buffer"
     if names <= {LOCK}:
         return "nothing"
@@ -118,13 +118,9 @@ def read_manifest(disk: Disk, folder: str) -> Manifest:
 
     Raises:
         UnknownFormatError: there is no buffer (yet).
-        CorruptError, NewerVersionError: see `Manifest.decode`; a repair was interrupted.
+        CorruptError, NewerVersionError: see `Manifest.decode`.
     """
     paths = Paths(folder)
-    if disk.exists(paths.swap):
-        raise CorruptError(
-            f"{folder}: a repair was interrupted while it replaced files; run ringmap.repair again, which finishes it"
-        )
     try:
         data = disk.read_file(paths.manifest, read_limit())
         refuse_links(disk, folder)

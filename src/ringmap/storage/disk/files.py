@@ -727,6 +727,14 @@ class Disk:
             error.filename = path
             raise
 
+    def is_at(self, file: File, path: str) -> bool:
+        """Tell whether an open file is what is at a path now, and not another one with its name."""
+        try:
+            found, own = self._stat(path), os.fstat(cast(FileHandle, file.held()).fd)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+
     def size(self, path: str) -> int:
         """Return a file's size in bytes."""
         return self._stat(path).st_size

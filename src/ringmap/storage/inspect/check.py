@@ -21,18 +21,21 @@ data/           the blob of every live episode, and of the newest record, matche
                 them
 sidecars        if one is there: what its own `Sidecar.faults` says
 open/           the frames of an episode being recorded are whole, but for one that was cut at the end
-all over        nothing lies there that is not part of a buffer
+all over        nothing lies there that is not part of a buffer; no file is another one by its bytes
 
+A writer that goes on meanwhile makes findings that are none. It never breaks one thing twice: numbers of records are
+never used again. So what is found beside one counts if a second look finds the same.
 Rows of an open group are neither a finding nor lost: a commit stores them, or the next opening for writing
 (describe.py counts them).
 Until a record is stored, `columns/` counts only if a schema was given: else it is made again.
-Not here: how each breach is found (faults.py), mending (repair.py).
+Not here: how each breach is found (scan.py), mending (repair.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -44,13 +47,10 @@ from ringmap.storage.directory.opening import links_in
 from ringmap.storage.disk.advice import clear_error
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
-from ringmap.storage.inspect.faults import Finding, faults_in
-from ringmap.storage.inspect.raw_files import Files
-from ringmap.storage.inspect.scan import Scan
-from ringmap.storage.inspect.swap import is_unfinished
+from ringmap.storage.inspect.scan import Finding, Scan
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.recovery import Progress
-from ringmap.storage.records.names import MANIFEST, SALVAGE
+from ringmap.storage.records.names import MANIFEST
 from ringmap.storage.records.table import Record, are_live
 
 __all__ = ["Finding", "check", "check_folder", "check_ring", "check_source", "rings_below"]
@@ -141,17 +141,23 @@ def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> l
         what = "is {}, expected a folder: what leads elsewhere is not followed"
         paths = [os.path.join(folder, name) for name in links]
         return [Finding(n, what.format(disk.kind(p) or "a file")) for n, p in zip(links, paths, strict=True)]
-    if is_unfinished(Files(disk, folder)):  # so that half of the files are those of before
-        what = "a repair was interrupted while it replaced files: run ringmap.repair again, which finishes it"
-        return [Finding(SALVAGE, what)]
     try:
-        survey = Scan(disk, folder)
+        found, has_moved = _look(disk, folder, progress, None)
+        if found and has_moved:
+            again, _ = _look(disk, folder, None, {one.seq for one in found if one.seq is not None})
+            found = [one for one in found if one in again]
     except (NewerVersionError, UnreleasedVersionError) as error:
         return [Finding(MANIFEST, str(error).removeprefix(f"{Paths(folder).manifest}: "))]
-    try:
-        return list(faults_in(survey, progress))
-    finally:
-        survey.close()
+    return found
+
+
+def _look(
+    disk: Disk, folder: str, progress: Progress | None, among: Collection[int] | None
+) -> tuple[list[Finding], bool]:
+    """Return what one look finds, and whether a writer went on meanwhile."""
+    with closing(Scan(disk, folder)) as scan:
+        found = list(scan.findings(progress, among))
+        return found, bool(found) and scan.has_moved()
 
 
 def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:

@@ -1,33 +1,104 @@
-"""Repair: keep what is whole, drop and name the rest.
+"""Repair: a lenient opening for writing. What is whole is kept, the rest is dropped and named.
 
-Invariants: the writer's lock is held while anything is changed; a dry run and the real one
-list the same; a repair that was interrupted is finished by the next one.
-Not here: what is wrong (faults.py), what is kept (salvage.py), how files are replaced (swap.py).
+    findings -> lost records become dropped ones, bad episodes are flagged     decided in memory
+             -> table, records, columns, manifest, state.bin                   written in place, what differs
+
+       7        8    9       10              7        8     9      10
+    [ep 0..20] [??] [??] [ep 35..50]  ->  [ep 0..20][20..35][35..35][ep 35..50]
+                                                    dropped  dropped
+
+Positions never move, and no file is moved, linked or renamed over another. A file that is something else by its bytes
+is named, and nothing is changed.
+
+Invariants: the writer's lock is held while anything is changed; deciding changes nothing, and a dry run and the real
+one list the same; episodes are only ever dropped, and before what they lack is given back its size: a repair that is
+killed leaves what opening refuses as before, or serves as before without the dropped ones, and the next repair
+finishes. Open readers are stopped first, by an invalid slot in `state.bin`; where a file that they may have open was
+made anew, they stay so: `state.bin` is made anew, too.
+Not here: what is wrong (scan.py), the end, which is that of each opening for writing (commit/commit_files.py).
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import time
+from bisect import bisect_right
 from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ringmap.errors import EnvironmentFault
+import numpy as np
+
+from ringmap.errors import CorruptError, EnvironmentFault, NewerVersionError, SyncFailedError
+from ringmap.storage.columns.rows import Rows
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import refuse_links
 from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock
-from ringmap.storage.inspect.raw_files import Files
-from ringmap.storage.inspect.salvage import Action, Salvage
-from ringmap.storage.inspect.scan import Scan
-from ringmap.storage.inspect.swap import finish, is_unfinished
+from ringmap.storage.disk.two_slots import SLOT_NBYTES
+from ringmap.storage.inspect.scan import ORPHAN, Finding, Scan
 from ringmap.storage.inspect.workplace import refuse_target, workplace
-from ringmap.storage.read.recovery import Progress
-from ringmap.storage.records.names import LOCK, SALVAGE, SALVAGED
+from ringmap.storage.read.reader import HELD_S
+from ringmap.storage.read.recovery import Progress, RecoveredState, breaks_of, live_records
+from ringmap.storage.records.kinds import TRANSITIONS
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.names import COLUMNS, DATA, LOCK, MANIFEST, OPEN, STATE, STREAM, TABLE
+from ringmap.storage.records.state import StateFile
+from ringmap.storage.records.table import (
+    DROPPED,
+    EPISODE,
+    LAST_ORDINAL,
+    MANY,
+    MOST_U4,
+    PART,
+    RECORD,
+    EpisodeTable,
+    Record,
+    are_live,
+    next_ordinals,
+)
+from ringmap.storage.ring.links import NONE
+from ringmap.storage.ring.ring import Position
+from ringmap.storage.sidecars import SIDECARS
+from ringmap.storage.sidecars.base import Mend
+from ringmap.storage.sidecars.marks import MARKS
 
-__all__ = ["Action", "copy_repaired", "repair", "repair_folder"]
+__all__ = ["Action", "copy_repaired", "longest_rise", "repair", "repair_folder"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _BLOCK, _PAGE = 1 << 20, 4096
+
+_NOTICED_S = 5 * HELD_S
+"""For so long no writer may follow where `state.bin` was lost: until its readers have looked for it."""
+
+_MENDED = ("tail", "first", "time", "ordinal", "behind", "chain", "step", "previous")
+"""Fields of a record that its neighbours know."""
+
+_ELSEWHERE = "or mend a copy of what is whole elsewhere: ringmap.repair(path, to=...)"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that repair does, or would do.
+
+    `file`: the file that it changes, relative to the buffer's directory; `what`: what it does to it;
+    `seq`: the record that it concerns, if it concerns one; `episodes`, `steps`: how much is lost by it,
+    where a lost record counts as an episode, as nothing tells what it was.
+    """
+
+    file: str
+    what: str
+    seq: int | None = None
+    episodes: int = 0
+    steps: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.what}"
 
 
 def repair(
@@ -56,14 +127,15 @@ def repair(
         ExistsError, InputError: no copy can go to `to`.
         UnknownFormatError: no buffer is there, nor the remains of one.
         NewerVersionError: it is from a newer ringmap.
-        CorruptError: it can't be mended, and why.
+        CorruptError: it can't be mended, and why: a file is something else by its bytes (another buffer's, or two
+            exchanged their names), or the manifest is lost and the columns do not say enough.
         EnvironmentFault: the disk is full, fails, or can't be written to. Mend it, and repair again; or give `to`.
 
-    Cost: reads every live byte once. Writes the episode table (128 bytes per record), `state.bin` and the manifest
-        beside, in the buffer's own directory, and needs that much room; with `to`, copies all that is stored.
+    Cost: reads every live byte once. Writes in place what differs; a column that is missing is made anew, sparse. With
+        `to`, copies all that is stored, by sharing its blocks where the file system can.
 
-    Processes and threads: takes the writer's lock. Close the readers as well: a file that is put in
-    the place of another is not seen by who has the old one open.
+    Processes and threads: takes the writer's lock. Open readers go on with what is left, or stop with an error and are
+        to be opened again; none is served a row that is not its episode's.
 
     Example:
         >>> import numpy as np, os, ringmap
@@ -90,48 +162,473 @@ def repair(
 def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | None = None) -> list[Action]:
     """Mend the buffer in `folder` of a disk; see `repair`."""
     refuse_links(disk, folder)
-    files = Files(disk, folder)
-    finishing = _finishing(files)
-    if not finishing:  # before the lock leaves a file in a directory that is not ours
-        Scan(disk, folder).close()
     if dry_run:
-        return finishing or Salvage(disk, folder, progress).actions
-    then = "free space or mend the disk, and repair again: it goes on where it was"
-    with clear_errors("ringmap.repair", folder, lambda: _became(files), then):
+        with closing(Plan(disk, folder, progress)) as plan:
+            return plan.actions
+    with closing(Scan(disk, folder)) as scan:  # before the lock leaves a file in a directory that is not ours
+        _refuse_foreign(scan)
+    said, then = "what is not damaged is as it was", "free space or mend the disk, and repair again: it goes on"
+    with clear_errors("ringmap.repair", folder, lambda: said, then):
         lock = WriterLock(disk, Paths(folder).lock, folder)
         try:
             lock.acquire()
         except EnvironmentFault as error:
-            hint = "or mend a copy of what is whole elsewhere: ringmap.repair(path, to=...)"
-            raise EnvironmentFault(error.errno, f"{error.strerror}; {hint}") from error
+            raise EnvironmentFault(error.errno, f"{error.strerror}; {_ELSEWHERE}") from error
         try:
-            return _carried_out(disk, folder, progress)
+            with closing(Plan(disk, folder, progress)) as plan:
+                plan.refuse_unreadable()
+                plan.carry_out()
+                return plan.actions
         finally:
             lock.release()
 
 
-def _carried_out(disk: Disk, folder: str, progress: Progress | None) -> list[Action]:
-    """Do it. The lock is held."""
-    files = Files(disk, folder)
-    finishing = _finishing(files)
-    if finishing:
-        finish(files)
-    salvage = Salvage(disk, folder, progress)
-    salvage.carry_out()
-    return finishing + salvage.actions
+def _refuse_foreign(scan: Scan) -> None:
+    for name, what in scan.foreign.items():
+        raise CorruptError(
+            f"{scan.path(name)}: {what}; put each file back under its own name, or move this one away, and repair "
+            "again: nothing was changed"
+        )
 
 
-def _finishing(files: Files) -> list[Action]:
-    what = "finish the repair that was interrupted"
-    return [Action(SALVAGE, what)] if is_unfinished(files) else []
+class Plan:
+    """What a repair does: decided in memory, by the code of opening where that says the same.
+
+    Args:
+        disk: where the buffer is.
+        folder: its directory.
+        progress: called while episodes are verified.
+
+    Attributes:
+        actions: what is to be done, in words.
+
+    Raises:
+        CorruptError: the buffer can't be mended.
+    """
+
+    def __init__(self, disk: Disk, folder: str, progress: Progress | None) -> None:
+        self.disk, self.paths = disk, Paths(folder)
+        self.actions: list[Action] = []
+        self.scan = scan = Scan(disk, folder)
+        self._anew: list[int] = []
+        self._reshaped: list[int] = []
+        self._cut: list[tuple[str, int]] = []
+        self._mends: list[Mend] = []
+        self._unlinked: list[str] = []
+        self._findings = list[Finding]()
+        try:
+            _refuse_foreign(scan)
+            self._findings = list(scan.findings(progress))
+            if self._findings:
+                self._decide(self._refuse_hopeless())
+        except BaseException:
+            scan.close()
+            raise
+
+    def close(self) -> None:
+        """Release the files."""
+        self.scan.close()
+
+    def refuse_unreadable(self) -> None:
+        """Raise if the disk did not give all that is stored: what it gives another time may be whole."""
+        for what in self.scan.unreadable:
+            raise EnvironmentFault(errno.EIO, f"ringmap.repair: {what}; mend the disk, {_ELSEWHERE}")
+
+    def _act(self, file: str, what: str, seq: int | None = None, episodes: int = 0, steps: int = 0) -> None:
+        self.actions.append(Action(file, what, seq, episodes, steps))
+
+    # -- deciding ----------------------------------------------------------------------------------
+
+    def _refuse_hopeless(self) -> Manifest:
+        scan, path = self.scan, self.paths.manifest
+        _refuse_foreign(scan)  # segments are looked at where a blob is missing
+        if isinstance(scan.refused, NewerVersionError):
+            raise scan.refused
+        if scan.manifest is None:
+            raise CorruptError(
+                f"{path}: can't be made again, the other files do not say enough; put it back from a backup, or, "
+                "if nothing was stored, remove the directory"
+            )
+        for row in scan.live()[-8:] if scan.has_columns else ():
+            count = scan.num_sums(Record.of(row))
+            if count is not None and count != len(scan.manifest.files):
+                raise CorruptError(
+                    f"{path}: can't be made again: {count} columns were stored, and the files of "
+                    f"{len(scan.manifest.files)} are there; put it or the missing ones back from a backup"
+                )
+        return scan.manifest
+
+    def _decide(self, manifest: Manifest) -> None:
+        scan = self.scan
+        self.records = scan.records.copy()
+        dropped = self._drop()
+        for name in (DATA, OPEN, *([COLUMNS] if scan.has_columns else [])):
+            if not self.disk.exists(scan.path(name)):
+                self._act(name, "make the folder")
+        self._decide_columns(manifest)
+        self._decide_beside(dropped)
+        lost = self._complete(dropped)
+        small = next(scan.small_states())
+        files = {finding.file for finding in self._findings}
+        if self.actions or small.fault or files & {MANIFEST, STATE}:
+            self._decide_manifest(manifest, dropped | lost, small.fault)
+            self._act(STATE, "show readers the repaired state")
+
+    def _at(self, seq: int) -> Any:
+        return self.records[seq - self.scan.reached.first]
+
+    def _drop(self) -> set[int]:
+        """Flag the records of episodes that are not whole; return their numbers."""
+        scan, why = self.scan, dict[int, str]()
+        for index, file in enumerate(scan.fixed.files if scan.has_columns else ()):
+            if scan.is_gone(index):
+                why.update(dict.fromkeys(map(int, scan.live()["seq"]), f"{file}: {scan.faults[file][0]}"))
+        gaps = {seq for first, last in scan.broken() for seq in range(first, last + 1)}
+        for finding in self._findings:
+            if finding.seq is not None and finding.seq not in gaps:
+                why.setdefault(finding.seq, str(finding))
+        dropped = set[int]()
+        for seq, fault in sorted(why.items()):
+            row = self._at(seq)
+            if row["kind"] == EPISODE:
+                row["flags"] |= DROPPED
+                dropped.add(seq)
+                self._act(TABLE, f"drop the episode of record {seq}: {fault}", seq, 1, int(row["length"]))
+            else:
+                for name in ("blob_segment", "blob_offset", "blob_size", "blob_sum"):
+                    row[name] = 0
+                self._act(TABLE, f"go back to the small state before record {seq}: {fault}", seq)
+        flags = self.records["flags"] & DROPPED
+        for row in self.records[scan.valid & (flags != 0) & (flags != DROPPED)]:
+            seq = int(row["seq"])
+            self._at(seq)["flags"] &= ~np.uint8(DROPPED)
+            self._act(TABLE, f"mend the flag of record {seq}: its episode is whole", seq)
+        return dropped
+
+    def _decide_columns(self, manifest: Manifest) -> None:
+        for index, file in enumerate(manifest.files if self.scan.has_columns else ()):
+            if self.scan.is_gone(index):
+                self._act(file, "make it anew, empty")
+                self._anew.append(index)
+            elif file in self.scan.faults:
+                self._act(file, "give it its size, header and label back")
+                self._reshaped.append(index)
+
+    def _decide_beside(self, dropped: set[int]) -> None:
+        """Mend sidecars, cut streams, and unlink links that lie in the place of segments."""
+        scan, newest = self.scan, self.scan.newest(dropped)
+        for sidecar in SIDECARS:
+            name = sidecar.names[0]
+            if not scan.sidecar_faults(sidecar, newest):
+                continue
+            if mend := sidecar.mend(scan.home, newest):
+                self._act(name, mend[0])
+                self._mends.append(mend)
+            elif name != MARKS:  # which people wrote
+                self._unlink(name, "remove it: nothing in it is whole, or it is of another buffer")
+        for finding in self._findings:
+            name, folder = finding.file, finding.file.removesuffix(f"/{STREAM}")
+            if finding.what == ORPHAN:
+                self._unlink(name, "remove it: nothing names it")
+            elif name.startswith(f"{DATA}/") and "expected a regular file" in finding.what:
+                self._unlink(name, "remove it: nothing of the buffer is in it")
+            elif name.startswith(f"{OPEN}/") and folder != name and (stream := scan.stream_of(folder)):
+                if stream.fault and stream.heading is None:
+                    self._unlink(folder, "remove it: no step in it can be read")
+                elif stream.fault:
+                    self._act(name, f"cut it after its {stream.count} whole steps")
+                    self._cut.append((name, stream.nbytes))
+
+    def _unlink(self, name: str, what: str) -> None:
+        if not self.disk.is_folder(self.scan.path(name)) or name.startswith(f"{OPEN}/"):
+            self._act(name, what)
+            self._unlinked.append(name)
+
+    def _complete(self, dropped: set[int]) -> set[int]:
+        """Put dropped records in the places of lost ones; return the numbers of these."""
+        scan, reached = self.scan, self.scan.reached
+        runs = self._fillers(self._in_order(dropped))
+        for number in scan.strays:
+            self._act(TABLE, f"wipe the slot of record {number}: it can't be of this ring", number)
+        if not self.disk.is_file(self.paths.table):
+            self._act(TABLE, "make it anew, empty")
+        elif TABLE in scan.faults:
+            self._act(TABLE, "give it its size and header back")
+        for run in runs:
+            first, last = run[0], run[-1]
+            numbers = f"records {first.seq} to {last.seq}" if len(run) > 1 else f"record {first.seq}"
+            steps = f"positions {first.start} to {last.head}"
+            what = f"put a dropped episode in the place of {numbers}: what {steps} stored is lost"
+            self._act(TABLE, what, first.seq, len(run), last.head - first.start)
+            for record in run:
+                self._put(record)
+        lost = {record.seq for run in runs for record in run}
+        if reached.seq and (newest := self._at(reached.seq))["first"] != reached.first:
+            newest["first"] = reached.first
+            what = f"let record {reached.seq} name the oldest live one: {reached.first}"
+            self._act(TABLE, what, reached.seq)
+        for name in scan.orphans(lost) if lost else []:
+            self._unlink(name, "remove it: no record names it any more")
+        return lost
+
+    def _put(self, record: Record) -> None:
+        row = np.zeros((), RECORD)
+        for name in Record.__dataclass_fields__:
+            row[name] = getattr(record, name)
+        self.records[record.seq - self.scan.reached.first] = row
+
+    def _in_order(self, dropped: set[int]) -> Array:
+        """Tell which records stay: the valid ones. Where these contradict each other, as only forged ones do, the whole
+        episodes stay.
+
+        Their rows prove where they start and end, but not their tails: those that are out of order become that of the
+        next one.
+        """
+        scan, reached, records = self.scan, self.scan.reached, self.records.copy()
+        records["flags"] &= ~np.uint8(DROPPED)  # a dropped episode contradicts no other record
+        kept = scan.valid.copy()
+        if not _breaks(records, kept):
+            return kept
+        whole, head = set(scan.live()["seq"].tolist()) - dropped, 0
+        for i in np.flatnonzero(kept).tolist():
+            kept[i] = int(records["seq"][i]) in whole and head <= records["start"][i]
+            head = int(records["start"][i] + records["length"][i]) if kept[i] else head
+        numbers = np.flatnonzero(kept)
+        fits = records["tail"][numbers] <= np.minimum(records["start"][numbers], reached.tail)
+        right = set(longest_rise(numbers[fits].tolist(), records["tail"]))
+        tail, oldest = reached.tail, reached.first
+        for i in numbers[::-1].tolist():
+            if i in right:
+                tail, oldest = records["tail"][i], records["first"][i]
+            else:
+                records["tail"][i], records["first"][i] = tail, oldest
+        _count_again(records, numbers)
+        while found := _breaks(records, kept):  # of a chain: what does not fit is lost
+            kept[[seq - reached.first for seq, _ in found]] = False
+        for i in np.flatnonzero(kept).tolist():
+            if names := [name for name in _MENDED if records[name][i] != self.records[name][i]]:
+                seq = int(records["seq"][i])
+                self._act(TABLE, f"mend {' and '.join(names)} of record {seq}: its episode is whole", seq)
+                for name in names:
+                    self.records[name][i] = records[name][i]
+        return kept
+
+    def _fillers(self, kept: Array) -> list[list[Record]]:
+        """Return runs of dropped records that take the places of those that are lost."""
+        records, reached, found = self.records, self.scan.reached, list[list[Record]]()
+        for run in np.split(np.arange(len(records)), np.flatnonzero(np.diff(kept)) + 1):
+            if not len(run) or kept[run[0]]:
+                continue
+            before = Record.of(records[run[0] - 1]) if run[0] else None
+            if before is None and reached.first > 1:
+                before = self.scan.table.read(reached.first - 1)
+            after = Record.of(records[run[-1] + 1]) if run[-1] + 1 < len(records) else None
+            stop = after.start if after is not None else reached.head
+            at = min(before.head if before is not None else reached.tail, stop)
+            # What the next one calls live: with the tail of the one before, more than max_steps might be.
+            tail, first = (reached.tail, reached.first) if after is None else (after.tail, after.first)
+            numbers = [reached.first + int(i) for i in run]
+            begun = len(numbers)
+            if self.scan.fixed.kind == TRANSITIONS:  # each row may have begun an episode
+                begun += stop - (0 if before is None else before.head)
+            ordinal, moment = _counted_between(before, after, numbers, begun)
+            made = list[Record]()
+            for number in numbers:  # the first has all steps, unless they are more than a record can say
+                length = min(stop - at, MOST_U4)
+                made.append(Record(number, at, tail, first, length=length, ordinal=ordinal, time=moment, flags=DROPPED))
+                at = Position(at + length)
+            found.append(made)
+        return found
+
+    def _decide_manifest(self, manifest: Manifest, lost: set[int], fault: str) -> None:
+        """Write the manifest again if it is wrong, or to have an older small state if the newest one has a `fault`."""
+        scan, reached, said = self.scan, self.scan.reached, manifest.table
+        stale = said.get("seq") == reached.seq and said.get("first") != reached.first
+        stale |= said.get("seq", 0) > reached.seq
+        self._manifest: Manifest | None = None
+        if not (lost or stale or fault or any(finding.file == MANIFEST for finding in self._findings)):
+            return
+        count = int(are_live(self.records, reached.tail).sum())
+        counts = {"first": reached.first, "tail": reached.tail, "head": reached.head, "seq": reached.seq}
+        carried = dict(scan.carried)
+        if fault:
+            older = next(small for small in scan.small_states() if not small.fault)
+            carried = {"seq": reached.seq, "state": older.state}
+            self._act(MANIFEST, f"go back to the small state of record {older.seq}: {fault}")
+        manifest = replace(manifest, table={"count": count, **counts}, carried=carried).with_sizes()
+        what = f"write it again: {count} episodes"
+        if scan.is_made_again:
+            given = int(next_ordinals(self.records[-1:])[0]) if len(self.records) else 0
+            if given < LAST_ORDINAL // 2:  # more than any number of power cuts can have left out
+                manifest = replace(manifest, ordinal=given + (1 << 32))
+            what = f"make it again from the other files: {count} episodes; settings (history_len ...) are lost"
+        self._manifest = manifest
+        self._act(MANIFEST, what)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def carry_out(self) -> None:
+        """Write what differs, in place, in the order of every opening: `state.bin` last, in a new era."""
+        if not self.actions:
+            return
+        disk, scan, manifest = self.disk, self.scan, self._manifest or self.scan.fixed
+        is_table_new = not disk.is_file(self.paths.table)
+        renew = bool(self._anew or self._mends) or is_table_new or not disk.is_file(self.paths.state)
+        self._stop_readers()
+        for name in (DATA, OPEN, *([COLUMNS] if scan.has_columns else [])):
+            if not disk.exists(scan.path(name)):
+                disk.make_folder(scan.path(name))
+        if is_table_new:
+            disk.discard(self.paths.table)
+            EpisodeTable.create(disk, self.paths.table, manifest.table_slots)
+        elif TABLE in scan.faults:
+            EpisodeTable.mend(disk, self.paths.table, manifest.table_slots)
+        self._write_records(manifest)
+        for index in (*self._anew, *self._reshaped):
+            column = manifest.column(index).inside(disk, self.paths.folder)
+            if index in self._anew:
+                disk.discard(column.path)
+                column.create()
+            else:
+                column.mend()
+        for folder in (COLUMNS, DATA, OPEN, ""):
+            if disk.is_folder(scan.path(folder)):
+                disk.sync_folder(scan.path(folder))
+        for name, nbytes in self._cut:
+            disk.extend(scan.path(name), nbytes)
+        for _, work in self._mends:
+            work()
+        if self._manifest is not None:
+            if not disk.is_file(self.paths.manifest):
+                disk.discard(self.paths.manifest)  # a link, a pipe, an empty folder
+            disk.replace_file(self.paths.manifest, manifest.encode())
+        for name in self._unlinked:
+            disk.discard(scan.path(name))
+        self._show(manifest, renew)
+
+    def _stop_readers(self) -> None:
+        """Invalidate the older slot of `state.bin`: an open reader stops, and a writer's opening takes the other."""
+        if self.disk.is_file(self.paths.state) and self.scan.shown is not None:
+            with closing(self.disk.open(self.paths.state, write=True)) as file:
+                at = (self.scan.shown.generation + 1) % 2 * SLOT_NBYTES
+                if at < file.size():
+                    file.write(bytes(min(StateFile.form.size + 8, file.size() - at)), at)
+
+    def _write_records(self, manifest: Manifest) -> None:
+        """Write the records that differ, and wipe those that can't be of this ring; durably, before any file is given
+        the size of rows that it lacks."""
+        scan = self.scan
+        path = self.paths.table
+        with closing(EpisodeTable.open(self.disk, path, manifest.table_slots, manifest.uuid, True, False)) as table:
+            before, after = (r.view("<u8").reshape(len(r), RECORD.itemsize // 8) for r in (scan.records, self.records))
+            for row in self.records[~scan.valid | (before != after).any(axis=1)]:
+                table.write(Record.of(row))
+            for number in scan.strays:
+                table.zero(number % table.slots)
+            table.sync()
+
+    def _show(self, manifest: Manifest, renew: bool) -> None:
+        """Do what ends every opening for writing: sync, then show the state, of an era that no reader has seen. The
+        boot id is left out: the next writer makes durable what no sync vouches for."""
+        disk, scan, path = self.disk, self.scan, self.paths.state
+        if renew:
+            disk.discard(path)
+            disk.create(path, StateFile.nbytes).close()
+        elif StateFile.faults(disk, path):
+            disk.extend(path, StateFile.nbytes)
+        known, reached = [state for state in scan.states if state is not None], scan.reached
+        rows: Rows | None = None
+        files = CommitFiles(disk, self.paths, manifest, power=False, mapped=False)
+        try:
+            state = reached.seq, reached.tail, reached.head
+            mark = min(reached.seq, max((state.mark for state in known), default=0))
+            found = RecoveredState(
+                reached.seq,
+                reached.first,
+                reached.tail,
+                reached.head,
+                mark,
+                # Without a valid state nothing tells the last era; the clock is ahead of any count of openings.
+                max((state.era for state in known), default=time.time_ns()),
+                max((state.generation for state in known), default=1),
+                scan.clean,
+                live_records(files.table, reached.first, state, manifest.max_steps, self.paths.table),
+                self.records[:0] if scan.clean else self.records[self.records["seq"] > mark],
+            )
+            if scan.has_columns and manifest.schema is not None:
+                where = disk, self.paths.folder
+                rows = Rows.open(*where, manifest.schema, manifest.columns, manifest.ring, True, 0, mapped=False)
+            files.restore_carried(found, manifest.carried)
+            files.mend(found, rows, {}, trusted=False)
+            if renew and scan.shown is None and not disk.volatile:  # else its invalid slot has stopped them
+                time.sleep(_NOTICED_S)
+        except SyncFailedError as error:
+            raise OSError(error.errno, os.strerror(error.errno or errno.EIO), self.paths.folder) from error
+        finally:
+            files.close()
+            if rows is not None:
+                rows.close()
 
 
-def _became(files: Files) -> str:
-    if is_unfinished(files):
-        return "some files are replaced and some are not, so the buffer can't be opened yet"
-    if files.disk.exists(files.path(SALVAGED)):
-        return f"all is mended, but {SALVAGED} is there yet"
-    return "no file of the buffer was replaced"
+def _breaks(records: Array, kept: Array) -> list[tuple[int, str]]:
+    """Return where records that stay, and follow each other, contradict each other."""
+    runs = np.split(np.arange(len(records)), np.flatnonzero(np.diff(kept)) + 1)
+    return [one for run in runs if len(run) and kept[run[0]] for one in breaks_of(records[run])]
+
+
+def _count_again(records: Array, numbers: Array) -> None:
+    """Give records whose time or ordinal is out of order those that lie between their neighbours', and those of no
+    chain no place in one."""
+    nexts = next_ordinals(records)
+    on_time, counted = (set(longest_rise(numbers.tolist(), values)) for values in (records["time"], nexts))
+    time: Any = 0
+    ordinal: Any = 0
+    for i in numbers.tolist():
+        row = records[i]
+        if i not in on_time:
+            row["time"] = time
+        if not row["part"] & PART:
+            row["chain"], row["step"], row["previous"] = NONE, 0, NONE
+            behind = int(row["behind"]) if row["part"] & MANY and row["behind"] <= row["length"] else 1
+            if i not in counted or row["behind"] != behind:
+                row["ordinal"], row["behind"] = ordinal, behind
+            nexts[i] = row["ordinal"] + behind
+        time, ordinal = row["time"], nexts[i]
+
+
+def _counted_between(before: Record | None, after: Record | None, numbers: list[int], begun: int) -> tuple[int, int]:
+    """Return ordinal and time of the dropped records that replace those of these numbers.
+
+    An ordinal that one of them may have given must not be given again. `begun`: how many they gave at most.
+    """
+    moment = 0 if before is None else before.time
+    if after is not None:
+        begins = after.kind == EPISODE and after.chain in (NONE, after.start)
+        begins &= after.behind == 1 or bool(after.part & MANY)
+        return after.ordinal if begins else after.next_ordinal, moment
+    if before is not None:
+        return before.next_ordinal + begun, moment
+    return max(numbers[-1], begun), moment
+
+
+def longest_rise(at: list[int], values: Array) -> list[int]:
+    """Return the longest part of the indices `at`, in order, whose values never fall. O(n log n).
+
+    Example:
+        >>> longest_rise([0, 1, 2, 4], np.array([3, 9, 4, 0, 4]))
+        [0, 2, 4]
+    """
+    lows: list[int] = []  # of all parts of each length, the lowest last value
+    ends: list[tuple[int, Any]] = []  # of the same part: its last index, and the part before it
+    for i in at:
+        n = bisect_right(lows, int(values[i]))
+        lows[n : n + 1] = [int(values[i])]
+        ends[n : n + 1] = [(i, ends[n - 1] if n else None)]
+    part, found = ends[-1] if ends else None, list[int]()
+    while part is not None:
+        found.append(part[0])
+        part = part[1]
+    return found[::-1]
 
 
 # -- to another place ------------------------------------------------------------------------------
@@ -142,40 +639,46 @@ def copy_repaired(disk: Disk, folder: str, to: str, dry_run: bool, progress: Pro
     where = "ringmap.repair"
     refuse_links(disk, folder)
     refuse_target(folder, disk, os.path.realpath(to), where)
-    files = Files(disk, folder)
     first = [Action(".", f"copy what can be read to {to}")]
-    planned = _finishing(files) or Salvage(disk, folder, progress).actions
+    with closing(Plan(disk, folder, progress)) as plan:
+        planned = plan.actions
     if dry_run:
         return first + planned
     with workplace(folder, disk, to, where) as beside:
-        _copy_files(files, "", beside)
-        return first + _carried_out(disk, beside, progress)
+        _copy_files(disk, folder, beside, shares=not plan.scan.unreadable)
+        with closing(Plan(disk, beside, progress)) as plan:
+            plan.carry_out()
+            return first + plan.actions
 
 
-def _copy_files(files: Files, name: str, target: str) -> None:
+def _copy_files(disk: Disk, folder: str, target: str, shares: bool) -> None:
     """Copy the regular files of a folder, and of those in it."""
-    for inner in files.names(name):
-        path = os.path.join(target, os.path.basename(inner))
-        if files.is_folder(inner):
-            files.disk.make_folder(path)
-            _copy_files(files, inner, path)
-        elif files.is_file(inner) and inner != LOCK:
-            _copy_file(files.disk, files.path(inner), path)
-    files.disk.sync_folder(target)
+    for name in disk.names(folder):
+        source, path = os.path.join(folder, name), os.path.join(target, name)
+        if disk.is_folder(source):
+            disk.make_folder(path)
+            _copy_files(disk, source, path, shares)
+        elif disk.is_file(source) and name != LOCK:
+            _copy_file(disk, source, path, shares)
+    disk.sync_folder(target)
 
 
-def _copy_file(disk: Disk, source: str, target: str) -> None:
-    """Copy a file, its holes as holes; a page that can't be read becomes zeros, which no checksum takes for rows."""
-    with closing(disk.open(source)) as old, closing(disk.create(target, old.size())) as new:
-        at, size = 0, _BLOCK
-        while (at := max(at, old.next_data(at))) < old.size():
-            try:
-                data = old.read(size, at)
+def _copy_file(disk: Disk, source: str, target: str, shares: bool) -> None:
+    """Copy a file: its blocks shared where they can be read and the file system can, else its holes as holes. A page
+    that can't be read becomes zeros, which no checksum takes for rows."""
+    with closing(disk.open(source)) as old:
+        new = disk.share(old, target) if shares else None
+        if new is None:
+            new, at, size = disk.create(target, old.size()), 0, _BLOCK
+            while (at := max(at, old.next_data(at))) < old.size():
+                try:
+                    data = old.read(size, at)
+                except OSError:
+                    at, size = (at, _PAGE) if size > _PAGE else (at + _PAGE, _PAGE)
+                    continue
                 if not data:  # it was cut meanwhile
                     break
-            except OSError:
-                at, size = (at, _PAGE) if size > _PAGE else (at + _PAGE, _PAGE)
-                continue
-            new.write(data, at)
-            at, size = at + len(data), _BLOCK
-        new.sync()
+                new.write(data, at)
+                at, size = at + len(data), _BLOCK
+        with closing(new):
+            new.sync()

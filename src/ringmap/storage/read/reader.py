@@ -98,7 +98,7 @@ class Reader(Handle):
         self._state_file = StateFile.open(disk, self.paths.state, manifest.uuid, write=False, mapped=self.mapped)
         self._peeked: tuple[tuple[int, int] | None, State] = None, State()
         self._copies_up = disk.system.copies_up(folder)
-        self._held_until = 0.0
+        self._held_until = self._same_until = 0.0
         self._shown = State()
         self._newest: Record | None = None
         self._lost: bytes | None = None
@@ -226,9 +226,14 @@ class Reader(Handle):
         return self._state_file.map_into(room, at)
 
     def _check_held(self) -> None:
-        """Raise if the directory was replaced; by a system call, but at most one in `HELD_S` seconds if the state is
-        mapped."""
+        """Raise if the directory was replaced, or `state.bin` in it, whose file would never change again; by system
+        calls, but at most once in `HELD_S` seconds if the state is mapped."""
         now = time.monotonic()
+        if now >= self._same_until:
+            if self._state_file.is_replaced(self.disk):
+                self.disk.check_held("ReplayBuffer")
+                raise ReplacedError(f"{self.paths.state}: was made anew, as by ringmap.repair; open the buffer again")
+            self._same_until = now + HELD_S
         if now >= self._held_until:
             self.disk.check_held("ReplayBuffer")
             self._refuse_copied()

@@ -11,8 +11,6 @@ __all__ = [
     "LOCK",
     "MANIFEST",
     "OPEN",
-    "SALVAGE",
-    "SALVAGED",
     "STATE",
     "STREAM",
     "TABLE",
@@ -27,6 +25,3 @@ STREAM = "steps.bin"
 
 WORDS = "words.bin"
 """The file beside it, where there are columns of text."""
-
-SALVAGE, SALVAGED = ".salvage", ".salvage.done"
-"""The folder of a repair that is under way, and its name once all of it is done."""

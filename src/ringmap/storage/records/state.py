@@ -109,6 +109,10 @@ class StateFile(TwoSlots[State]):
         before = self._held()
         return disk.read_file(self.path, self.nbytes) != before == self._held()
 
+    def is_replaced(self, disk: Disk) -> bool:
+        """Tell whether another file is at the path than this one, or none. Two system calls."""
+        return not disk.is_at(self._file, self.path)
+
     def _held(self) -> bytes:
         return self.data() if self._words is None else self._words.tobytes()
 

@@ -335,6 +335,15 @@ class EpisodeTable:
                 return [f"header is not that of {slots} records"]
             return []
 
+    @classmethod
+    def mend(cls, disk: Disk, path: str, slots: int) -> None:
+        """Restore the size and the header of the file. Records do not change."""
+        if disk.size(path) != cls.nbytes(slots):
+            disk.extend(path, cls.nbytes(slots))
+        with closing(disk.open(path, write=True)) as file:
+            file.write(npy_header(RECORD.descr, (slots,)), 0)
+            file.sync()
+
     # -- one record --------------------------------------------------------------------------
 
     def write(self, record: Record) -> None:
@@ -443,18 +452,6 @@ class EpisodeTable:
     def is_empty(self, slot: int) -> bool:
         """Tell whether a slot was never written, or was cleared."""
         return not any(self._read(slot, 1).tobytes())
-
-    def save(self, disk: Disk, path: str) -> None:
-        """Write the table to a file of its own, sparse as this one is, and sync it."""
-        self.create(disk, path, self.slots)
-        with closing(disk.open(path, write=True)) as file:
-            at, size = HEADER_NBYTES, self.nbytes(self.slots)
-            while (at := max(at, self._file.next_data(at))) < size:
-                data = self._file.read(HEADER_NBYTES, at)
-                if any(data):
-                    file.write(data, at)
-                at += len(data)
-            file.sync()
 
     def sync(self) -> None:
         """Return once every written record is durable on the disk."""

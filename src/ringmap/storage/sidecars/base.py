@@ -107,7 +107,7 @@ class Sidecar(ABC):
     @classmethod
     @abstractmethod
     def mend(cls, home: Home, newest: Record | None) -> Mend | None:
-        """Return how it can be repaired; None if nothing in it is valid, so that it must be set aside."""
+        """Return how it can be repaired; None if nothing in it is valid."""
 
     @classmethod
     @abstractmethod
