@@ -64,8 +64,7 @@ from ringmap.storage.records.table import (
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
-from ringmap.storage.sidecars.base import Mend
-from ringmap.storage.sidecars.marks import MARKS
+from ringmap.storage.sidecars.base import MARKS, Mend
 
 __all__ = ["Action", "copy_repaired", "longest_rise", "repair", "repair_folder"]
 
