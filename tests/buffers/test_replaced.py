@@ -152,7 +152,7 @@ def test_the_background_sync_touches_nothing_at_the_path(home, way, caplog):
     buf = make(home / "buf", "zarr")
     way(home / "buf")
     before = tree(home / "buf")
-    buf.engine.source.sync_in_background()
+    buf.engine.source.sync_behind()
     assert tree(home / "buf") == before
     assert not caplog.records
     with pytest.raises(ReplacedError):

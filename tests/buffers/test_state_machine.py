@@ -539,7 +539,7 @@ class DiskMachine(BufferMachine):
     @rule(background=st.booleans())
     def reopen(self, background):
         if background:
-            self.buf.engine.owned.sync_in_background()
+            self.buf.engine.owned.sync_behind()
         counter = self.counter
         self.buf.close()
         before = self.model

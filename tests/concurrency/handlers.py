@@ -102,7 +102,7 @@ class Case:
         elif name == "snapshot":
             buffer.snapshot(self.folder / f"copy-{number[0]}")
         elif name == "background":
-            buffer.engine.owned.sync_in_background()
+            buffer.engine.owned.sync_behind()
         else:
             getattr(buffer, name.rpartition(".")[2])()
 

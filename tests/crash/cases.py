@@ -726,7 +726,7 @@ class Session:
             self.after(self.flushed(self.now))
 
     def do_sync(self, fault=None):
-        self.call(self.store_now.sync_in_background, fault=fault, carries=False, syncs=True)
+        self.call(self.store_now.sync_behind, fault=fault, carries=False, syncs=True)
 
     def do_sync_write(self, length, at):
         """Write an episode while a background sync is at its `at`-th sync."""
@@ -742,7 +742,7 @@ class Session:
 
         def do():
             self.disk.hook = hook
-            self.store_now.sync_in_background()
+            self.store_now.sync_behind()
             self.disk.hook = None
 
         self.store(do, number, length, ends=set(self.now.newest), syncs=True)

@@ -193,7 +193,7 @@ class LabelSession(Session):
     def do_sync(self, fault=None):
         super().do_sync(fault)
         if self.buf is not None and self.buf._rows.log is not None and fault is None:
-            self.buf._rows.log.log.engine.owned.sync_in_background()
+            self.buf._rows.log.log.engine.owned.sync_behind()
             self.after(self.flushed(self.now))
 
     def do_round(self, fault=None):

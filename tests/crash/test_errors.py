@@ -138,7 +138,7 @@ SCENARIOS = {  # what is done before the disk fails, and the call that meets it
     "long episode": (filled, lambda w: w.write(7)),
     "clear": (filled, lambda w: w.buf.clear()),
     "flush": (filled, lambda w: w.buf.flush()),
-    "background sync": (filled, lambda w: w.buf.engine.owned.sync_in_background()),
+    "background sync": (filled, lambda w: w.buf.engine.owned.sync_behind()),
     "close": (filled, lambda w: w.buf.close()),
     "opening": (lambda w: (filled(w), w.kill()), World.open),
     "opening after a reboot": (lambda w: (filled(w), w.reboot()), World.open),

@@ -251,7 +251,7 @@ class Session:
         elif kind == "flush":
             self.call(ring.buffer.flush, synced=True)
         elif kind == "sync":
-            self.call(ring.engine.owned.sync_in_background)
+            self.call(ring.engine.owned.sync_behind)
         else:
             if kind == "close":
                 self.call(ring.buffer.flush, synced=True)

@@ -357,7 +357,7 @@ class Session:
         self.settled(synced=True)
 
     def do_sync(self, rng):
-        self.call(self.buf.engine.owned.sync_in_background)
+        self.call(self.buf.engine.owned.sync_behind)
         self.settled()
 
     def do_close(self, rng):

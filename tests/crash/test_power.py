@@ -412,7 +412,7 @@ PLANTED = {
     "the mark is taken after the sync": (
         False,
         SCRIPT,
-        {"patch": (Store, "sync_in_background", mark_after_the_sync)},
+        {"patch": (Store, "sync_behind", mark_after_the_sync)},
     ),
     "state.bin is trusted after a reboot": (False, SCRIPT, {"boots": False}),
     "newer records are not zeroed": (

@@ -174,7 +174,7 @@ def laps_after_a_sync(disk, tmp_path):
     """Note, sync in the background, write laps that no commit syncs, and cut the power; return the notes then."""
     buf = Through(ReplayBuffer, disk)(MAX_STEPS, path=f"{disk.root}/buf", seed=5, sync_every_s=0)
     buf.write_episode({"x": np.zeros(3)}, notes=NOTES)
-    buf.engine.owned.sync_in_background()
+    buf.engine.owned.sync_behind()
     write(buf, 20)
     assert not os.path.exists(f"{disk.root}/buf/data/{segment_name(1)}")
     buf.engine.owned.abandon()

@@ -170,7 +170,7 @@ def test_the_older_file_alone_may_be_damaged(calls):
     path, options = calls
     buf = Transitions(20, (4,), path=path, **options)
     add(buf, call_of(4, 3, (3, 3)))
-    older = f"successors.{buf.engine.owned._following._next}.bin"
+    older = f"successors.{buf.engine.owned._successors._next}.bin"
     buf.close()
     (path / older).write_bytes(b"?")
     assert ringmap.check(path) == []

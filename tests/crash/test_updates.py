@@ -172,7 +172,7 @@ class Updates(Session):
         elif kind == "flush":
             self.call(ring.flush, synced=True)
         elif kind == "sync":
-            self.call(ring.engine.owned.sync_in_background, synced=True)
+            self.call(ring.engine.owned.sync_behind, synced=True)
         elif kind == "clear":
             self.call(ring.clear)
         elif kind in ("close", "kill"):

@@ -413,15 +413,15 @@ def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
         owned = buf.engine.owned
         if turn % 3 == 0:  # as if interrupted ahead of the memory's change
             buf._following.forget()
-            owned._following_of = -1
+            owned._turned_for = -1
         add(buf, reference, life.step(2))
         buf.engine.commit_pending("a test")
-        written = owned._following._next
+        written = owned._successors._next
         record = owned.newest_rows()
         assert record.head == owned.head
-        assert owned._following.find(owned.head, record.rows_sum) is not None
+        assert owned._successors.find(owned.head, record.rows_sum) is not None
         # The one that is needed is not the next to be written.
-        assert owned._following._next == written
+        assert owned._successors._next == written
         compare(buf, reference)
     buf.close()
 
@@ -753,7 +753,7 @@ def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(t
     find = type(buf._following.files).find
 
     def late(self, head, rows_sum):
-        if self not in (buf._following.files, buf.engine.owned._following) and buf._ring.added == 10:
+        if self not in (buf._following.files, buf.engine.owned._successors) and buf._ring.added == 10:
             for t in range(5, 9):
                 step = np.full((2, 3), t, np.float32)
                 step[1] += 0.5 * (t == 5)  # lane 1 begins anew

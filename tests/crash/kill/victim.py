@@ -95,7 +95,7 @@ class Hands:
             with suppress(NoClipsError):
                 buffer.sample(4)
         elif kind == "sync":
-            self.store(buffer).sync_in_background()
+            self.store(buffer).sync_behind()
         elif kind == "begin":
             self.streams[args[0]] = buffer.begin_episode()
         elif kind == "append":

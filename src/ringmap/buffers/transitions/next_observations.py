@@ -172,7 +172,7 @@ class NextObservations:
     def put_back(self, source: Store, newest: Observations) -> None:
         """Start a buffer in RAM with the next observations of its newest rows."""
         self._newest = Newest(source.head, newest, source.head, source.live.era)
-        source.follow_with(newest)
+        source.put_next_observations(newest)
 
     def forget(self) -> None:
         """Record that all rows were removed, or that the newest ones are of several calls."""

@@ -138,8 +138,8 @@ class Committer(Handle):
         """Whether memory does not even agree with itself."""
         self._background: BackgroundSync[Any] | None = None
         """Makes commits durable, after each."""
-        self._following = Successors(self.home)
-        self._following_of = -1
+        self._successors = Successors(self.home)
+        self._turned_for = -1
         """The number of the record for which the files of next observations were last turned."""
 
     def commit_now(self, files: CommitFiles, new: Commit, stored: list[NewRecord] | None = None) -> None:
@@ -185,7 +185,7 @@ class Committer(Handle):
         blobs = [(of, one.data, packed) for of, one, packed in zip(sums, records, words, strict=True)]
         places = files.write_blobs(self.seq + len(records), blobs)
         if new.next_observations is not None:
-            self._write_following(files, Position(start + count), combine(sums[0]), new.next_observations)
+            self._write_successors(files, Position(start + count), combine(sums[0]), new.next_observations)
         durable = self.power and new.sync
         if durable:
             files.sync_written(rows)
@@ -201,8 +201,8 @@ class Committer(Handle):
             if stored is not None:
                 stored.append(one)
         if new.next_observations is not None:
-            self._following.turn()
-            self._following_of = self.seq
+            self._successors.turn()
+            self._turned_for = self.seq
         if durable:
             files.drop_retired()
         self._stale = False
@@ -234,10 +234,9 @@ class Committer(Handle):
         tail, first = self._after(seq, Position(start + one.length), self.tail if one.tail is None else one.tail)
         segment, offset, size, blob_sum = place
         ordinal, behind, bits = self.next_ordinal, 1 if one.length else 0, 0
-        chain, step, previous, number, lane = _NO_PART
+        in_chain = _NO_PART
         if part is not None:
-            chain, step, previous, number, lane = part.place(start)
-            bits = part.bits
+            in_chain, bits = part.place(start), part.bits
             if part.chain != NONE and one.length:
                 ordinal, behind = part.ordinal, self.next_ordinal - part.ordinal
         if begun is not None:
@@ -257,11 +256,7 @@ class Committer(Handle):
             size,
             ordinal,
             max(time.time_ns(), self.time),  # never falls, whatever the clock does
-            chain,
-            step,
-            previous,
-            number,
-            lane,
+            *in_chain,
             one.kind,
             one.flags,
             bits,
@@ -376,23 +371,23 @@ class Committer(Handle):
 
     # -- next observations -------------------------------------------------------------------
 
-    def _write_following(self, files: CommitFiles, head: Position, rows_sum: int, following: Values) -> None:
+    def _write_successors(self, files: CommitFiles, head: Position, rows_sum: int, values: Values) -> None:
         """Write the next observations of a commit's newest rows, over those that the newest record does not need."""
-        if self._following_of != self.seq:  # this handle has not written yet, or was interrupted
+        if self._turned_for != self.seq:  # this handle has not written yet, or was interrupted
             newest = self.newest_rows()
             if newest is not None:
-                self._following.find(newest.head, newest.rows_sum)
-        self._following.write(head, rows_sum, following)
+                self._successors.find(newest.head, newest.rows_sum)
+        self._successors.write(head, rows_sum, values)
         if self.power:
             with files.poisoning():
-                self._following.sync()
+                self._successors.sync()
 
-    def follow_with(self, following: Values) -> None:
+    def put_next_observations(self, values: Values) -> None:
         """Write the next observations of the newest rows, for a ring in RAM that was copied."""
         newest = self.newest_rows()
         if newest is not None:
-            self._following.write(newest.head, newest.rows_sum, following)
-            self._following.turn()
+            self._successors.write(newest.head, newest.rows_sum, values)
+            self._successors.turn()
 
     def newest_record(self) -> Record | None:
         """Return the newest record, None if there is none."""
@@ -418,7 +413,7 @@ def _sums_of(arrays: Sequence[Array], lengths: Sequence[int]) -> list[list[int]]
 
 
 def numbered(
-    names: Sequence[str], arrays: Sequence[Array], start: int, following: int, before: Callable[[Array], Array]
+    names: Sequence[str], arrays: Sequence[Array], start: int, next_ordinal: int, before: Callable[[Array], Array]
 ) -> tuple[list[Array], int]:
     """Return the columns of a commit with all numbers, and how many episodes begin in it.
 
@@ -426,7 +421,7 @@ def numbered(
         names: of the columns.
         arrays: the columns.
         start: the position of the first row.
-        following: the next ordinal to give.
+        next_ordinal: the next ordinal to give.
         before: returns the numbers of the rows at some positions before `start`; less than 0 where an episode ended, or
             no row is.
 
@@ -439,12 +434,12 @@ def numbered(
     """
     by_name = dict(zip(names, arrays, strict=True))
     if (by_name[NUMBERS] < 0).any():
-        by_name[NUMBERS] = _numbers(by_name, start, following, before)
-    begun = int(by_name[NUMBERS].max()) + 1 - following
+        by_name[NUMBERS] = _numbers(by_name, start, next_ordinal, before)
+    begun = int(by_name[NUMBERS].max()) + 1 - next_ordinal
     return list(by_name.values()), max(0, begun)
 
 
-def _numbers(columns: dict[str, Array], start: int, following: int, before: Callable[[Array], Array]) -> Array:
+def _numbers(columns: dict[str, Array], start: int, next_ordinal: int, before: Callable[[Array], Array]) -> Array:
     lanes = columns[LANES].astype(np.int64)
     number, ordinals = np.arange(len(lanes)), np.full(len(lanes), UNNUMBERED)
     first = np.where(lanes > 0, number - lanes, number)
@@ -455,7 +450,7 @@ def _numbers(columns: dict[str, Array], start: int, following: int, before: Call
     ended = columns[ENDS[0]] | columns[ENDS[1]]
     first = np.where(ended[first] & (first != number), number, first)
     begins = (first == number) & (ordinals < 0)
-    ordinals[begins] = following + np.arange(int(begins.sum()))
+    ordinals[begins] = next_ordinal + np.arange(int(begins.sum()))
     while True:  # each round doubles the distance that it jumps
         further = first[first]
         if (further == first).all():

@@ -27,14 +27,7 @@ from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.values import MutableValues
 
-__all__ = [
-    "make_columns",
-    "make_folder",
-    "make_home",
-    "make_parts",
-    "sizes_when_full",
-    "warn_of_space",
-]
+__all__ = ["make_columns", "make_folder", "make_home", "make_parts", "sizes_when_full", "warn_of_space"]
 
 
 def make_folder(disk: Disk, folder: str) -> None:
@@ -55,8 +48,7 @@ def make_folder(disk: Disk, folder: str) -> None:
             disk.sync_folder(os.path.dirname(path))
     except OSError as error:
         raise EnvironmentFault(
-            error.errno,
-            f"{folder}: can't make the directory ({error}); choose a path that you may write to",
+            error.errno, f"{folder}: can't make the directory ({error}); choose a path that you may write to"
         ) from error
     if disk.volatile:
         disk.make_folder(folder)

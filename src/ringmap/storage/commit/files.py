@@ -87,15 +87,7 @@ class CommitFiles:
             trusted: whether the state is shown as of this boot.
         """
         # Set first, so that a failed sync below removes the trust in this state.
-        self.state = State(
-            found.generation,
-            found.seq,
-            found.first,
-            found.tail,
-            found.head,
-            found.mark,
-            found.era,
-        )
+        self.state = State(found.generation, found.seq, found.first, found.tail, found.head, found.mark, found.era)
         for seq, fault in bad.items():
             log.warning("%s: dropped a damaged episode: %s", self.paths.folder, fault)
             record = self.table.read(seq)
@@ -147,14 +139,7 @@ class CommitFiles:
 
     def _show(self, found: RecoveredState, boot: bytes) -> None:
         state = State(
-            self.state.generation + 1,
-            found.seq,
-            found.first,
-            found.tail,
-            found.head,
-            found.seq,
-            found.era + 1,
-            boot,
+            self.state.generation + 1, found.seq, found.first, found.tail, found.head, found.seq, found.era + 1, boot
         )
         self.state_file.write(state)
         self.state = state
@@ -226,14 +211,12 @@ class CommitFiles:
         if not self.unpublished:  # else readers still see a state that needs them
             self.segments.delete_before(self._synced_first, self.state.seq)
 
-    def write_blob(self, seq: int, sums: list[int], data: bytes, words: bytes = b"") -> BlobPlace:
-        """Write the blob of record `seq`, and return the fields of the record that say where it is."""
-        blob = self._blob(self.segments.next_offset, sums, data, words)
-        return *self.segments.append(blob, seq), len(blob), xxhash.xxh3_64_intdigest(blob)
-
     def write_blobs(self, last: int, parts: Sequence[tuple[list[int], bytes, bytes]]) -> list[BlobPlace]:
-        """Write the blobs of the records up to `last`, one behind the other, each of sums, data and words; see
-        `write_blob`."""
+        """Write the blobs of the records up to `last`, one behind the other, each of sums, data and words.
+
+        Returns:
+            The fields of each record that say where its blob is.
+        """
         at, blobs, places = self.segments.next_offset, list[bytes](), list[BlobPlace]()
         for sums, data, words in parts:
             blobs.append(self._blob(at, sums, data, words))
@@ -272,16 +255,7 @@ class CommitFiles:
         old = self.state
         mark = record.seq if durable else old.mark
         self._publish(
-            State(
-                old.generation + 1,
-                record.seq,
-                record.first,
-                record.tail,
-                record.head,
-                mark,
-                old.era,
-                old.boot,
-            )
+            State(old.generation + 1, record.seq, record.first, record.tail, record.head, mark, old.era, old.boot)
         )
 
     def drop_retired(self) -> None:

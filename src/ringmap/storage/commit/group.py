@@ -104,13 +104,13 @@ def split_unlinked(lanes: Array, unlinked: Values, earlier: Values) -> tuple[Val
     # values.
     in_turn = bool((each[newest:] == each[-1]).all())
     left = np.flatnonzero(~goes_on[:newest] if in_turn else ~goes_on)
-    following = {name: np.ascontiguousarray(values[newest:]) for name, values in unlinked.items()}
+    newest_values = {name: np.ascontiguousarray(values[newest:]) for name, values in unlinked.items()}
     if not earlier:
         kept = {"rows": left.astype(np.int32), **{n: v[left] for n, v in unlinked.items()}}
-        return (kept if len(left) else {}), following
+        return (kept if len(left) else {}), newest_values
     kept = {"rows": np.concatenate([earlier["rows"], left.astype(np.int32)])}
     kept |= {n: np.concatenate([earlier[n], v[left]]) for n, v in unlinked.items()}
-    return kept, following
+    return kept, newest_values
 
 
 class OpenGroup:
@@ -260,8 +260,8 @@ class OpenGroup:
 
     def newest_apart(self) -> dict[str, Array]:
         """Return a copy of the unlinked values of the newest call."""
-        following = self.kept()[1]
-        return dict(following or {})
+        newest_values = self.kept()[1]
+        return dict(newest_values or {})
 
     def earlier_at(self, positions: Array) -> tuple[Array | slice, dict[str, Array]]:
         """Return for which of these positions, of rows before the group, unlinked values are known, bool `(n,)`, and

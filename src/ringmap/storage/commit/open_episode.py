@@ -190,7 +190,7 @@ class OpenEpisode:
             return
         part, file = self._part, self._file
         is_first = part.chain == NONE
-        following = replace(
+        upcoming = replace(
             part,
             chain=self._begins if is_first else part.chain,
             step=part.step + self._pending,
@@ -199,7 +199,7 @@ class OpenEpisode:
             ordinal=self._ordinal if is_first else part.ordinal,
         )
         fresh, words = uuid.uuid4().hex, Words()
-        self._part = following  # no call from here on, so no interrupt comes in between
+        self._part = upcoming  # no call from here on, so no interrupt comes in between
         self.id = fresh
         self._file, self._words, self._end = None, words, (0, 0)
         if file is not None:
@@ -231,8 +231,7 @@ class OpenEpisode:
         where = "OpenEpisode.finish"
         self._check_open(where)
         self._store.exclusively(
-            where,
-            lambda files: self._finish(files, terminated, truncated, episode_data, notes, where),
+            where, lambda files: self._finish(files, terminated, truncated, episode_data, notes, where)
         )
 
     def _finish(
@@ -283,11 +282,7 @@ class OpenEpisode:
             store.commit_now(files, Commit([one], where, schema, arrays, small=small, finished=self.id))
 
     def _end_chain(
-        self,
-        files: CommitFiles,
-        flags: int,
-        data: bytes = b"",
-        notes: Mapping[str, Any] | None = None,
+        self, files: CommitFiles, flags: int, data: bytes = b"", notes: Mapping[str, Any] | None = None
     ) -> None:
         """End the episode where its newest part ends, unless it has ended or has no part."""
         store, part = self._store, self._part
@@ -407,8 +402,8 @@ def _end_chains(store: Store) -> None:
     for record in newest.values():
         part = PartOf.of(record)
         assert part is not None
-        following = replace(part, step=part.step + record.length, number=part.number + 1, previous=record.start)
-        store.commit(Commit.of_end(following, INTERRUPTED, store.folder))
+        upcoming = replace(part, step=part.step + record.length, number=part.number + 1, previous=record.start)
+        store.commit(Commit.of_end(upcoming, INTERRUPTED, store.folder))
 
 
 def _remove(disk: Disk, folder: str, durably: bool = False) -> None:

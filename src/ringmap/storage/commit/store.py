@@ -1,20 +1,14 @@
-"""The store: the one writer of a buffer, its commits and its recovery.
+"""The store: the one writer of a buffer. It says who may write, and when; it recovers, syncs and ends.
 
-One commit, in order; it counts from the record on:
+    a call -> one gate (`exclusively`): alone, ready, the open group committed -> commit_now, clear, update, ...
 
-    reserve blocks -> [sync table, if it still calls needed rows or slots live]
-    -> rows, blob [power: sync] -> RECORD [power: sync] -> state.bin -> memory
-
-An episode that fits in the spare rows is written where no live row is, and its record
-both publishes it and retires the episodes that it evicts. A longer one first writes a retire record.
-
-Invariants: a row or slot that the newest durable record calls live is never overwritten;
-`stale` is set before a call's first write and cleared as its last statement, and a call
-that finds it set recovers from the files first; memory changes under `memory` only.
-Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one sync), `memory`. Whoever takes `_mutex`
-sets the mark of its thread (disk/calls.py): a call inside a call is refused.
-Not here: what a commit stores (buffers/), how a directory is created (create.py), when the
-background syncs (sync.py).
+Invariants: a call that finds `_stale` set recovers from the files first; only the process that opened the directory
+writes.
+Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (files are synced: a recovery, a flush and the
+end wait for a sync that runs beside the writer), `memory` (live episodes change, or are searched). Whoever takes
+`_mutex` sets the mark of its thread (disk/calls.py): a call inside a call is refused.
+Not here: what a commit stores (buffers/), in which order (commit.py), how a group is kept (group.py), how a directory
+is created (create.py), when the background syncs (sync.py).
 """
 
 from __future__ import annotations
@@ -62,15 +56,7 @@ from ringmap.storage.read.handle import Texts, refuse_if_mine
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.step_file import Unlinked
-from ringmap.storage.records.table import (
-    CLEAR,
-    DROPPED,
-    LAST_ORDINAL,
-    PART,
-    SPARE_SLOTS,
-    Record,
-    are_live,
-)
+from ringmap.storage.records.table import CLEAR, DROPPED, LAST_ORDINAL, PART, SPARE_SLOTS, Record, are_live
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
 
@@ -118,20 +104,18 @@ class Settings:
 class Store(Committer):
     """A buffer open for writing. Made by `Store.create` or `Store.open`.
 
+    Flags, each for what no other tells: `_stale` (files may be ahead of memory; by every change) and `_torn_memory`
+    (nor may memory be read meanwhile; both of `Committer`), `_closed`, `_child` (its files are the parent's; it may be
+    closed, too). Of the files: `poison` (the sync that failed: nothing is written any more) and `unpublished`
+    (state.bin is behind the table).
+
     Processes and threads: one store per directory, by lock. Methods may be called from any
     thread of the process that opened it; a forked child gets an error.
     """
 
     writable = True
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        manifest: Manifest,
-        settings: Settings,
-        lock: WriterLock | None,
-    ):
+    def __init__(self, disk: Disk, folder: str, manifest: Manifest, settings: Settings, lock: WriterLock | None):
         super().__init__(disk, folder, manifest, settings.mapped, settings.power, settings.storage)
         self.settings = settings
         self.files: CommitFiles | None = None
@@ -217,12 +201,7 @@ class Store(Committer):
 
     @classmethod
     def _locked(
-        cls,
-        disk: Disk,
-        folder: str,
-        settings: Settings,
-        schema: Schema | None,
-        prepare: Callable[[], None],
+        cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None, prepare: Callable[[], None]
     ) -> Store:
         """Take the lock and open the buffer; on failure release everything."""
         lock = None if disk.volatile else WriterLock(disk, Paths(folder).lock, folder)
@@ -312,14 +291,7 @@ class Store(Committer):
                 raise CorruptError(f"{self.paths.manifest}: names no columns, but episodes are stored; put it back")
             if manifest.schema is not None and self.rows is None:
                 rows = Rows.open(
-                    self.disk,
-                    self.folder,
-                    manifest.schema,
-                    manifest.columns,
-                    self.ring,
-                    True,
-                    found.head,
-                    self.mapped,
+                    self.disk, self.folder, manifest.schema, manifest.columns, self.ring, True, found.head, self.mapped
                 )
                 rows.show(words=Texts(self))
                 self._open_values(rows)
@@ -418,12 +390,7 @@ class Store(Committer):
             if thread.noted:
                 end_noted()
 
-    def exclusively(
-        self,
-        where: str,
-        work: Callable[[CommitFiles], T],
-        small: Mapping[str, Any] | None = None,
-    ) -> T:
+    def exclusively(self, where: str, work: Callable[[CommitFiles], T], small: Mapping[str, Any] | None = None) -> T:
         """Commit the open group, with `small`, then do `work` while other writing calls are kept out; raise unless this
         handle may write.
 
@@ -766,7 +733,7 @@ class Store(Committer):
             with files.poisoning():
                 if self.values is not None:
                     self.values.sync()
-                self._following.sync_both()
+                self._successors.sync_both()
                 files.sync_all(self.rows, segments)
             files.mark_synced(files.state, segments, gone)
             files.sync_state()
@@ -786,26 +753,10 @@ class Store(Committer):
             )
             self.disk.replace_file(self.paths.manifest, self.manifest.encode())
 
-    def sync_too(self, where: str, sync: Callable[[], None]) -> None:
-        """Sync a file that is written beside the store's own, before a commit that needs it.
-
-        Raises:
-            SyncFailedError: as for `flush`: it is unknown what reached the disk, and no later sync would tell.
-        """
-
-        def work(files: CommitFiles) -> None:
-            with files.poisoning():
-                sync()
-
-        self.exclusively(where, work)
-
-    def sync_in_background(self) -> None:
-        """Do the work of `flush` except for the manifest, without blocking the writer."""
-        self.refuse_within("Store.sync_in_background")
-        self.sync_behind()
-
     def sync_behind(self) -> None:
-        """Sync, in the background thread; or after a commit, and then the writer waits for it."""
+        """Do the work of `flush` except for the manifest, in the background thread, which does not block the writer; or
+        after a commit, and then the writer waits."""
+        self.refuse_within("Store.sync_behind")
         try:
             thread.inside = True
             self._sync_behind()
@@ -924,7 +875,7 @@ class Store(Committer):
             self.files.close()
             self.files = None
         self._groups.close()
-        self._following.close()
+        self._successors.close()
         if self.values is not None:
             self.values.close()
         self.is_open = False

@@ -65,10 +65,7 @@ class BackgroundSync(Generic[T]):
         if sys.is_finalizing():
             return  # a thread would end before it begins, and `start` wait for it for ever
         thread = self._thread = threading.Thread(
-            target=_run,
-            args=(self._work, self._target, self._stop, self._every_s),
-            name=self._name,
-            daemon=True,
+            target=_run, args=(self._work, self._target, self._stop, self._every_s), name=self._name, daemon=True
         )
         try:
             thread.start()
