@@ -15,7 +15,7 @@ from ringmap.errors import CorruptError, LappedError
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.inspect import snapshot as module
-from ringmap.storage.inspect.copying import Copy
+from ringmap.storage.inspect.snapshot import Copy
 from tests.concurrency.conftest import fast  # noqa: F401 - a fixture
 from tests.snapshots.race import (
     Ring,
@@ -249,7 +249,7 @@ def test_control_without_the_second_look(fast, monkeypatch, handles):  # noqa: F
 
 
 def test_control_without_the_checksum(fast, monkeypatch, handles):  # noqa: F811
-    monkeypatch.setattr("ringmap.storage.inspect.copying.bad_rows", lambda *_: None)
+    monkeypatch.setattr("ringmap.storage.inspect.snapshot.bad_rows", lambda *_: None)
     assert strike_and_see(fast, monkeypatch, handles) == "caught"
 
 
@@ -259,7 +259,7 @@ def test_another_writer_may_take_over_meanwhile(fast, monkeypatch):  # noqa: F81
         writer, number = full_buffer(str(fast / "buf"), RING)
         reader = ReplayBuffer.open(fast / "buf")
         opened, begun = [writer], []
-        copy, begin = MemmapColumn.copy_from, Copy._begin
+        copy, begin = MemmapColumn.copy_from, Copy._make_columns
 
         def copy_and_reopen(column, source, slot, count):
             copied = copy(column, source, slot, count)
@@ -270,7 +270,7 @@ def test_another_writer_may_take_over_meanwhile(fast, monkeypatch):  # noqa: F81
             return copied
 
         monkeypatch.setattr(MemmapColumn, "copy_from", copy_and_reopen)
-        monkeypatch.setattr(Copy, "_begin", lambda self, now: (begun.append(now), begin(self, now)))
+        monkeypatch.setattr(Copy, "_make_columns", lambda self, *now: (begun.append(now[-1]), begin(self, *now))[1])
         reader.snapshot(fast / "copy")
         assert proven(fast / "copy", RING, log) == opened[1].engine.source.seq
         assert [now.seq for now in begun] == [

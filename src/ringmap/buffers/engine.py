@@ -83,7 +83,7 @@ from ringmap.storage.sidecars.base import Marks
 from ringmap.storage.sidecars.priorities import PriorityFile
 
 if TYPE_CHECKING:
-    from ringmap.storage.inspect.copying import Kept
+    from ringmap.storage.inspect.snapshot import Kept
 
 __all__ = ["Engine", "door"]
 

@@ -60,7 +60,7 @@ from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.copying import Readahead, aligned
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
-from ringmap.storage.inspect.copying import Kept
+from ringmap.storage.inspect.snapshot import Kept
 from ringmap.storage.read.handle import Pulse, refuse_if_mine
 from ringmap.storage.read.read_live import retry
 from ringmap.storage.ring.arrays import lowest

@@ -41,7 +41,7 @@ from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.two_slots import SLOT_NBYTES
 from ringmap.storage.inspect.scan import ORPHAN, Finding, Scan
-from ringmap.storage.inspect.workplace import refuse_target, workplace
+from ringmap.storage.inspect.snapshot import refuse_target, workplace
 from ringmap.storage.read.reader import HELD_S
 from ringmap.storage.read.recovery import Progress, RecoveredState, breaks_of, live_records
 from ringmap.storage.records.kinds import TRANSITIONS

@@ -11,45 +11,58 @@ rounds endless: on the writer's own handle, no other thread writes during the la
 
     .NAME.ringmap-unfinished/    columns, segments, table, state, manifest -> synced -> renamed to NAME
 
-Invariants: the source is only read; nothing is at the target before all of it is there and synced; what is in the
-copy was one committed state. It has a UUID of its own, which labels, records and states carry.
-Not here: what is copied in a round (copying.py), the place and the name (workplace.py), how a disk shares bytes
-(system.py).
+Invariants: the source is only read; nothing is at the target before all of it is there and synced, and the place is
+locked meanwhile; what is in the copy was one committed state; a record, a blob and a row are copied once, but for rows
+in chunks. It has a UUID of its own, which labels, records and states carry.
+Not here: how a column's rows are copied (columns/), how a disk shares bytes (system.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ringmap.errors import (
-    CorruptError,
-    LappedError,
-)
+import numpy as np
+
+from ringmap.errors import CorruptError, EnvironmentFault, ExistsError, InputError, LappedError, LockedError
+from ringmap.storage.columns.rows import Rows
+from ringmap.storage.commit.create import make_folder, make_parts
 from ringmap.storage.commit.store import Store
+from ringmap.storage.directory.entries import NAMES, Paths
+from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.inspect.copying import Copy, Kept, Look, StartOver, look
-from ringmap.storage.inspect.workplace import workplace
+from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
+from ringmap.storage.read.recovery import bad_rows, small_state_of
+from ringmap.storage.records.blobs import Segments, segment_name
+from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.names import LOCK
+from ringmap.storage.records.state import NO_BOOT, State, StateFile
+from ringmap.storage.records.table import DROPPED, EpisodeTable, Record, are_live
+from ringmap.storage.ring.ring import Position
+from ringmap.storage.sidecars import SIDECARS, Copied, Home, Sidecar
 
-__all__ = ["snapshot"]
+__all__ = ["Kept", "refuse_target", "snapshot", "workplace"]
+
+Kept = Mapping[type[Sidecar], Callable[[Copied], Any]]
+"""What gives a copy what a handle has in memory of its sidecars; see `Sidecar.copy`."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _TRIES = 10
 _LITTLE_NBYTES = 4 << 20
 """What is left to copy when a writer may be kept waiting for it: a millisecond or two."""
 
 
-def snapshot(
-    source: Handle,
-    disk: Disk,
-    folder: str,
-    where: str,
-    kept: Kept | None = None,
-) -> None:
+def snapshot(source: Handle, disk: Disk, folder: str, where: str, kept: Kept | None = None) -> None:
     """Make a copy of a buffer at `folder`; see `ReplayBuffer.snapshot`.
 
     Args:
@@ -61,7 +74,16 @@ def snapshot(
     """
     own = "" if source.disk.volatile else source.folder
     with workplace(own, disk, folder, where) as beside, _followed(source) as followed:
-        _make(followed, disk, beside, where, kept or {})
+        for _ in range(_TRIES):
+            if (writer := _writer_of(followed)) is not None:  # says now if this handle may not keep writing out
+                writer.exclusively(where, lambda _: None)
+            now = Moment.of(followed)
+            with contextlib.suppress(StartOver), closing(Copy(followed, disk, beside, now)) as copy:
+                copy.finish(_follow(followed, copy, now, where), kept or {})
+                return
+            for name in set(disk.names(beside)) - {LOCK}:
+                disk.discard(os.path.join(beside, name))
+        raise LappedError(f"{where}: {source.folder}: writers opened the buffer again and again")
 
 
 @contextlib.contextmanager
@@ -71,48 +93,146 @@ def _followed(source: Handle) -> Iterator[Handle]:
         yield source
         return
     source.disk.check_held("ReplayBuffer.snapshot")
-    with contextlib.closing(
-        Reader(source.disk, source.folder, mapped=source.mapped, uuid=source.manifest.uuid)
-    ) as reader:
+    with closing(Reader(source.disk, source.folder, mapped=source.mapped, uuid=source.manifest.uuid)) as reader:
         yield reader
+
+
+# -- the place -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def workplace(own: str, disk: Disk, folder: str, where: str) -> Iterator[str]:
+    """Lend an empty directory that becomes `folder` if the block succeeds, and is gone if it fails.
+
+    Args:
+        own: the directory of the buffer that is copied, "" for one in RAM.
+        disk: where the copy goes.
+        folder: its directory, absolute.
+        where: the method to name in an error.
+
+    Raises:
+        InputError, ExistsError: no copy may go there.
+        LockedError: another one is being made.
+        EnvironmentFault: the disk is full or fails.
+    """
+    folder = os.path.realpath(folder)
+    refuse_target(own, disk, folder, where)
+    parent, name = os.path.split(folder)
+    beside = os.path.join(parent, f".{name}.ringmap-unfinished")
+    said = f"nothing is at {folder}, and the buffer is as it was"
+    with clear_errors(where, folder, lambda: said):
+        make_folder(disk, parent)
+        with _held(disk, beside, folder, where):
+            refuse_target(own, disk, folder, where)  # another one may have come first
+            yield beside
+            disk.rename(beside, folder)
+            try:
+                disk.sync_folder(parent)
+            except OSError:  # it may be there after a power cut, or not: better not
+                disk.remove_folder(folder)
+                raise
+
+
+def refuse_target(own: str, disk: Disk, folder: str, where: str) -> None:
+    """Raise unless a copy may go there."""
+    own = os.path.realpath(own) if own else own
+    if own and (folder == own or folder.startswith(own + os.sep)):
+        raise InputError(f"{where}: {folder} lies inside the buffer itself; choose a path outside")
+    if not disk.exists(folder):
+        return
+    if not disk.is_folder(folder) or disk.names(folder):
+        raise ExistsError(f"{where}: something is at {folder} already; expected a directory that is new or empty")
+    if os.path.ismount(folder):
+        raise InputError(f"{where}: {folder} is a mount point, which nothing can be renamed to; name a directory in it")
+
+
+@contextlib.contextmanager
+def _held(disk: Disk, beside: str, folder: str, where: str) -> Iterator[None]:
+    """Hold an empty directory under the temporary name, and leave nothing there if the block fails."""
+    with contextlib.suppress(FileExistsError):
+        disk.make_folder(beside)
+    lock = WriterLock(disk, Paths(beside).lock, beside)
+    try:
+        lock.acquire()
+    except LockedError:
+        raise LockedError(
+            f"{where}: a copy to {folder} is being made by {describe(holder_of(Paths(beside).lock))}; "
+            "wait for it, or choose another path"
+        ) from None
+    except BaseException as error:
+        if not disk.exists(beside) and isinstance(error, EnvironmentFault):
+            raise LockedError(
+                f"{where}: another copy to {folder} ended just now; look at what is there, and call it again"
+            ) from None
+        if disk.exists(beside) and set(disk.names(beside)) <= {LOCK}:
+            disk.remove_folder(beside)
+        raise
+    try:
+        left = set(disk.names(beside)) - {LOCK}
+        if foreign := left - NAMES:
+            raise ExistsError(
+                f"{where}: {beside} holds something that no copy left there ({', '.join(sorted(foreign)[:3])}); "
+                "move it away"
+            )
+        try:
+            for name in left:  # of a try that was killed
+                disk.discard(os.path.join(beside, name))
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # what stays goes with the next try
+                disk.remove_folder(beside)
+            raise
+    finally:
+        lock.release()
 
 
 # -- following the writer --------------------------------------------------------------------------
 
 
-def _make(source: Handle, disk: Disk, beside: str, where: str, kept: Kept) -> None:
-    """Make the copy in the empty directory `beside`, whole and synced."""
-    for _ in range(_TRIES):
-        copy = Copy(source, disk, beside)
-        try:
-            copy.finish(_follow(source, copy, where), kept)
-            return
-        except StartOver:
-            for name in set(disk.names(beside)) - {LOCK}:
-                disk.discard(os.path.join(beside, name))
-        finally:
-            copy.close()
-    raise LappedError(f"{where}: {source.folder}: writers opened the buffer again and again")
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A committed state: `starts` of its live episodes; `era` as for `LiveEpisodes`."""
+
+    era: int
+    seq: int
+    first: int
+    tail: Position
+    head: Position
+    starts: Array
+
+    @classmethod
+    def of(cls, source: Handle) -> Moment:
+        """Return the newest one."""
+        source.refresh()
+        with source.memory:
+            live, head = source.live, source.committed_head
+            starts = live.starts[: int(live.starts.searchsorted(head))].copy()
+            return cls(live.era, source.seq, source.first, source.tail, head, starts)
 
 
-def _follow(source: Handle, copy: Copy, where: str) -> Look:
+class StartOver(Exception):
+    """Positions may have been used again: a recovery came in between."""
+
+
+def _writer_of(source: Handle) -> Store | None:
+    return source if isinstance(source, Store) and source.writable_here else None
+
+
+def _follow(source: Handle, copy: Copy, now: Moment, where: str) -> Moment:
     """Copy round by round until the copy is whole; return the state that it is."""
-    writer = source if isinstance(source, Store) and source.writable_here else None
-    if writer is not None:  # says now if this handle may not keep writing out
-        writer.exclusively(where, lambda _: None)
-    now, left = look(source), float("inf")
+    writer, left = _writer_of(source), float("inf")
     for _ in range(_TRIES):
         if copy.take(now):
-            then = look(source)
+            then = Moment.of(source)
             if copy.is_whole(now, then):
                 return now
         else:
-            then = look(source)
+            then = Moment.of(source)
             if then.seq == now.seq and then.era == now.era:
                 raise CorruptError(f"{source.folder}: {copy.missing}; run ringmap.check on the buffer")
         todo = copy.left(then)
         if writer is not None and (todo < _LITTLE_NBYTES or todo > left / 2):
-            return _finish_alone(writer, copy, where)
+            break
         now, left = then, todo
     if writer is not None:
         return _finish_alone(writer, copy, where)
@@ -122,13 +242,13 @@ def _follow(source: Handle, copy: Copy, where: str) -> Look:
     )
 
 
-def _finish_alone(writer: Store, copy: Copy, where: str) -> Look:
+def _finish_alone(writer: Store, copy: Copy, where: str) -> Moment:
     """Copy the rest while nobody writes."""
-    done: list[Look | OSError] = []
+    done: list[Moment | OSError] = []
 
     def last_round(_: Any) -> None:
         try:
-            now = look(writer)
+            now = Moment.of(writer)
             if not copy.take(now):
                 raise CorruptError(f"{writer.folder}: {copy.missing}; run ringmap.check on the buffer")
             done.append(now)
@@ -139,3 +259,216 @@ def _finish_alone(writer: Store, copy: Copy, where: str) -> Look:
     if isinstance(done[0], OSError):
         raise done[0]
     return done[0]
+
+
+# -- the copy --------------------------------------------------------------------------------------
+
+
+class Copy:
+    """What was copied so far.
+
+        state -> records since the last round -> table       under the copy's own salt
+                 blobs, rows since the last round -> segments, columns
+
+    Args:
+        source: the buffer.
+        disk: where the copy goes.
+        folder: its directory, empty but for the lock.
+    """
+
+    def __init__(self, source: Handle, disk: Disk, folder: str, now: Moment) -> None:
+        self.source, self.disk, self.paths = source, disk, Paths(folder)
+        self.missing = ""
+        manifest = source.manifest
+        if not now.seq and not manifest.locked_by_argument:
+            manifest = manifest.without_columns()
+        self._manifest = manifest = replace(manifest, uuid=uuid.uuid4().bytes, closed=None)
+        make_parts(disk, self.paths, manifest)
+        table = disk, self.paths.table, manifest.table_slots, manifest.uuid
+        self._table = EpisodeTable.open(*table, write=True, mapped=False)
+        self._era = now.era
+        self._next = 1  # records before it are copied, or are not live
+        self._head = now.tail  # likewise rows
+        self._fresh: list[tuple[int, int]] = []  # slots copied in this round
+        self._copied: dict[int, int] = {}  # number of a segment -> bytes that the copy has
+        self._rows = None if manifest.schema is None else self._make_columns(manifest, now)
+
+    def _make_columns(self, manifest: Manifest, now: Moment) -> Rows:
+        """Make columns that share their rows with the source's where that can be."""
+        rows, shared = self.source.rows, True
+        assert manifest.schema is not None
+        self.disk.make_folder(self.paths.columns)
+        for i, one in enumerate(manifest.columns):
+            column = one.inside(self.disk, self.paths.folder)
+            if rows is None or not now.seq:
+                column.create()
+            else:
+                shared &= column.create_copy(rows.columns[i])
+        if now.seq and shared:
+            self._head, self._fresh = now.head, [(0, manifest.rows)]
+        else:  # a compressed column takes nobody knows how much less
+            plain = (one.spec.row_nbytes for one in manifest.columns if one.kind == "memmap")
+            self._refuse_without_room((now.head - now.tail) * sum(plain))
+        where = self.disk, self.paths.folder, manifest.schema, manifest.columns, manifest.ring
+        return Rows.open(*where, write=True, head=now.head, mapped=False)
+
+    def _refuse_without_room(self, need: int) -> None:
+        """Raise rather than fill the disk that the writer may be on."""
+        free = self.disk.free(self.paths.folder)
+        if free is not None and need > free:
+            what = f"the copy takes {need:,} bytes, only {free:,} are free"
+            raise OSError(errno.ENOSPC, what, self.paths.folder)
+
+    def take(self, now: Moment) -> bool:
+        """Copy what the state has and the copy has not; False if a part of it is gone, which `missing` names."""
+        if now.era != self._era:
+            raise StartOver
+        return not now.seq or (self._take_records(now) and self._take_blobs(now) and self._take_rows(now))
+
+    def _take_records(self, now: Moment) -> bool:
+        fresh = max(self._next, now.first)
+        records, valid = self.source.table.read_range(fresh, now.seq)
+        if not valid.all():
+            bad = fresh + int(np.argmin(valid))
+            self.missing = f"record {bad} of {self.source.paths.table} is damaged"
+            return False
+        gone = are_live(records, now.tail) & ~np.isin(records["start"], now.starts)
+        records["flags"][gone] |= DROPPED  # damaged ones of which a reader alone may know
+        self._table.write_many(records)
+        self._next = now.seq + 1
+        return True
+
+    def _needed(self, now: Moment) -> dict[int, int]:
+        """Return the segments with blobs of live episodes, and up to which byte each is needed."""
+        records, _ = self._table.read_range(now.first, now.seq)
+        records = records[are_live(records, now.tail)]
+        numbers, which = np.unique(records["blob_segment"], return_inverse=True)
+        ends = np.zeros(len(numbers), np.int64)
+        np.maximum.at(ends, which, records["blob_offset"].astype(np.int64) + records["blob_size"])
+        return dict(zip(numbers.tolist(), ends.tolist(), strict=True))
+
+    def _take_blobs(self, now: Moment) -> bool:
+        for number, end in self._needed(now).items():
+            if not self._copy_blobs(number, end):
+                self.missing = f"{self.source.segments.path(number)} is missing or cut"
+                return False
+        newest = self._table.read(now.seq)
+        if newest is not None:  # without an episode it may be lost, and its small state in the manifest
+            self._copy_blobs(newest.blob_segment, newest.blob_offset + newest.blob_size)
+        return True
+
+    def _copy_blobs(self, number: int, end: int) -> bool:
+        """Copy a segment up to byte `end`; False if it is not there, or ends before."""
+        done, path = self._copied.get(number, 0), os.path.join(self.paths.data, segment_name(number))
+        if done >= end:
+            return True
+        try:
+            source = self.source.disk.open(self.source.segments.path(number))
+        except FileNotFoundError:
+            return False
+        with closing(source):
+            if source.size() < end:
+                return False
+            with closing(self.disk.open(path, write=True) if done else self.disk.create(path)) as file:
+                file.copy_from(source, done, end - done)
+        self._copied[number] = end
+        return True
+
+    def _take_rows(self, now: Moment) -> bool:
+        assert self._rows is not None
+        assert self.source.rows is not None
+        start = Position(max(self._head, now.tail))
+        for slot, count in self._rows.ring.pieces(start, now.head - start):
+            for target, source in zip(self._rows.columns, self.source.rows.columns, strict=True):
+                self._fresh.append(target.copy_from(source, slot, count))
+        self._head = now.head
+        return True
+
+    def left(self, then: Moment) -> int:
+        """Return the bytes of rows that the next round has to copy."""
+        row = self._rows.row_nbytes if self._rows is not None else 0
+        return row * (then.head - max(self._head, then.tail))
+
+    def is_whole(self, now: Moment, then: Moment) -> bool:
+        """Tell whether the copy is the state `now`, given that the writer had come to `then` when it was complete."""
+        if then.era != now.era:
+            raise StartOver
+        fresh, self._fresh = self._fresh, []
+        if then.tail <= now.tail or self._rows is None:
+            return True
+        records, _ = self._table.read_range(now.first, now.seq)
+        start, count = records["start"], records["length"]
+        retired = are_live(records, now.tail) & (start < then.tail)
+        slots, rows = start % self._rows.ring.rows, self._rows.ring.rows
+        copied = np.zeros(len(records), np.bool_)
+        for first, stop in fresh:
+            copied |= (slots < stop) & (slots + count > first)
+            copied |= slots + count - rows > first  # those that wrap
+        for row in records[retired & copied]:
+            record = Record.of(row)
+            sums = self._rows.sums(record.start, record.length)
+            if bad_rows(record, self._rows.schema.names, sums, None) is not None:
+                return False
+        return True
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def finish(self, now: Moment, kept: Kept) -> None:
+        """Make the copy a buffer of that state, and sync all of it; `kept` is what a handle has of its sidecars."""
+        disk, paths, manifest = self.disk, self.paths, self._manifest
+        newest = self._table.read(now.seq) if now.seq else None
+        used = set(self._needed(now)) | ({newest.blob_segment} if newest is not None else set())
+        for number in set(self._copied) - used:
+            disk.remove(os.path.join(paths.data, segment_name(number)))
+        if self._rows is not None:
+            self._rows.sync()
+            disk.sync_folder(paths.columns)
+        with closing(Segments(disk, paths.data)) as segments:
+            segments.sync_all(used & set(self._copied))
+            disk.sync_folder(paths.open)
+            self._table.sync()
+            with closing(StateFile.open(disk, paths.state, manifest.uuid, write=True)) as states:
+                boot = disk.boot_id() or NO_BOOT
+                states.write_both(State(2, now.seq, now.first, now.tail, now.head, now.seq, era=1, boot=boot))
+                states.sync()
+            self._copy_sidecars(manifest, now, kept)
+            counts = {"first": now.first, "tail": now.tail, "head": now.head, "seq": now.seq}
+            stored = self._stored_manifest()
+            remembered = self.source.settings.remembered if isinstance(self.source, Store) else None
+            manifest = replace(
+                manifest,
+                table={"count": len(now.starts), **counts},
+                carried=self._carried(now, segments, stored.carried),
+                settings=dict(remembered or stored.settings),
+            )
+        disk.sync_folder(paths.folder)
+        disk.replace_file(paths.manifest, manifest.encode())
+
+    def _copy_sidecars(self, manifest: Manifest, now: Moment, kept: Kept) -> None:
+        numbers = range(now.seq, now.first - 1, -1)
+        records = (self._table.read(seq) for seq in numbers if len(now.starts))
+        live = (r for r in records if r is not None and r.live and r.start >= now.tail)
+        state = Copied(now.tail, now.head, next(live, None), manifest.uuid)
+        target = Home(self.disk, self.paths.folder, manifest.uuid, manifest.rows, manifest.schema)
+        for sidecar in SIDECARS:
+            sidecar.copy(self.source.home, target, state, kept.get(sidecar))
+
+    def _carried(self, now: Moment, segments: Segments, flushed: dict[str, Any]) -> dict[str, Any]:
+        """Return the small state as of the commit, or of a flush after it."""
+        small = small_state_of(
+            now.seq, self._table, segments.blob_of, flushed if flushed and flushed["seq"] <= now.seq else {}
+        )
+        if small.fault:  # which check reports, of the copy too
+            return {}
+        state = {name: value for name, value in small.state.items() if name != "finished"}
+        return {"seq": now.seq, "state": state}  # that names streams, of which the copy has none
+
+    def _stored_manifest(self) -> Manifest:
+        source = self.source
+        return source.manifest if source.disk.volatile else read_manifest(source.disk, source.folder)
+
+    def close(self) -> None:
+        """Give all descriptors back."""
+        if self._rows is not None:
+            self._rows.close()
+        self._table.close()
