@@ -112,10 +112,6 @@ class Column:
         """Tell whether a file or folder of this kind exists."""
         return self.disk.is_file(self.path)  # reading a pipe would never end
 
-    def resembles(self) -> bool:
-        """Tell whether a file without its label may still be this column."""
-        return False
-
     def strays(self) -> list[str]:
         """Return the names inside it that are not part of it."""
         return []

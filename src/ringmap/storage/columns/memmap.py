@@ -120,13 +120,6 @@ class MemmapColumn(Column):
                 found.append("label after the rows is not that of this column: swapped or foreign file")
             return found
 
-    def resembles(self) -> bool:
-        """Tell whether the header is this column's, up to the end of the file."""
-        try:
-            return self.disk.read_file(self.path, _PAGE) == self._header()[: self.disk.size(self.path)]
-        except OSError:
-            return False
-
     def mend(self) -> None:
         """Restore the size, header and label of the file.
 

@@ -155,10 +155,6 @@ class ZarrColumn(Column, Forkable):
         """Tell whether the path is a folder (not a link to one)."""
         return self.disk.is_folder(self.path)
 
-    def resembles(self) -> bool:
-        """Tell whether a folder with an unreadable `zarr.json` may be this column: the chunks decide."""
-        return True
-
     def strays(self) -> list[str]:
         """Return the names in the folder that are not part of a column."""
         count = -(-self.rows // self._steps)
