@@ -202,6 +202,7 @@ def column(**change):
         column(dtype="V8"),
         column(dtype="<f4,<f4"),
         column(file="columns/000-a.zarr"),
+        column(backend="zarr"),
         column(options={"chunk_steps": 8, "codecs": []}),
         column(dtype=3),
         column(shape=3),
@@ -228,6 +229,12 @@ def column(**change):
 def test_what_makes_no_sense_is_refused_even_with_a_checksum(change):
     with pytest.raises(CorruptError, match=f"^{PATH}: "):
         Manifest.decode(signed(**change), PATH)
+
+
+def test_a_backend_of_a_newer_version_is_named():
+    words = r"column 'obs/é' has backend 'future', this ringmap has \['memmap', 'zarr'\]; upgrade ringmap"
+    with pytest.raises(NewerVersionError, match=f"^{PATH}: {words}"):
+        Manifest.decode(signed(**column(backend="future")), PATH)
 
 
 def test_every_flipped_byte_is_refused_or_says_the_same():

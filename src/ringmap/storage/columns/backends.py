@@ -54,13 +54,8 @@ class StoredColumn:
     rows: int
     label: dict[str, Any]
 
-    @property
-    def is_known(self) -> bool:
-        """Whether its backend is one of ours."""
-        return self.kind in BACKENDS
-
     def at(self, disk: Disk, path: str) -> Column:
-        """Return it at a place, not opened; its backend must be known."""
+        """Return it at a place, not opened."""
         return BACKENDS[self.kind](disk, path, self.spec, self.rows, self.label)
 
     def inside(self, disk: Disk, folder: str) -> Column:

@@ -21,7 +21,6 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.base import Column, Live, Takes
 from ringmap.storage.columns.codecs import Undecodable
@@ -144,8 +143,6 @@ class Rows:
         reserved = min(head, ring.rows)
         try:
             for one in stored:
-                if not one.is_known:
-                    raise CorruptError(f"{folder}: column {one.spec.name!r} has unknown backend {one.kind!r}")
                 columns.append(one.inside(disk, folder).open(write, reserved, mapped))
         except BaseException:
             for column in columns:

@@ -396,9 +396,6 @@ class Scan:
     def _open_column(self, index: int) -> Column | None:
         """Return a column in whatever state it is; None where it lies nowhere, or something else lies there."""
         one = self.fixed.column(index)
-        if not one.is_known:
-            self.foreign[one.file] = f"unknown backend {one.kind!r}"
-            return None
         column = one.inside(self.disk, self.folder)
         if faults := self._words_of(one.file, column.faults):
             self.faults[one.file] = faults
@@ -532,7 +529,7 @@ class Scan:
 
     def _of_manifest(self, manifest: Manifest) -> Iterator[str]:
         for one, size in zip(manifest.columns, manifest.sizes, strict=True):
-            if one.is_known and size != one.nbytes:
+            if size != one.nbytes:
                 yield f"says that {one.file} has {size} bytes, expected {one.nbytes}"
         stored, counts, number = self.reached.seq, manifest.table, manifest.table.get("seq", 0)
         if manifest.witness > stored:
@@ -780,7 +777,7 @@ class Scan:
     def _of_others(self, manifest: Manifest) -> Iterator[Finding]:
         """Find what is not part of a buffer, and segments that nothing names."""
         for one in manifest.columns if self.has_columns else ():
-            if one.is_known and (column := one.inside(self.disk, self.folder)).exists():
+            if (column := one.inside(self.disk, self.folder)).exists():
                 yield from (Finding(f"{one.file}/{name}", "is not part of a buffer") for name in column.strays())
         # Where records are lost, the segments that they named are no news.
         orphans = [] if self.broken() else self.orphans()

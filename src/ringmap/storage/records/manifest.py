@@ -29,7 +29,7 @@ from ringmap.errors import (
     UnknownFormatError,
     UnreleasedVersionError,
 )
-from ringmap.storage.columns.backends import StoredColumn
+from ringmap.storage.columns.backends import BACKENDS, StoredColumn
 from ringmap.storage.columns.codecs import NAMED
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.canonical import json_checksum
@@ -319,12 +319,14 @@ class Manifest:
         if body.get("layout") != LAYOUT:
             raise _unreleased(path, f"another layout of format version {version}")
         try:
-            return cls._parse(body)
+            return cls._parse(body, path)
+        except NewerVersionError:  # a ValueError, too
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptError(f"{path}: the manifest does not make sense: {error!r}") from None
 
     @classmethod
-    def _parse(cls, body: dict[str, Any]) -> Manifest:
+    def _parse(cls, body: dict[str, Any], path: str) -> Manifest:
         columns = body["columns"]
         schema: Schema | None = None
         backends: tuple[str, ...] = ()
@@ -339,17 +341,20 @@ class Manifest:
             options = tuple(stored_options(c.get("options", {})) for c in columns)
             files = tuple(c["file"] for c in columns)
             sizes = tuple(int(c["nbytes"]) for c in columns)
-            for i, (name, file) in enumerate(zip(schema.names, files, strict=True)):
-                if not _FILE_NAME.fullmatch(file) or name in schema.names[:i]:
-                    raise ValueError(f"column {name!r} in file {file!r}")
-                if file.endswith(".zarr") != ("chunk_steps" in options[i]):
-                    raise ValueError(f"column {name!r} in file {file!r} with options {options[i]!r}")
-                if schema.columns[i].row_nbytes * options[i].get("chunk_steps", 0) > _CHUNK_MOST:
-                    raise ValueError(f"column {name!r} with options {options[i]!r}")
+            for i, (spec, file, backend) in enumerate(zip(schema.columns, files, backends, strict=True)):
+                if backend not in BACKENDS:
+                    raise NewerVersionError(
+                        f"{path}: column {spec.name!r} has backend {backend!r}, this ringmap has {sorted(BACKENDS)}; "
+                        "upgrade ringmap"
+                    )
+                if not _FILE_NAME.fullmatch(file) or spec.name in schema.names[:i]:
+                    raise ValueError(f"column {spec.name!r} in file {file!r}")
+                if not (file.endswith(".zarr") == (backend == "zarr") == ("chunk_steps" in options[i])):
+                    raise ValueError(f"column {spec.name!r} of {backend} in file {file!r} with {options[i]!r}")
+                if spec.row_nbytes * options[i].get("chunk_steps", 0) > _CHUNK_MOST:
+                    raise ValueError(f"column {spec.name!r} with options {options[i]!r}")
             if not files or len({*files}) < len(files):
                 raise ValueError(f"files {files!r}")
-            if not all(isinstance(backend, str) for backend in backends):
-                raise ValueError(f"backends {backends!r}")
         max_steps, spare, slots = body["max_steps"], body["spare"], body["table_slots"]
         if not (_are_counts(max_steps, spare, slots) and max_steps > 0 and slots > 0):
             raise ValueError(f"sizes {max_steps!r}, {spare!r}, {slots!r}")
