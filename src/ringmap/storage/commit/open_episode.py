@@ -144,12 +144,20 @@ class OpenEpisode:
         Cost: one write; at durability="power" one sync. Each `commit_every`-th call commits.
         """
         where = "OpenEpisode.append"
-        self._check_open(where)
-        self._store.exclusively(where, lambda files: self._append(files, step, where))
+        self._exclusively(where, lambda files: self._append(files, step, where))
+
+    def _exclusively(self, where: str, work: Callable[[CommitFiles], None]) -> None:
+        """Do work on the part that is open now, while other writing calls are kept out."""
+
+        def whole(files: CommitFiles) -> None:
+            if self._ended:
+                raise RoleError(f"{where}: this episode has ended; call begin_episode for the next one")
+            self._go_on()
+            work(files)
+
+        self._store.exclusively(where, whole)
 
     def _append(self, files: CommitFiles, step: Mapping[str, Any], where: str) -> None:
-        self._check_open(where)  # once more: a handler may have come first
-        self._go_on()
         columns = {n: _one_step(n, v, where) for n, v in flattened(step, where).items()}
         if self._filter is not None:
             columns = self._filter(columns)
@@ -229,32 +237,20 @@ class OpenEpisode:
             CorruptError: the steps on disk are not all that were appended.
         """
         where = "OpenEpisode.finish"
-        self._check_open(where)
-        self._store.exclusively(
-            where, lambda files: self._finish(files, terminated, truncated, episode_data, notes, where)
-        )
 
-    def _finish(
-        self,
-        files: CommitFiles,
-        terminated: bool,
-        truncated: bool,
-        episode_data: Mapping[str, Any] | None,
-        notes: Mapping[str, Any] | None,
-        where: str,
-    ) -> None:
-        self._check_open(where)  # once more: a handler may have come first
-        self._go_on()
-        self._check_data(episode_data or {}, where)
-        data = encode_data({**self._data, **(episode_data or {})}, where) if self.num_steps else b""
-        flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
-        last = None if self._every is None else replace(self._part, is_last=True)
-        # An interrupted call may have stored it or not: `carried` knows, since a recovery came before this.
-        if self._pending and self.id not in self._store.carried.get("finished", []):
-            self._commit(files, last, flags, data, where, notes)
-        elif last is not None and not self._pending:
-            self._end_chain(files, flags, data, notes)
-        self._remove()
+        def work(files: CommitFiles) -> None:
+            self._check_data(episode_data or {}, where)
+            data = encode_data({**self._data, **(episode_data or {})}, where) if self.num_steps else b""
+            flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
+            last = None if self._every is None else replace(self._part, is_last=True)
+            # An interrupted call may have stored it or not: `carried` knows, since a recovery came before this.
+            if self._pending and self.id not in self._store.carried.get("finished", []):
+                self._commit(files, last, flags, data, where, notes)
+            elif last is not None and not self._pending:
+                self._end_chain(files, flags, data, notes)
+            self._remove()
+
+        self._exclusively(where, work)
 
     def _commit(
         self,
@@ -294,17 +290,15 @@ class OpenEpisode:
     def abandon(self) -> None:
         """End the episode without storing it. Parts that are committed stay: the episode ends with them, as
         interrupted."""
-        where = "OpenEpisode.abandon"
-        if not self._ended:
-            self._check_open(where)
-            if self._every is not None and not self._store.is_poisoned:  # else the next opening does it
-                self._store.exclusively(where, self._end_at_part)
-            # A power cut must not bring it back: interrupted="keep" would store it.
-            self._store.alone(where, lambda: self._remove(durably=self._store.power))
-
-    def _end_at_part(self, files: CommitFiles) -> None:
-        self._go_on()
-        self._end_chain(files, INTERRUPTED)
+        where, store = "OpenEpisode.abandon", self._store
+        if self._ended:
+            return
+        if not store.writable_here:
+            store.exclusively(where, lambda _: None)  # raises with the reason
+        if self._every is not None and not store.is_poisoned:  # else the next opening does it
+            self._exclusively(where, lambda files: self._end_chain(files, INTERRUPTED))
+        # A power cut must not bring it back: interrupted="keep" would store it.
+        store.alone(where, lambda: self._remove(durably=store.power))
 
     def __enter__(self) -> OpenEpisode:
         return self
@@ -317,12 +311,6 @@ class OpenEpisode:
             self.finish()
         elif self._store.writable_here:  # else the stream is not ours: a forked child's parent continues it
             self.abandon()
-
-    def _check_open(self, where: str) -> None:
-        if self._ended:
-            raise RoleError(f"{where}: this episode has ended; call begin_episode for the next one")
-        if not self._store.writable_here:
-            self._store.exclusively(where, lambda _: None)  # raises with the reason
 
     @property
     def _folder(self) -> str:
