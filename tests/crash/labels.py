@@ -12,7 +12,7 @@ import numpy as np
 
 from ringmap import DistillationBuffer, ReplayBuffer
 from ringmap.errors import CorruptError, NoClipsError, RingmapError
-from ringmap.storage.records.kinds import DISTILLATION
+from ringmap.storage.records.manifest import DISTILLATION
 from tests.crash.cases import Session, Torn, draw_step
 
 STEPS = ("write", "sample", "flush", "sync", "sync_write", "reopen")

@@ -24,8 +24,8 @@ from ringmap.storage.commit import store as store_module
 from ringmap.storage.commit.group import Groups, OpenGroup
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.paths import STREAM
 from ringmap.storage.records import step_file
-from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.step_file import StepFile, read_steps
 from ringmap.storage.ring.ring import Position
 from tests.crash.cases import at_length

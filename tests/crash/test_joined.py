@@ -17,7 +17,7 @@ from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, InputError
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store
-from ringmap.storage.directory.entries import TABLE
+from ringmap.storage.disk.paths import TABLE
 from ringmap.storage.records.table import TERMINATED
 from tests.crash.cases import episode, look
 from tests.crash.joined import joined, states_on_the_way, store_joined

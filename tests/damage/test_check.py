@@ -15,11 +15,11 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import NewerVersionError, UnknownFormatError, UnreleasedVersionError
 from ringmap.storage.commit.files import CommitFiles
-from ringmap.storage.directory.entries import Paths
-from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk import system
-from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.paths import Paths
+from ringmap.storage.disk.signed import json_checksum
 from ringmap.storage.inspect import scan as survey
 from ringmap.storage.inspect.check import Finding, check_folder
 from ringmap.storage.inspect.describe import facts_of

@@ -17,6 +17,7 @@ from ringmap.errors import DamageError, RingmapError
 from ringmap.samplers import RecencySampler
 from ringmap.storage.disk.npy import HEADER_NBYTES
 from ringmap.storage.read import recovery
+from ringmap.storage.read.episodes import origins
 from ringmap.storage.records import table
 from ringmap.storage.records.table import RECORD
 
@@ -84,7 +85,7 @@ def reads(path, mode):
         view.sampler = RecencySampler(half_life=50, rng=0)
         note("recent", lambda: view.sample(100))
         note("split", lambda: [part.lengths for part in view.split(0.5, seed=1)])
-        note("origins", buffer.engine.source.origins)
+        note("origins", lambda: origins(buffer.engine.source))
         note("times", lambda: CommitTimes(buffer.engine.source)(buffer.engine.source.live.starts))
         for index in range(EPISODES):
             note(f"load {index}", lambda i=index: buffer.load_episode(i))

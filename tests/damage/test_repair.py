@@ -16,7 +16,7 @@ from ringmap.errors import (
     RingmapError,
     RoleError,
 )
-from ringmap.storage.directory import opening
+from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.inspect.repair import Action, Plan, copy_repaired, repair_folder
 from tests.damage.buffers import episode_of, make, served
@@ -210,7 +210,7 @@ def test_lost_manifest_costs_the_settings_alone(place):
         "make it again from the other files: 7 episodes; settings (history_len ...) are lost",
     )
     assert mended(v) == list(v.truth.episodes)
-    again = opening.read_manifest(Disk(), str(v.folder))
+    again = read_manifest(Disk(), str(v.folder))
     assert again.label(3) == v.manifest.label(3)
     assert (again.sizes, again.table_slots) == (v.manifest.sizes, v.manifest.table_slots)
 

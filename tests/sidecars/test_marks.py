@@ -28,8 +28,8 @@ from ringmap.errors import (
     ReplacedError,
 )
 from ringmap.samplers import EpisodeSampler
-from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.signed import encode_signed
 from ringmap.storage.sidecars.base import Copied
 
 
@@ -87,7 +87,7 @@ def test_a_kill_leaves_the_marks_before_it(tmp_path, change):
         assert list(Marks(buf).all()) == [10, 20]
         assert kill_at(tmp_path / "b", "sync_folder") == signal.SIGKILL  # it was renamed
         assert Marks(buf).all() == {}
-        assert set(os.listdir(tmp_path / "b")) <= ringmap.storage.directory.entries.NAMES
+        assert set(os.listdir(tmp_path / "b")) <= ringmap.storage.disk.paths.NAMES
 
 
 def two_at_once(folder):
@@ -169,7 +169,7 @@ def test_edited_by_hand_counts_after_a_repair(tmp_path):
         Marks(buf).set(10, note="slips")
     file = path / "marks.json"
     file.write_text(file.read_text().replace("slips", "slides"))
-    assert "by hand" in str(ringmap.check(path)[0])
+    assert "edited" in str(ringmap.check(path)[0])
     ringmap.repair(path, dry_run=False)
     assert ringmap.check(path) == []
     with ReplayBuffer.open(path) as buf:
@@ -181,7 +181,7 @@ def forged(path, **change):
     body.pop("checksum")
     (mine,) = body["marks"].values()
     mine[0] |= change
-    path.write_text(json.dumps({**body, "checksum": json_checksum(body)}))
+    path.write_bytes(encode_signed(body))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 import ringmap
 from ringmap.errors import CorruptError, ReadOnlyError
-from ringmap.storage.directory.entries import ENTRIES, NAMES
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.paths import ENTRIES, NAMES
 from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
@@ -212,6 +212,9 @@ NEW_SIDECAR = """
 import pathlib, sys
 import numpy as np
 from ringmap.storage import sidecars
+from ringmap.storage.disk import paths
+
+paths.NAMES |= {"notes.bin"}
 
 class Notes(sidecars.Sidecar):
     names = ("notes.bin",)
@@ -255,7 +258,7 @@ for name in ("buf", "copy"):
 """
 
 
-def test_a_new_sidecar_is_one_entry_of_the_table(tmp_path):
+def test_a_new_sidecar_is_a_name_and_a_class(tmp_path):
     subprocess.run([sys.executable, "-c", NEW_SIDECAR, str(tmp_path)], check=True)
 
 

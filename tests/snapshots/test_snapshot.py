@@ -26,7 +26,7 @@ from ringmap.errors import (
     SyncFailedError,
 )
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.system import System

@@ -17,6 +17,7 @@ from ringmap.errors import (
     UnreleasedVersionError,
 )
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk import signed as signing
 from ringmap.storage.records import manifest as module
 from ringmap.storage.records.manifest import VERSION, Kind, Manifest, column_file, lineage_of
 
@@ -293,14 +294,15 @@ def test_labels_differ_by_column_and_buffer():
 
 
 def test_control_a_checksum_that_forgets_a_part_is_caught(monkeypatch):
-    whole = module.json_checksum
+    whole = signing.json_checksum
     monkeypatch.setattr(
-        module,
+        signing,
         "json_checksum",
         lambda body: whole({k: v for k, v in body.items() if k != "settings"}),
     )
-    assert Manifest.decode(signed(), PATH) == make()
-    body = json.loads(signed())
+    forged = make().encode()
+    assert Manifest.decode(forged, PATH) == make()
+    body = json.loads(forged)
     body["settings"] = {}
     assert Manifest.decode(json.dumps(body).encode(), PATH).settings == {}, "an edit goes unnoticed"
 

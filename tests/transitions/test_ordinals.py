@@ -12,8 +12,8 @@ import ringmap
 from ringmap import TransitionReplayBuffer
 from ringmap.data import convert, load_dataset
 from ringmap.storage.commit.commit import numbered
-from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.paths import Paths
 from ringmap.storage.inspect.describe import facts_of
 from ringmap.storage.records.table import MANY, PART, EpisodeTable
 from tests.transitions.test_named_lanes import Envs

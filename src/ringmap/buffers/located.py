@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ringmap.errors import DamageError, InputError, NotFoundError, UnknownFormatError
 from ringmap.storage.disk.local import local_path, refuse_address
-from ringmap.storage.records.kinds import DISTILLATION, EPISODES, LABELS, ROWS, TRANSITIONS
+from ringmap.storage.records.manifest import DISTILLATION, EPISODES, LABELS, ROWS, TRANSITIONS
 
 __all__ = [
     "BUFFERS",
@@ -87,9 +87,9 @@ def buffer_at(path: str) -> Located | None:
 
     Cost: reads the manifest.
     """
-    from ringmap.storage.directory.entries import Paths
-    from ringmap.storage.directory.opening import read_manifest
+    from ringmap.storage.directory import read_manifest
     from ringmap.storage.disk.files import Disk
+    from ringmap.storage.disk.paths import Paths
 
     refuse_address(path)
     if not os.path.isdir(path):
@@ -114,7 +114,7 @@ def holds_rings(path: str) -> bool:
     Raises:
         OSError: nothing below it is one, as far as that can be told.
     """
-    from ringmap.storage.directory.entries import FINE
+    from ringmap.storage.disk.paths import FINE
 
     if not os.path.isdir(path) or buffer_at(path) is not None or is_dataset(path):
         return False
@@ -136,7 +136,7 @@ def holds_rings(path: str) -> bool:
 
 def folders_of(path: str) -> dict[str, str]:
     """Return the directories of a buffer at a path, by their contents, however damaged they are."""
-    from ringmap.storage.directory.entries import SIGNS
+    from ringmap.storage.disk.paths import SIGNS
 
     own = any(os.path.lexists(os.path.join(path, name)) for name in SIGNS)
     parts = {name: os.path.join(path, name) for name in ("rows", "labels")}
@@ -148,7 +148,7 @@ def folders_of(path: str) -> dict[str, str]:
 def is_dataset(path: str) -> bool:
     """Return whether a dataset of a format is at a path, and not a (damaged) buffer."""
     from ringmap.formats.registry import detect_format, refuse_missing
-    from ringmap.storage.directory.entries import SIGNS
+    from ringmap.storage.disk.paths import SIGNS
 
     if os.path.isdir(path) and any(
         os.path.lexists(os.path.join(f, name)) for f in folders_of(path).values() for name in SIGNS
@@ -163,7 +163,7 @@ def is_dataset(path: str) -> bool:
 def _refuse(path: str, where: str) -> None:
     if not os.path.exists(path):
         raise NotFoundError(f"{where}: {path}: nothing is there")
-    from ringmap.storage.directory.opening import read_manifest
+    from ringmap.storage.directory import read_manifest
     from ringmap.storage.disk.files import Disk
 
     read_manifest(Disk(), local_path(path))

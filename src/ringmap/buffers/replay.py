@@ -59,7 +59,7 @@ from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.open_episode import OpenEpisode, finish_open
 from ringmap.storage.commit.store import JOINED_NBYTES, Store
-from ringmap.storage.directory.opening import examine, read_manifest
+from ringmap.storage.directory import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
@@ -69,8 +69,7 @@ from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.kinds import EPISODES, must_be
-from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
+from ringmap.storage.records.manifest import EPISODES, Kind, Manifest, lineage_of, must_be
 from ringmap.storage.records.table import SPARE_SLOTS, TERMINATED, TRUNCATED
 
 if TYPE_CHECKING:

@@ -33,14 +33,13 @@ from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, N
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import make_folder
-from ringmap.storage.directory.opening import examine, read_manifest
+from ringmap.storage.directory import examine, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_whole, retry
 from ringmap.storage.read.recovery import small_state_in
-from ringmap.storage.records.kinds import ROWS, must_be
-from ringmap.storage.records.manifest import Kind
+from ringmap.storage.records.manifest import ROWS, Kind, must_be
 from ringmap.storage.ring.ring import spare_rows
 
 __all__ = ["ROW", "StepRing", "whole"]

@@ -126,7 +126,7 @@ def _start(path: str, episodes: int) -> subprocess.Popen[bytes]:
 def _opened(path: str, collector: subprocess.Popen[bytes]) -> ReplayBuffer:
     """Open a live reader as soon as there is a buffer to read."""
     from ringmap.buffers.replay import ReplayBuffer
-    from ringmap.storage.directory.entries import Paths
+    from ringmap.storage.disk.paths import Paths
 
     while not os.path.exists(Paths(path).manifest):
         if collector.poll() is not None:

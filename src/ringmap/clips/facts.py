@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 from ringmap.errors import InputError
-from ringmap.storage.records.rates import as_rate, parse_rate, rate_text, same_rate
+from ringmap.storage.records.manifest import as_rate, parse_rate, rate_text, same_rate
 
 __all__ = [
     "NAMES",

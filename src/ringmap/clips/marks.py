@@ -17,7 +17,6 @@ Not here: conditions on marks (samplers/episodes.py, datasets/choose.py), the da
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -35,15 +34,16 @@ from ringmap.errors import (
     NewerVersionError,
 )
 from ringmap.storage.disk.advice import remedy
-from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.paths import MARKS
+from ringmap.storage.disk.signed import decode_signed, encode_signed
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.ring import Position
-from ringmap.storage.sidecars.base import MARKS, Copied
+from ringmap.storage.sidecars.base import Copied
 
-__all__ = ["ANY", "MARKS", "Mark", "MarkFile", "checked_flags", "checked_note", "marked", "marks_of_copy", "record_key"]
+__all__ = ["ANY", "Mark", "MarkFile", "checked_flags", "checked_note", "marked", "marks_of_copy", "record_key"]
 
 ANY = "any"
 """In place of the checksum of rows: of an episode in parts whose first part was evicted."""
@@ -246,8 +246,7 @@ def _read(disk: Disk, path: str) -> _All:
 def _encode(every: Mapping[str, Mapping[int, Mark]]) -> bytes:
     marks = {owner: [asdict(marks[at]) for at in sorted(marks)] for owner, marks in every.items() if marks}
     body = {"format": _FORMAT, "version": _VERSION, "marks": marks}
-    text = json.dumps({**body, "checksum": json_checksum(body)}, indent=1)
-    return text.encode() + b"\n"
+    return encode_signed(body, indent=1)
 
 
 def _decode(data: bytes, path: str) -> _All:
@@ -255,22 +254,22 @@ def _decode(data: bytes, path: str) -> _All:
     try:
         if len(data) > _LIMIT:
             raise ValueError(f"more than {_LIMIT:,} bytes")
-        body = json.loads(data)
-        if not isinstance(body, dict) or body.get("format") != _FORMAT:
-            raise ValueError("no file of marks")
+        body, fault = decode_signed(data)
+        if body is None or body.get("format") != _FORMAT:
+            raise ValueError(fault if body is None else "no file of marks")
         version = body.get("version")
         if isinstance(version, int) and version > _VERSION:
             raise NewerVersionError(
                 f"{path}: marks of version {version}; this ringmap reads version {_VERSION}; upgrade ringmap"
             )
-        if body.pop("checksum", None) != json_checksum(body):
-            raise ValueError("its checksum does not hold: it is damaged, or was edited by hand")
+        if fault:
+            raise ValueError(f"it {fault}")
         return {
             str(owner): {mark.position: mark for mark in map(_mark, marks)} for owner, marks in body["marks"].items()
         }
     except NewerVersionError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = "is damaged" if isinstance(error, KeyError | AttributeError | TypeError) else str(error)
         raise CorruptError(
             f"{path}: marks can't be read: {why}; run ringmap.check and ringmap.repair on the buffer, or move the file "

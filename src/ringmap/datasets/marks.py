@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ringmap.clips.marks import MARKS, Mark, MarkFile, checked_flags, checked_note, marked, record_key
+from ringmap.clips.marks import Mark, MarkFile, checked_flags, checked_note, marked, record_key
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import MARKS
 
 __all__ = ["Mark", "Marks"]
 

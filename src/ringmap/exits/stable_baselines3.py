@@ -25,7 +25,7 @@ from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.errors import InputError, LockedError, NotFoundError, ReplacedError
 from ringmap.extras import require
 from ringmap.storage.columns.values import as_array
-from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 

@@ -6,11 +6,10 @@ Not here: when it is written (pace.py).
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from ringmap.errors import CorruptError
-from ringmap.storage.disk.canonical import json_checksum
+from ringmap.storage.disk.signed import decode_signed, encode_signed
 
 __all__ = ["Tally"]
 
@@ -37,7 +36,7 @@ class Tally:
             Tally(drawn=8, marks={'a': 2}, fleet='')
         """
         body = {"drawn": self.drawn, "marks": self.marks, "fleet": self.fleet}
-        return json.dumps({**body, "checksum": json_checksum(body)}).encode()
+        return encode_signed(body)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Tally:
@@ -46,18 +45,15 @@ class Tally:
         Raises:
             CorruptError: it is not what was written.
         """
+        body, fault = decode_signed(data)
         try:
-            body = json.loads(data)
-            checksum = body.pop("checksum")
+            if body is None or fault:
+                raise ValueError(fault)
             numbers = body["drawn"], *body["marks"].values()
-            if (
-                checksum != json_checksum(body)
-                or any(type(n) is not int or n < 0 for n in numbers)
-                or type(body.get("fleet", "")) is not str
-            ):
-                raise ValueError("its checksum differs")
+            if any(type(n) is not int or n < 0 for n in numbers) or type(body.get("fleet", "")) is not str:
+                raise ValueError("its numbers are none")
             return cls(**body)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptError(
                 f"{path}: is not what was written ({error}); remove it, and this learner counts from 0"
             ) from error

@@ -15,7 +15,6 @@ Not here: when a policy is loaded (world, recording), how often a step is used.
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 import re
@@ -36,10 +35,10 @@ from ringmap.extras import require
 from ringmap.fleet.alone import Alone
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.disk.advice import clear_error, clear_errors
-from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
+from ringmap.storage.disk.signed import decode_signed, encode_signed
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +81,7 @@ class _Latest:
             "nbytes": self.nbytes,
             "xxh3": self.xxh3,
         }
-        return json.dumps({**body, "checksum": json_checksum(body)}).encode()
+        return encode_signed(body)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> _Latest:
@@ -92,18 +91,17 @@ class _Latest:
             CorruptError: the bytes are not what was written.
             NewerVersionError: a newer release wrote it.
         """
+        body, fault = decode_signed(data)
         try:
-            body = json.loads(data)
-            checksum = body.pop("checksum")
-            version = body.pop("version")
+            version = (body or {}).pop("version", None)
             if version != _VERSION and isinstance(version, int):
                 raise NewerVersionError(f"{path}: has version {version}, expected {_VERSION}: install a newer ringmap")
+            if body is None or fault:
+                raise ValueError(fault)
             found = cls(**body)
             if not all(type(value) is int for value in (found.number, found.step, found.nbytes)):
                 raise TypeError("a number is none")
-            if checksum != json_checksum({"version": version, **body}):
-                raise ValueError("its checksum differs")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             if isinstance(error, NewerVersionError):
                 raise
             raise CorruptError(f"{path}: is not what was written ({error}); publish again, or remove it") from error

@@ -27,14 +27,14 @@ from ringmap.formats.common.directory import (
 from ringmap.formats.common.source_format import StoredFormat, named
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import MANIFEST, TABLE
 from ringmap.storage.read.episodes import joined_data
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.records.kinds import EPISODES, ROWS, TRANSITIONS, must_be
-from ringmap.storage.records.names import MANIFEST, TABLE
+from ringmap.storage.records.manifest import EPISODES, ROWS, TRANSITIONS, must_be
 
 __all__ = ["BufferSource", "Ringmap"]
 

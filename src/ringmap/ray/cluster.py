@@ -22,10 +22,10 @@ from typing import Any
 
 from ringmap.errors import ClosedError, InputError, RingmapError, RoleError
 from ringmap.extras import require
-from ringmap.storage.directory.entries import Paths
-from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import Paths
 
 __all__ = [
     "Found",

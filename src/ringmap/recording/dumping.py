@@ -18,11 +18,11 @@ from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import DamageError, ExistsError
 from ringmap.formats.common.disk import exchange
-from ringmap.storage.directory.entries import Paths
-from ringmap.storage.directory.opening import examine
+from ringmap.storage.directory import examine
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock
+from ringmap.storage.disk.paths import Paths
 
 __all__ = ["dump", "place_of"]
 

@@ -30,10 +30,10 @@ from ringmap.buffers.located import (
 )
 from ringmap.errors import NotFoundError, RingmapError
 from ringmap.formats.registry import detect_format
-from ringmap.storage.directory.entries import SIGNS, Paths
-from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import refuse_address
+from ringmap.storage.disk.paths import SIGNS, Paths
 
 __all__ = ["FLEET", "PROBLEM", "Place", "find"]
 

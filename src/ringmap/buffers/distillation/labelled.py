@@ -21,11 +21,11 @@ from ringmap.buffers.steps import StepRing, whole
 from ringmap.errors import UnknownFormatError
 from ringmap.storage.columns.nested import root
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.directory.opening import examine
+from ringmap.storage.directory import examine
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.read_live import redraw_lost
-from ringmap.storage.records.kinds import LABELS as LABELS_KIND
+from ringmap.storage.records.manifest import LABELS as LABELS_KIND
 from ringmap.storage.records.manifest import Kind
 
 __all__ = ["LABELS", "LabelledRows", "rows_path"]

@@ -48,14 +48,13 @@ from ringmap.errors import (
     RingmapError,
 )
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.directory.entries import FINE, Paths
-from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.advice import clear_error, remedy
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import FINE, Paths
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.records.kinds import TRANSITIONS
-from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.manifest import TRANSITIONS, Manifest
 
 __all__ = ["Problem", "Ring", "Rings"]
 

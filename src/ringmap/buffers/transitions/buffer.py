@@ -67,11 +67,11 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import as_array, cast
 from ringmap.storage.commit.commit import UNNUMBERED
 from ringmap.storage.commit.store import Store
-from ringmap.storage.directory.opening import examine, read_manifest
+from ringmap.storage.directory import examine, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.records.blobs import encode_data, is_shown
-from ringmap.storage.records.kinds import TRANSITIONS, must_be
+from ringmap.storage.records.manifest import TRANSITIONS, must_be
 from ringmap.storage.records.step_file import EARLIER_LIMIT
 from ringmap.storage.ring.arrays import highest
 from ringmap.storage.sidecars import Copied

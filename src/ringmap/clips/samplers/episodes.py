@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ringmap.clips.clip_range import ClipRange, HasClipRange
-from ringmap.clips.marks import MARKS, Mark, MarkFile, marked
+from ringmap.clips.marks import Mark, MarkFile, marked
 from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, window_of
 from ringmap.clips.where import Values, names_in, select
 from ringmap.errors import ArgumentTypeError, InputError, NoClipsError, NotFoundError
 from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import MARKS
 
 __all__ = ["EpisodeSampler"]
 

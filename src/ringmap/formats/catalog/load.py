@@ -36,7 +36,7 @@ from ringmap.formats.registry import (
     refuse_missing,
     refuse_zip,
 )
-from ringmap.storage.directory.opening import refuse_dangling
+from ringmap.storage.directory import refuse_dangling
 from ringmap.storage.disk.local import refuse_address
 
 __all__ = ["get_cache_dir", "load_arrays", "load_dataset"]

@@ -35,7 +35,7 @@ from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.handle import refuse_if_mine
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.rates import rate_text
+from ringmap.storage.records.manifest import rate_text
 
 __all__ = ["Ahead", "EpisodeWriter", "tell_facts"]
 

@@ -35,7 +35,7 @@ from ringmap.formats.lerobot import BOXED, LeRobot, LeRobotSource
 from ringmap.formats.media.films import Encoding, encode_video
 from ringmap.formats.media.images import encode, holds
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.records.rates import rate_text
+from ringmap.storage.records.manifest import rate_text
 
 __all__ = ["LeRobotWriter"]
 

@@ -35,9 +35,9 @@ from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.codecs import Codec, Undecodable, chain_of, most_encoded
 from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.forks import Forkable, Renew
+from ringmap.storage.disk.signed import json_checksum
 from ringmap.storage.disk.system import NotAFileError
 
 __all__ = ["ChunkCache", "ZarrColumn", "chunk_steps", "read_zarr_label"]

@@ -42,8 +42,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.threads import begin
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.blobs import LARGEST_BLOB, names_origin
-from ringmap.storage.records.kinds import TRANSITIONS
-from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.manifest import TRANSITIONS, Manifest
 from ringmap.storage.records.table import COPIED, END, EPISODE, MANY, MOST_U4, RETIRE, PartOf, Record
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal, Position

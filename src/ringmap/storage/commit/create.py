@@ -19,8 +19,8 @@ import warnings
 from collections.abc import Callable
 
 from ringmap.errors import EnvironmentFault
-from ringmap.storage.directory.entries import ENTRIES, FROM_BIRTH, Paths
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.paths import ENTRIES, FROM_BIRTH, Paths
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable

@@ -22,8 +22,8 @@ import xxhash
 
 from ringmap.errors import CorruptError, SyncFailedError
 from ringmap.storage.columns.rows import Rows
-from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.paths import Paths
 from ringmap.storage.read.recovery import RecoveredState, find, small_state_of
 from ringmap.storage.records.blobs import HEAD, Segments, StatePlace, encode_blob
 from ringmap.storage.records.manifest import Manifest

@@ -48,8 +48,8 @@ from ringmap.storage.commit.commit import Commit, Committer, NewRecord, Values
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.frames import HEADER
+from ringmap.storage.disk.paths import STREAM
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, Unlinked, read_steps
 from ringmap.storage.records.table import DROPPED, Record
 from ringmap.storage.ring.arrays import found_in

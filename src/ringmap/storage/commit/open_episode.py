@@ -33,9 +33,9 @@ from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.paths import STREAM
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, read_steps
 from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED, PartOf
 from ringmap.storage.ring.links import NONE

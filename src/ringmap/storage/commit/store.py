@@ -46,12 +46,12 @@ from ringmap.storage.commit.create import make_folder, make_home
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.group import Groups, OpenGroup, follows, left_open
 from ringmap.storage.commit.sync import BackgroundSync
-from ringmap.storage.directory.entries import Paths
-from ringmap.storage.directory.opening import examine, hold, read_manifest
+from ringmap.storage.directory import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
 from ringmap.storage.disk.calls import end_noted, lifted, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
+from ringmap.storage.disk.paths import Paths
 from ringmap.storage.read.handle import Texts, refuse_if_mine
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of

@@ -9,7 +9,8 @@
     advice     what to do about an error of the system, in words
     npy        the header of a `.npy` file
     frames     a run of payloads with checksums; the first that is not whole ends it
-    canonical  JSON with one text for each object, and its checksum
+    signed     JSON objects with a checksum
+    paths      the names in a buffer's directory
     xxh3       checksums of many records at once
 
 Since there is one door, a test can make any change fail, or kill the process after it, without a private name of the

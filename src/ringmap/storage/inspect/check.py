@@ -42,15 +42,14 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import NewerVersionError, UnreleasedVersionError
-from ringmap.storage.directory.entries import FINE, SIGNS, Paths
-from ringmap.storage.directory.opening import links_in
+from ringmap.storage.directory import links_in
 from ringmap.storage.disk.advice import clear_error
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import FINE, MANIFEST, SIGNS, Paths
 from ringmap.storage.inspect.scan import Finding, Scan
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.recovery import Progress
-from ringmap.storage.records.names import MANIFEST
 from ringmap.storage.records.table import Record, are_live
 
 __all__ = ["Finding", "check", "check_folder", "check_ring", "check_source", "rings_below"]

@@ -21,14 +21,12 @@ import numpy as np
 from ringmap.storage.commit.commit import NUMBERS
 from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.group import follows
-from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import holder_of
+from ringmap.storage.disk.paths import STREAM, Paths
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.records.kinds import TRANSITIONS
-from ringmap.storage.records.manifest import Manifest
-from ringmap.storage.records.names import STREAM
+from ringmap.storage.records.manifest import TRANSITIONS, Manifest
 from ringmap.storage.records.step_file import StoredSteps, read_steps
 
 __all__ = [

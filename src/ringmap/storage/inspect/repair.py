@@ -33,20 +33,18 @@ import numpy as np
 from ringmap.errors import CorruptError, EnvironmentFault, NewerVersionError, SyncFailedError
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.commit.files import CommitFiles
-from ringmap.storage.directory.entries import Paths
-from ringmap.storage.directory.opening import refuse_links
+from ringmap.storage.directory import refuse_links
 from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock
+from ringmap.storage.disk.paths import COLUMNS, DATA, LOCK, MANIFEST, MARKS, OPEN, STATE, STREAM, TABLE, Paths
 from ringmap.storage.disk.two_slots import SLOT_NBYTES
 from ringmap.storage.inspect.scan import ORPHAN, Finding, Scan
 from ringmap.storage.inspect.snapshot import refuse_target, workplace
 from ringmap.storage.read.reader import HELD_S
 from ringmap.storage.read.recovery import Progress, RecoveredState, breaks_of, live_records
-from ringmap.storage.records.kinds import TRANSITIONS
-from ringmap.storage.records.manifest import Manifest
-from ringmap.storage.records.names import COLUMNS, DATA, LOCK, MANIFEST, OPEN, STATE, STREAM, TABLE
+from ringmap.storage.records.manifest import TRANSITIONS, Manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import (
     DROPPED,
@@ -64,7 +62,7 @@ from ringmap.storage.records.table import (
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
-from ringmap.storage.sidecars.base import MARKS, Mend
+from ringmap.storage.sidecars.base import Mend
 
 __all__ = ["Action", "copy_repaired", "longest_rise", "repair", "repair_folder"]
 

@@ -34,10 +34,24 @@ from ringmap.storage.columns.rows import UNREADABLE, combine
 from ringmap.storage.columns.schema import Schema, stored_spec
 from ringmap.storage.columns.text import unpack
 from ringmap.storage.columns.zarr import read_zarr_label
-from ringmap.storage.directory.entries import FINE, NAMES, SIGNS, Paths
-from ringmap.storage.directory.opening import examine
+from ringmap.storage.directory import examine
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
+from ringmap.storage.disk.paths import (
+    COLUMNS,
+    DATA,
+    FINE,
+    LOCK,
+    MANIFEST,
+    NAMES,
+    OPEN,
+    SIGNS,
+    STATE,
+    STREAM,
+    TABLE,
+    WORDS,
+    Paths,
+)
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.disk.threads import pool
 from ringmap.storage.read.recovery import (
@@ -58,9 +72,7 @@ from ringmap.storage.records.blobs import (
     segment_name,
     segment_number,
 )
-from ringmap.storage.records.layout import LAYOUT
-from ringmap.storage.records.manifest import VERSION, Manifest, born_in, read_limit, stored_options
-from ringmap.storage.records.names import COLUMNS, DATA, LOCK, MANIFEST, OPEN, STATE, STREAM, TABLE, WORDS
+from ringmap.storage.records.manifest import LAYOUT, VERSION, Manifest, born_in, read_limit, stored_options
 from ringmap.storage.records.state import State, StateFile
 from ringmap.storage.records.step_file import StoredSteps, read_steps
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, SPARE_SLOTS, EpisodeTable, Record

@@ -34,17 +34,16 @@ from ringmap.errors import CorruptError, EnvironmentFault, ExistsError, InputErr
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.commit.create import make_folder, make_parts
 from ringmap.storage.commit.store import Store
-from ringmap.storage.directory.entries import NAMES, Paths
-from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
+from ringmap.storage.disk.paths import LOCK, NAMES, Paths
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.read.recovery import bad_rows, small_state_of
 from ringmap.storage.records.blobs import Segments, segment_name
 from ringmap.storage.records.manifest import Manifest
-from ringmap.storage.records.names import LOCK
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EpisodeTable, Record, are_live
 from ringmap.storage.ring.ring import Position

@@ -25,10 +25,10 @@ from ringmap.errors import ClipIndexError, ClosedError, CorruptError
 from ringmap.storage.columns.rows import PendingRows, Rows, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words, decoded
-from ringmap.storage.directory.entries import Paths
-from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.calls import nested
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.paths import Paths
 from ringmap.storage.disk.system import Room
 from ringmap.storage.read.read_live import RETRY_S, is_live
 from ringmap.storage.read.recovery import LiveRecords, RecoveredState, bad_rows, small_state_of

@@ -21,7 +21,7 @@ import numpy as np
 from ringmap.errors import CorruptError, EnvironmentFault, LappedError, ReplacedError
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.directory.opening import hold, read_manifest
+from ringmap.storage.directory import hold, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.disk.system import Room

@@ -1,7 +1,6 @@
 """The records package: the files that describe what is stored, and the bytes of each.
 
-    names        the names of these files
-    manifest     manifest.json: the columns, the capacity, the uuid
+    manifest     manifest.json: the columns, the capacity, the uuid, the kind of its rows, their rate
     table        episodes.npy: one record of 128 bytes for each commit
     blobs        data/N.bin: checksums, episode data and the small state of each commit
     step_file    open/ID/: the rows of an episode, or of a group, that are not committed yet

@@ -7,24 +7,29 @@
 Invariants: replaced whole or not at all; its checksum, over everything else in it, holds;
 every file that it names is inside the directory and has exactly the stated size. What a ring is born with (kind,
 capacity, lineage, ...) stands in the label of each column, too, so that it outlives the manifest.
+`parse_rate(rate_text(rate)) == rate`: a rate of steps is a ratio of integers; a float is taken as the decimal number
+that it is printed as, so that 29.97 of every width is one rate.
 Not here: the content of the files. `table` is for people to read, except as the witness
 that a table older than its `seq` is damaged.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import unicodedata
 import uuid as uuids
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from ringmap.errors import (
     CorruptError,
+    InputError,
     NewerVersionError,
     UnknownFormatError,
     UnreleasedVersionError,
@@ -32,24 +37,33 @@ from ringmap.errors import (
 from ringmap.storage.columns.backends import BACKENDS, StoredColumn
 from ringmap.storage.columns.codecs import NAMED
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
-from ringmap.storage.disk.canonical import json_checksum
-from ringmap.storage.records.layout import LAYOUT
-from ringmap.storage.records.names import COLUMNS, STATE, TABLE
-from ringmap.storage.records.rates import as_rate, parse_rate, rate_text
-from ringmap.storage.records.state import StateFile
-from ringmap.storage.records.table import MOST, EpisodeTable
+from ringmap.storage.disk.paths import COLUMNS, STATE, TABLE
+from ringmap.storage.disk.signed import decode_signed, encode_signed, json_checksum
+from ringmap.storage.records.state import SLOT, StateFile
+from ringmap.storage.records.table import MOST, RECORD, EpisodeTable
 from ringmap.storage.ring.ring import Ring
 
 __all__ = [
+    "DISTILLATION",
+    "EPISODES",
     "FORMAT",
+    "LABELS",
+    "LAYOUT",
     "LINEAGE_NBYTES",
+    "ROWS",
+    "TRANSITIONS",
     "VERSION",
     "Kind",
     "Manifest",
+    "as_rate",
     "born_in",
     "column_file",
     "lineage_of",
+    "must_be",
+    "parse_rate",
+    "rate_text",
     "read_limit",
+    "same_rate",
     "stored_options",
 ]
 
@@ -60,6 +74,38 @@ _LIMIT = 1 << 24
 _MOST = 1 << 56
 _CHUNK_MOST = 1 << 30
 _FILE_NAME = re.compile(COLUMNS + r"/[0-9]{3,6}-[a-z0-9-]{0,40}\.(npy|zarr)")
+
+EPISODES, TRANSITIONS, ROWS = "episodes", "transitions", "rows"
+DISTILLATION, LABELS = "distillation", "labels"
+"""A student's rows, and the log of a teacher's labels beside them."""
+
+_OPENED_BY = {
+    EPISODES: "ReplayBuffer",
+    TRANSITIONS: "TransitionReplayBuffer",
+    ROWS: "OfflineToOnlineReplayBuffer",
+    DISTILLATION: "DistillationBuffer, which takes the directory above",
+    LABELS: "DistillationBuffer, which takes the directory above",
+}
+
+_FILES = {
+    "blob": "sizes <III: sums, words, data; small state <IIQ: offset, size, sum; sums <Q each; words; small state if "
+    "it is new; data",
+    "column": "header 4096, rows, label; codecs of a Zarr array by name",
+    "frame": "size <I, check <Q seeded by the number and the file, payload",
+    "open": "frame 0 JSON with salt, whose check seeds steps.bin and words.bin; a frame of rows for each call",
+    "manifest": "lineage, kind, ordinal and closed are known",
+    "mutable": "headers at 0 and 4096: magic, number, highest, synced, boot, check; marks at 8192; two planes; copy: "
+    "check, generation, position, values",
+    "priorities": "headers at 0 and 4096, unsure at 56, leaves, two logs, frames of kinds 1 to 3",
+    "text": "codes <i4, dtype <U0; words: count <I, sizes <I each, UTF-8;",
+    "transitions": "column _episode <i8 after lanes; records with MANY in part",
+    "successors": "RINGMAPN, head, rows_sum, size, check, check, payload",
+}
+"""The files that no structure below describes, in words: change them with the file."""
+
+LAYOUT = json_checksum([RECORD.descr, SLOT.format, _FILES])
+"""A checksum that changes with the layout of version 3, while it is not released: a directory of another layout is
+refused by it. From the release on the version alone counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +330,7 @@ class Manifest:
             "ordinal": self.ordinal,
             "closed": self.closed,
         }
-        return json.dumps({**body, "checksum": json_checksum(body)}, indent=1, ensure_ascii=True).encode() + b"\n"
+        return encode_signed(body, indent=1)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Manifest:
@@ -296,13 +342,10 @@ class Manifest:
             UnreleasedVersionError: it is from a version that was never released.
             CorruptError: it was edited, or damaged.
         """
-        try:
-            body = json.loads(data)
-            checksum = body.pop("checksum", None) if isinstance(body, dict) else None
-            expected = json_checksum(body)  # nested too deep, it raises as loading it does
-        except (ValueError, RecursionError):
-            raise CorruptError(f"{path}: the manifest is not valid JSON; run ringmap.check on the buffer") from None
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
+        body, fault = decode_signed(data)
+        if body is None:
+            raise CorruptError(f"{path}: the manifest {fault}; run ringmap.check on the buffer")
+        if body.get("format") != FORMAT:
             raise UnknownFormatError(f"{path}: not a ringmap buffer: expected format {FORMAT!r}; choose another path")
         version = body.get("version")
         if not isinstance(version, int) or version > VERSION:
@@ -311,10 +354,9 @@ class Manifest:
             )
         if version < VERSION:
             raise _unreleased(path, f"format version {version}")
-        if checksum != expected:
+        if fault:
             raise CorruptError(
-                f"{path}: the manifest was edited or damaged: its checksum is {checksum!r}, expected "
-                f"{expected!r}; put the original back, or run ringmap.repair on the buffer"
+                f"{path}: the manifest {fault}; put the original back, or run ringmap.repair on the buffer"
             )
         if body.get("layout") != LAYOUT:
             raise _unreleased(path, f"another layout of format version {version}")
@@ -463,3 +505,70 @@ def column_file(index: int, name: str, backend: str) -> str:
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:40].strip("-")
     return f"{COLUMNS}/{index:03d}-{slug}.{'zarr' if backend == 'zarr' else 'npy'}"
+
+
+def must_be(fixed: Manifest, kind: str, folder: str, where: str) -> None:
+    """Raise InputError unless the rows of the buffer in a directory are of a kind."""
+    if fixed.kind != kind:
+        way = _OPENED_BY.get(fixed.kind)
+        then = "upgrade ringmap" if way is None else f"open it with {way}"
+        raise InputError(f"{where}: {folder} holds {fixed.kind}, expected {kind}; {then}")
+
+
+# -- rates ----------------------------------------------------------------------------------------
+
+_TEXT = re.compile(r"[1-9][0-9]{0,400}/[1-9][0-9]{0,400}")
+
+_TOLERANCE = Fraction(1, 10_000)
+
+
+def as_rate(value: Any) -> Fraction:
+    """Return a rate as it is kept.
+
+    Args:
+        value: a positive number, of Python or NumPy, or the text "num/den".
+
+    Raises:
+        ValueError: it is something else.
+
+    Example:
+        >>> as_rate(12.5), as_rate(np.float32(29.97)), as_rate("30000/1001")
+        (Fraction(25, 2), Fraction(2997, 100), Fraction(30000, 1001))
+    """
+    if isinstance(value, str):
+        return parse_rate(value)
+    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | np.integer | np.floating):
+        raise ValueError(f"{value!r} is no rate")
+    return _positive(Fraction(str(value)))
+
+
+def rate_text(rate: Fraction) -> str:
+    """Return a rate as "num/den"."""
+    return f"{rate.numerator}/{rate.denominator}"
+
+
+def parse_rate(text: Any) -> Fraction:
+    """Return the rate of a text "num/den".
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(text, str) or not _TEXT.fullmatch(text):
+        raise ValueError(f"{text!r} is no rate")
+    return _positive(Fraction(text))
+
+
+def same_rate(one: Fraction, other: Fraction) -> bool:
+    """Tell whether two rates are one: 29.97 is 30000/1001. Below one step per second their ratio decides."""
+    return abs(one - other) <= _TOLERANCE * min(Fraction(1), one, other)
+
+
+def _positive(rate: Fraction) -> Fraction:
+    """Return a rate that is positive, and a number of NumPy, too."""
+    try:
+        fits = 0 < float(rate) < math.inf
+    except OverflowError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{rate} is no rate")
+    return rate

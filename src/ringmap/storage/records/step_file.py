@@ -32,8 +32,8 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.columns.text import Words, unpack
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.frames import CUT, DAMAGED, END, HEADER, FrameReader, FrameWriter, framed
+from ringmap.storage.disk.paths import STREAM, WORDS
 from ringmap.storage.records.blobs import LARGEST_BLOB, decode_data
-from ringmap.storage.records.names import STREAM, WORDS
 from ringmap.storage.records.table import MOST, PartOf
 from ringmap.storage.ring.links import NONE
 

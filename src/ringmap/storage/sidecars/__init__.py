@@ -10,4 +10,4 @@ from ringmap.storage.sidecars.values import MutableValues
 __all__ = ["SIDECARS", "Copied", "Home", "Sidecar"]
 
 SIDECARS: tuple[type[Sidecar], ...] = (PriorityFile, Successors, MutableValues, Marks)
-"""All sidecars that a buffer's directory may have. A new one is added here, and nowhere else in the storage."""
+"""All sidecars that a buffer's directory may have. A new one is added here, and its name in disk/paths.py."""

@@ -13,7 +13,6 @@ Not here: which sidecars exist (`SIDECARS`), the meaning of the values (clips/, 
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -22,14 +21,14 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.paths import MARKS, UNFINISHED
+from ringmap.storage.disk.signed import decode_signed, encode_signed
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.table import Record
 
-__all__ = ["MARKS", "Copied", "Home", "Marks", "Mend", "Sidecar"]
+__all__ = ["Copied", "Home", "Marks", "Mend", "Sidecar"]
 
-MARKS = "marks.json"
 """What people noted of episodes."""
 
 _MOST = 1 << 26
@@ -134,20 +133,22 @@ class Marks(Sidecar):
     """The file of what people noted of episodes: here only that it is whole. What it says: clips/marks.py."""
 
     names = (MARKS,)
-    temporary = (MARKS + ".tmp", MARKS + ".lock")
+    temporary = (MARKS + UNFINISHED, MARKS + ".lock")
 
     @classmethod
-    def _body(cls, home: Home) -> tuple[dict[str, Any], Any]:
-        """Return the object in the file, and its checksum.
+    def _body(cls, home: Home) -> tuple[dict[str, Any], str]:
+        """Return the object in the file, and what is wrong with its checksum.
 
         Raises:
             ValueError: there is none, or none of this buffer.
         """
-        body = json.loads(home.disk.read_file(home.path(MARKS), _MOST))
-        marks = body.get("marks") if isinstance(body, dict) else None
+        body, fault = decode_signed(home.disk.read_file(home.path(MARKS), _MOST))
+        if body is None:
+            raise ValueError(f"the file {fault}")
+        marks = body.get("marks")
         if not isinstance(marks, dict) or home.uuid.hex() not in marks:
             raise ValueError("they are of another buffer")
-        return body, body.pop("checksum", None)
+        return body, fault
 
     @classmethod
     def faults(cls, home: Home, newest: Record | None) -> list[str]:
@@ -155,21 +156,19 @@ class Marks(Sidecar):
         if kind := home.disk.kind(home.path(MARKS)):
             return [f"marks are {kind}, expected a regular file"]
         try:
-            body, checksum = cls._body(home)
-        except (ValueError, RecursionError) as error:
+            fault = cls._body(home)[1]
+        except ValueError as error:
             return [f"marks can't be read: {error}"]
-        whole = checksum == json_checksum(body)
-        return [] if whole else ["its checksum does not hold: it is damaged, or was edited by hand"]
+        return [f"the file {fault}"] if fault else []
 
     @classmethod
     def mend(cls, home: Home, newest: Record | None) -> Mend | None:
         """Sign again what it says, if it can be read: people edit it."""
         try:
             body, _ = cls._body(home)
-        except (OSError, ValueError, RecursionError, NotAFileError):
+        except (OSError, ValueError, NotAFileError):
             return None
-        text = json.dumps({**body, "checksum": json_checksum(body)}, indent=1)
-        put = partial(home.disk.replace_file, home.path(MARKS), text.encode() + b"\n")
+        put = partial(home.disk.replace_file, home.path(MARKS), encode_signed(body, indent=1))
         return "take the marks as they are written there, edited or damaged", put
 
     @classmethod

@@ -41,6 +41,7 @@ import numpy as np
 import xxhash
 
 from ringmap.storage.disk.files import File, closed
+from ringmap.storage.disk.paths import PRIORITIES, UNFINISHED
 from ringmap.storage.disk.threads import Begun, begin
 from ringmap.storage.records.table import Record
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
@@ -120,8 +121,8 @@ class PriorityFile(Sidecar):
         rows: of the ring.
     """
 
-    names = ("priorities.bin",)
-    temporary = ("priorities.bin.tmp",)
+    names = (PRIORITIES,)
+    temporary = (PRIORITIES + UNFINISHED,)
 
     def __init__(self, file: File, uuid: bytes, rows: int) -> None:
         self.path = file.path

@@ -26,6 +26,7 @@ import xxhash
 
 from ringmap.errors import CorruptError
 from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.paths import SUCCESSORS
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.blobs import decode_data, encode_data
 from ringmap.storage.records.table import Record
@@ -43,7 +44,7 @@ _LIMIT = 1 << 30
 class Successors(Sidecar):
     """The two files, written by one handle."""
 
-    names = ("successors.0.bin", "successors.1.bin")
+    names = SUCCESSORS
     of_newest = True
 
     def __init__(self, home: Home) -> None:

@@ -43,6 +43,7 @@ import xxhash
 from ringmap.errors import CorruptError, EnvironmentFault, LappedError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import File, closed
+from ringmap.storage.disk.paths import UNFINISHED, VALUES
 from ringmap.storage.disk.two_slots import GENERATION, SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.state import NO_BOOT
 from ringmap.storage.records.table import Record
@@ -126,8 +127,8 @@ class MutableValues(Sidecar):
     Processes and threads: one thread at a time may update; any thread of any process may read.
     """
 
-    names = ("mutable.bin",)
-    temporary = ("mutable.bin.tmp",)
+    names = (VALUES,)
+    temporary = (VALUES + UNFINISHED,)
 
     def __init__(self, home: Home, write: bool, mapped: bool = True, tail: Callable[[], int] = lambda: 0) -> None:
         if faults := self._faults_of_file(home):

@@ -1,4 +1,4 @@
-"""The entries: the only table of the files in a buffer's directory.
+"""Paths: the names in a buffer's directory, and the only table of them.
 
     entry            made               copied by a snapshot      checked and repaired as
     lock             by a writer        no                        -
@@ -13,7 +13,7 @@
 Only segments (`data/N.bin`), streams (`open/ID/steps.bin`), what repair makes anew, and sidecars' temporary files are
 ever removed.
 
-Invariants: no other module but records/names.py names such a file; no other file in the directory is ours.
+Invariants: no other module names such a file; no other file in the directory is ours.
 Not here: the content of the files; the names of columns and segments, which are in the manifest and the records.
 """
 
@@ -23,20 +23,46 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from ringmap.storage.records.names import (
-    COLUMNS,
-    DATA,
-    LOCK,
-    MANIFEST,
-    OPEN,
-    STATE,
-    TABLE,
-)
-from ringmap.storage.sidecars import SIDECARS
+__all__ = [
+    "COLUMNS",
+    "DATA",
+    "ENTRIES",
+    "FINE",
+    "FOLDERS",
+    "FROM_BIRTH",
+    "LOCK",
+    "MANIFEST",
+    "MARKS",
+    "NAMES",
+    "OPEN",
+    "PRIORITIES",
+    "SIGNS",
+    "STATE",
+    "STREAM",
+    "SUCCESSORS",
+    "TABLE",
+    "UNFINISHED",
+    "VALUES",
+    "WORDS",
+    "Entry",
+    "Paths",
+]
 
-__all__ = ["ENTRIES", "FINE", "FOLDERS", "FROM_BIRTH", "NAMES", "SIGNS", "Entry", "Paths"]
+LOCK, MANIFEST, TABLE, STATE = "lock", "manifest.json", "episodes.npy", "state.bin"
+DATA, OPEN, COLUMNS = "data", "open", "columns"
 
-_UNFINISHED = ".tmp"
+STREAM = "steps.bin"
+"""The file in a folder of `open/`."""
+
+WORDS = "words.bin"
+"""The file beside it, where there are columns of text."""
+
+PRIORITIES, VALUES, MARKS = "priorities.bin", "mutable.bin", "marks.json"
+SUCCESSORS = ("successors.0.bin", "successors.1.bin")
+"""The sidecars."""
+
+UNFINISHED = ".tmp"
+"""Behind the name of a file that is not whole yet."""
 
 FINE = frozenset({"lost+found", ".DS_Store"})
 """Files that other programs leave in a directory, and that are not a fault."""
@@ -64,9 +90,12 @@ ENTRIES = (
     Entry(OPEN, "birth", folder=True),
     Entry(TABLE, "birth", sign=True),
     Entry(STATE, "birth", sign=True),
-    Entry(MANIFEST, "last", sign=True, temporary=(MANIFEST + _UNFINISHED,)),
-    Entry(COLUMNS, "first episode", folder=True, sign=True, temporary=(COLUMNS + _UNFINISHED,)),
-    *(Entry(n, "use", temporary=s.temporary) for s in SIDECARS for n in s.names),
+    Entry(MANIFEST, "last", sign=True, temporary=(MANIFEST + UNFINISHED,)),
+    Entry(COLUMNS, "first episode", folder=True, sign=True, temporary=(COLUMNS + UNFINISHED,)),
+    Entry(PRIORITIES, "use", temporary=(PRIORITIES + UNFINISHED,)),
+    *(Entry(name, "use") for name in SUCCESSORS),
+    Entry(VALUES, "use", temporary=(VALUES + UNFINISHED,)),
+    Entry(MARKS, "use", temporary=(MARKS + UNFINISHED, MARKS + ".lock")),
 )
 
 NAMES = frozenset(n for entry in ENTRIES for n in (entry.name, *entry.temporary))
@@ -85,11 +114,11 @@ class Paths:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.manifest = os.path.join(folder, MANIFEST)
-        self.new_manifest = self.manifest + _UNFINISHED
+        self.new_manifest = self.manifest + UNFINISHED
         self.table = os.path.join(folder, TABLE)
         self.state = os.path.join(folder, STATE)
         self.columns = os.path.join(folder, COLUMNS)
-        self.new_columns = self.columns + _UNFINISHED
+        self.new_columns = self.columns + UNFINISHED
         self.data = os.path.join(folder, DATA)
         self.open = os.path.join(folder, OPEN)
         self.lock = os.path.join(folder, LOCK)

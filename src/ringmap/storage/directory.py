@@ -1,4 +1,4 @@
-"""Opening: what is at a path, and the manifest of the buffer there.
+"""The directory: what is at a path, and the manifest of the buffer there.
 
 Invariants: changes nothing; what leads out of the directory is not followed.
 Not here: making a buffer (commit/create.py), its records and rows (read/).
@@ -10,11 +10,10 @@ import os
 from typing import Literal
 
 from ringmap.errors import CorruptError, NotFoundError, UnknownFormatError
-from ringmap.storage.directory.entries import FINE, FOLDERS, NAMES, Paths
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.paths import COLUMNS, FINE, FOLDERS, LOCK, MANIFEST, NAMES, Paths
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.manifest import Manifest, read_limit
-from ringmap.storage.records.names import COLUMNS, LOCK, MANIFEST
 from ringmap.storage.records.state import StateFile
 
 __all__ = [
