@@ -199,11 +199,11 @@ def test_a_state_that_is_shown_during_a_look_is_new_at_the_next(writer, monkeypa
 def test_control_generations_are_read_after_the_state(writer, monkeypatch):
     def look(self):
         if self._state_file.generations() != self._peeked[0]:
-            shown = self._whole_look()
+            shown = self._read_state()
             self._peeked = self._state_file.generations(), shown
         return self._peeked[1]
 
-    monkeypatch.setattr(Reader, "_look", look)
+    monkeypatch.setattr(Reader, "_peek", look)
     with pytest.raises(AssertionError):
         test_a_state_that_is_shown_during_a_look_is_new_at_the_next(writer, monkeypatch)
 

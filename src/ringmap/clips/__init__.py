@@ -1,6 +1,6 @@
 """Clips: which clips exist, which to draw, how to read them. NumPy only; rows come from `storage`.
 
-    gather                  reads a batch: copies the rows of clips, and looks again
+    gather                  reads a batch: copies the rows of clips, and validates them
     computed | samplers     columns that are computed; what chooses the clips of a batch
     window                  what a user asks for, as a cut
     items | clip_range      a batch as computed columns see it; the clips of a moment as samplers see them

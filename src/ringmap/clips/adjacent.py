@@ -7,7 +7,7 @@
     tails
 
 Invariants: a tail counts only while the state of its ring is the one that was shown before the tail was read, and for
-`HELD_S` seconds at most, as in a reader's own second look; a ring whose tail can't be read has lost every row.
+`HELD_S` seconds at most, as where a reader validates a copy itself; a ring whose tail can't be read has lost every row.
 Not here: which rings are open (buffers/sharded/members.py), what is read at the slots (gather.py), what becomes of lost
 clips.
 """
@@ -204,7 +204,7 @@ class AdjacentRings:
         """The head of a single ring; 0 of several: see `Takes.take`."""
         return self.sources[0].head if len(self.sources) == 1 else 0
 
-    # -- looks --------------------------------------------------------------------------------
+    # -- validation --------------------------------------------------------------------------------
 
     def ends(self) -> Ends:
         """Return what the rings hold in memory now. Only those are looked at whose memory changed."""
@@ -226,9 +226,9 @@ class AdjacentRings:
         return found
 
     def lost(self, places: Array, oldest: Array, good: Array | None = None) -> Array | None:
-        """Look again: return which rows may have been overwritten during their copy, bool `(B,)`, None for none.
+        """Validate a copy: return which rows may have been overwritten during their copy, bool `(B,)`, None for none.
 
-        Call it once the copy is complete. All rows of a ring that can't be looked at are lost: who reads it alone
+        Call it once the copy is complete. All rows of a ring whose tail can't be read are lost: who reads it alone
         learns why.
 
         Args:

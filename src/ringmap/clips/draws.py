@@ -191,7 +191,7 @@ class Crossing:
             positions[self.which] = found
 
     def still_whole(self, source: Handle, count: int) -> Array | None:
-        """Look again: return which items of the batch of `count` are good, None for all.
+        """Validate the copy: return which items of the batch of `count` are good, None for all.
 
         Positions rise with the steps, so it is the first step that is overwritten first. Where that is the anchor, the
         reader looks at it anyway.

@@ -2,11 +2,11 @@
 
     numbers -> ClipIndex -> anchors (B,) -> slots (B, H) -> one take per column
                                 ^                                 |
-                                +---- redraw those evicted <---- look again
+                                +---- redraw those evicted <---- validate
 
 A clip is named by its anchor: a position, from which the offsets of its columns count (cut.py).
 
-Invariants: a clip is returned only if a look after the copy shows that its rows were live
+Invariants: a clip is returned only if the tail after the copy tells that its rows were live
 during the copy; a clip that was evicted meanwhile is redrawn uniformly, and counted.
 Not here: which clips are requested (samplers), which steps they hold (cut.py), what is done with a batch.
 """
@@ -190,7 +190,7 @@ class ClipReader(Forkable):
     def read_adjacent(
         self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int
     ) -> Together:
-        """Return clips of this ring and others as they are now; the caller looks again.
+        """Return clips of this ring and others as they are now; the caller validates them.
 
         Args:
             rings: all rings.

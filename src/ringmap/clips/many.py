@@ -5,8 +5,8 @@
       pieces               ring 0: places 1, 4 · ring 1: place 3 · ring 2: places 0, 2
                            slots of all anchors at once; then for each piece and column one take
 
-Invariants: a clip is in the place in which it was asked for; one counts only if a look at its own ring after the copy
-shows that its rows were live meanwhile (storage/read/read_live.py), else its place is returned as bad.
+Invariants: a clip is in the place in which it was asked for; one counts only if the tail of its own ring after the copy
+tells that its rows were live meanwhile (storage/read/read_live.py), else its place is returned as bad.
 Not here: what is drawn in place of a bad clip, what becomes of a ring that fails (buffers/sharded/engine.py).
 """
 

@@ -150,7 +150,7 @@ class Joined:
         self._reached = min(self._reached, position)
 
     def still_whole(self, good: Array | None) -> Array | None:
-        """Look again: return which items are good, None for all."""
+        """Validate the copy: return which items are good, None for all."""
         if self._lowest is self.anchors and self._reached == MOST:
             return good
         tail = self._source.newest_tail()

@@ -388,7 +388,7 @@ class Texts:
 
         position -> the record that has it -> its blob -> words -> string; words are kept for the next read, in a bound
 
-    A row that was overwritten during its copy may get any string: the look after the copy drops it.
+    A row that was overwritten during its copy may get any string: validation drops it.
 
     Args:
         handle: whose rows are read. It is not kept alive.

@@ -1,6 +1,6 @@
 """The reader: follows a writer in another process, and never writes.
 
-    look at state.bin -> read the new records -> look again
+    peek at state.bin -> read the new records -> peek again
 
 Invariants: memory holds a committed state of the writer; a record counts only with
 its checksum and its number; gathered rows count only if a later look shows that none of
@@ -125,7 +125,7 @@ class Reader(Handle):
         while tries.again():
             shown, data = self._state_file.peek()
             shown = shown or self._state_file.newest_in(data)
-            self._read_manifest_again()  # after the look: a writer replaces it before it begins an era
+            self._read_manifest_again()  # after the peek: a writer replaces it before it begins an era
             self._lost = None if shown or StateFile.witnesses_commits(data) else data
             boot = self.disk.boot_id()
             if shown is not None and is_clean(shown, boot):
@@ -205,7 +205,7 @@ class Reader(Handle):
     def _catch_up(self) -> bool:
         tries: Tries | None = None
         while True:
-            shown = self._look()
+            shown = self._peek()
             if shown.seq == self._shown.seq and shown.era == self._shown.era:
                 return False
             if shown.era != self._shown.era:
@@ -254,18 +254,16 @@ class Reader(Handle):
                 "volume"
             )
 
-    def _look(self) -> State:
-        """Return the newest state that was shown, without a system call if that is the one of the last look."""
-        generations = self._state_file.generations()  # before the look: a state that is shown after it counts as new
-        if generations is None:
-            return self._whole_look()
+    def _peek(self) -> State:
+        """Return the newest state that was shown, without a system call if that is the one of the last time."""
+        generations = self._state_file.generations()  # before the state: one that is shown after it counts as new
         before, shown = self._peeked
-        if generations != before:
-            shown = self._whole_look()
+        if generations is None or generations != before:
+            shown = self._read_state()
             self._peeked = generations, shown
         return shown
 
-    def _whole_look(self) -> State:
+    def _read_state(self) -> State:
         self._refuse_copied()
         # A disk had lost it when this reader looked at the records. A writer's opening makes both slots whole before it
         # writes a row: while the file is unchanged, no process has written since.
@@ -288,7 +286,7 @@ class Reader(Handle):
             CorruptError: state.bin stays torn, so the tail is unknown.
         """
         self._check_held()
-        shown = self._look()
+        shown = self._peek()
         # The state found after a reboot may differ from the one still shown.
         if shown is self._shown or shown == self._shown:
             return self.tail
