@@ -710,7 +710,7 @@ def test_a_forged_part_is_refused(tmp_path, changes):
         ) as forged:
             forged.write(replace(record, **changes))
     assert any("chain" in str(finding) for finding in ringmap.check(tmp_path / "buf"))
-    with pytest.raises(CorruptError, match="record 6 .* chain"):
+    with pytest.raises(CorruptError, match="record 6 (.* chain|gives an ordinal)"):
         ReplayBuffer.open(tmp_path / "buf")
 
 

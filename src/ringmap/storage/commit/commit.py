@@ -43,7 +43,7 @@ from ringmap.storage.disk.threads import begin
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.blobs import LARGEST_BLOB, names_origin
 from ringmap.storage.records.manifest import TRANSITIONS, Manifest
-from ringmap.storage.records.table import COPIED, END, EPISODE, MANY, MOST_U4, RETIRE, PartOf, Record
+from ringmap.storage.records.table import COPIED, EPISODE, MANY, MOST_U4, RETIRE, PartOf, Record
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal, Position
 from ringmap.storage.sidecars.successors import Successors
@@ -280,19 +280,11 @@ class Committer(Handle):
 
     def _remember(self, record: Record) -> None:
         """Move memory to the state after `record`."""
-        live = self.live
         with self.memory:
             self._torn_memory = True
-            live.evict_before(record.tail)
-            if record.start < self.head:  # the rows of the open group, which are shown already
+            if record.start < self.head:
                 self.let_group_go()
-            elif record.length:
-                live.append(record.start, record.length, record.origin, record.link)
-            if record.part & END:
-                live.end(record.chain, record.seq)
-            self.seq, self.first = record.seq, record.first
-            self.tail, self.head = record.tail, record.head
-            self.next_ordinal, self.time = record.next_ordinal, record.time
+            self._take_next(record)
             self._torn_memory = False
 
     def let_group_go(self) -> None:

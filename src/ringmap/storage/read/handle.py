@@ -35,7 +35,7 @@ from ringmap.storage.read.recovery import LiveRecords, RecoveredState, bad_rows,
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data, decode_words
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import State
-from ringmap.storage.records.table import EpisodeTable, Record
+from ringmap.storage.records.table import END, EpisodeTable, Record
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.ring.ring import NOWHERE, ORIGIN, Ordinal, Position
@@ -224,6 +224,16 @@ class Handle:
         if found.newest is not None:  # no number is given again
             self.next_ordinal = max(self.next_ordinal, found.newest.next_ordinal)
             self.time = max(self.time, found.newest.time)
+
+    def _take_next(self, record: Record) -> None:
+        """Move memory to the state after the next record. Holds `memory`."""
+        self.live.evict_before(record.tail)
+        if record.length and record.start >= self.head:  # else they are the rows of a group, which were shown already
+            self.live.append(record.start, record.length, record.origin, record.link)
+        if record.part & END:
+            self.live.end(record.chain, record.seq)
+        self.seq, self.first, self.tail, self.head = record.seq, record.first, record.tail, record.head
+        self.next_ordinal, self.time = record.next_ordinal, record.time
 
     def _open_values(self, rows: Rows | None) -> None:
         """Open the newer values of mutable columns, where there are such columns, so that reads of these rows find

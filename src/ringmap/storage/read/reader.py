@@ -345,27 +345,17 @@ class Reader(Handle):
     def _follow_one(self, shown: State) -> bool:
         """Take the single record that came since the last look; False if it is not the plain next episode."""
         record = self.table.read(shown.seq)
-        if record is None:
+        if record is None or (record.tail, record.head) != (shown.tail, shown.head):
             return False
 
         def take() -> None:
-            self.live.evict_before(shown.tail)
-            self.live.append(record.start, record.length, origin=record.origin)
-            self.next_ordinal, self.time = record.next_ordinal, record.time
-            self.seq, self.first, self.tail, self.head = (
-                record.seq,
-                shown.first,
-                shown.tail,
-                shown.head,
-            )
+            self._take_next(record)
             self._newest = record
 
         with self.memory:
             known = shown.era == self._shown.era and shown.seq == self.seq + 1
             limits = self.manifest.max_steps, self.table.slots
             if not known or not is_next(record, self.tail, self.head, self.next_ordinal, self.time, *limits):
-                return False
-            if (record.tail, record.head) != (shown.tail, shown.head):
                 return False
             self._change_to(shown, take)
         return True
