@@ -649,6 +649,27 @@ def test_a_reader_takes_no_copy_for_damaged_by_a_header_of_before():
     assert at > 4
 
 
+def test_a_value_is_not_lost_between_the_heads_of_its_copies():
+    """The first value stands in the second copy; the next one comes to the first copy, of which the reader has the head
+    already, and then a kill cuts one that comes to the second copy, which an opening blanks."""
+    at, more = 0, True
+    while more:
+        at += 1
+        with a_file() as (file, home):
+            update(file, [1], [1])
+
+            def go_on(home=home):
+                with opened(home, 2) as next_one:
+                    update(next_one, [1], [2])
+                cut_update(home, 2, 1, 3, 24)
+                with opened(home, 2):
+                    pass
+
+            found, more = a_slow_read(home, go_on, at)
+            assert found in (1, 2), at
+    assert at > 4
+
+
 def test_control_a_look_that_is_taken_once(monkeypatch):
     monkeypatch.setattr(MutableValues, "_is_still", lambda *_: True)
     with pytest.raises((AssertionError, CorruptError)):

@@ -457,14 +457,19 @@ class MutableValues(Sidecar):
             positions, slots = positions[marked], slots[marked]
         if not len(marked):
             return marked, marked, np.empty(0, self._copy)
-        places, generations = self._heads(slots)
+        heads = places, generations = self._heads(slots)
         generations = np.where((places == positions) & (generations > 0), generations, 0)
         planes = generations.argmax(axis=0)
         top = generations[planes, np.arange(len(slots))]
-        which = top.nonzero()[0]
+        found = top > 0
+        if not found.all():  # one head may be of before an update, and the other of a copy that was blanked after it
+            lost = (~found).nonzero()[0]
+            again = zip(heads, self._heads(slots[lost]), strict=True)
+            found[lost] = np.any([(before[:, lost] != now).any(axis=0) for before, now in again], axis=0)
+        which = found.nonzero()[0]
         planes = planes[which]
         records = self._take(planes, slots[which])
-        whole = (records["position"] == positions[which]) & (records["generation"] >= top[which])
+        whole = (records["position"] == positions[which]) & (records["generation"] >= top[which]) & (top[which] > 0)
         whole &= self._are_whole(records)
         if whole.all():
             return marked[which], planes, records
