@@ -293,7 +293,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         self._led_to = _NOWHERE
         given = {spec.name: spec for spec in self._columns.given.columns}
         self._ends = LaneEnds([given[name] for name in self._columns.observed])
-        row = sum(spec.row_nbytes for spec in (*owned.manifest.schema.columns, *self._columns.apart.schema.columns))
+        row = sum(spec.row_nbytes for spec in (*owned.manifest.schema.columns, *self._columns.unlinked.schema.columns))
         self._at_once = ring.at_once(row)
         stack = self._columns.stack
         self._most_lanes = self.capacity if stack is None else stack.most_lanes(self.capacity)
@@ -456,7 +456,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                     count,
                     self._at_once,
                     where,
-                    columns.apart,
+                    columns.unlinked,
                     earlier,
                     self.engine.committing,
                 )
@@ -504,7 +504,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 1,
                 self._at_once,
                 where,
-                self._columns.apart,
+                self._columns.unlinked,
                 ends.earlier,
                 self.engine.committing,
                 True,
@@ -561,7 +561,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                     count,
                     self._at_once,
                     where,
-                    columns.apart,
+                    columns.unlinked,
                     partial(dict, earlier),
                     self.engine.committing,
                 )
@@ -631,7 +631,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 count,
                 self._at_once,
                 where,
-                self._columns.apart,
+                self._columns.unlinked,
                 earlier,
                 self.engine.committing,
                 is_single,

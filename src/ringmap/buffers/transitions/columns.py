@@ -138,7 +138,7 @@ class TransitionColumns:
         return [name for tree in self.trees for name in tree.names]
 
     @cached_property
-    def apart(self) -> Unlinked:
+    def unlinked(self) -> Unlinked:
         """The next observations, which a row has while it is pending."""
         specs = {spec.name: spec for spec in self.schema.columns}
         return Unlinked(Schema(tuple(specs[name] for name in self.observed)), _LANES.name)

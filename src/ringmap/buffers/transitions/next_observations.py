@@ -156,7 +156,7 @@ class NextObservations:
         with source.memory:
             head, era, pending = source.head, source.live.era, source.pending
             if pending is not None and pending.count:
-                return Newest(head, pending.newest_apart(), head, era)
+                return Newest(head, pending.newest_unlinked(), head, era)
             record = source.record_of(source.live.newest) if len(source.live) else None
         if record is None:
             return Newest(head, None)
@@ -203,7 +203,7 @@ class NextObservations:
                 return np.arange(len(positions)), taken
         found = _Search(positions, self._names)
         if pending is not None:
-            ours, values = pending.apart_at(positions)
+            ours, values = pending.unlinked_at(positions)
             found.put(ours.nonzero()[0], values)
         left = found.left()
         are_pending = pending is not None and pending.count  # then those of the newest call were found

@@ -85,12 +85,12 @@ class PendingRows(Protocol):
         """Return rows of columns by number."""
         ...
 
-    def apart_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
+    def unlinked_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of these positions are of these rows, bool `(n,)`, and what is kept with these, beside their
         columns."""
         ...
 
-    def newest_apart(self) -> dict[str, Array]:
+    def newest_unlinked(self) -> dict[str, Array]:
         """Return what is kept with the rows of the newest call."""
         ...
 

@@ -158,8 +158,8 @@ class Committer(Handle):
             if new.words is not None:
                 words = [new.words.pack()]
             elif new.schema.texts:
-                arrays, found = coded(new.schema, list(arrays), lengths)
-                words = [own.pack() for own in found]
+                arrays, own = coded(new.schema, list(arrays), lengths)
+                words = [each.pack() for each in own]
             for one, packed in zip(records, words, strict=True):
                 if one.part is not None or one.length > _MOST_STEPS or len(packed) + len(one.data) > _MOST_DATA:
                     self._refuse_large(one, len(packed) + len(one.data), new.where)
@@ -357,8 +357,8 @@ class Committer(Handle):
         """Return the numbers of the episodes that rows before a commit are of, as `numbered` asks for them."""
         numbers, *ended = (rows.take_stored(name, positions) for name in (NUMBERS, *ENDS))
         ended.append(~self.live.has(positions))
-        found: Array = np.where(np.any(ended, 0), UNNUMBERED, numbers)
-        return found
+        known: Array = np.where(np.any(ended, 0), UNNUMBERED, numbers)
+        return known
 
     # -- next observations -------------------------------------------------------------------
 

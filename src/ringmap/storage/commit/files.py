@@ -77,74 +77,91 @@ class CommitFiles:
         shown = self.state_file.newest()
         return find(self.table, shown, self.disk.boot_id(), manifest, self.paths.table)
 
-    def mend(self, found: RecoveredState, rows: Rows | None, bad: Mapping[int, str], trusted: bool = True) -> None:
+    def restore(
+        self, recovered: RecoveredState, rows: Rows | None, bad: Mapping[int, str], trusted: bool = True
+    ) -> None:
         """Make the files agree with the recovered state, in an order that a further crash can't harm.
 
         Args:
-            found: the recovered state.
+            recovered: the recovered state.
             rows: the columns, if they exist.
             bad: episodes that no sync covered and whose bytes are damaged, to be dropped.
             trusted: whether the state is shown as of this boot.
         """
         # Set first, so that a failed sync below removes the trust in this state.
-        self.state = State(found.generation, found.seq, found.first, found.tail, found.head, found.mark, found.era)
+        self.state = State(
+            recovered.generation,
+            recovered.seq,
+            recovered.first,
+            recovered.tail,
+            recovered.head,
+            recovered.mark,
+            recovered.era,
+        )
         for seq, fault in bad.items():
             log.warning("%s: dropped a damaged episode: %s", self.paths.folder, fault)
             record = self.table.read(seq)
             assert record is not None
             self.table.write(replace(record, flags=record.flags | DROPPED))
-        for slot in found.wipe:
+        for slot in recovered.wipe:
             self.table.zero(slot)
-        self._write_again(found, rows, bad)
+        self._write_again(recovered, rows, bad)
         with self.poisoning():
             if rows is not None:
-                if found.seq > found.mark:  # last before the sync: the rewrites above must not be rushed
-                    start = self.table.start_of(max(found.first, found.mark + 1))
-                    rows.touched(start, found.head - start)
+                if recovered.seq > recovered.mark:  # last before the sync: the rewrites above must not be rushed
+                    start = self.table.start_of(max(recovered.first, recovered.mark + 1))
+                    rows.touched(start, recovered.head - start)
                 rows.sync()
-            self.segments.sync_all(n for n, seq in found.live.segments.items() if seq > found.mark)
+            self.segments.sync_all(n for n, seq in recovered.live.segments.items() if seq > recovered.mark)
             self.disk.sync_folder(self.paths.folder)  # a kill may have come right after a rename
             self.disk.sync_folder(self.paths.open)  # a removed stream must not come back
             self.table.sync()
-        self._show(found, NO_BOOT)
-        self._show(found, (self.disk.boot_id() if trusted else None) or NO_BOOT)
+        self._show(recovered, NO_BOOT)
+        self._show(recovered, (self.disk.boot_id() if trusted else None) or NO_BOOT)
         with self.poisoning():
             self.state_file.sync()
-        self._synced_tail, self._synced_first = found.tail, found.first
+        self._synced_tail, self._synced_first = recovered.tail, recovered.first
         self.unpublished = False
 
-    def _write_again(self, found: RecoveredState, rows: Rows | None, bad: Mapping[int, str]) -> None:
+    def _write_again(self, recovered: RecoveredState, rows: Rows | None, bad: Mapping[int, str]) -> None:
         """Write what may not be durable again. A failed sync leaves pages that count as clean and are not on the disk:
         this makes them dirty."""
-        for row in found.unsynced:
+        for row in recovered.unsynced:
             record = Record.of(row)
             if record.seq in bad:
                 continue
-            if rows is not None and record.live and record.start >= found.tail:
+            if rows is not None and record.live and record.start >= recovered.tail:
                 rows.rewrite(record.start, record.length)
             if self.segments.blob_of(record) is not None:
                 self.segments.rewrite(record.blob_segment, record.blob_offset, record.blob_size)
             elif record.kind != EPISODE:  # the manifest will have the small state that is left
                 record = record.without_blob()
             self.table.write(record)
-        if self._restored is not None and not found.clean:
+        if self._restored is not None and not recovered.clean:
             self.segments.rewrite(*self._restored)
 
-    def adopt(self, found: RecoveredState) -> None:
+    def adopt(self, recovered: RecoveredState) -> None:
         """Continue after the existing segments, and delete those that no record names."""
-        last = found.live.segments
+        last = recovered.live.segments
         on_disk = self.segments.numbers()
-        self.segments.adopt({n: last.get(n, 0) for n in on_disk}, max([found.segment, *last]))
+        self.segments.adopt({n: last.get(n, 0) for n in on_disk}, max([recovered.segment, *last]))
         self.segments.delete_orphans()
 
-    def _show(self, found: RecoveredState, boot: bytes) -> None:
+    def _show(self, recovered: RecoveredState, boot: bytes) -> None:
         state = State(
-            self.state.generation + 1, found.seq, found.first, found.tail, found.head, found.seq, found.era + 1, boot
+            self.state.generation + 1,
+            recovered.seq,
+            recovered.first,
+            recovered.tail,
+            recovered.head,
+            recovered.seq,
+            recovered.era + 1,
+            boot,
         )
         self.state_file.write(state)
         self.state = state
 
-    def restore_carried(self, found: RecoveredState, kept: Mapping[str, Any]) -> bool:
+    def restore_carried(self, recovered: RecoveredState, kept: Mapping[str, Any]) -> bool:
         """Take the small state that the newest whole blob names, or that of the manifest if it is newer.
 
         Returns:
@@ -154,12 +171,12 @@ class CommitFiles:
             CorruptError: it is not valid.
         """
         self._carried_at = None
-        small = small_state_of(found.seq, self.table, self.segments.blob_of, kept)
+        small = small_state_of(recovered.seq, self.table, self.segments.blob_of, kept)
         if small.fault:
             path = self.paths.manifest if small.kept else self.paths.table
             raise CorruptError(f"{path}: {small.fault}; run ringmap.check on the buffer")
         self.carried, self._restored = small.state, small.at
-        return small.seq >= found.seq
+        return small.seq >= recovered.seq
 
     # -- a commit's own writes -----------------------------------------------------------------
 

@@ -250,7 +250,7 @@ class OpenGroup:
         assert self.unlinked is not None
         return self.words.decode(values) if name in self.unlinked.schema.texts else values
 
-    def apart_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
+    def unlinked_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of these positions are of rows of the group, bool `(n,)`, and a copy of the unlinked values of
         these."""
         at = positions - self.start
@@ -258,7 +258,7 @@ class OpenGroup:
         at = at[ours]
         return ours, {n: self._shown(n, values.take(at, 0)) for n, values in self._unlinked.items()}
 
-    def newest_apart(self) -> dict[str, Array]:
+    def newest_unlinked(self) -> dict[str, Array]:
         """Return a copy of the unlinked values of the newest call."""
         newest_values = self.kept()[1]
         return dict(newest_values or {})
@@ -274,10 +274,10 @@ class OpenGroup:
     def rows_of(self, names: Sequence[str], numbers: Array) -> list[Array]:
         """Return rows of columns by number."""
         rows = self._records.take(numbers, mode="clip")
-        found = [rows[self._fields[name]] for name in names]
+        taken = [rows[self._fields[name]] for name in names]
         if not self.schema.texts:
-            return found
-        texts, columns = self.schema.texts, zip(names, found, strict=True)
+            return taken
+        texts, columns = self.schema.texts, zip(names, taken, strict=True)
         return [self.words.decode(v) if name in texts else v for name, v in columns]
 
 

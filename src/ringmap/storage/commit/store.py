@@ -276,46 +276,53 @@ class Store(Committer):
                 self.table, self.segments = self.files.table, self.files.segments
                 self.is_open = True
             files = self.files
-            found = files.find(manifest)
-            nobody_wrote = found.generation > 0 and found.era == manifest.closed
-            if not found.clean and not nobody_wrote:
-                manifest = self.manifest = replace(manifest, ordinal=self._beyond_lost(found))
+            recovered = files.find(manifest)
+            nobody_wrote = recovered.generation > 0 and recovered.era == manifest.closed
+            if not recovered.clean and not nobody_wrote:
+                manifest = self.manifest = replace(manifest, ordinal=self._beyond_lost(recovered))
                 # Before the state is shown as of this boot: then an opening trusts it.
                 self.disk.replace_file(self.paths.manifest, manifest.encode())
-            if not found.seq and not manifest.locked_by_argument:
+            if not recovered.seq and not manifest.locked_by_argument:
                 manifest = self.manifest = manifest.without_columns()
             if self.rows is not None and self.rows.schema != manifest.schema:
                 self.rows.close()  # of a first episode that was refused
                 self.rows = None
-            if found.seq and manifest.schema is None:
+            if recovered.seq and manifest.schema is None:
                 raise CorruptError(f"{self.paths.manifest}: names no columns, but episodes are stored; put it back")
             if manifest.schema is not None and self.rows is None:
                 rows = Rows.open(
-                    self.disk, self.folder, manifest.schema, manifest.columns, self.ring, True, found.head, self.mapped
+                    self.disk,
+                    self.folder,
+                    manifest.schema,
+                    manifest.columns,
+                    self.ring,
+                    True,
+                    recovered.head,
+                    self.mapped,
                 )
                 rows.show(words=Texts(self))
                 self._open_values(rows)
                 self.rows = rows
-            behind = found.doubtful()
+            behind = recovered.doubtful()
             bad: dict[int, str] = {}
             if len(behind) and self.rows is not None:
                 log.info("%s: verifying %d episodes that no sync vouches for", self.folder, len(behind))
                 bad = bad_episodes(behind, self.rows, self.segments, progress)
-            if self.values is not None and not found.clean:
+            if self.values is not None and not recovered.clean:
                 self.values.distrust()  # before the state is shown as of this boot
-            newest = files.restore_carried(found, manifest.carried)
-            files.mend(found, self.rows, bad)
+            newest = files.restore_carried(recovered, manifest.carried)
+            files.restore(recovered, self.rows, bad)
             # The blob of the small state may be deleted with its segment. And after a creation whose last sync failed,
             # the name of the manifest that fixes the columns is written again, so that a sync of it counts.
-            if not newest or (not found.seq and manifest.locked_by_argument):
-                kept = {"seq": found.seq, "state": files.carried}
+            if not newest or (not recovered.seq and manifest.locked_by_argument):
+                kept = {"seq": recovered.seq, "state": files.carried}
                 manifest = self.manifest = replace(manifest, carried=kept)
                 self.disk.replace_file(self.paths.manifest, manifest.encode())
-            files.adopt(found)
+            files.adopt(recovered)
             with self.memory:
                 self._torn_memory = True
-                found.drop(bad)
-                self._take(found, found.live, anew=True)
+                recovered.drop(bad)
+                self._take(recovered, recovered.live, anew=True)
                 self.next_ordinal = max(self.next_ordinal, manifest.ordinal)
                 group = self._groups.open
                 if group is not None and group.after != follows(self.newest_record()):
@@ -328,14 +335,14 @@ class Store(Committer):
                     group.file.sync()
             self._stale = False
 
-    def _beyond_lost(self, found: RecoveredState) -> int:
+    def _beyond_lost(self, recovered: RecoveredState) -> int:
         """Return an ordinal that no lost record gave, after a cut of the power or a failed sync.
 
         A record is only written while its slot, and its rows, are not needed by the newest one that is durable. So at
         most a table of records was lost, of which each gave one ordinal, and the open group had the next one. Where
         rows are of many episodes, at most all rows of the ring were lost, and the table has more slots.
         """
-        newest, known = found.live.newest, self.manifest.ordinal
+        newest, known = recovered.live.newest, self.manifest.ordinal
         given = 0 if newest is None else newest.next_ordinal
         beyond = max(given, known) + self.manifest.table_slots + 1
         return beyond if beyond < LAST_ORDINAL else known

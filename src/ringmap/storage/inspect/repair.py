@@ -556,7 +556,7 @@ class Plan:
                 where = disk, self.paths.folder
                 rows = Rows.open(*where, manifest.schema, manifest.columns, manifest.ring, True, 0, mapped=False)
             files.restore_carried(found, manifest.carried)
-            files.mend(found, rows, {}, trusted=False)
+            files.restore(found, rows, {}, trusted=False)
             if renew and scan.shown is None and not disk.volatile:  # else its invalid slot has stopped them
                 time.sleep(_NOTICED_S)
         except SyncFailedError as error:
