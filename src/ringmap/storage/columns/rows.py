@@ -264,8 +264,11 @@ class Rows:
                 slots = known % self.ring.rows
         if slots is None:
             slots = positions % self.ring.rows
-        into = out or [None] * len(names)
-        taken = [take(self.by_name[n], slots, to, threads, head) for n, to in zip(names, into, strict=True)]
+        into = zip(names, out or [None] * len(names), strict=True)
+        if threads == 1:
+            taken = [self.by_name[name].take(slots, to, head) for name, to in into]
+        else:
+            taken = [take(self.by_name[name], slots, to, threads, head) for name, to in into]
         taken = self._newest(names, known, taken)
         if here is not None:
             for number, newest in enumerate(rows):

@@ -320,7 +320,7 @@ class ZarrColumn(Column, Forkable):
         keeps = self._keeps(len(starts))
         rows: Array | None = None
         own: Array | None = None
-        held, held_below = -1, -1
+        current, below = -1, -1  # whose rows these are, and the positions for which they are valid
         for at, n, slot, chunk, position in zip(
             starts[order].tolist(),
             counts[order].tolist(),
@@ -329,22 +329,22 @@ class ZarrColumn(Column, Forkable):
             highest[order].tolist(),
             strict=True,
         ):
-            if rows is None or chunk != held or position >= held_below:
-                found = self._cache.get(chunk, position) if head else None
-                if n == self._steps and not isinstance(found, np.ndarray):
-                    self._load(chunk, target[at : at + n], head, keeps, found)  # into the batch
+            if rows is None or chunk != current or position >= below:
+                cached = self._cache.get(chunk, position) if head else None
+                if isinstance(cached, np.ndarray):
+                    rows, below = cached, position + 1
+                elif n == self._steps:
+                    self._load(chunk, target[at : at + n], head, keeps, cached)  # into the batch
                     rows = None
                     continue
-                held, held_below = chunk, position + 1
-                if isinstance(found, np.ndarray):
-                    rows = found
                 else:
                     if own is None or (head and keeps):  # else one place serves them all
                         own = np.empty((self._steps, self._row), np.uint8)
-                    rows, held_below = own, head if found is None else held_below
-                    self._load(chunk, rows, head, keeps, found)
+                    rows, below = own, head if cached is None else position + 1
+                    self._load(chunk, rows, head, keeps, cached)
                     if head and keeps:
                         self._cache.put(chunk, rows, head)
+                current = chunk
             within = slot - chunk * self._steps
             target[at : at + n] = rows[within : within + n]
         return out
