@@ -24,8 +24,10 @@ import errno
 import os
 import time
 from bisect import bisect_right
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,7 @@ from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.paths import COLUMNS, DATA, LOCK, MANIFEST, MARKS, OPEN, STATE, STREAM, TABLE, Paths
 from ringmap.storage.disk.two_slots import SLOT_NBYTES
-from ringmap.storage.inspect.scan import ORPHAN, Finding, Scan
+from ringmap.storage.inspect.scan import ORPHAN, Scan
 from ringmap.storage.inspect.snapshot import refuse_target, workplace
 from ringmap.storage.read.reader import HELD_S
 from ringmap.storage.read.recovery import Progress, RecoveredState, breaks_of, live_records
@@ -62,7 +64,6 @@ from ringmap.storage.records.table import (
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
-from ringmap.storage.sidecars.base import Mend
 
 __all__ = ["Action", "copy_repaired", "longest_rise", "repair", "repair_folder"]
 
@@ -73,8 +74,10 @@ _BLOCK, _PAGE = 1 << 20, 4096
 _NOTICED_S = 5 * HELD_S
 """For so long no writer may follow where `state.bin` was lost: until its readers have looked for it."""
 
-_MENDED = ("tail", "first", "time", "ordinal", "behind", "chain", "step", "previous")
-"""Fields of a record that its neighbours know."""
+Work = Callable[[], None]
+
+_SHAPES, _FILES, _MANIFEST, _REMOVALS = range(4)
+"""When a file is changed. Records are written after the first: before any column has the size of rows that it lacks."""
 
 _ELSEWHERE = "or mend a copy of what is whole elsewhere: ringmap.repair(path, to=...)"
 
@@ -206,13 +209,9 @@ class Plan:
     def __init__(self, disk: Disk, folder: str, progress: Progress | None) -> None:
         self.disk, self.paths = disk, Paths(folder)
         self.actions: list[Action] = []
+        self._work: tuple[list[Work], ...] = ([], [], [], [])
+        self._renews = False  # whether a file that readers may have open is made anew
         self.scan = scan = Scan(disk, folder)
-        self._anew: list[int] = []
-        self._reshaped: list[int] = []
-        self._cut: list[tuple[str, int]] = []
-        self._mends: list[Mend] = []
-        self._unlinked: list[str] = []
-        self._findings = list[Finding]()
         try:
             _refuse_foreign(scan)
             self._findings = list(scan.findings(progress))
@@ -231,8 +230,13 @@ class Plan:
         for what in self.scan.unreadable:
             raise EnvironmentFault(errno.EIO, f"ringmap.repair: {what}; mend the disk, {_ELSEWHERE}")
 
-    def _act(self, file: str, what: str, seq: int | None = None, episodes: int = 0, steps: int = 0) -> None:
+    def _act(
+        self, file: str, what: str, seq: int | None = None, episodes: int = 0, steps: int = 0, work: Work | None = None
+    ) -> None:
         self.actions.append(Action(file, what, seq, episodes, steps))
+        if work is not None:
+            when = _SHAPES if file in (TABLE, DATA, OPEN, COLUMNS) else _MANIFEST if file == MANIFEST else _FILES
+            self._work[_REMOVALS if what.startswith("remove") else when].append(work)
 
     # -- deciding ----------------------------------------------------------------------------------
 
@@ -256,13 +260,18 @@ class Plan:
         return scan.manifest
 
     def _decide(self, manifest: Manifest) -> None:
-        scan = self.scan
-        self.records = scan.records.copy()
+        scan, disk = self.scan, self.disk
+        self.records, self._manifest = scan.records.copy(), manifest
         dropped = self._drop()
         for name in (DATA, OPEN, *([COLUMNS] if scan.has_columns else [])):
-            if not self.disk.exists(scan.path(name)):
-                self._act(name, "make the folder")
-        self._decide_columns(manifest)
+            if not disk.exists(path := scan.path(name)):
+                self._act(name, "make the folder", work=partial(disk.make_folder, path))
+        for index, one in enumerate(manifest.columns if scan.has_columns else ()):
+            column = one.inside(disk, self.paths.folder)
+            if scan.is_gone(index):
+                self._make_anew(one.file, column.create)
+            elif one.file in scan.faults:
+                self._act(one.file, "give it its size, header and label back", work=column.mend)
         self._decide_beside(dropped)
         lost = self._complete(dropped)
         small = next(scan.small_states())
@@ -270,6 +279,16 @@ class Plan:
         if self.actions or small.fault or files & {MANIFEST, STATE}:
             self._decide_manifest(manifest, dropped | lost, small.fault)
             self._act(STATE, "show readers the repaired state")
+
+    def _make_anew(self, name: str, create: Work) -> None:
+        """Make a file as at birth, in the place of nothing, a link, a pipe or an empty folder."""
+
+        def work() -> None:
+            self.disk.discard(self.scan.path(name))
+            create()
+
+        self._act(name, "make it anew, empty", work=work)
+        self._renews = True
 
     def _at(self, seq: int) -> Any:
         return self.records[seq - self.scan.reached.first]
@@ -302,15 +321,6 @@ class Plan:
             self._act(TABLE, f"mend the flag of record {seq}: its episode is whole", seq)
         return dropped
 
-    def _decide_columns(self, manifest: Manifest) -> None:
-        for index, file in enumerate(manifest.files if self.scan.has_columns else ()):
-            if self.scan.is_gone(index):
-                self._act(file, "make it anew, empty")
-                self._anew.append(index)
-            elif file in self.scan.faults:
-                self._act(file, "give it its size, header and label back")
-                self._reshaped.append(index)
-
     def _decide_beside(self, dropped: set[int]) -> None:
         """Mend sidecars, cut streams, and unlink links that lie in the place of segments."""
         scan, newest = self.scan, self.scan.newest(dropped)
@@ -319,8 +329,8 @@ class Plan:
             if not scan.sidecar_faults(sidecar, newest):
                 continue
             if mend := sidecar.mend(scan.home, newest):
-                self._act(name, mend[0])
-                self._mends.append(mend)
+                self._act(name, mend[0], work=mend[1])
+                self._renews = True
             elif name != MARKS:  # which people wrote
                 self._unlink(name, "remove it: nothing in it is whole, or it is of another buffer")
         for finding in self._findings:
@@ -333,24 +343,23 @@ class Plan:
                 if stream.fault and stream.heading is None:
                     self._unlink(folder, "remove it: no step in it can be read")
                 elif stream.fault:
-                    self._act(name, f"cut it after its {stream.count} whole steps")
-                    self._cut.append((name, stream.nbytes))
+                    what = f"cut it after its {stream.count} whole steps"
+                    self._act(name, what, work=partial(self.disk.extend, scan.path(name), stream.nbytes))
 
     def _unlink(self, name: str, what: str) -> None:
         if not self.disk.is_folder(self.scan.path(name)) or name.startswith(f"{OPEN}/"):
-            self._act(name, what)
-            self._unlinked.append(name)
+            self._act(name, what, work=partial(self.disk.discard, self.scan.path(name)))
 
     def _complete(self, dropped: set[int]) -> set[int]:
         """Put dropped records in the places of lost ones; return the numbers of these."""
-        scan, reached = self.scan, self.scan.reached
+        scan, reached, table = self.scan, self.scan.reached, (self.disk, self.paths.table, self.scan.table.slots)
         runs = self._fillers(self._in_order(dropped))
         for number in scan.strays:
             self._act(TABLE, f"wipe the slot of record {number}: it can't be of this ring", number)
         if not self.disk.is_file(self.paths.table):
-            self._act(TABLE, "make it anew, empty")
+            self._make_anew(TABLE, partial(EpisodeTable.create, *table))
         elif TABLE in scan.faults:
-            self._act(TABLE, "give it its size and header back")
+            self._act(TABLE, "give it its size and header back", work=partial(EpisodeTable.mend, *table))
         for run in runs:
             first, last = run[0], run[-1]
             numbers = f"records {first.seq} to {last.seq}" if len(run) > 1 else f"record {first.seq}"
@@ -378,36 +387,26 @@ class Plan:
         """Tell which records stay: the valid ones. Where these contradict each other, as only forged ones do, the whole
         episodes stay.
 
-        Their rows prove where they start and end, but not their tails: those that are out of order become that of the
-        next one.
+        Their rows prove where they start and end, but not their tails, times and ordinals: those that are out of order
+        follow from the newest state and from their neighbours.
         """
         scan, reached, records = self.scan, self.scan.reached, self.records.copy()
         records["flags"] &= ~np.uint8(DROPPED)  # a dropped episode contradicts no other record
         kept = scan.valid.copy()
         if not _breaks(records, kept):
             return kept
-        whole, head = set(scan.live()["seq"].tolist()) - dropped, 0
-        for i in np.flatnonzero(kept).tolist():
-            kept[i] = int(records["seq"][i]) in whole and head <= records["start"][i]
-            head = int(records["start"][i] + records["length"][i]) if kept[i] else head
-        numbers = np.flatnonzero(kept)
-        fits = records["tail"][numbers] <= np.minimum(records["start"][numbers], reached.tail)
-        right = set(longest_rise(numbers[fits].tolist(), records["tail"]))
-        tail, oldest = reached.tail, reached.first
-        for i in numbers[::-1].tolist():
-            if i in right:
-                tail, oldest = records["tail"][i], records["first"][i]
-            else:
-                records["tail"][i], records["first"][i] = tail, oldest
-        _count_again(records, numbers)
+        kept &= np.isin(records["seq"], list(set(scan.live()["seq"].tolist()) - dropped))
+        at, tails = np.flatnonzero(kept), records["tail"][kept]
+        if (np.diff(tails) < 0).any() or (tails > np.minimum(records["start"][kept], reached.tail)).any():
+            records["tail"][at], records["first"][at] = reached.tail, reached.first
+        records["time"][at] = np.minimum.accumulate(records["time"][at][::-1])[::-1]
+        _count_again(records, at)
         while found := _breaks(records, kept):  # of a chain: what does not fit is lost
             kept[[seq - reached.first for seq, _ in found]] = False
-        for i in np.flatnonzero(kept).tolist():
-            if names := [name for name in _MENDED if records[name][i] != self.records[name][i]]:
-                seq = int(records["seq"][i])
-                self._act(TABLE, f"mend {' and '.join(names)} of record {seq}: its episode is whole", seq)
-                for name in names:
-                    self.records[name][i] = records[name][i]
+        records["flags"] = self.records["flags"]
+        if (records[kept] != self.records[kept]).any():
+            self._act(TABLE, "let records whose episodes are whole not contradict each other: by the newest state")
+        self.records[kept] = records[kept]
         return kept
 
     def _fillers(self, kept: Array) -> list[list[Record]]:
@@ -442,7 +441,6 @@ class Plan:
         scan, reached, said = self.scan, self.scan.reached, manifest.table
         stale = said.get("seq") == reached.seq and said.get("first") != reached.first
         stale |= said.get("seq", 0) > reached.seq
-        self._manifest: Manifest | None = None
         if not (lost or stale or fault or any(finding.file == MANIFEST for finding in self._findings)):
             return
         count = int(are_live(self.records, reached.tail).sum())
@@ -460,7 +458,7 @@ class Plan:
                 manifest = replace(manifest, ordinal=given + (1 << 32))
             what = f"make it again from the other files: {count} episodes; settings (history_len ...) are lost"
         self._manifest = manifest
-        self._act(MANIFEST, what)
+        self._act(MANIFEST, what, work=self._write_manifest)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -468,40 +466,22 @@ class Plan:
         """Write what differs, in place, in the order of every opening: `state.bin` last, in a new era."""
         if not self.actions:
             return
-        disk, scan, manifest = self.disk, self.scan, self._manifest or self.scan.fixed
-        is_table_new = not disk.is_file(self.paths.table)
-        renew = bool(self._anew or self._mends) or is_table_new or not disk.is_file(self.paths.state)
+        self._renews |= not self.disk.is_file(self.paths.state)
         self._stop_readers()
-        for name in (DATA, OPEN, *([COLUMNS] if scan.has_columns else [])):
-            if not disk.exists(scan.path(name)):
-                disk.make_folder(scan.path(name))
-        if is_table_new:
-            disk.discard(self.paths.table)
-            EpisodeTable.create(disk, self.paths.table, manifest.table_slots)
-        elif TABLE in scan.faults:
-            EpisodeTable.mend(disk, self.paths.table, manifest.table_slots)
-        self._write_records(manifest)
-        for index in (*self._anew, *self._reshaped):
-            column = manifest.column(index).inside(disk, self.paths.folder)
-            if index in self._anew:
-                disk.discard(column.path)
-                column.create()
-            else:
-                column.mend()
-        for folder in (COLUMNS, DATA, OPEN, ""):
-            if disk.is_folder(scan.path(folder)):
-                disk.sync_folder(scan.path(folder))
-        for name, nbytes in self._cut:
-            disk.extend(scan.path(name), nbytes)
-        for _, work in self._mends:
-            work()
-        if self._manifest is not None:
-            if not disk.is_file(self.paths.manifest):
-                disk.discard(self.paths.manifest)  # a link, a pipe, an empty folder
-            disk.replace_file(self.paths.manifest, manifest.encode())
-        for name in self._unlinked:
-            disk.discard(scan.path(name))
-        self._show(manifest, renew)
+        for when, works in enumerate(self._work):
+            for work in works:
+                work()
+            if when == _SHAPES:
+                self._write_records(self._manifest)
+            elif when == _FILES:
+                for folder in filter(self.disk.is_folder, (self.paths.columns, self.paths.data, self.paths.open)):
+                    self.disk.sync_folder(folder)
+        self._show(self._manifest)
+
+    def _write_manifest(self) -> None:
+        if not self.disk.is_file(self.paths.manifest):
+            self.disk.discard(self.paths.manifest)  # a link, a pipe, an empty folder
+        self.disk.replace_file(self.paths.manifest, self._manifest.encode())
 
     def _stop_readers(self) -> None:
         """Invalidate the older slot of `state.bin`: an open reader stops, and a writer's opening takes the other."""
@@ -524,11 +504,11 @@ class Plan:
                 table.zero(number % table.slots)
             table.sync()
 
-    def _show(self, manifest: Manifest, renew: bool) -> None:
+    def _show(self, manifest: Manifest) -> None:
         """Do what ends every opening for writing: sync, then show the state, of an era that no reader has seen. The
         boot id is left out: the next writer makes durable what no sync vouches for."""
         disk, scan, path = self.disk, self.scan, self.paths.state
-        if renew:
+        if self._renews:
             disk.discard(path)
             disk.create(path, StateFile.nbytes).close()
         elif StateFile.faults(disk, path):
@@ -557,7 +537,7 @@ class Plan:
                 rows = Rows.open(*where, manifest.schema, manifest.columns, manifest.ring, True, 0, mapped=False)
             files.restore_carried(found, manifest.carried)
             files.restore(found, rows, {}, trusted=False)
-            if renew and scan.shown is None and not disk.volatile:  # else its invalid slot has stopped them
+            if self._renews and scan.shown is None and not disk.volatile:  # else its invalid slot has stopped them
                 time.sleep(_NOTICED_S)
         except SyncFailedError as error:
             raise OSError(error.errno, os.strerror(error.errno or errno.EIO), self.paths.folder) from error
@@ -573,24 +553,20 @@ def _breaks(records: Array, kept: Array) -> list[tuple[int, str]]:
     return [one for run in runs if len(run) and kept[run[0]] for one in breaks_of(records[run])]
 
 
-def _count_again(records: Array, numbers: Array) -> None:
-    """Give records whose time or ordinal is out of order those that lie between their neighbours', and those of no
-    chain no place in one."""
-    nexts = next_ordinals(records)
-    on_time, counted = (set(longest_rise(numbers.tolist(), values)) for values in (records["time"], nexts))
-    time: Any = 0
-    ordinal: Any = 0
-    for i in numbers.tolist():
+def _count_again(records: Array, at: Array) -> None:
+    """Give records whose ordinal is out of order one that lies between their neighbours', and those of no chain no
+    place in one."""
+    nexts, ordinal = next_ordinals(records), np.int64(0)
+    counted = set(longest_rise(at.tolist(), nexts))
+    for i in at.tolist():
         row = records[i]
-        if i not in on_time:
-            row["time"] = time
         if not row["part"] & PART:
             row["chain"], row["step"], row["previous"] = NONE, 0, NONE
             behind = int(row["behind"]) if row["part"] & MANY and row["behind"] <= row["length"] else 1
             if i not in counted or row["behind"] != behind:
                 row["ordinal"], row["behind"] = ordinal, behind
             nexts[i] = row["ordinal"] + behind
-        time, ordinal = row["time"], nexts[i]
+        ordinal = nexts[i]
 
 
 def _counted_between(before: Record | None, after: Record | None, numbers: list[int], begun: int) -> tuple[int, int]:
