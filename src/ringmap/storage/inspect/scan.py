@@ -387,7 +387,7 @@ class Scan:
             self.faults[STATE] = ["neither state in it is valid: torn, or of another buffer"]
         if faults := self._words_of(TABLE, lambda: EpisodeTable.faults(disk, self.paths.table, manifest.table_slots)):
             self.faults[TABLE] = faults
-        elif len(whole) and not whole.any() and (records["seq"] % manifest.table_slots == at).all():
+        elif len(whole) > 1 and not whole.any() and (records["seq"] % manifest.table_slots == at).all():
             self.foreign[TABLE] = "is of another buffer: all records are in their slots, and none is valid"
         # Until a record is stored, columns that no argument fixed are made again by the first episode.
         self.has_columns = manifest.schema is not None and (has_records or manifest.locked_by_argument)
