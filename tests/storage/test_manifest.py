@@ -16,6 +16,7 @@ from ringmap.errors import (
     UnknownFormatError,
     UnreleasedVersionError,
 )
+from ringmap.storage.columns.backends import Choice
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk import signed as signing
 from ringmap.storage.records import manifest as module
@@ -35,9 +36,8 @@ def make(schema=SCHEMA, **change):
         table={"count": 3, "first": 2, "tail": 10, "head": 20, "seq": 4},
     )
     if schema is not None:
-        backends = ("memmap",) * len(schema.columns)
         sizes = tuple(4096 + 150 * s.row_nbytes + 4096 for s in schema.columns)
-        made = made.with_columns(schema, backends, [{}] * len(backends), locked=True)
+        made = made.with_columns(schema, [Choice("memmap", {})] * len(schema.columns), locked=True)
         made = replace(made, sizes=sizes)
     return replace(made, **change)
 
@@ -62,7 +62,7 @@ def test_every_name_shape_and_dtype(names, shape, dtype):
 def compressed(**change):
     """Return a manifest whose first column is a Zarr array, and its options changed."""
     options = {"codecs": "zstd", "chunk_steps": 8, **change}
-    made = make(None).with_columns(SCHEMA, ["zarr", "memmap", "memmap"], [options, {}, {}], locked=True)
+    made = make(None).with_columns(SCHEMA, [Choice("zarr", options), *2 * [Choice("memmap", {})]], locked=True)
     return replace(made, sizes=(900, 5000, 6000))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from ringmap.arguments import positive, real
 from ringmap.clips.facts import Facts
 from ringmap.errors import InputError
-from ringmap.storage.columns.backends import Choice, Storage, disagreement
+from ringmap.storage.columns.backends import Storage, disagreement
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Settings
 from ringmap.storage.records.manifest import Manifest
@@ -184,8 +184,7 @@ def must_agree(
             f"{where}: schema {[str(c) for c in schema.columns]}, but the buffer on disk has "
             f"{[str(c) for c in fixed.schema.columns]}; {ways}"
         )
-    stored = [Choice(b, o) for b, o in zip(fixed.backends, fixed.options, strict=True)]
-    fault = disagreement(storage, fixed.schema, stored, where)
+    fault = disagreement(storage, fixed.schema, list(fixed.choices), where)
     if fault is not None:
         raise InputError(f"{where}: {fault}; {ways}")
 

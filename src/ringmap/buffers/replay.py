@@ -297,9 +297,7 @@ class ReplayBuffer(Sampled[BufferView]):
         parsed = Schema.parse(schema)
         spare = spare_of(int(max_steps), spare_rows, where)
         blank = Manifest(bytes(16), int(max_steps), spare, int(max_steps) + spare + SPARE_SLOTS)
-        chosen = choose(storage, parsed, where)
-        backends, options = [c.backend for c in chosen], [c.options for c in chosen]
-        sizes = sizes_when_full(blank.with_columns(parsed, backends, options, locked=True))
+        sizes = sizes_when_full(blank.with_columns(parsed, choose(storage, parsed, where), locked=True))
         return {**sizes, "total": sum(sizes.values())}
 
     def _start(

@@ -13,7 +13,7 @@ from ringmap.errors import CorruptError, NotFoundError, UnknownFormatError
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import COLUMNS, FINE, FOLDERS, LOCK, MANIFEST, NAMES, Paths
 from ringmap.storage.disk.system import NotAFileError
-from ringmap.storage.records.manifest import Manifest, read_limit
+from ringmap.storage.records.manifest import LARGEST, Manifest
 from ringmap.storage.records.state import StateFile
 
 __all__ = [
@@ -121,7 +121,7 @@ def read_manifest(disk: Disk, folder: str) -> Manifest:
     """
     paths = Paths(folder)
     try:
-        data = disk.read_file(paths.manifest, read_limit())
+        data = disk.read_file(paths.manifest, LARGEST)
         refuse_links(disk, folder)
     except (FileNotFoundError, NotADirectoryError):
         examine(disk, folder)  # gives more detail if it can

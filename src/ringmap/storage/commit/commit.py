@@ -344,9 +344,7 @@ class Committer(Handle):
         return self.rows
 
     def _make_columns(self, files: CommitFiles, schema: Schema, locked: bool) -> None:
-        chosen = choose(self._storage, schema, "ReplayBuffer")
-        backends, options = [c.backend for c in chosen], [c.options for c in chosen]
-        manifest = self.manifest.with_columns(schema, backends, options, locked)
+        manifest = self.manifest.with_columns(schema, choose(self._storage, schema, "ReplayBuffer"), locked)
         warn_of_space(self.disk, self.folder, manifest)
         manifest = make_columns(self.disk, self.paths, manifest, files.sync_folder)
         rows = Rows.open(self.disk, self.folder, schema, manifest.columns, self.ring, True, self.head, self.mapped)

@@ -26,7 +26,7 @@ from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.disk.paths import STREAM, Paths
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.records.manifest import TRANSITIONS, Manifest
+from ringmap.storage.records.manifest import TRANSITIONS, VERSION, Manifest
 from ringmap.storage.records.step_file import StoredSteps, read_steps
 
 __all__ = [
@@ -135,14 +135,14 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
         pending = _pending_in(opened)
     specs = () if manifest.schema is None else manifest.schema.columns
     columns = tuple(
-        ColumnFacts(spec.name, spec.kind, spec.shape, backend, (options["codecs"],) if options else ())
-        for spec, backend, options in zip(specs, manifest.backends, manifest.options, strict=True)
+        ColumnFacts(spec.name, spec.kind, spec.shape, way.backend, (way.options["codecs"],) if way.options else ())
+        for spec, way in zip(specs, manifest.choices, strict=True)
         if (manifest.kind, spec.name) != (TRANSITIONS, NUMBERS)
     )
     steps, nbytes = int(lengths.sum()), nbytes_of(folder)
     full = None if manifest.schema is None else _nbytes_full(folder, manifest, steps, nbytes)
     return Facts(
-        manifest.version,
+        VERSION,
         manifest.uuid.hex(),
         manifest.max_steps,
         manifest.spare,

@@ -28,6 +28,7 @@ from ringmap.errors import (
     UnknownFormatError,
     UnreleasedVersionError,
 )
+from ringmap.storage.columns.backends import Choice
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.memmap import read_label
 from ringmap.storage.columns.rows import UNREADABLE, combine
@@ -72,7 +73,7 @@ from ringmap.storage.records.blobs import (
     segment_name,
     segment_number,
 )
-from ringmap.storage.records.manifest import LAYOUT, VERSION, Manifest, born_in, read_limit, stored_options
+from ringmap.storage.records.manifest import LARGEST, LAYOUT, VERSION, Manifest, born_in, stored_options
 from ringmap.storage.records.state import State, StateFile
 from ringmap.storage.records.step_file import StoredSteps, read_steps
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, SPARE_SLOTS, EpisodeTable, Record
@@ -310,7 +311,7 @@ class Scan:
         """Return the manifest in a file, or None and what is wrong with it."""
         if not self.disk.is_file(self.path(name)):
             return None, "manifest is missing"
-        data, path = self.read(name, read_limit()), self.path(name)
+        data, path = self.read(name, LARGEST), self.path(name)
         try:
             return Manifest.decode(data, path), ""
         except (NewerVersionError, UnreleasedVersionError):
@@ -357,8 +358,8 @@ class Scan:
             born, lineage = born_in(first["born"], first["max_steps"])
             uuid, max_steps, spare = bytes.fromhex(first["uuid"]), first["max_steps"], first["spare"]
             made = Manifest(uuid, max_steps, spare, max_steps + spare + SPARE_SLOTS, born=born, lineage=lineage)
-            backends = ["zarr" if given else "memmap" for given in options]
-            made = made.with_columns(Schema(specs), backends, options, locked=any(s.mutable for s in specs))
+            choices = [Choice("zarr" if given else "memmap", given) for given in options]
+            made = made.with_columns(Schema(specs), choices, locked=any(s.mutable for s in specs))
             agree = [made.label(i) for i in range(count)] == labels and set(made.files) == set(self.labels)
             return made.with_sizes() if agree else None
         except (LookupError, TypeError, ValueError):
@@ -379,7 +380,7 @@ class Scan:
             self.faults.setdefault(MANIFEST, []).append("names no columns, but episodes are stored: an old copy")
             made = self._from_labels()
             if made is not None and made.uuid == manifest.uuid:
-                known = {n: getattr(made, n) for n in ("schema", "backends", "options", "files", "sizes")}
+                known = {n: getattr(made, n) for n in ("schema", "choices", "files", "sizes")}
                 self.manifest = manifest = replace(manifest, **known)
         if faults := self._words_of(STATE, lambda: StateFile.faults(disk, self.paths.state)):
             self.faults[STATE] = faults

@@ -19,7 +19,7 @@ import math
 import re
 import unicodedata
 import uuid as uuids
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -34,7 +34,7 @@ from ringmap.errors import (
     UnknownFormatError,
     UnreleasedVersionError,
 )
-from ringmap.storage.columns.backends import BACKENDS, StoredColumn
+from ringmap.storage.columns.backends import BACKENDS, Choice, StoredColumn
 from ringmap.storage.columns.codecs import NAMED
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.paths import COLUMNS, STATE, TABLE
@@ -48,6 +48,7 @@ __all__ = [
     "EPISODES",
     "FORMAT",
     "LABELS",
+    "LARGEST",
     "LAYOUT",
     "LINEAGE_NBYTES",
     "ROWS",
@@ -62,7 +63,6 @@ __all__ = [
     "must_be",
     "parse_rate",
     "rate_text",
-    "read_limit",
     "same_rate",
     "stored_options",
 ]
@@ -70,7 +70,10 @@ __all__ = [
 FORMAT, VERSION = "ringmap", 3
 
 LINEAGE_NBYTES = 16
-_LIMIT = 1 << 24
+
+LARGEST = 1 << 24
+"""A larger manifest is not read."""
+
 _MOST = 1 << 56
 _CHUNK_MOST = 1 << 30
 _FILE_NAME = re.compile(COLUMNS + r"/[0-9]{3,6}-[a-z0-9-]{0,40}\.(npy|zarr)")
@@ -135,11 +138,11 @@ class Kind:
         """
         name, capacity, older, stack = (body[key] for key in ("kind", "capacity", "older", "stack"))
         known = [n for n in (capacity, older) if n is not None]
-        good = isinstance(name, str) and _are_counts(*known) and older is not None
+        good = isinstance(name, str) and all(map(_is_count, known)) and older is not None
         good = good and 0 < (max_steps if capacity is None else capacity) <= max_steps - older
         if stack is not None:
             size, padding = stack
-            good = good and _are_counts(size) and size > 0 and isinstance(padding, str)
+            good = good and _is_count(size) and size > 0 and isinstance(padding, str)
             stack = size, padding
         if not good:
             raise ValueError(f"kind {name!r}, capacity {capacity!r}, older {older!r}, stack {stack!r}")
@@ -160,8 +163,7 @@ class Manifest:
     spare: int
     table_slots: int
     schema: Schema | None = None
-    backends: tuple[str, ...] = ()
-    options: tuple[dict[str, Any], ...] = ()
+    choices: tuple[Choice, ...] = ()
     files: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     locked_by_argument: bool = False
@@ -172,11 +174,6 @@ class Manifest:
     lineage: bytes = bytes(LINEAGE_NBYTES)
     ordinal: int = 0
     closed: int | None = None
-
-    @property
-    def version(self) -> int:
-        """The version of the directory's format."""
-        return VERSION
 
     @property
     def kind(self) -> str:
@@ -228,8 +225,8 @@ class Manifest:
     def column(self, index: int) -> StoredColumn:
         """Return one column."""
         assert self.schema is not None
-        spec, label = self.schema.columns[index].stored, self.label(index)
-        return StoredColumn(self.files[index], self.backends[index], spec, self.rows, label)
+        spec = self.schema.columns[index].stored
+        return StoredColumn(self.files[index], self.choices[index].backend, spec, self.rows, self.label(index))
 
     @property
     def fixed_sizes(self) -> dict[str, int]:
@@ -243,42 +240,25 @@ class Manifest:
 
     def label(self, index: int) -> dict[str, Any]:
         """Return the label in the file of column `index`."""
-        spec = self.schema.columns[index] if self.schema else None
-        assert spec is not None
+        assert self.schema is not None
         return {
             "uuid": self.uuid.hex(),
             "column": index,
-            "name": spec.name,
-            "dtype": spec.dtype.str,
-            "shape": list(spec.shape),
+            **_spec(self.schema.columns[index]),
             "max_steps": self.max_steps,
             "spare": self.spare,
-            **_mutable(spec),
             "born": self.birth(),
-            **self.options[index],
+            **self.choices[index].options,
         }
 
     def birth(self) -> dict[str, Any]:
         """Return what the ring was born with, as JSON."""
         return {**self.born.encode(), "lineage": self.lineage.hex()}
 
-    def with_columns(
-        self,
-        schema: Schema,
-        backends: Sequence[str],
-        options: Sequence[dict[str, Any]],
-        locked: bool,
-    ) -> Manifest:
+    def with_columns(self, schema: Schema, choices: Sequence[Choice], locked: bool) -> Manifest:
         """Return the manifest with its columns fixed, sizes not yet known."""
-        files = tuple(column_file(i, spec.name, backends[i]) for i, spec in enumerate(schema.columns))
-        return replace(
-            self,
-            schema=schema,
-            backends=tuple(backends),
-            options=tuple(options),
-            files=files,
-            locked_by_argument=locked,
-        )
+        files = tuple(column_file(i, spec.name, choices[i].backend) for i, spec in enumerate(schema.columns))
+        return replace(self, schema=schema, choices=tuple(choices), files=files, locked_by_argument=locked)
 
     def with_sizes(self) -> Manifest:
         """Return the manifest with the size of each column, whose backends are known."""
@@ -286,13 +266,13 @@ class Manifest:
 
     def without_columns(self) -> Manifest:
         """Return the manifest as before the columns were fixed."""
-        return replace(self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False)
+        return replace(self, schema=None, choices=(), files=(), sizes=(), locked_by_argument=False)
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
         body = {
             "format": FORMAT,
-            "version": self.version,
+            "version": VERSION,
             "layout": LAYOUT,
             "about": "A replay buffer of the Python package ringmap. Rows: columns/*.npy (NumPy); "
             "episodes: episodes.npy (NumPy). Edit nothing by hand.",
@@ -308,17 +288,14 @@ class Manifest:
             if self.schema is None
             else [
                 {
-                    "name": s.name,
-                    "file": f,
-                    "backend": b,
-                    "dtype": s.dtype.str,
-                    "shape": list(s.shape),
-                    "nbytes": n,
-                    **_mutable(s),
-                    **({"options": o} if o else {}),
+                    **_spec(spec),
+                    "file": file,
+                    "backend": choice.backend,
+                    "nbytes": nbytes,
+                    **({"options": choice.options} if choice.options else {}),
                 }
-                for s, f, b, o, n in zip(
-                    self.schema.columns, self.files, self.backends, self.options, self.sizes, strict=True
+                for spec, file, choice, nbytes in zip(
+                    self.schema.columns, self.files, self.choices, self.sizes, strict=True
                 )
             ],
             "files": self.fixed_sizes,
@@ -369,73 +346,81 @@ class Manifest:
 
     @classmethod
     def _parse(cls, body: dict[str, Any], path: str) -> Manifest:
-        columns = body["columns"]
-        schema: Schema | None = None
-        backends: tuple[str, ...] = ()
-        options: tuple[dict[str, Any], ...] = ()
-        files: tuple[str, ...] = ()
-        sizes: tuple[int, ...] = ()
-        if columns is not None:
-            schema = Schema(
-                tuple(stored_spec(c["name"], c["shape"], c["dtype"], c.get("mutable") is True) for c in columns)
-            )
-            backends = tuple(c["backend"] for c in columns)
-            options = tuple(stored_options(c.get("options", {})) for c in columns)
-            files = tuple(c["file"] for c in columns)
-            sizes = tuple(int(c["nbytes"]) for c in columns)
-            for i, (spec, file, backend) in enumerate(zip(schema.columns, files, backends, strict=True)):
-                if backend not in BACKENDS:
-                    raise NewerVersionError(
-                        f"{path}: column {spec.name!r} has backend {backend!r}, this ringmap has {sorted(BACKENDS)}; "
-                        "upgrade ringmap"
-                    )
-                if not _FILE_NAME.fullmatch(file) or spec.name in schema.names[:i]:
-                    raise ValueError(f"column {spec.name!r} in file {file!r}")
-                if not (file.endswith(".zarr") == (backend == "zarr") == ("chunk_steps" in options[i])):
-                    raise ValueError(f"column {spec.name!r} of {backend} in file {file!r} with {options[i]!r}")
-                if spec.row_nbytes * options[i].get("chunk_steps", 0) > _CHUNK_MOST:
-                    raise ValueError(f"column {spec.name!r} with options {options[i]!r}")
-            if not files or len({*files}) < len(files):
-                raise ValueError(f"files {files!r}")
+        for key, is_good in _CHECKS.items():
+            if not is_good(body[key]):
+                raise ValueError(f"{key} {body[key]!r}")
         max_steps, spare, slots = body["max_steps"], body["spare"], body["table_slots"]
-        if not (_are_counts(max_steps, spare, slots) and max_steps > 0 and slots > 0):
-            raise ValueError(f"sizes {max_steps!r}, {spare!r}, {slots!r}")
         if slots > 4 * (max_steps + spare) + 4096:  # it is read into memory when it is checked
             raise ValueError(f"table_slots {slots} for {max_steps + spare} rows")
-        table, carried = dict(body["table"]), dict(body["carried"])
-        if not _are_counts(*table.values()):
-            raise ValueError(f"table {table!r}")
-        if carried and not (_are_counts(carried["seq"]) and isinstance(carried["state"], dict)):
-            raise ValueError("carried state")
-        ordinal, closed = body["ordinal"], body["closed"]
-        is_era = closed is None or (type(closed) is int and 0 <= closed < MOST)
-        if not (_are_counts(ordinal) and is_era):
-            raise ValueError(f"ordinal {ordinal!r}, closed {closed!r}")
-        settings, rate, reward_at = dict(body["settings"]), body["fps"], body["reward_at"]
-        if rate is not None:
-            settings["fps"] = parse_rate(rate)
-        if reward_at is not None:
-            settings["reward_at"] = str(reward_at)
+        settings = dict(body["settings"])
+        if body["fps"] is not None:
+            settings["fps"] = parse_rate(body["fps"])
+        if body["reward_at"] is not None:
+            settings["reward_at"] = body["reward_at"]
         born, lineage = born_in(body, max_steps)
-        return cls(
+        made = cls(
             uuids.UUID(body["uuid"]).bytes,
             max_steps,
             spare,
             slots,
-            schema,
-            backends,
-            options,
-            files,
-            sizes,
-            body["schema_from"] == "argument",
-            settings,
-            table,
-            carried,
-            born,
-            lineage,
-            ordinal,
-            closed,
+            locked_by_argument=body["schema_from"] == "argument",
+            settings=settings,
+            table=body["table"],
+            carried=body["carried"],
+            born=born,
+            lineage=lineage,
+            ordinal=body["ordinal"],
+            closed=body["closed"],
         )
+        columns = body["columns"]
+        if columns is None:
+            return made
+        schema = Schema(
+            tuple(stored_spec(c["name"], c["shape"], c["dtype"], c.get("mutable") is True) for c in columns)
+        )
+        files, sizes = tuple(c["file"] for c in columns), tuple(int(c["nbytes"]) for c in columns)
+        choices = tuple(_choice_in(c, spec, path) for c, spec in zip(columns, schema.columns, strict=True))
+        if not files or len({*files}) < len(files) or len({*schema.names}) < len(files):
+            raise ValueError(f"columns {schema.names} in files {files}")
+        return replace(made, schema=schema, choices=choices, files=files, sizes=sizes)
+
+
+def _choice_in(told: dict[str, Any], spec: ColumnSpec, path: str) -> Choice:
+    """Return how the manifest says that a column is stored.
+
+    Raises:
+        NewerVersionError: by a backend that is not known.
+        ValueError: it makes no sense.
+    """
+    backend, file, options = told["backend"], told["file"], stored_options(told.get("options", {}))
+    if backend not in BACKENDS:
+        raise NewerVersionError(
+            f"{path}: column {spec.name!r} has backend {backend!r}, this ringmap has {sorted(BACKENDS)}; "
+            "upgrade ringmap"
+        )
+    fits = spec.row_nbytes * options.get("chunk_steps", 0) <= _CHUNK_MOST
+    if not (fits and _FILE_NAME.fullmatch(file) and file.endswith(".zarr") == (backend == "zarr") == bool(options)):
+        raise ValueError(f"column {spec.name!r} of {backend} in file {file!r} with options {options!r}")
+    return Choice(backend, options)
+
+
+def _is_count(value: Any) -> bool:
+    """Tell whether a value is an integer in the range of file sizes: results computed from it fit in 64 bits."""
+    return type(value) is int and 0 <= value < _MOST
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "max_steps": lambda n: _is_count(n) and n > 0,
+    "spare": _is_count,
+    "table_slots": lambda n: _is_count(n) and n > 0,
+    "settings": lambda one: type(one) is dict,
+    "table": lambda one: type(one) is dict and all(map(_is_count, one.values())),
+    "carried": lambda one: one == {} or (_is_count(one["seq"]) and type(one["state"]) is dict),
+    "ordinal": _is_count,
+    "closed": lambda era: era is None or (type(era) is int and 0 <= era < MOST),
+    "reward_at": lambda where: where is None or type(where) is str,
+}
+"""What holds of the keys of a manifest, each for itself."""
 
 
 def born_in(body: dict[str, Any], max_steps: int) -> tuple[Kind, bytes]:
@@ -465,13 +450,10 @@ def _unreleased(path: str, what: str) -> UnreleasedVersionError:
     )
 
 
-def _mutable(spec: ColumnSpec) -> dict[str, bool]:
-    return {"mutable": True} if spec.mutable else {}
-
-
-def _are_counts(*numbers: Any) -> bool:
-    """Tell whether all are integers in the range of file sizes: results computed from them fit in 64 bits."""
-    return all(type(n) is int and 0 <= n < _MOST for n in numbers)
+def _spec(spec: ColumnSpec) -> dict[str, Any]:
+    """Return the keys that say what the rows of a column are."""
+    mutable = {"mutable": True} if spec.mutable else {}
+    return {"name": spec.name, "dtype": spec.dtype.str, "shape": list(spec.shape), **mutable}
 
 
 def stored_options(given: Any) -> dict[str, Any]:
@@ -483,14 +465,9 @@ def stored_options(given: Any) -> dict[str, Any]:
     if given == {}:
         return {}
     steps, codecs = given["chunk_steps"], given["codecs"]
-    if len(given) != 2 or not _are_counts(steps) or not steps or type(codecs) is not str or codecs not in NAMED:
+    if len(given) != 2 or not _is_count(steps) or not steps or type(codecs) is not str or codecs not in NAMED:
         raise ValueError(f"options {given!r}")
     return {"codecs": codecs, "chunk_steps": steps}
-
-
-def read_limit() -> int:
-    """Return the maximum size of a manifest that is read."""
-    return _LIMIT
 
 
 def column_file(index: int, name: str, backend: str) -> str:
