@@ -48,7 +48,7 @@ class Late(Begun):
 
 def recover_if_stale(patch):
     """Make the file small, so that its log is soon full, and let the helper work at moments that a script decides."""
-    patch.setattr(priorities, "_SLOT", 64)
+    patch.setattr(priorities, "_PAGE", 64)
     patch.setattr(priorities, "_LOG_LEAST", 256)
     patch.setattr(priorities, "_PIECE", 8)
     patch.setattr(priorities, "begin", Late)

@@ -309,7 +309,7 @@ def test_a_full_log_is_written_out_and_goes_on(tmp_path):
     for _ in range(900):  # 600 bytes each; the log has 256 KiB
         latest = rng.random(50)
         buf.update_priorities(np.arange(50), latest)
-    assert sampler._stored.file._place[0] > 2
+    assert sampler._stored.file._newest[0] > 2
     assert ringmap.check(tmp_path / "buf") == []
     expected = sampler._tree.leaves.copy()
     buf.engine.owned.abandon()  # as a kill would
@@ -468,8 +468,8 @@ def damaged(tmp_path, offset, byte):
 PLACES = {
     "header": (4096 + 20, "header 1 is damaged"),
     "leaves": (8192 + 4096 + 30, "the leaves of generation 1 are damaged"),
-    "log": (8192 + 2 * 4096 + (1 << 18) + 64 + 24 + 100, "frame 1 of log 1 is damaged"),
-    "generation": (8192 + 2 * 4096 + (1 << 18) + 8, None),
+    "log": (8192 + 2 * 4096 + (1 << 18) + 64 + 28 + 100, "frame 1 of log 1 is damaged"),
+    "generation": (8192 + 2 * 4096 + (1 << 18) + 12, None),
 }
 
 

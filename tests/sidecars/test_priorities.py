@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.frames import FrameWriter
 from ringmap.storage.disk.threads import Begun
 from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
@@ -155,12 +156,12 @@ def test_nothing_rests_on_what_a_killed_helper_did_not_sync(small):
 def test_a_log_that_lost_its_end_is_told(small):
     with ram_folder() as folder:
         handle = Handle(home := made(folder), {})
-        generation, end = handle.file._place
-        while handle.file._place[0] == generation:
-            end = handle.file._place[1]
+        generation, log = handle.file._newest
+        while handle.file._newest[0] == generation:
+            end, _ = log.end
             fill(handle, 1)
         with contextlib.closing(home.disk.open(home.path("priorities.bin"), write=True)) as file:
-            file.write(bytes(40), handle.file._log(generation)[0] + end - 40)
+            file.write(bytes(40), end - 40)
         assert "has lost its end" in str(loaded(home)[1])
 
 
@@ -169,7 +170,7 @@ def test_positions_of_a_log_before_are_no_frame(small):
     with ram_folder() as folder:
         handle, rng = Handle(home := made(folder), {}), random.Random(0)
         for _ in range(120):
-            places = np.full(rng.randint(1, 6), min(handle.file._place[0] + 2, ROWS - 1))
+            places = np.full(rng.randint(1, 6), min(handle.file._newest[0] + 2, ROWS - 1))
             values = np.ones(len(places), np.float32)
             if not handle.file.append_points(places, values):
                 handle.file.turn(handle.leaves)
@@ -243,8 +244,8 @@ def test_a_helper_that_an_interrupt_left_behind_writes_over_nothing(small, momen
             with pytest.raises(KeyboardInterrupt):
                 fill(handle)
         threading.Timer(0.2, gate.set).start()
-        generation = handle.file._place[0]
-        while handle.file._place[0] == generation:
+        generation = handle.file._newest[0]
+        while handle.file._newest[0] == generation:
             fill(handle, 1)
         gate.set()
         begun[0].join()
@@ -302,22 +303,21 @@ def test_what_a_handler_of_signals_raises_arrives(small):
 def test_a_turn_that_was_interrupted_is_no_damage(small):
     with ram_folder() as folder:
         handle = Handle(home := made(folder), {})
-        put = handle.file._put_frame
+        write = FrameWriter.write
 
-        def interrupted(*args):
-            if args[2] == priorities._TURNS:
-                put(*args)
+        def interrupted(self, payload):
+            write(self, payload)
+            if priorities._FRAME.unpack_from(payload)[1] == priorities._TURNS:
                 raise KeyboardInterrupt
-            return put(*args)
 
-        handle.file._put_frame = interrupted
+        small.setattr(FrameWriter, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             while True:  # four at a time: behind them is room for one
                 values = np.arange(4, dtype=np.float32)
                 if not handle.file.append_points(np.arange(4), values):
                     handle.file.turn(handle.leaves)
                 handle.leaves.values[:4] = values
-        handle.file._put_frame = put
+        small.setattr(FrameWriter, "write", write)
         handle.update(3, 3.0)
         np.testing.assert_array_equal(values_now(home), handle.leaves.values)
 

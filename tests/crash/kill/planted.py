@@ -272,7 +272,7 @@ class AtOnce:
 
 
 def leaves_in_place():
-    PriorityFile._area = lambda self, generation: 2 * priorities._SLOT
+    PriorityFile._area = lambda self, generation: 2 * priorities.SLOT_NBYTES
     priorities.begin = AtOnce
 
 

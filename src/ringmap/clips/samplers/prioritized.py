@@ -3,7 +3,7 @@
     draw                 update_priorities(ids, values)
       |                    |
       v                    v
-    SumTree <--- leaf = position % rows ---> storage/sidecars/stored_priorities.py, first
+    SumTree <--- leaf = position % rows ---> storage/sidecars/priorities.py, first
 
 An id of `ids` is the clip's position on the ring, which no other clip ever has: an update for
 an evicted clip has no effect, also not on its successor in the same leaf.
@@ -45,8 +45,7 @@ from ringmap.storage.disk.forks import Renew
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arrays import all_true, highest, lowest
 from ringmap.storage.ring.ring import Position, Ring, Slot
-from ringmap.storage.sidecars.priorities import Leaves
-from ringmap.storage.sidecars.stored_priorities import Opened, StoredPriorities
+from ringmap.storage.sidecars.priorities import Leaves, Opened, StoredPriorities
 
 __all__ = ["PrioritizedSampler", "checked_priorities"]
 

@@ -74,7 +74,10 @@ class TwoSlots(Generic[T]):
 
     def slots(self) -> tuple[T | None, T | None]:
         """Return both slots, None for one that is not valid."""
-        data = self.data()
+        return self.slots_in(self.data())
+
+    def slots_in(self, data: bytes) -> tuple[T | None, T | None]:
+        """Return both slots in the bytes of both, None for one that is not valid."""
         return self._parse(data, 0), self._parse(data, 1)
 
     def newest(self) -> T | None:
@@ -83,7 +86,7 @@ class TwoSlots(Generic[T]):
 
     def newest_in(self, data: bytes) -> T | None:
         """Return the newest valid slot in the bytes of both, or None."""
-        values = [value for value in (self._parse(data, 0), self._parse(data, 1)) if value is not None]
+        values = [value for value in self.slots_in(data) if value is not None]
         return max(values, key=lambda value: value.generation, default=None)
 
     def peek(self) -> tuple[T | None, bytes]:
@@ -95,7 +98,7 @@ class TwoSlots(Generic[T]):
         """
         for attempt in range(_LOOKS):
             data = self.data()
-            one, other = self._parse(data, 0), self._parse(data, 1)
+            one, other = self.slots_in(data)
             if one is not None and other is not None:
                 return (one if one.generation > other.generation else other), data
             if attempt > 100:  # a writer killed during a write, or one that is not scheduled

@@ -99,7 +99,8 @@ _FILES = {
     "manifest": "lineage, kind, ordinal and closed are known",
     "mutable": "headers at 0 and 4096: magic, number, highest, synced, boot, check; marks at 8192; two planes; copy: "
     "check, generation, position, values",
-    "priorities": "headers at 0 and 4096, unsure at 56, leaves, two logs, frames of kinds 1 to 3",
+    "priorities": "headers at 0 and 4096: magic, generation, upto, highest, sum, check; unsure at 64, leaves, two "
+    "logs of frames: generation, kinds 1 to 3, count",
     "text": "codes <i4, dtype <U0; words: count <I, sizes <I each, UTF-8;",
     "transitions": "column _episode <i8 after lanes; records with MANY in part",
     "successors": "RINGMAPN, head, rows_sum, size, check, check, payload",

@@ -1,4 +1,4 @@
-"""The file of priorities: one float32 for each row of the ring, and a log of later changes.
+"""Priorities of a buffer, in memory and in their file: a float32 for each row of the ring, and a log of changes.
 
     priorities.bin   [header 0, unsure][header 1][leaves 0][leaves 1][log 0: frame, frame, ...][log 1]
 
@@ -7,9 +7,9 @@ Generation g has header, leaves and log g % 2. An update is one frame at the end
 When that log is full, the next generation begins: its log continues the other one, and a helper writes its leaves and
 then its header, beside later updates. Once these are durable, the log before is not needed any more.
 
-    frame   check, generation, kind, count, then   POINTS: positions int64, priorities float32
-                                                   RANGE:  first and last position + 1, one priority
-                                                   TURN:   the end of the log that this one continues
+    frame   generation, kind, count, then   POINTS: positions int64, priorities float32
+                                            RANGE:  first and last position + 1, one priority
+                                            TURN:   the end of the log that this one continues
 
 The helper reads leaves that later updates change. That is no harm: all of these are in the log of its generation, which
 is applied to them, and each frame says what a priority is, not how it changes.
@@ -18,53 +18,56 @@ Leaf `position % rows` belongs to the newest position below `upto` in this slot:
 have no priority yet, whatever an earlier lap left there.
 
 Invariants: a header counts with its checksum, which covers the buffer's UUID and the leaves;
-a frame counts with its checksum, its generation and its place, after all frames before it, those of the log that its
-own continues included; after a power cut each priority is as of the last `sync` or later, and belongs to its own row.
+a frame counts after all frames before it, those of the log that its own continues included; after a power cut each
+priority is as of the last `sync` or later, and belongs to its own row.
 
 A failed sync leaves pages that count as clean and are not on the disk, and no later sync tells. So the byte `unsure` is
 1 from before a sync until it has succeeded, and from a failed one until all is in a new generation. Who opens the file
 for writing and finds it first writes all of its bytes again.
+A reader and a forked child write nothing.
 Not here: the use of a priority (clips/samplers), which positions are live.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
+from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import File, closed
+from ringmap.storage.disk.frames import END, HEADER, FrameReader, FrameWriter
 from ringmap.storage.disk.paths import PRIORITIES, UNFINISHED
 from ringmap.storage.disk.threads import Begun, begin
+from ringmap.storage.disk.two_slots import SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.table import Record
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
 
-__all__ = ["Leaves", "PriorityFile"]
+__all__ = ["Leaves", "PriorityFile", "StoredPriorities"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger("ringmap")
 
-_MAGIC = b"RINGMAPP"
-_HEADER = struct.Struct("<8sQQqdQ")
-_SLOT = 4096
-_UNSURE = _HEADER.size + 8
+_PAGE = 4096
+_UNSURE = 64
 """The place of the byte `unsure`: behind header 0."""
-_FRAME = struct.Struct("<QQII")
+_FRAME = struct.Struct("<QII")
 _RANGE = struct.Struct("<qqd")
 _TURN = struct.Struct("<Q")
-_HEAD = 16
-"""Bytes of a frame up to the end of its generation; zeros there end the log."""
 _POINTS, _RANGES, _TURNS = 1, 2, 3
-_FULL = 1 << 62
-"""As the end of a log: no frame fits."""
+_GENERATION = slice(HEADER.size, HEADER.size + 8)
+"""Where the generation stands in a frame."""
 _PIECE = 1 << 16
 """Leaves that the helper writes at once."""
 _RENEWED = 1 << 20
@@ -112,6 +115,23 @@ class Leaves:
         return kept
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What a generation has, besides its leaves and its log; `leaves_sum`: the checksum of the leaves."""
+
+    generation: int
+    upto: int
+    highest: float
+    leaves_sum: int
+
+
+class _Headers(TwoSlots[_Header]):
+    magic = b"RINGMAPP"
+    form = struct.Struct("<8sQqdQ")
+    encode = attrgetter("generation", "upto", "highest", "leaves_sum")
+    decode = _Header
+
+
 class PriorityFile(Sidecar):
     """The open file.
 
@@ -127,10 +147,12 @@ class PriorityFile(Sidecar):
     def __init__(self, file: File, uuid: bytes, rows: int) -> None:
         self.path = file.path
         self._file = file
-        self._uuid = uuid
+        self._salt = uuid + rows.to_bytes(8, "little")
+        self._headers = _Headers(file, self._salt)
         self._rows = rows
-        self._place = 0, 0
-        """The generation of the newest log, and the end of that log."""
+        self._logs, self._log_nbytes = _logs(rows)[:2], _log_nbytes(rows)
+        self._newest: tuple[int, FrameWriter | None] = 0, None
+        """The generation of the newest log, and what writes it; None: no frame fits."""
         self._based = 0
         """The newest generation whose leaves and header are durable: that of the log, or the one before."""
         self._helper: Begun[None] | None = None
@@ -250,91 +272,80 @@ class PriorityFile(Sidecar):
                 break  # else a writer may have turned, or may be writing just now what was read
         return leaves, faults
 
-    def _heads(self) -> list[bytes]:
-        """Return what begins both headers and both logs."""
-        headers = [self._file.read(_HEADER.size + 8, slot * _SLOT) for slot in (0, 1)]
-        return headers + [self._file.read(16, at) for at in _logs(self._rows)[:2]]
+    def _heads(self) -> tuple[bytes, list[bytes]]:
+        """Return both headers, and what begins both logs."""
+        return self._headers.data(), [self._file.read(_GENERATION.stop, at) for at in self._logs]
 
-    def _load(self, heads: list[bytes]) -> tuple[Leaves | None, list[str]]:
+    def _load(self, heads: tuple[bytes, list[bytes]]) -> tuple[Leaves | None, list[str]]:
         self._is_ragged = False
-        headers, faults = self._headers(heads[:2])
-        logs = [head[8:] for head in heads[2:]]
-        numbers = [generation for generation, *_ in headers]
-        numbers += [n for n in (int.from_bytes(head, "little") for head in logs) if n < _MOST]
-        newest = max(numbers, default=0)  # a header may be damaged: its number must not be used again
-        found: Leaves | None = None
-        for generation, upto, highest, leaves_sum in headers:
-            data = self._file.read(self._rows * 4, self._area(generation))
-            if len(data) == self._rows * 4 and xxhash.xxh3_64_intdigest(data) == leaves_sum:
-                found = Leaves(np.frombuffer(data, np.float32).copy(), upto, highest)
+        slots = self._headers.slots_in(heads[0])
+        faults = [
+            f"header {slot} is damaged"
+            for slot, header in enumerate(slots)
+            if header is None and heads[0][slot * SLOT_NBYTES :][: _Headers.form.size].strip(b"\0")
+        ]
+        headers = sorted(filter(None, slots), key=attrgetter("generation"), reverse=True)
+        logs = [int.from_bytes(head[_GENERATION], "little") for head in heads[1]]
+        # A header may be damaged: its number must not be used again.
+        newest = max([0, *(one.generation for one in headers), *(n for n in logs if n < _MOST)])
+        for header in headers:
+            data = self._file.read(self._rows * 4, self._area(header.generation))
+            if len(data) == self._rows * 4 and xxhash.xxh3_64_intdigest(data) == header.leaves_sum:
                 break
-            faults.append(f"the leaves of generation {generation} are damaged")
-        if found is None:
-            self._place, self._based = (newest, _FULL), newest
+            faults.append(f"the leaves of generation {header.generation} are damaged")
+        else:
+            self._newest, self._based = (newest, None), newest
             return None, faults or ["neither header is valid: damaged, or of another buffer"]
-        end, wrong = self._replay(found, generation, None)
-        self._place, self._based = (generation, end), generation
-        if not wrong and logs[(generation + 1) % 2] == (generation + 1).to_bytes(8, "little"):
-            end, wrong = self._replay(found, generation + 1, end)
-            self._place = generation + 1, end
+        leaves = Leaves(np.frombuffer(data, np.float32).copy(), header.upto, header.highest)
+        generation = self._based = header.generation
+        log, wrong = self._replay(leaves, generation, None)
+        self._newest = generation, log
+        if not wrong and logs[(generation + 1) % 2] == generation + 1:
+            log, wrong = self._replay(leaves, generation + 1, log.end[0])
+            self._newest = generation + 1, log
         faults += wrong
-        if (
-            faults or self._is_ragged
-        ):  # what is written next is neither over these leaves nor with a number that was used
+        if faults or self._is_ragged:
+            # What is written next is neither over these leaves nor with a number that was used.
             self._based = newest + (newest - generation) % 2
-            self._place = self._based, _FULL
-        return found, faults
+            self._newest = self._based, None
+        return leaves, faults
 
-    def _headers(self, heads: list[bytes]) -> tuple[list[tuple[int, int, float, int]], list[str]]:
-        """Return the valid headers, newest first, and the faults of the others."""
-        found, faults = [], []
-        for slot, data in enumerate(heads):
-            packed = data[:-8]
-            if len(packed) == _HEADER.size and self._check(packed) == data[-8:]:
-                magic, generation, rows, upto, highest, leaves_sum = _HEADER.unpack(packed)
-                if magic == _MAGIC and rows == self._rows and generation % 2 == slot:
-                    found.append((generation, upto, highest, leaves_sum))
-                    continue
-            if data.strip(b"\0"):
-                faults.append(f"header {slot} is damaged")
-        return sorted(found, reverse=True), faults
-
-    def _replay(self, leaves: Leaves, current: int, before: int | None) -> tuple[int, list[str]]:
-        """Apply the frames of the log of a generation; return its end, and what is wrong with it.
+    def _replay(self, leaves: Leaves, current: int, before: int | None) -> tuple[FrameWriter, list[str]]:
+        """Apply the frames of the log of a generation; return what goes on there, and what is wrong with it.
 
         Args:
             leaves: changed by the frames.
             current: the generation.
             before: the end of the log that this one continues; None: it continues none, or leaves that have it.
         """
-        start, size = self._log(current)
-        log = self._file.read(size, start)
-        at, number = 0, 0
-        while at + _FRAME.size <= len(log):
-            check, generation, kind, count = _FRAME.unpack_from(log, at)
-            if generation != current:
-                break
-            size = _FRAME.size + _SIZES.get(kind, count * 12)
-            body = log[at + 8 : at + size]
-            if len(body) != size - 8 or xxhash.xxh3_64_intdigest(body, seed=self._seed(current, at)) != check:
-                self._is_ragged = True
-                return at, [f"frame {number} of log {current % 2} is damaged: the updates from there on are lost"]
+        start = self._logs[current % 2]
+        stop, faults = start + self._log_nbytes, list[str]()
+        frames = FrameReader(self._file, self._seed(current), start, stop=stop, chunk=self._log_nbytes)
+        end = start, 0
+        while not faults and (payload := frames.next(self._log_nbytes)) is not None:
+            _, kind, count = _FRAME.unpack_from(payload)
             if kind == _TURNS:
-                if before not in (None, *_TURN.unpack_from(log, at + _FRAME.size)):
-                    self._is_ragged = True
-                    return at, [f"log {(current + 1) % 2} has lost its end: the updates from there on are lost"]
+                if before not in (None, *_TURN.unpack_from(payload, _FRAME.size)):
+                    faults = [f"log {(current + 1) % 2} has lost its end: the updates from there on are lost"]
+                    continue
             elif kind == _RANGES:
-                leaves.put_range(*_RANGE.unpack_from(log, at + _FRAME.size))
+                leaves.put_range(*_RANGE.unpack_from(payload, _FRAME.size))
             else:
-                positions = np.frombuffer(log, np.int64, count, at + _FRAME.size)
-                priorities = np.frombuffer(log, np.float32, count, at + _FRAME.size + count * 8)
+                positions = np.frombuffer(payload, np.int64, count, _FRAME.size)
                 slots = positions % self._rows
-                leaves.values[slots] = priorities
+                leaves.values[slots] = np.frombuffer(payload, np.float32, count, _FRAME.size + positions.nbytes)
                 leaves.highest = max(leaves.highest, float(leaves.values[slots].max(initial=0)))
-            at, number = at + _aligned(size), number + 1
-        behind = np.frombuffer(log, np.uint64, (len(log) - at) // 8, at)
-        self._is_ragged |= bool((behind == current).any())  # a cut took a frame before
-        return at, []
+            end = frames.at, frames.number
+        behind, number = self._file.read(stop - frames.at, frames.at), current.to_bytes(8, "little")
+        if not faults and frames.ending != END and behind[_GENERATION] == number:  # else it is of an earlier generation
+            faults = [f"frame {frames.number} of log {current % 2} is damaged: the updates from there on are lost"]
+        self._is_ragged |= bool(faults) or number in behind  # a cut took a frame before
+        return self._log_from(current, *end), faults
+
+    def _log_from(self, generation: int, at: int, number: int = 0) -> FrameWriter:
+        """Return what writes the log of a generation, from a frame on. Behind each frame are zeros: data of an earlier
+        generation must not be taken for a frame, and its positions are small numbers too."""
+        return FrameWriter(self._file, self._seed(generation), at, number, zeros=_GENERATION.stop)
 
     def append_range(self, start: int, stop: int, priority: float) -> bool:
         """Store one priority for all positions `[start, stop)`; False if the log is full."""
@@ -345,25 +356,12 @@ class PriorityFile(Sidecar):
         return self._append(_POINTS, len(positions), positions.tobytes() + priorities.tobytes())
 
     def _append(self, kind: int, count: int, payload: bytes) -> bool:
-        generation, end = self._place
-        after = self._put_frame(generation, end, kind, count, payload)
-        if after is None:
+        generation, log = self._newest
+        needed = HEADER.size + _FRAME.size + len(payload) + _GENERATION.stop
+        if log is None or log.end[0] + needed > self._logs[generation % 2] + self._log_nbytes:
             return False
-        self._place = generation, after
+        log.write(_FRAME.pack(generation, kind, count) + payload)
         return True
-
-    def _put_frame(self, generation: int, at: int, kind: int, count: int, payload: bytes) -> int | None:
-        """Write a frame into a log; return the end of the log then, None if the frame does not fit."""
-        start, size = self._log(generation)
-        body = _FRAME.pack(0, generation, kind, count)[8:] + payload
-        if at + 8 + len(body) > size:
-            return None
-        check = xxhash.xxh3_64_intdigest(body, seed=self._seed(generation, at))
-        end = at + _aligned(8 + len(body))
-        # Data of an earlier generation must not be taken for a frame: its positions are small numbers too.
-        closed = body.ljust(end - at - 8 + min(_HEAD, size - end), b"\0")
-        self._file.write(check.to_bytes(8, "little") + closed, start + at)
-        return end
 
     def turn(self, leaves: Leaves) -> None:
         """Begin the next log, once a frame did not fit. A helper writes `leaves` meanwhile; or they are written now, if
@@ -372,15 +370,15 @@ class PriorityFile(Sidecar):
         Cost: one write, if the helper of the last turn has ended.
         """
         self._wait()
-        generation, end = self._place
-        if end == _FULL or self._based != generation or self.is_unsure:
+        generation, log = self._newest
+        if log is None or self._based != generation or self.is_unsure:
             self.checkpoint(leaves)
             return
         number = generation + 1
-        self._place = generation, _FULL  # the next log may have begun: nothing follows in this one
-        after = self._put_frame(number, 0, _TURNS, 0, _TURN.pack(end))
-        assert after is not None
-        self._place, self._wanted = (number, after), number
+        self._newest = generation, None  # the next log may have begun: nothing follows in this one
+        following = self._log_from(number, self._logs[number % 2])
+        following.write(_FRAME.pack(number, _TURNS, 0) + _TURN.pack(log.end[0]))
+        self._newest, self._wanted = (number, following), number
         work = partial(self._help, number, leaves, leaves.upto, leaves.highest)
         self._helper = begin(work)
 
@@ -404,12 +402,12 @@ class PriorityFile(Sidecar):
         self._wait()
         with self._writing:
             self._wanted = _NONE
-            generation, based = self._place[0], self._based
+            generation, based = self._newest[0], self._based
             number = max(generation, based) + 1
             number += (number - based + 1) % 2  # not over the leaves that count
-            self._place = generation, _FULL  # if this fails, no frame fits until it succeeds
+            self._newest = generation, None  # if this fails, no frame fits until it succeeds
             self._write_leaves(number, leaves, leaves.upto, leaves.highest, is_all=True)
-            self._place, self._is_ragged = (number, 0), False
+            self._newest, self._is_ragged = (number, self._log_from(number, self._logs[number % 2])), False
 
     def _write_leaves(self, generation: int, leaves: Leaves, upto: int, highest: float, is_all: bool = False) -> None:
         """Write the leaves and the header of a generation, durably. `is_all`: whether its log is empty."""
@@ -418,8 +416,7 @@ class PriorityFile(Sidecar):
             data = leaves.values[at : at + _PIECE].tobytes()
             hashed.update(data)
             self._file.write(data, area + at * 4)
-        packed = _HEADER.pack(_MAGIC, generation, self._rows, upto, highest, hashed.intdigest())
-        self._file.write(packed + self._check(packed), generation % 2 * _SLOT)
+        self._headers.write(_Header(generation, upto, highest, hashed.intdigest()))
         self._sync(is_all)
         self._based = generation
 
@@ -460,36 +457,148 @@ class PriorityFile(Sidecar):
         """Release the file; what a helper has begun is ended first."""
         self._wait()
         with self._writing:
-            self._wanted, self._file = _NONE, closed(self._file)
+            self._wanted, self._newest, self._file = _NONE, (self._newest[0], None), closed(self._file)
+            self._headers.close()
 
     def _area(self, generation: int) -> int:
-        return 2 * _SLOT + generation % 2 * _paged(self._rows * 4)
+        return 2 * SLOT_NBYTES + generation % 2 * _paged(self._rows * 4)
 
-    def _check(self, packed: bytes) -> bytes:
-        return xxhash.xxh3_64_intdigest(self._uuid + packed).to_bytes(8, "little")
-
-    def _log(self, generation: int) -> tuple[int, int]:
-        """Return the start of a generation's log, and its size."""
-        logs = _logs(self._rows)
-        return logs[generation % 2], logs[1] - logs[0]
-
-    def _seed(self, generation: int, at: int) -> int:
-        return xxhash.xxh3_64_intdigest(self._uuid + struct.pack("<QQ", generation, at))
+    def _seed(self, generation: int) -> int:
+        """Return the seed of a log: a frame of another one has no valid checksum."""
+        return xxhash.xxh3_64_intdigest(self._salt + generation.to_bytes(8, "little")) >> 1
 
 
-_SIZES = {_RANGES: _RANGE.size, _TURNS: _TURN.size}
-"""Bytes of a frame behind its head, where its kind says it."""
+def _log_nbytes(rows: int) -> int:
+    return _paged(max(_LOG_LEAST, rows * 4))
 
 
 def _logs(rows: int) -> tuple[int, int, int]:
     """Return the starts of both logs, and the end of the file."""
-    first, size = 2 * _SLOT + 2 * _paged(rows * 4), _paged(max(_LOG_LEAST, rows * 4))
+    first, size = 2 * SLOT_NBYTES + 2 * _paged(rows * 4), _log_nbytes(rows)
     return first, first + size, first + 2 * size
 
 
 def _paged(nbytes: int) -> int:
-    return -(-nbytes // _SLOT) * _SLOT
+    return -(-nbytes // _PAGE) * _PAGE
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // 8) * 8
+class Opened(Protocol):
+    """An open buffer, as far as its priorities need it. `head`: one past its newest position."""
+
+    @property
+    def home(self) -> Home: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def is_open(self) -> bool: ...
+
+
+class StoredPriorities:
+    """Priorities of the rows of one buffer.
+
+    Args:
+        source: the buffer.
+        kept: priorities that the caller has from before.
+        in_fork: whether these are a parent process's, and newer than the stored ones.
+
+    Attributes:
+        leaves: the priorities; only `change` changes them.
+
+    Raises:
+        EnvironmentFault: the disk fails.
+    """
+
+    def __init__(self, source: Opened, kept: Leaves | None, in_fork: bool = False) -> None:
+        self._source = source
+        self._path = source.home.path(PriorityFile.names[0])
+        self._pid = os.getpid()
+        self.file: PriorityFile | None = None
+        rows, volatile = source.home.rows, source.home.disk.volatile
+        if kept is not None and len(kept.values) != rows:
+            kept = None
+        if kept is not None and volatile:
+            kept.upto = min(kept.upto, source.head)
+        if not volatile:
+            with clear_errors("PrioritizedSampler", self._path, then="mend the disk, then draw again"):
+                stored = self._open()
+            kept = kept if in_fork and kept is not None else stored
+        self.leaves = kept or Leaves(np.ones(rows, np.float32))
+
+    @property
+    def writes(self) -> bool:
+        """Whether changes go to the file."""
+        source = self._source
+        return source.writable and self._pid == os.getpid() and source.is_open
+
+    def _open(self) -> Leaves | None:
+        """Open or make the file, and return its content."""
+        home, writes = self._source.home, self.writes
+        found: Leaves | None = None
+        opened, faults = None, list[str]()
+        if PriorityFile.exists(home):
+            opened = PriorityFile.open(home, writes)
+            found, faults = opened.load() if opened else (None, ["has the size of no such file"])
+        for fault in faults:
+            log.warning("%s: %s; run ringmap.check on the buffer", self._path, fault)
+        if writes and opened is not None and found is not None:
+            if faults:
+                opened.checkpoint(found)
+            self.file = opened
+            return found
+        if opened is not None:
+            opened.close()
+        if writes:
+            found = Leaves(np.ones(home.rows, np.float32))
+            PriorityFile.create(home, found)
+            self.file = PriorityFile.open(home, write=True)
+            assert self.file is not None
+            self.file.load()
+        elif found is not None:  # a power cut may have removed the rows beyond
+            found.upto = min(found.upto, self._source.head)
+        return found
+
+    def change(self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]) -> None:
+        """Change priorities, in the file first: by a frame of its log.
+
+        Raises:
+            EnvironmentFault: the disk is full or fails. Nothing was changed.
+        """
+        file, leaves = self.file, self.leaves
+        if file is not None and self.writes:
+            self._source.home.disk.check_held("PrioritizedSampler")
+            then = (
+                "no priority was changed here, and in the file at most these: free space or mend the disk, then call "
+                "it again"
+            )
+            with clear_errors("PrioritizedSampler", self._path, then=then):
+                if not append(file):
+                    file.turn(leaves)
+                    if not append(file):  # a frame is longer than a log
+                        changed = replace(leaves, values=leaves.values.copy())
+                        change(changed)
+                        file.checkpoint(changed)
+        change(leaves)
+
+    def rewrite(self) -> None:
+        """Write all of `leaves`, which the caller changed, to the file. O(rows)."""
+        if self.file is not None and self.writes:
+            self.file.checkpoint(self.leaves)
+
+    def sync(self) -> None:
+        """Force the priorities to the disk.
+
+        Raises:
+            EnvironmentFault: the disk fails. The next call first writes them all again.
+        """
+        if self.file is None or not self.writes:
+            return
+        then = "the newest priorities may not be on the disk: mend it, then call it again"
+        with clear_errors("PrioritizedSampler.flush", self._path, then=then):
+            self.file.keep(self.leaves)
+
+    def close(self) -> None:
+        """Release the file; a parent process's file is not touched."""
+        if self.file is not None and self._pid == os.getpid():
+            self.file.close()
