@@ -347,9 +347,15 @@ class Committer(Handle):
         manifest = self.manifest.with_columns(schema, choose(self._storage, schema, "ReplayBuffer"), locked)
         warn_of_space(self.disk, self.folder, manifest)
         manifest = make_columns(self.disk, self.paths, manifest, files.sync_folder)
-        rows = Rows.open(self.disk, self.folder, schema, manifest.columns, self.ring, True, self.head, self.mapped)
+        rows = self.open_rows(manifest, self.head)
         self.manifest = manifest
         self._adopt(rows)
+
+    def open_rows(self, manifest: Manifest, head: int) -> Rows:
+        """Return the columns that a manifest names, open for writing."""
+        schema, columns = manifest.schema, manifest.columns
+        assert schema is not None
+        return Rows.open(self.disk, self.folder, schema, columns, self.ring, True, head, self.mapped)
 
     def _numbers_of(self, rows: Rows, positions: Array) -> Array:
         """Return the numbers of the episodes that rows before a commit are of, as `numbered` asks for them."""

@@ -116,8 +116,8 @@ class CommitFiles:
             self.disk.sync_folder(self.paths.folder)  # a kill may have come right after a rename
             self.disk.sync_folder(self.paths.open)  # a removed stream must not come back
             self.table.sync()
-        self._show(recovered, NO_BOOT)
-        self._show(recovered, (self.disk.boot_id() if trusted else None) or NO_BOOT)
+        self._write_state(mark=recovered.seq, era=recovered.era + 1, boot=NO_BOOT)
+        self._write_state(boot=(self.disk.boot_id() if trusted else None) or NO_BOOT)
         with self.poisoning():
             self.state_file.sync()
         self._synced_tail, self._synced_first = recovered.tail, recovered.first
@@ -147,17 +147,9 @@ class CommitFiles:
         self.segments.adopt({n: last.get(n, 0) for n in on_disk}, max([recovered.segment, *last]))
         self.segments.delete_orphans()
 
-    def _show(self, recovered: RecoveredState, boot: bytes) -> None:
-        state = State(
-            self.state.generation + 1,
-            recovered.seq,
-            recovered.first,
-            recovered.tail,
-            recovered.head,
-            recovered.seq,
-            recovered.era + 1,
-            boot,
-        )
+    def _write_state(self, **changes: Any) -> None:
+        """Write the next state, with these fields; raise OSError, and keep the one before."""
+        state = replace(self.state, generation=self.state.generation + 1, **changes)
         self.state_file.write(state)
         self.state = state
 
@@ -294,9 +286,8 @@ class CommitFiles:
     def publish_again(self) -> None:
         """Show readers the state that an earlier try could not, or raise OSError."""
         if self.unpublished:
-            state = replace(self.state, generation=self.state.generation + 1)
-            self.state_file.write(state)
-            self.state, self.unpublished = state, False
+            self._write_state()
+            self.unpublished = False
 
     # -- syncs -------------------------------------------------------------------------------
 
@@ -349,9 +340,7 @@ class CommitFiles:
         """Stop writing for good after a failed sync, and mark the page cache as not trusted."""
         self.poison = error
         with contextlib.suppress(OSError):
-            state = replace(self.state, generation=self.state.generation + 1, boot=NO_BOOT)
-            self.state_file.write(state)
-            self.state = state
+            self._write_state(boot=NO_BOOT)
         self.refuse("ReplayBuffer")
 
     def refuse(self, where: str) -> NoReturn:

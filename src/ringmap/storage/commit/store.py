@@ -214,9 +214,14 @@ class Store(Committer):
             store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
             store._recover()
             store._finish_groups()
-            store._recover_sidecars()
+            for sidecar in () if disk.volatile else SIDECARS:  # no new row gets a value of a row that was lost
+                for fault in sidecar.recover(store.home, store.head):
+                    path = store.home.path(sidecar.names[0])
+                    log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
             store._begin_values()
-            store._fix_schema(schema)
+            if schema is not None and store.schema is None:
+                assert store.files is not None
+                store._make_columns(store.files, schema, locked=True)
             return store
         except BaseException:
             if store is not None:
@@ -238,13 +243,6 @@ class Store(Committer):
                 # Else a power cut could bring it back, when the record that it follows is the newest one again.
                 self.disk.sync_folder(self.paths.open)
 
-    def _recover_sidecars(self) -> None:
-        """Make sure that no new row gets a sidecar value of a row that was lost."""
-        for sidecar in () if self.disk.volatile else SIDECARS:
-            for fault in sidecar.recover(self.home, self.head):
-                path = self.home.path(sidecar.names[0])
-                log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
-
     def _adopt(self, rows: Rows) -> None:
         super()._adopt(rows)
         self._begin_values()
@@ -253,11 +251,6 @@ class Store(Committer):
         """Make the newer values of mutable columns ready for updates."""
         if self.values is not None:
             self.values.begin(self.head)
-
-    def _fix_schema(self, schema: Schema | None) -> None:
-        if schema is not None and self.schema is None:
-            assert self.files is not None
-            self._make_columns(self.files, schema, locked=True)
 
     def _recover(self) -> None:
         """Make memory and files agree with the committed state; waits for a running sync. The caller holds the mutex,
@@ -290,16 +283,7 @@ class Store(Committer):
             if recovered.seq and manifest.schema is None:
                 raise CorruptError(f"{self.paths.manifest}: names no columns, but episodes are stored; put it back")
             if manifest.schema is not None and self.rows is None:
-                rows = Rows.open(
-                    self.disk,
-                    self.folder,
-                    manifest.schema,
-                    manifest.columns,
-                    self.ring,
-                    True,
-                    recovered.head,
-                    self.mapped,
-                )
+                rows = self.open_rows(manifest, recovered.head)
                 rows.show(words=Texts(self))
                 self._open_values(rows)
                 self.rows = rows
@@ -703,18 +687,16 @@ class Store(Committer):
 
     def commit_behind(self) -> None:
         """Commit the rows of a group that no call has committed in time, in a background thread."""
+
+        def work() -> None:
+            files = self.files
+            if files is not None and self._may_sync(files) and self._is_due():
+                self._groups.commit(self, files, "ReplayBuffer", None)
+
         try:
-            thread.inside = True
-            with self._mutex:
-                files = self.files
-                if files is not None and self._may_sync(files) and self._is_due():
-                    self._groups.commit(self, files, "ReplayBuffer", None)
+            self.alone("ReplayBuffer", work)
         except (OSError, RingmapError) as error:  # the next writing call tries again
             log.warning("%s: rows can't be committed yet: %s", self.folder, error)
-        finally:
-            thread.inside = False
-            if thread.noted:
-                end_noted()
 
     def let_group_go(self) -> None:
         """Forget the open group: its rows are committed. Holds `memory`."""

@@ -16,22 +16,17 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from ringmap.storage.disk import calls
+from ringmap.storage.read.handle import Handle
 
 __all__ = ["BackgroundSync"]
 
 log = logging.getLogger("ringmap")
 
 
-class Named(Protocol):
-    """An object with a folder, to be named in messages."""
-
-    folder: str
-
-
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=Handle)
 
 
 class BackgroundSync(Generic[T]):
