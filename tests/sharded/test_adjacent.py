@@ -204,7 +204,7 @@ def test_a_few_clips_of_one_ring_come_to_their_places(three):
     cut = buf.cut_of(window={"episode": Window([0, 1])}, columns=["step", "episode"])
     batch = {"step": np.full(4, -1, np.int32), "episode": np.full((4, 2), -1)}
     piece = Piece(ring.number, ring.reader, np.array([1, 3]), np.array([2, 5]), cut)
-    assert gather_many([piece], cut, 4, batch, 1, print) == []
+    assert gather_many([piece], 4, batch, 1, print) == []
     assert batch["step"].tolist() == [-1, 2, -1, 5]
     assert batch["episode"].tolist() == [[-1, -1], [0, 0], [-1, -1], [0, 0]]
 

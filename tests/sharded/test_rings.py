@@ -23,7 +23,7 @@ from ringmap.buffers.sharded import engine as engine_module
 from ringmap.buffers.sharded import members
 from ringmap.buffers.sharded import rings as ring_module
 from ringmap.buffers.sharded.numbers import apart
-from ringmap.clips import many
+from ringmap.clips import gather, many
 from ringmap.clips.adjacent import AdjacentRings, States
 from ringmap.clips.facts import Facts
 from ringmap.clips.many import groups
@@ -439,9 +439,9 @@ def overtaken(fleet, monkeypatch, most):
         found = real(column, *given)
         if column.spec.name == "step":
             taken += 1
-            for name in "ab":
-                for _ in range(29):  # a batch copies from one ring after the other
-                    fleet.write(name, 5)
+            name = column.path.split("/")[-3]  # of the ring
+            for _ in range(59):
+                fleet.write(name, 5)
         return found
 
     with monkeypatch.context() as patch:
@@ -469,7 +469,8 @@ def test_the_control_of_the_look(three, monkeypatch, copies):
             for _ in range(12):
                 three.write(name, 40)
 
-    monkeypatch.setattr(many, "is_live", lambda source, lowest: True)
+    for module in (gather, many):
+        monkeypatch.setattr(module, "lost", lambda source, positions, good=None: None)
     monkeypatch.setattr(AdjacentRings, "lost", lambda *_: None)
     Striking(monkeypatch, copies, strike, 2)
     with pytest.raises(AssertionError):

@@ -832,6 +832,7 @@ def test_the_control_of_the_reader(steps, monkeypatch):
     """A ring of transitions is no ring of single rows: without its reader, next observations are missing."""
     fleet = steps()
     monkeypatch.setattr(TransitionReader, "read_adjacent", ClipReader.read_adjacent)
-    monkeypatch.setattr(TransitionReader, "is_plain", True)
+    for name in ("once", "read_together"):
+        monkeypatch.setattr(TransitionReader, name, getattr(ClipReader, name))
     with pytest.raises((AssertionError, KeyError)):
         fleet.prove(fleet.open().sample(20))

@@ -360,7 +360,7 @@ class Engine(Forkable):
     @property
     def holds_episodes(self) -> bool:
         """Whether its clips are steps of episodes, not transitions."""
-        return self.readers[0].is_plain
+        return self.readers[0].holds_episodes
 
     @property
     def schema(self) -> Schema | None:

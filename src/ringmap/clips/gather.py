@@ -99,8 +99,8 @@ class ClipReader(Forkable):
         rng: redraws clips that were evicted before they could be read.
     """
 
-    is_plain = True
-    """Whether the rows of a clip follow from its anchor alone, and from the bounds of its episode."""
+    holds_episodes = True
+    """Whether its clips are steps of episodes, not transitions."""
     capacity: int | None = None
     """The number of newest clips that count; None: all."""
 

@@ -674,7 +674,7 @@ class ShardEngine(Engine):
         def fail(piece: Piece, error: Exception) -> None:
             self._drop(piece.reader, error)
 
-        return bad + gather_many(pieces, cut, size, batch, self.num_threads, fail)
+        return bad + gather_many(pieces, size, batch, self.num_threads, fail)
 
     def _cut_in(self, ring: Ring, cut: Cut) -> Cut:
         """Return the cut as one ring computes it: episodes are numbered over all rings, functions see the whole

@@ -90,7 +90,7 @@ class TransitionReader(ClipReader):
         gamma: their discount.
     """
 
-    is_plain = False
+    holds_episodes = False
 
     def __init__(
         self,
