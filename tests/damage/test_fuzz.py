@@ -51,6 +51,8 @@ def campaign(place, seed, count, lasts_s=math.inf):
         for result in results:
             where = f"seed {seed} case {result['number']} ({result['kind']}: {result['case']})"
             wrong += [f"{where}: {what}" for what in result["wrong"]]
+            counts["episodes kept"] += result["kept"] or 0
+            counts["episodes whole by their bytes"] += result["whole"] or 0
             for what in told_of(result):
                 counts[what] += 1
                 counts[result["how"], what] += 1
@@ -84,6 +86,7 @@ def test_30_damages(place):
     assert wrong == []
     assert (counts["cases"], counts["crashed"], counts["served wrong"]) == (30, 0, 0)
     assert min(counts[what] for what in ("harmless", "harmful", "reported", "refused")) > 4
+    assert counts["episodes kept"] == counts["episodes whole by their bytes"] > 50
 
 
 @pytest.mark.campaign
@@ -104,6 +107,8 @@ TOLD = [
     "repaired, every episode kept",
     "opened after a reboot",
     "killed in a repair",
+    "episodes kept",
+    "episodes whole by their bytes",
 ]
 
 
@@ -157,6 +162,14 @@ def take_checksums_out(monkeypatch):
 def test_sound_before_the_controls(bench):
     for plan in (FLIPPED_HEADER, SWAPPED, flipped_row(bench)):
         assert judge(bench, plan)["wrong"] == []
+
+
+def test_a_few_damages_keep_all_that_is_whole_by_its_bytes_though_repairs_are_killed(bench):
+    results = [judge(bench, bench.draw(7, number)) for number in range(8)]
+    assert [result["wrong"] for result in results] == [[]] * 8
+    assert sum(result["seen"].get("killed", 0) for result in results) > 4
+    kept, whole = (sum(result[name] or 0 for result in results) for name in ("kept", "whole"))
+    assert kept == whole > 20
 
 
 def test_control_without_headers_and_labels(bench, monkeypatch):

@@ -371,7 +371,7 @@ class Scan:
         disk, counts = self.disk, manifest.table
         self.states = self.look_at_states()
         self.shown = shown = _newest(self.states)
-        self._open_records(manifest)
+        self.table = self._open_table(manifest.table_slots, manifest.uuid)
         records, whole, at = self.table.scan()
         shown_seqs = [state.seq for state in self.states if state is not None]
         expected = max([*shown_seqs, int(counts.get("seq", 0))])
@@ -402,9 +402,6 @@ class Scan:
             if what := self.whose(name):
                 self.foreign[name] = what
         self._find_state(records, whole)
-
-    def _open_records(self, manifest: Manifest) -> None:
-        self.table = self._open_table(manifest.table_slots, manifest.uuid)
 
     def _open_column(self, index: int) -> Column | None:
         """Return a column in whatever state it is; None where it lies nowhere, or something else lies there."""

@@ -232,7 +232,10 @@ class Reader(Handle):
         if now >= self._same_until:
             if self._state_file.is_replaced(self.disk):
                 self.disk.check_held("ReplayBuffer")
-                raise ReplacedError(f"{self.paths.state}: was made anew, as by ringmap.repair; open the buffer again")
+                raise ReplacedError(
+                    f"{self.paths.state}: was removed, or made anew by ringmap.repair, since the buffer was opened; open "
+                    "it again"
+                )
             self._same_until = now + HELD_S
         if now >= self._held_until:
             self.disk.check_held("ReplayBuffer")
