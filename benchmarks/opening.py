@@ -70,8 +70,8 @@ def run(place: Place) -> list[Table]:
         table.bar(f"{row}, median s", table.times[row]["median"], at_most=0.5)
     processes = {
         "reader": ("r", 0.3),
-        "writer": ("r+", 0.5),
-        f"writer, after a kill {behind:,} episodes after the last sync": ("r+", 0.6),
+        "writer": ("r+", 0.4),
+        f"writer, after a kill {behind:,} episodes after the last sync": ("r+", 0.5),
     }
     alone = Table(f"{table.title}, in a new process, the import of ringmap included")
     with place.folder() as folder:

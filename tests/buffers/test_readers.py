@@ -16,9 +16,8 @@ from ringmap.errors import (
     NotFoundError,
     ReplacedError,
 )
-from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.columns.memmap import HEADER_NBYTES, MemmapColumn
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.npy import HEADER_NBYTES
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import RECORD
 from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored

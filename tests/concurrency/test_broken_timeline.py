@@ -12,10 +12,9 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.data import ReturnToGo, ShardedReplayBuffer
-from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.columns.memmap import HEADER_NBYTES, MemmapColumn
 from ringmap.storage.columns.rows import AdjacentColumn
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.npy import HEADER_NBYTES
 from ringmap.storage.read.handle import Pulse
 from ringmap.storage.records.table import RECORD
 from tests.buffers.steps import episode, prove

@@ -15,7 +15,7 @@ from ringmap import ReplayBuffer
 from ringmap.buffers.sharded.commit_times import CommitTimes
 from ringmap.errors import DamageError, RingmapError
 from ringmap.samplers import RecencySampler
-from ringmap.storage.disk.npy import HEADER_NBYTES
+from ringmap.storage.columns.memmap import HEADER_NBYTES
 from ringmap.storage.read import recovery
 from ringmap.storage.read.episodes import origins
 from ringmap.storage.records import table

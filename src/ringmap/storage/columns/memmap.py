@@ -31,14 +31,15 @@ from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.copying import LEAST_NBYTES, empty, runs
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import ClosedFile, Disk, File
-from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.disk.system import Room
 
-__all__ = ["MemmapColumn", "read_label"]
+__all__ = ["HEADER_NBYTES", "MemmapColumn", "npy_header", "read_label"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_PAGE = HEADER_NBYTES
+HEADER_NBYTES = _PAGE = 4096
+"""The size of a header: rows begin on a page."""
+
 _EXTENT_MIN, _EXTENT_MAX = 1 << 20, 64 << 20
 """Blocks are reserved in proportion to those already reserved, within these bounds: few calls, little waste."""
 
@@ -52,6 +53,15 @@ _DESCRIBED = re.compile(rb"'descr': '([<|][biufcSUMm][0-9]{1,9}[^']{0,12})'.{1,4
 
 _CASTABLE = frozenset("?bBhHiIlLqQefd")
 """The dtypes that a memoryview can cast to bytes."""
+
+
+def npy_header(descr: Any, shape: tuple[int, ...]) -> bytes:
+    """Return the header of an array in C order. `descr`: its dtype, as `np.dtype.descr` or `str` gives it."""
+    described = {"descr": descr, "fortran_order": False, "shape": shape}
+    start = np.lib.format.magic(1, 0)
+    room = HEADER_NBYTES - len(start) - 2
+    text = repr(described).encode("latin1")
+    return start + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"
 
 
 class MemmapColumn(Column):

@@ -25,10 +25,10 @@ from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.base import Column, Live, Takes
 from ringmap.storage.columns.codecs import Undecodable
 from ringmap.storage.columns.copying import LEAST_NBYTES, empty, take
+from ringmap.storage.columns.memmap import HEADER_NBYTES
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.columns.text import put
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.npy import HEADER_NBYTES
 from ringmap.storage.disk.system import Room, System
 from ringmap.storage.ring.arrays import highest
 from ringmap.storage.ring.ring import Position, Ring

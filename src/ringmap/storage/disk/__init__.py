@@ -7,7 +7,6 @@
     threads    pools, where threads can start
     forks      what a forked child must replace: generators and locks
     advice     what to do about an error of the system, in words
-    npy        the header of a `.npy` file
     frames     a run of payloads with checksums; the first that is not whole ends it
     signed     JSON objects with a checksum
     paths      the names in a buffer's directory

@@ -30,14 +30,13 @@ from ringmap.errors import (
 )
 from ringmap.storage.columns.backends import Choice
 from ringmap.storage.columns.base import Column
-from ringmap.storage.columns.memmap import read_label
+from ringmap.storage.columns.memmap import HEADER_NBYTES, npy_header, read_label
 from ringmap.storage.columns.rows import UNREADABLE, combine
 from ringmap.storage.columns.schema import Schema, stored_spec
 from ringmap.storage.columns.text import unpack
 from ringmap.storage.columns.zarr import read_zarr_label
 from ringmap.storage.directory import examine
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.disk.paths import (
     COLUMNS,
     DATA,

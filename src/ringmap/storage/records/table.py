@@ -19,6 +19,7 @@ Not here: rows, the order of writes and syncs (store.py), the state after a cras
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Iterator
 from contextlib import closing
@@ -29,8 +30,8 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
+from ringmap.storage.columns.memmap import HEADER_NBYTES, npy_header
 from ringmap.storage.disk.files import Disk, File, closed
-from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.disk.xxh3 import BLOCK, ROW_NBYTES, xxh3_64_of_rows
 from ringmap.storage.ring.links import NO_PART, NONE, Part, Parts
 from ringmap.storage.ring.ring import Position
@@ -130,6 +131,7 @@ _CHECKED = ROW_NBYTES
 _FLAGS_BYTE = 113
 _FLAGS_WORD = _FLAGS_BYTE // 8
 _ALL_BUT_DROPPED = np.uint64(~(DROPPED << 8 * (_FLAGS_BYTE % 8)) & (1 << 64) - 1)
+_WALKED_FIELDS = "start", "kind", "flags", "seq"
 _WALKED = 4096
 """Records read at a time in a walk over all: they stay in the cache."""
 _FEW = 512
@@ -197,6 +199,10 @@ class Record:
     def without_blob(self) -> Record:
         """Return the record of the same commit, whose blob is lost."""
         return replace(self, blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0)
+
+
+_FIELDS_OF = operator.attrgetter(*Record.__dataclass_fields__)
+"""The fields of a record in the order of `_PACK`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,11 +306,11 @@ class EpisodeTable:
         self.slots = slots
         self._file = file
         self._seed = xxhash.xxh3_64_intdigest(uuid)
-        self._walk: tuple[Array, Array, Array, Array] | None = None
+        self._walk: list[Array] | None = None
         if mapped:
             # For walks over existing records; the rest of the map is never touched, see `_read`.
             view = file.map()[HEADER_NBYTES : HEADER_NBYTES + slots * RECORD.itemsize].view(RECORD)
-            self._walk = view["start"], view["kind"], view["flags"], view["seq"]
+            self._walk = [view[name] for name in _WALKED_FIELDS]
 
     @staticmethod
     def nbytes(slots: int) -> int:
@@ -348,30 +354,7 @@ class EpisodeTable:
 
     def write(self, record: Record) -> None:
         """Write a record into its slot. O(1)."""
-        packed = _PACK.pack(
-            record.seq,
-            record.start,
-            record.tail,
-            record.first,
-            record.rows_sum,
-            record.blob_sum,
-            record.length,
-            record.blob_segment,
-            record.blob_offset,
-            record.blob_size,
-            record.ordinal,
-            record.time,
-            record.chain,
-            record.step,
-            record.previous,
-            record.number,
-            record.lane,
-            record.kind,
-            record.flags,
-            record.part,
-            record.behind,
-            0,
-        )
+        packed = _PACK.pack(*_FIELDS_OF(record), 0)
         data = packed[:-8] + self._check_of(packed).to_bytes(8, "little")
         self._file.write(data, HEADER_NBYTES + (record.seq % self.slots) * RECORD.itemsize)
 
@@ -389,35 +372,31 @@ class EpisodeTable:
 
     def start_of(self, seq: int) -> Position:
         """Return the start of record `seq`, unchecked: for walking a checked range."""
-        slot = seq % self.slots
-        walk = self._walk
-        return Position(int(self._read(slot, 1)["start"][0] if walk is None else walk[0][slot]))
+        return Position(int(self._peek(seq)[0]))
 
     def first_live(self, seq: int, stop: int, tail: Position) -> int:
         """Return the first record in `[seq, stop)` of an episode at or after `tail`, else `stop`. O(skipped)."""
-        walk = self._walk
-        if walk is None:
-            while seq < stop:
-                record = Record.of(self._read(seq % self.slots, 1)[0])
-                if record.start >= tail and record.live:
-                    return seq
-                seq += 1
-            return stop
-        starts, kinds, flags, _ = walk
         while seq < stop:
-            slot = seq % self.slots
-            if starts[slot] >= tail and kinds[slot] == EPISODE and not flags[slot] & DROPPED:
+            start, kind, flags, _ = self._peek(seq)
+            if start >= tail and kind == EPISODE and not flags & DROPPED:
                 return seq
             seq += 1
         return stop
+
+    def _peek(self, seq: int) -> list[Any]:
+        """Return start, kind, flags and number in the slot of record `seq`, unchecked."""
+        slot, walk = seq % self.slots, self._walk
+        if walk is not None:
+            return [column[slot] for column in walk]
+        row = self._read(slot, 1)[0]
+        return [row[name] for name in _WALKED_FIELDS]
 
     def find(self, start: int, first: int, last: int) -> Record | None:
         """Return the stored episode's record that starts at a position, among records `[first, last]`; None if it is
         not there. O(log n).
 
         Records that a writer has overwritten meanwhile count as older than all that are left. While it overwrites one
-        that is looked at, a
-        record that is there may be missed: `search` never misses one.
+        that is looked at, a record that is there may be missed: `search` never misses one.
         """
         low, high = first, last
         while low < high:  # the first record that starts there
@@ -438,8 +417,8 @@ class EpisodeTable:
         """Tell whether record `seq` starts before a position, or was overwritten; unchecked."""
         slot, walk = seq % self.slots, self._walk
         if walk is None:
-            row = self._read(slot, 1)[0]
-            return bool(row["start"] < start or row["seq"] != seq)
+            found, _, _, number = self._peek(seq)
+            return bool(found < start or number != seq)
         return bool(walk[0][slot] < start or walk[3][slot] != seq)
 
     def search(self, start: int, first: int, last: int) -> Record | None:
