@@ -1,0 +1,251 @@
+"""The file of rows that wait: what it says they are, each fault in it, by life, and rows that are counted meanwhile."""
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.group import OpenGroup
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.frames import HEADER, FrameWriter
+from ringmap.storage.disk.paths import STREAM
+from ringmap.storage.records import step_file
+from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.records.step_file import EARLIER_LIMIT, Heading, OpenRows, StepFile, Unlinked, read_steps
+from ringmap.storage.records.table import PartOf
+from ringmap.storage.ring.ring import Position
+
+SCHEMA = Schema.of({"n": np.zeros((1, 3), np.int32), "lanes": np.zeros(1, np.int32)})
+ROW = sum(spec.row_nbytes for spec in SCHEMA.columns)
+UNLINKED = Unlinked(Schema.of({"n": np.zeros((1, 3), np.int32)}), "lanes")
+EARLIER = {"rows": np.array([-2, -1]), "n": np.arange(6, dtype=np.int32).reshape(2, 3)}
+AFTER = [7, 100, 1 << 63, 5]
+
+
+def payload(*rows, row=ROW):
+    return b"".join(bytes([number + 1]) * row for number in rows)
+
+
+def numbers(steps):
+    """Return the numbers of the rows, each proven by all its bytes."""
+    row = steps.heading.row_nbytes
+    found = [steps.rows[at : at + row] for at in range(0, len(steps.rows), row)]
+    assert len(found) == steps.count
+    assert all(set(one) == {one[0]} for one in found)
+    return [one[0] - 1 for one in found]
+
+
+def written(folder, heading, calls, earlier=b""):
+    """Write a file with these calls; return its path and where each frame ends."""
+    file = StepFile(Disk(), str(folder), heading.nbytes)
+    file.begin(heading, earlier)
+    ends = [file.frames.end[0]]
+    for rows in calls:
+        file.frames.write(payload(*rows, row=heading.row_nbytes))
+        ends.append(file.frames.end[0])
+    file.close()
+    return folder / STREAM, ends
+
+
+def read(path, most=50):
+    return read_steps(Disk(), str(path), most)
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        Heading(SCHEMA),
+        Heading(SCHEMA, PartOf(-1, 0, 0, 3)),
+        Heading(SCHEMA, PartOf(40, 12, 2, 0), encode_data({"seed": 3}, "test")),
+        Heading(SCHEMA, after=[0, 0, 0, 0], nbytes=4096),
+        Heading(SCHEMA, after=AFTER, nbytes=1 << 40, unlinked=UNLINKED, earlier=77),
+    ],
+)
+def test_a_heading_says_what_the_rows_are(heading):
+    assert Heading.decode(heading.encode()) == heading
+
+
+def test_two_headings_differ():
+    assert Heading(SCHEMA).encode() != Heading(SCHEMA).encode()
+
+
+FORGED = {
+    "three numbers": {"after": AFTER[:3]},
+    "a negative number": {"after": [-1, 0, 0, 0]},
+    "a truth": {"after": [True, 0, 0, 0]},
+    "a huge number": {"after": [1 << 64, 0, 0, 0]},
+    "no list": {"after": 7},
+    "a negative size": {"after": AFTER, "nbytes": -1},
+    "too much before": {"earlier": EARLIER_LIMIT + 1},
+    "values of no column": {"earlier": 5, "unlinked": None},
+    "lanes that are no integers": {"lanes": "n"},
+    "lanes that are none": {"lanes": "x"},
+    "no column": {"unlinked": []},
+    "a part of three": {"part": [0, 0, 0]},
+    "a part before all": {"part": [-2, 0, 0, 0]},
+    "a lane beyond all": {"part": [0, 0, 0, 1 << 32]},
+    "data that are none": {"data": "YWJj"},
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_heading_is_refused(name):
+    said = json.loads(Heading(SCHEMA, after=AFTER, nbytes=99, unlinked=UNLINKED, earlier=9).encode())
+    Heading.decode(json.dumps(said).encode())
+    said |= FORGED[name]
+    said = {key: value for key, value in said.items() if value is not None}
+    with pytest.raises(ValueError, match="does not make sense"):
+        Heading.decode(json.dumps(said).encode())
+
+
+def flipped(raw, at):
+    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+
+
+def test_an_episode_ends_before_a_frame_that_is_cut_or_damaged(tmp_path):
+    path, ends = written(tmp_path / "a", Heading(SCHEMA), [[0], [1], [2]])
+    raw = path.read_bytes()
+    assert (numbers(read(path)), read(path).fault, read(path).nbytes) == ([0, 1, 2], "", len(raw))
+    for size in range(ends[0], len(raw)):
+        path.write_bytes(raw[:size])
+        assert (numbers(read(path)), read(path).fault) == ([*range(sum(e <= size for e in ends[1:]))], "")
+    for at in range(ends[0], len(raw)):
+        path.write_bytes(flipped(raw, at))
+        steps, count = read(path), sum(e <= at for e in ends[1:])
+        assert (numbers(steps), steps.nbytes) == ([*range(count)], ends[count])
+        assert steps.fault.startswith(f"frame {count + 1} "), steps.fault
+    path.write_bytes(raw[: ends[1]] + bytes(ends[2] - ends[1]) + raw[ends[2] :])  # a page that was lost
+    assert (numbers(read(path)), read(path).fault) == ([0], "frame 2 is damaged")
+    path.write_bytes(raw)
+    assert (numbers(read(path, 2)), read(path, 2).fault) == ([0, 1], "holds more than max_steps=2 steps")
+
+
+def test_in_a_group_a_bad_frame_is_damage_only_if_the_next_one_is_whole(tmp_path):
+    heading = Heading(SCHEMA, after=AFTER, nbytes=2000)
+    path, ends = written(tmp_path / "a", heading, [[0], [1, 2], [3], [4, 5, 6]])
+    raw = path.read_bytes()
+    assert len(raw) == 2000
+    assert (numbers(read(path)), read(path).fault, read(path).after) == ([*range(7)], "", AFTER)
+    assert numbers(read(path, 4)) == [0, 1, 2, 3]
+    counts = [0, 1, 3, 4, 7]
+    for at in range(ends[0], ends[-1]):
+        path.write_bytes(flipped(raw, at))
+        calls = sum(e <= at for e in ends[1:])
+        fault = "" if calls == 3 else f"frame {calls + 1} is damaged"
+        assert (numbers(read(path)), read(path).fault) == ([*range(counts[calls])], fault)
+    for size in range(ends[0] + 1, ends[-1]):
+        path.write_bytes(raw[:size])
+        calls = sum(e <= size for e in ends[1:])
+        steps = read(path)
+        assert numbers(steps) == [*range(counts[calls])]
+        assert ("the file is cut" in steps.fault) == (size > ends[calls]), size
+
+
+def test_of_the_next_group_no_frame_of_this_one_counts(tmp_path, monkeypatch):
+    def again():
+        heading = Heading(SCHEMA, after=AFTER, nbytes=2000)
+        file = StepFile(Disk(), str(tmp_path / heading.salt), heading.nbytes)
+        file.begin(heading)
+        for number in range(3):
+            file.frames.write(payload(number))
+        file.begin(Heading(SCHEMA, after=AFTER, nbytes=2000))
+        file.frames.write(payload(9))
+        file.close()
+        return numbers(read(tmp_path / heading.salt / STREAM))
+
+    assert again() == [9]
+    monkeypatch.setattr(step_file, "seed_of", lambda heading: 0)
+    assert again() == [9, 1, 2], "the control: all files have one seed"
+
+
+@pytest.mark.parametrize("calls", [[], [[0], [1]]])
+def test_values_of_rows_before_a_group(tmp_path, calls):
+    earlier = encode_data(EARLIER, "test")
+    heading = Heading(SCHEMA, after=AFTER, nbytes=2000, unlinked=UNLINKED, earlier=len(earlier))
+    path, ends = written(tmp_path / "a", heading, calls, earlier)
+    raw, steps = path.read_bytes(), read(path)
+    assert (numbers(steps), steps.fault) == ([n for n, *_ in calls], "")
+    assert all((steps.earlier[name] == values).all() for name, values in EARLIER.items())
+    for at in range(ends[0] - len(earlier) - HEADER.size, ends[0], 5):
+        path.write_bytes(flipped(raw, at))
+        assert (read(path).count, read(path).fault) == (0, "frame 1 is damaged" if calls else "")
+    for wrong in (
+        {"rows": np.array([-1])},
+        {**EARLIER, "n": EARLIER["n"][:1]},
+        {**EARLIER, "rows": np.array([0.5, 1])},
+    ):
+        data = encode_data(wrong, "test")
+        heading = replace(heading, earlier=len(data), salt=f"{len(data)}{calls}")
+        path, _ = written(tmp_path / str(len(os.listdir(tmp_path))), heading, calls, data)
+        assert (read(path).count, read(path).fault[:28]) == (0, "frame 1 does not make sense:")
+
+
+def test_rows_of_a_group_are_counted_while_they_come(tmp_path):
+    heading = Heading(SCHEMA, after=AFTER, nbytes=4000)
+    file = StepFile(Disk(), str(tmp_path / "a"), heading.nbytes)
+    rows = OpenRows(Disk(), str(tmp_path / "a" / STREAM))
+    rows.catch_up()
+    assert (rows.after, rows.count) == (None, 0)
+    file.begin(heading)
+    for count, call in ((1, [0]), (4, [1, 2, 3]), (5, [4])):
+        file.frames.write(payload(*call))
+        rows.catch_up()
+        rows.catch_up()
+        assert (rows.after, rows.count) == (AFTER, count)
+    before = file.frames.end
+    file.frames.write(payload(5))
+    file.frames.file.write(b"\xff", file.frames.end[0] - 1)  # its end is under way
+    rows.catch_up()
+    assert rows.count == 5
+    file.frames.end = before
+    file.frames.write(payload(5))
+    rows.catch_up()
+    assert rows.count == 6
+    earlier = encode_data(EARLIER, "test")
+    file.begin(Heading(SCHEMA, None, b"", [8, 0, 0, 0], 4000, UNLINKED, len(earlier)), earlier)
+    rows.catch_up()
+    assert (rows.after, rows.count) == ([8, 0, 0, 0], 0)
+    file.frames.write(payload(0, 1, row=ROW + 12))
+    rows.catch_up()
+    assert rows.count == 2
+    file.begin(Heading(SCHEMA))
+    file.frames.write(payload(0))
+    rows.catch_up()
+    assert (rows.after, rows.count) == (None, 0)
+    file.remove()
+    with pytest.raises(FileNotFoundError):
+        rows.catch_up()
+
+
+def interrupted_append(folder):
+    """Interrupt a call after its frame is written; return what the file then holds, after another call."""
+    schema, disk = Schema.of({"n": np.zeros(1, np.int64), "t": np.array(["a"])}), Disk()
+    group = OpenGroup(schema, None, Position(0), 8, 16, AFTER)
+    os.makedirs(folder)
+    group.begin(disk, str(folder))
+    group.append([np.array([0]), np.array(["zero"])], 1)
+    write = FrameWriter.write
+
+    def interrupt(self, data):
+        write(self, data)
+        raise KeyboardInterrupt
+
+    for number, name in ((1, "one"), (2, "zero")):  # the first interrupt comes behind a word, the second behind a row
+        FrameWriter.write = interrupt
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                group.append([np.array([9]), np.array([name])], 1)
+        finally:
+            FrameWriter.write = write
+        assert group.count == number
+        group.append([np.array([number]), np.array([name])], 1)
+    path = os.path.join(group.file.folder, STREAM)
+    group.file.close()
+    return [values.tolist() for values in read_steps(disk, path, 50).arrays()]
+
+
+def test_a_call_that_was_interrupted_after_its_write_is_written_over(tmp_path):
+    assert interrupted_append(tmp_path / "a") == [[0, 1, 2], ["zero", "one", "zero"]]
