@@ -79,11 +79,15 @@ def _end_of(handle: Handle, stored: _Stored) -> dict[str, Any]:
 
 
 def read_joined(handle: Handle, name: int) -> tuple[list[Array], dict[str, Any]] | None:
-    """Return all steps of an episode, one array per column, and its data; None if the whole episode was evicted.
+    """Return all steps of an episode that was stored under this name, one array per column, and its data; None if the
+    whole episode was evicted.
 
     Raises:
         CorruptError: rows differ from what was stored.
     """
+    if handle.live.links is None:  # its name is where its one record begins
+        read = handle.read_record(handle.record_at(Position(name)))
+        return None if read is None else read[:2]
     piece = None
     for piece in read_pieces(handle, name):  # noqa: B007 - the last one is what was not evicted
         pass
