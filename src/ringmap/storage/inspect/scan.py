@@ -21,13 +21,7 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 
-from ringmap.errors import (
-    DamageError,
-    EnvironmentFault,
-    NewerVersionError,
-    UnknownFormatError,
-    UnreleasedVersionError,
-)
+from ringmap.errors import DamageError, EnvironmentFault, NewerVersionError, UnknownFormatError, UnreleasedVersionError
 from ringmap.storage.columns.backends import Choice
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.memmap import HEADER_NBYTES, npy_header, read_label
@@ -65,13 +59,7 @@ from ringmap.storage.read.recovery import (
     small_states,
     why_impossible,
 )
-from ringmap.storage.records.blobs import (
-    LARGEST_BLOB,
-    decode_blob,
-    decode_data,
-    segment_name,
-    segment_number,
-)
+from ringmap.storage.records.blobs import LARGEST_BLOB, decode_blob, decode_data, segment_name, segment_number
 from ringmap.storage.records.manifest import LARGEST, LAYOUT, VERSION, Manifest, born_in, stored_options
 from ringmap.storage.records.state import State, StateFile
 from ringmap.storage.records.step_file import StoredSteps, read_steps

@@ -76,8 +76,6 @@ class Sidecar(ABC):
     """Its names in the buffer's directory. Findings use the first one."""
     temporary: ClassVar[tuple[str, ...]] = ()
     """The names of unfinished files."""
-    of_newest: ClassVar[bool] = False
-    """Whether it belongs to the newest episode alone, so that each commit changes the valid content."""
 
     @classmethod
     def exists(cls, home: Home) -> bool:

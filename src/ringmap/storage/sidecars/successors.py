@@ -45,7 +45,6 @@ class Successors(Sidecar):
     """The two files, written by one handle."""
 
     names = SUCCESSORS
-    of_newest = True
 
     def __init__(self, home: Home) -> None:
         self._disk = home.disk
