@@ -233,8 +233,8 @@ class Reader(Handle):
             if self._state_file.is_replaced(self.disk):
                 self.disk.check_held("ReplayBuffer")
                 raise ReplacedError(
-                    f"{self.paths.state}: was removed, or made anew by ringmap.repair, since the buffer was opened; open "
-                    "it again"
+                    f"{self.paths.state}: was removed, or made anew by ringmap.repair, since the buffer was opened; "
+                    "open it again"
                 )
             self._same_until = now + HELD_S
         if now >= self._held_until:
