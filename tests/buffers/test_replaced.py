@@ -23,6 +23,7 @@ from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, NotFoundError, ReplacedError, RingmapError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.commit import store
+from ringmap.storage.disk.calls import lifted
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from ringmap.storage.read import reader as live_reader
@@ -346,7 +347,7 @@ def test_where_nothing_opens_below_a_descriptor_each_use_of_a_path_is_checked(ho
             self.at -= 1
             if self.at == 0:
                 self.at = None
-                self.seen = self.act()
+                self.seen = lifted(self.act)
 
     for portable in (False, True):
         for changes in (1, 3, 8):

@@ -52,7 +52,7 @@ class Stage:
         self.rows = SimpleNamespace(ring=self.ring, by_name=self.columns, large=[], is_covered=False, texts=())
         self.disk = Disk()
         self.live = LiveEpisodes(np.empty(0), np.empty(0))
-        self.memory = threading.RLock()
+        self.lock = threading.Lock()
         self.folder = "/somewhere"
         self.written, self.ever, self.head, self.tail, self.refreshes = [], [], 0, 0, 0
 

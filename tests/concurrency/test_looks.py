@@ -8,6 +8,7 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
 from ringmap.errors import CorruptError, LappedError
+from ringmap.storage.disk.calls import lifted
 from ringmap.storage.disk.two_slots import SLOT_NBYTES
 from ringmap.storage.read import read_live
 from ringmap.storage.read.handle import Handle
@@ -83,7 +84,7 @@ def test_what_comes_while_episodes_are_read_waits_for_the_next_time(tmp_path):
     "read", [lambda reader: reader.load_episode(0)["step"], lambda reader: reader.load_chunk([0], [0], [10])[0]["step"]]
 )
 def test_an_episode_is_the_one_that_was_asked_for_when_the_writer_was_restarted(tmp_path, monkeypatch, read):
-    """A refresh by another thread, as soon as the ordinal is known: ordinals begin at 0 then."""
+    """A refresh by another thread, as soon as the number is known: numbers begin at 0 then."""
     writer = restarted(tmp_path / "buf", 0)
     reader = ReplayBuffer.open(tmp_path / "buf")
     for number in range(3):
@@ -91,19 +92,19 @@ def test_an_episode_is_the_one_that_was_asked_for_when_the_writer_was_restarted(
     reader.refresh()
     writer.close()
     writer = ReplayBuffer.open(tmp_path / "buf", "r+")
-    source, ordinal = reader.engine.owned, reader.engine.owned.ordinal
+    source, number_of = reader.engine.owned, reader.engine.owned.number
 
     def refreshed(*args):
-        found = ordinal(*args)
+        found = number_of(*args)
         other = threading.Thread(target=reader.refresh)
         other.start()
-        if not source.is_held:  # else it waits for us
+        if not source.lock.locked():  # else it waits for us
             other.join()
         threads.append(other)
         return found
 
     threads = []
-    monkeypatch.setattr(source, "ordinal", refreshed)
+    monkeypatch.setattr(source, "number", refreshed)
     assert int(np.asarray(read(reader)).reshape(-1)[0]) == 3000
     for thread in threads:
         thread.join()
@@ -286,8 +287,11 @@ def test_a_full_table_keeps_the_records_that_the_shown_state_names(tmp_path):
     class Opening(FaultyDisk):
         def before(self, change, path, *details):
             if change == "write" and path.endswith("state.bin") and writer:
-                with ReplayBuffer.open(tmp_path / "buf") as reader:
-                    opened.append(reader.num_episodes)
+                opened.append(lifted(count))
+
+    def count():
+        with ReplayBuffer.open(tmp_path / "buf") as reader:
+            return reader.num_episodes
 
     writer = []
     writer.append(ReplayBuffer(200, path=tmp_path / "buf", spare_rows=8, sync_every_s=0, disk=Opening()))

@@ -91,7 +91,7 @@ def test_control_a_follower_that_trusts_what_it_read(writer, monkeypatch):
     def trusting(reader, shown, fresh, anew):
         """Add the records as if nothing had come between: what a lock around the change alone would do."""
         records, _ = reader.table.read_range(fresh, shown.seq)
-        with reader.memory:
+        with reader.lock:
             reader.live.extend(records["start"], records["length"])
             reader.seq, reader._shown = shown.seq, shown
         return True

@@ -472,7 +472,7 @@ def test_a_signal_handler_in_the_middle_of_a_write_is_refused(tmp_path, name, mo
 
 
 def test_control_a_handler_that_is_let_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "refuse_if_mine", lambda lock, where: None)
+    monkeypatch.setattr(writing.Turn, "take", lambda turn, where, work: work())
     assert struck(tmp_path / "made.zarr", "zarr", monkeypatch)[0] == ["written"]
 
 

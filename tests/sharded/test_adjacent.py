@@ -380,7 +380,7 @@ def test_ends(three, monkeypatch):
     live, held, real = source.live, [], LiveEpisodes.is_dense
 
     def is_dense(live):
-        held.append(source.is_held)
+        held.append(source.lock.locked())
         return real.fget(live)
 
     monkeypatch.setattr(LiveEpisodes, "is_dense", property(is_dense))

@@ -12,7 +12,6 @@ import ringmap.buffers.sharded.engine
 import ringmap.buffers.sharded.members
 import ringmap.buffers.sharded.rings
 import ringmap.clips.adjacent
-from ringmap.buffers.sharded import engine
 from ringmap.buffers.sharded.members import Members, _Open
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import RoleError
@@ -149,7 +148,7 @@ def test_a_look_in_the_middle_of_a_look_is_refused(fleet, monkeypatch, call):
 
 @pytest.mark.slow
 def test_control_looks_in_the_middle_of_a_look(fast, monkeypatch):
-    monkeypatch.setattr(engine, "refuse_if_mine", lambda lock, where: None)
+    monkeypatch.setattr(Members, "refuse_nested", lambda members, where: None)
     faults, _, _ = faults_after(fast / "fleet", 3, handler)
     assert faults
 

@@ -22,6 +22,7 @@ from ringmap.errors import ClipIndexError, InputError, LappedError, SubscriptErr
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.calls import thread
 from tests.buffers.processes import Child
 from tests.busy import busy
 from tests.tiers import few
@@ -304,7 +305,7 @@ def test_a_fork_in_the_middle_of_a_call_goes_on(tmp_path, monkeypatch):
     proof = Proof(tmp_path / "buf")
     proof.add(3)
     store = proof.buf.engine.owned
-    with store.memory:
+    with thread.searching, store.lock:
         proof.buf.engine.before_fork()
     assert store.pending.count == 12
     proof.buf.engine.before_fork()

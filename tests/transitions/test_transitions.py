@@ -27,6 +27,7 @@ from ringmap.samplers import (
 )
 from ringmap.storage.disk.files import Disk
 from tests.buffers.processes import Child
+from tests.busy import held
 from tests.disks import FaultyDisk, Through
 from tests.transitions.reference import Life, Reference, in_order, same
 
@@ -680,7 +681,7 @@ def test_a_fork_reads_though_a_thread_of_the_parents_was_storing(tmp_path):
     buf = make(path=tmp_path / "buf", sampler=None)
     fill(buf, 10)
     buf.flush()  # a child does not have pending rows
-    with buf._following.lock:  # as `add` holds it
+    with held(buf._following.turn._lock):  # as the `add` of a thread holds it
         pid = os.fork()
         if not pid:
             signal.alarm(20)

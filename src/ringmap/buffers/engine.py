@@ -24,6 +24,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +45,11 @@ from ringmap.clips.marks import marks_of_copy
 from ringmap.clips.samplers.base import (
     BaseSampler,
     Sampler,
+    Weigh,
     as_sampler,
     checked_rng,
+    draw_with,
     generator,
-    ids_of,
     seed_key,
 )
 from ringmap.clips.samplers.uniform import uniform
@@ -65,6 +67,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
+from ringmap.storage.disk.calls import end_noted, note_nested, refuse_nested, thread
 from ringmap.storage.disk.exits import before_exit
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.forks import Forkable
@@ -213,11 +216,14 @@ class Engine(Forkable):
 
     @property
     def source(self) -> Handle:
-        """The single ring, open, as this process may see it, and in agreement with the files.
+        """The single ring, open, as this process may see it, and in agreement with the files: the gate of all reads.
 
         Raises:
             ClosedError: the ring is closed.
+            RoleError: a call of this thread is under way.
         """
+        if thread.inside or thread.searching.locked() or thread.noted:
+            refuse_nested(_WHERE)
         owned = self.sources[0]
         if self.is_closed:
             raise owned.closed(_WHERE)
@@ -428,6 +434,8 @@ class Engine(Forkable):
             with clear_reads(_WHERE, reader.source.folder):
                 raise
         self.pins.count_redraws(reader.num_redraws)
+        if thread.noted:
+            end_noted()
         return batch
 
     def numbering(self, cut: Cut) -> EpisodeMoment | None:
@@ -467,7 +475,7 @@ class Engine(Forkable):
     def has_lanes(self) -> bool:
         """Whether a lane is known of every stored episode."""
         source = self.source
-        with source.memory:
+        with thread.searching, source.lock:
             return source.live.links is not None and NONE not in source.live.whole.lanes
 
     @property
@@ -510,19 +518,15 @@ class Engine(Forkable):
             InputError, ClipIndexError: the sampler returned invalid ids.
             NoClipsError: no clip is stored.
         """
-        source = self.look()
+        self.look()
         step, sampler = self.next_step(step), self.sampler
         if sampler.given is None:
             drawn = self.readers[0].draw(size, cut, self.rng)
             if drawn is None:
                 raise self._no_clips(cut)
             return drawn
-        # A quick sampler keeps the writer waiting: its clips are not evicted or renumbered meanwhile.
-        # A sampler in the middle of a draw knows that draw only, so a second one is refused.
-        source.refuse_if_held(f"{_WHERE}.sample")
-        with source.memory if sampler.is_quick else contextlib.nullcontext():
-            positions = self._ask_positions(sampler, step, buffer, size, cut)
-            return Drawn(positions, None, sampler.weigh())
+        positions, weigh = self._ask_positions(sampler, step, buffer, size, cut)
+        return Drawn(positions, None, weigh)
 
     def draw_among(self, view: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
         """Draw `size` clips of a view, as `draw` does; one that was evicted during the draw is replaced by another of
@@ -530,26 +534,23 @@ class Engine(Forkable):
 
         `view`: its `clip_window` returns the clips to draw from.
         """
-        source = self.look()
+        self.look()
         step, sampler = self.next_step(step), self.sampler
-        source.refuse_if_held(f"{_WHERE}.sample")
-        quick = sampler.is_quick or sampler.given is None
-        with source.memory if quick else contextlib.nullcontext():
-            clips: ClipRange = view.clip_window(cut.history or 1)
-            if not clips.count:
-                raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-            ids = ids_of(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
-            wrong = (ids < 0) | (ids >= clips.count)
-            if wrong.any():
-                raise ClipIndexError(
-                    f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for "
-                    f"{clips.count} clips"
-                )
-            drawn = self.placed_among(clips, ids, cut, self.rng)
-            if drawn is None:
-                raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-            positions = self.replaced(drawn.positions, cut, view.redraw)
-            return Drawn(positions, drawn.crossing, sampler.weigh())
+        clips: ClipRange = view.clip_window(cut.history or 1)
+        if not clips.count:
+            raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
+        ids, weigh = draw_with(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
+        wrong = (ids < 0) | (ids >= clips.count)
+        if wrong.any():
+            raise ClipIndexError(
+                f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for "
+                f"{clips.count} clips"
+            )
+        drawn = self.placed_among(clips, ids, cut, self.rng)
+        if drawn is None:
+            raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
+        positions = self.replaced(drawn.positions, cut, view.redraw)
+        return Drawn(positions, drawn.crossing, weigh)
 
     def placed_among(self, clips: ClipRange, ids: Array, cut: Cut, rng: np.random.Generator) -> Drawn | None:
         """Return the clips of a view that were drawn by their ids, GONE for one that was evicted since; None if none is
@@ -557,7 +558,8 @@ class Engine(Forkable):
 
         `clips`: of the view, when they were drawn.
         """
-        with self.source.memory:
+        source = self.source
+        with thread.searching, source.lock:
             numbers = ids + clips.base
             gone = numbers < clips.index.base
             drawn = clips.index.drawn(numbers[~gone], cut.before, rng, cut.around)
@@ -567,13 +569,15 @@ class Engine(Forkable):
         positions[~gone] = drawn.positions
         return Drawn(positions)
 
-    def _ask_positions(self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut) -> Array:
+    def _ask_positions(
+        self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut
+    ) -> tuple[Array, Weigh | None]:
         reader, history = self.readers[0], cut.history or 1
         pinned = reader.pin(cut)
         if not pinned.count:
             raise self._no_clips(cut)
         try:
-            ids = ids_of(sampler, step, buffer, size, history, f"{_WHERE}.sample")
+            ids, weigh = draw_with(sampler, step, buffer, size, history, f"{_WHERE}.sample")
             numbers = ids + pinned.base
         except (LookupError, ValueError) as error:
             if isinstance(error, RingmapError) or reader.pin(cut).count:
@@ -588,7 +592,7 @@ class Engine(Forkable):
                 f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
                 f"out of range for {newest.end - pinned.base} clips"
             )
-        return self.replaced(reader.place(numbers, pinned, cut), cut)
+        return self.replaced(reader.place(numbers, pinned, cut), cut), weigh
 
     def _no_clips(self, cut: Cut) -> NoClipsError:
         return NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
@@ -596,7 +600,7 @@ class Engine(Forkable):
     def why_no_clips(self, cut: Cut) -> str:
         """Return, in words, why no clip of this cut exists."""
         source = self.source
-        with source.memory:
+        with thread.searching, source.lock:
             return cut.why_none(source.live.whole_lengths)
 
     def _draw_apart(self) -> None:
@@ -710,7 +714,9 @@ class Engine(Forkable):
             self._draws_stored = stored
 
     def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
-        """Force all stored data, and the small state, to the disk. For a writer only."""
+        """Force all stored data, and the small state, to the disk; noted as `close` is. For a writer only."""
+        if note_nested(partial(self.flush, where, notes)):
+            return
         store = self.writer(where)
         self.sampler.flush()
         with self.committing(notes) as small:
@@ -738,21 +744,18 @@ class Engine(Forkable):
             own = {Marks: lambda state: marks_of_copy(self.source, state), **own}
         snapshot(self.source, self.disk, local_path(path), where, own)
 
-    def refuse_close_within(self, where: str) -> None:
-        """Raise where `close` would raise, before a close of more than the ring changes anything."""
-        self.owned.refuse_within(f"{where}.close")
-
     def close(self) -> None:
-        """Flush, and release files and lock even if the flush raises; closing twice is allowed.
+        """Flush, and release files and lock even if the flush raises; closing twice is allowed. In the middle of
+        another call of the same thread it is noted, and done by that call.
 
         Raises:
-            RoleError: a writer is in the middle of another call of the same thread: nothing was changed.
             ReplacedError, SyncFailedError, EnvironmentFault: as `ReplayBuffer.close`.
         """
+        if note_nested(self.close):
+            return
         source, mine = self.owned, self._pid == os.getpid()
         try:
             if isinstance(source, Store) and mine:
-                self.refuse_close_within(_WHERE)
                 try:
                     self.sampler.flush()
                 finally:

@@ -17,6 +17,7 @@ import numpy as np
 from ringmap.datasets.base import in_range
 from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.episodes import (
     FIRST_STEP,
     ORIGIN_KEY,
@@ -72,7 +73,7 @@ class StoredEpisodes:
         """
         source = self._source
         lineages, ordinals, names = origins(source) if with_origins else (None, None, None)
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             now, lengths, in_parts = live.names.copy(), live.whole_lengths, live.links is not None
             length_of = dict(zip(now.tolist(), lengths.tolist(), strict=True)) if in_parts else {}
@@ -99,7 +100,7 @@ class StoredEpisodes:
     def one(self, index: int, where: str) -> list[Array]:
         """Return all steps of episode `index`, one array per column, verified."""
         source = self._source
-        with source.memory:
+        with thread.searching, source.lock:
             name = int(source.live.names[source.number(index, where)])
         joined = read_joined(source, name)
         if joined is None:
@@ -109,7 +110,7 @@ class StoredEpisodes:
     def spans(self) -> tuple[Array, Array]:
         """Return the positions of the first steps of all episodes, and their lengths, at one moment. O(episodes)."""
         source = self._source
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             starts = live.names.copy()
             return starts, live.whole_lengths.astype(np.int64)
@@ -117,7 +118,7 @@ class StoredEpisodes:
     def number_of(self, position: int, where: str) -> int:
         """Return the number of the episode that is named by the position of its first step. O(log episodes)."""
         source = self._source
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             starts = live.names
             number = int(np.searchsorted(starts, position))
@@ -131,9 +132,9 @@ class StoredEpisodes:
         """Return steps `[start, end)` of episode `index`, one array per column: all of them, or those of `names`."""
         source = self._source
         places: Array | None = None
-        with source.memory:
+        with thread.searching, source.lock:
             if source.live.links is None:
-                ordinal = source.ordinal(index, where)
+                ordinal = Ordinal(source.live.first + source.number(index, where))
                 position, length = source.live.start(ordinal), source.live.length(ordinal)
             else:
                 whole, number = source.live.whole, source.number(index, where)
@@ -176,13 +177,13 @@ class StoredEpisodes:
 
         def read() -> tuple[Array, dict[str, Array]]:
             if source.live.links is not None:
-                with source.memory:
+                with thread.searching, source.lock:
                     whole = source.live.whole
                 total = int(whole.lengths.sum())
                 places = np.arange(total) if numbers is None else in_range(numbers, total, "row", where)
                 positions = whole.positions(places)
                 return positions, dict(zip(names, rows.take(names, positions), strict=True))
-            with source.memory:
+            with thread.searching, source.lock:
                 starts = source.live.starts.copy()
                 lengths = source.live.lengths.astype(np.int64)
             offsets = np.cumsum(lengths) - lengths
@@ -203,7 +204,7 @@ class StoredEpisodes:
         if names.era != live.era or live.last < names.last:
             names = self._names = _Names(live.era)
             self._names_at_end = {}
-        with self._source.memory:
+        with thread.searching, self._source.lock:
             first = max(names.last, live.first)
             starts = live.starts[first - live.first :].tolist()
         for ordinal, start in enumerate(starts, first):
@@ -216,7 +217,7 @@ class StoredEpisodes:
     def _with_ends(self, names: list[str], ended: dict[int, int]) -> list[str]:
         """Return the names with those in records that ended a chain later, and that of the steps that were evicted."""
         source, known = self._source, dict[int, tuple[str, ...]]()
-        with source.memory:
+        with thread.searching, source.lock:
             whole = source.live.whole
             seqs = [ended[name] for name in whole.names.tolist() if name in ended]
         for seq in seqs:
@@ -233,7 +234,7 @@ class StoredEpisodes:
     def dropped_data(self) -> list[dict[str, Any] | None]:
         """Return the data of dropped episodes whose place is among the live ones. O(live), vectorised."""
         source = self._source
-        with source.memory:
+        with thread.searching, source.lock:
             first, last, tail = source.first, source.seq, source.tail
         if not last:
             return []
@@ -253,7 +254,7 @@ class StoredEpisodes:
         source = self._source
         if source.live.links is None:
             return []
-        with source.memory:
+        with thread.searching, source.lock:
             first, last, tail = source.first, source.seq, source.tail
         records, valid = source.table.read_range(max(1, first), last)
         records = records[valid & (records["part"] & PART != 0)]
@@ -281,7 +282,7 @@ class StoredEpisodes:
         """Return the names of episodes, the positions of their first steps, by their numbers now (None: all).
         O(asked)."""
         source = self._source
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             names = live.names
             if idx is None:

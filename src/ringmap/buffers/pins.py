@@ -18,6 +18,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.datasets.batch import worker
 from ringmap.errors import StaleCopyError
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.ring.ring import Position
 
 __all__ = ["Pins", "outlives_its_pass"]
@@ -61,8 +62,8 @@ class Pins:
             state = self.loader_state = LoaderState() if worker() is None else state
         pinned = self._of.get(cut.anchors)  # another thread may drop it meanwhile
         if pinned is None:
-            with source.memory:  # or another thread's moment could be told after this one
-                self._of[cut.anchors] = pinned = reader.pin(cut)
+            with thread.searching, source.lock:  # or another thread's moment could be told after this one
+                self._of[cut.anchors] = pinned = reader.pin_here(cut)
                 if state.is_mine and shared:
                     state.tell(_STANDS, pinned.head, pinned.count)
         return pinned

@@ -61,6 +61,7 @@ from ringmap.storage.commit.open_episode import OpenEpisode, finish_open
 from ringmap.storage.commit.store import JOINED_NBYTES, Store
 from ringmap.storage.directory import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.memory import MemoryDisk
@@ -712,11 +713,10 @@ class ReplayBuffer(Sampled[BufferView]):
     def close(self) -> None:
         """Flush, and release files and lock. A closed buffer raises ClosedError on use; closing twice is allowed.
 
-        Files and lock are released even if the flush raises.
+        Files and lock are released even if the flush raises. A signal handler may close it in the middle of another
+        call of the same thread: that call does it when it ends.
 
         Raises:
-            RoleError: a writer is in the middle of another call of the same thread (from a signal handler or a
-                callable): it stays open, and nothing was changed.
             ReplacedError: the directory was removed, renamed or replaced since it was opened. Files and lock are still
                 released, nothing was written at the path, and the committed data are in the directory, wherever it is
                 now.
@@ -750,7 +750,7 @@ class ReplayBuffer(Sampled[BufferView]):
     def num_episodes(self) -> int:
         """Number of stored episodes."""
         source = self.engine.source
-        with source.memory:
+        with thread.searching, source.lock:
             return source.live.num_episodes
 
     def count_rows(self) -> int:
@@ -766,7 +766,7 @@ class ReplayBuffer(Sampled[BufferView]):
     def lengths(self) -> Array:
         """Steps of each episode, oldest first, int32. Makes a copy: O(episodes)."""
         source = self.engine.source
-        with source.memory:
+        with thread.searching, source.lock:
             lengths: Array = source.live.whole_lengths.copy()
         return lengths
 
@@ -1060,8 +1060,9 @@ class ReplayBuffer(Sampled[BufferView]):
         from ringmap.storage.inspect.check import check_source  # here: an opening needs none of what this imports
 
         engine, source = self.engine, self.engine.source
-        with source.memory:
-            faults = engine.reader.index.check() + engine.sampler.check()
+        with thread.searching, source.lock:
+            faults = engine.reader.index.check()
+        faults += engine.sampler.check()
         with clear_reads("ReplayBuffer.check", source.folder):
             return check_source(source, faults)
 

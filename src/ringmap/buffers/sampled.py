@@ -38,6 +38,7 @@ from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.nested import nested
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.ring.ring import ClipId
 
 __all__ = ["DefaultSampler", "Sampled"]
@@ -91,7 +92,7 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
         Of the ids of a batch `locate` says the same.
         """
         source = self.engine.source
-        return ClipPairs(self.engine.reader.index, self.span, source.memory)
+        return ClipPairs(self.engine.reader.index, self.span, source.lock)
 
     def locate(self, ids: Any) -> tuple[Array, Array]:
         """Return in which episodes steps are, by number, and which steps they are there, both int64 `(B,)`.
@@ -129,7 +130,7 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
     def num_unreachable_steps(self) -> int:
         """Number of stored steps that are in no clip: most often their episodes are too short for one. O(episodes)."""
         source = self.engine.source
-        with source.memory:
+        with thread.searching, source.lock:
             return self.cut.unreached(source.live.whole_lengths)
 
     def __len__(self) -> int:

@@ -34,6 +34,7 @@ from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.directory import examine, read_manifest
+from ringmap.storage.disk.calls import refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.handle import Handle
@@ -155,11 +156,13 @@ class StepRing:
 
     def window(self) -> ClipRange:
         """Return the newest `capacity` rows that exist now, numbered from the oldest. O(1)."""
-        engine = self.engine
-        source = engine.source
-        with source.memory:
-            index = engine.reader.index.of(1)
-            return ClipRange(source, index, self.capacity, has_episodes=False)
+        source = self.engine.source
+        with thread.searching, source.lock:
+            return self._window_of(source)
+
+    def _window_of(self, source: Handle) -> ClipRange:
+        """Do the work of `window`. Holds `lock`."""
+        return ClipRange(source, self.engine.readers[0].index.of(1), self.capacity, has_episodes=False)
 
     def __len__(self) -> int:
         return self.window().count
@@ -172,13 +175,15 @@ class StepRing:
     @property
     def oldest(self) -> int:
         """The oldest id in the window. O(log groups)."""
-        with self.engine.source.memory:
-            return self.window().low
+        source = self.engine.source
+        with thread.searching, source.lock:
+            return self._window_of(source).low
 
     def ids(self) -> Array:
         """Return the ids of all rows in the window, oldest first, int64. O(rows)."""
-        with self.engine.source.memory:
-            window = self.window()
+        source = self.engine.source
+        with thread.searching, source.lock:
+            window = self._window_of(source)
             return window.positions(np.arange(window.count))
 
     def draw_or_count(self, source: Handle, count: int, rng: np.random.Generator) -> tuple[Array, int]:
@@ -186,7 +191,7 @@ class StepRing:
 
         `source`: that of the engine, which the caller has asked for.
         """
-        with source.memory:
+        with thread.searching, source.lock:
             index = self.buffer.engine.readers[0].index.of(1)
             base = max(index.base, index.end - self.capacity)
             stored = index.end - base
@@ -206,8 +211,8 @@ class StepRing:
             NoClipsError: no row is left: another thread, or the writer, cleared them.
         """
         source = self.engine.source
-        with source.memory:
-            window = self.window()
+        with thread.searching, source.lock:
+            window = self._window_of(source)
             if not window.count or since >= source.head:
                 raise NoClipsError(f"{source.folder}: no rows are left to draw from; add some first")
             least = int(window.ids(np.array([since]))[0]) if since > window.low else 0
@@ -223,8 +228,9 @@ class StepRing:
 
     def id_at(self, age: int) -> int:
         """Return the id of the row that is `age` rows newer than the oldest in the window. O(log groups)."""
-        with self.engine.source.memory:
-            return int(self.window().positions(np.array([age]))[0])
+        source = self.engine.source
+        with thread.searching, source.lock:
+            return int(self._window_of(source).positions(np.array([age]))[0])
 
     def rows(self, ids: Array) -> dict[str, Array]:
         """Return rows by id, column -> `(n, ...)`, copies. The ids are in the window.
@@ -357,7 +363,7 @@ class StepRing:
         Cost: one write; at durability "power" one sync.
         """
         store = self.engine.writer(where)
-        store.refuse_within(where)
+        refuse_nested(where)
         store.recover_if_stale()
         schema = store.schema
         if schema is None:
@@ -421,11 +427,6 @@ class StepRing:
     def closed(self) -> bool:
         """Whether the ring is closed."""
         return self.engine.is_closed
-
-    def refuse_close_within(self, where: str) -> None:
-        """Raise in the middle of another call of the same thread, before a close of the ring's owner changes
-        anything."""
-        self.engine.refuse_close_within(where)
 
     def close(self) -> None:
         """Flush, and release files and lock."""

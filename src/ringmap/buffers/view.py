@@ -31,6 +31,7 @@ from ringmap.clips.window import tell_no_lanes
 from ringmap.datasets.windows import Runs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.episodes import origins_at
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.links import NONE, Parts, WholeEpisodes
@@ -89,7 +90,7 @@ class BufferView(PinnedView):
     def of(cls, buffer: ClipBuffer, cut: Cut | None = None) -> BufferView:
         """Return a view of all that is stored now (for a reader: at its last refresh)."""
         source = buffer.engine.source
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             if live.links is None:
                 return cls(buffer, live.starts, live.lengths, cut)
@@ -272,7 +273,7 @@ class BufferView(PinnedView):
     def clip_window(self, history_len: int = 1) -> ClipRange:
         """Return the clips of the view whose episodes are still stored, for samplers."""
         source, cut = self.engine.source, self.cut
-        with source.memory:
+        with thread.searching, source.lock:
             made = os.getpid(), source.live.era
             if self._left is None or self._left[0] != made:
                 self._left = made, ClipIndex(self._among(source.live))
@@ -312,8 +313,10 @@ class BufferView(PinnedView):
             NoClipsError: none is.
         """
         engine = self.engine
-        with engine.source.memory:
-            drawn = self.clip_window().draw(count, engine.rng)
+        clips, source = self.clip_window(), engine.source
+        with thread.searching, source.lock:
+            clips.follow()
+            drawn = clips.draw(count, engine.rng)
         if drawn is None:
             raise NoClipsError(f"BufferView: {self.why_no_clips()}")
         return drawn
@@ -328,7 +331,7 @@ class BufferView(PinnedView):
     def _index_now(self, ep: int) -> int:
         """Return the present number of this episode in the buffer."""
         start, source = int(self.starts[ep]), self.engine.source
-        with source.memory:
+        with thread.searching, source.lock:
             if source.live.links is not None:
                 index = int(source.live.whole.find(np.array([start]))[0])
                 if index >= 0:

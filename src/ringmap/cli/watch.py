@@ -12,6 +12,7 @@ import typer
 from ringmap.buffers.located import BUFFERS, EPISODES, holds_rings, look
 from ringmap.cli.console import clean, console, count, percent, plain, show, show_table
 from ringmap.cli.options import AsJson, Buffer
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.local import local_path
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _watch_rings(path: str, once: bool, interval: float, as_json: bool) -> None:
 def _look(reader: Reader) -> Look:
     from ringmap.storage.inspect.describe import writer_of
 
-    with reader.memory:
+    with thread.searching, reader.lock:
         live = reader.live
         return Look(
             time.monotonic(),

@@ -23,6 +23,7 @@ import numpy as np
 from ringmap.clips.cut import Steps
 from ringmap.errors import ClosedError, DamageError, ReplacedError
 from ringmap.storage.columns.rows import AdjacentRows, Rows
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.system import Room
 from ringmap.storage.disk.two_slots import GENERATION, SLOT_NBYTES
 from ringmap.storage.read.handle import Handle, Pulse
@@ -218,7 +219,7 @@ class AdjacentRings:
         for place, (source, live) in enumerate(zip(self.sources, self._lives, strict=True)):
             if keys[place] == (source.seq, live.era):
                 continue
-            with source.memory:
+            with thread.searching, source.lock:
                 keys[place] = source.seq, live.era
                 stops[place] = live.stop
                 dense[place] = live.is_dense

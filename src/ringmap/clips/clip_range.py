@@ -81,7 +81,7 @@ class ClipRange:
     @property
     def lock(self) -> AbstractContextManager[Any]:
         """Held while ids are computed, so that no clip is evicted meanwhile."""
-        return self.source.memory
+        return self.source.lock
 
     @property
     def anchors(self) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringmap.clips.samplers.base import Weigh
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arrays import all_true
 from ringmap.storage.ring.links import NONE, WholeEpisodes
@@ -153,7 +154,7 @@ class Crossing:
     def of(cls, source: Handle, anchors: Array, around: Around) -> Crossing:
         """Return the items that cross parts, given the positions of all anchors, `(B,)`."""
         low, high = around.array[[0, -1]].tolist()
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             if not len(live):
                 return NO_CROSSING

@@ -40,6 +40,7 @@ from ringmap.storage.columns.copying import SPLIT_NBYTES, Readahead, aligned, ta
 from ringmap.storage.columns.rows import AdjacentRows, Rows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import put
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, redraw_lost
@@ -114,13 +115,17 @@ class ClipReader(Forkable):
 
     def pin(self, cut: Cut) -> Pinned:
         """Return the clips that exist now. O(1) when nothing changed."""
-        with self.source.memory:
-            index = self.index.of(cut.span, cut.least, cut.across)
-            return Pinned(index.base, index.end, index.numbering, self.source.head)
+        with thread.searching, self.source.lock:
+            return self.pin_here(cut)
+
+    def pin_here(self, cut: Cut) -> Pinned:
+        """Do the work of `pin`, for a caller that holds the lock of the source."""
+        index = self.index.of(cut.span, cut.least, cut.across)
+        return Pinned(index.base, index.end, index.numbering, self.source.head)
 
     def window(self, cut: Cut) -> ClipRange:
         """Return the clips that exist now, for samplers. O(1)."""
-        with self.source.memory:
+        with thread.searching, self.source.lock:
             index = self.index.of(cut.span, cut.least, cut.across)
             return ClipRange(self.source, index, before=cut.before)
 
@@ -270,7 +275,7 @@ class ClipReader(Forkable):
 
     def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Drawn | None:
         """Return `count` clips drawn uniformly, or None when there are none."""
-        with self.source.memory:
+        with thread.searching, self.source.lock:
             index = self.index.of(cut.span, cut.least, cut.across)
             if index.end <= index.base:
                 return None
@@ -281,7 +286,7 @@ class ClipReader(Forkable):
 
     def starts(self, positions: Array, cut: Cut) -> Array:
         """Tell for each position whether it is an anchor now. O(B log episodes)."""
-        with self.source.memory:
+        with thread.searching, self.source.lock:
             return self.index.of(cut.span, cut.least, cut.across).are(positions, cut.before)
 
     def anchors_at(self, positions: Array, cut: Cut) -> Array:
@@ -292,7 +297,7 @@ class ClipReader(Forkable):
     def bounds_of(self, positions: Array) -> tuple[Array, Array, Array]:
         """Return start and length of the episode of each position, and whether it lies in one; where not, 1 step at the
         position."""
-        with self.source.memory:
+        with thread.searching, self.source.lock:
             live = self.source.live
             if not len(live):
                 return positions, np.ones(len(positions), np.int64), np.zeros(len(positions), bool)
@@ -307,14 +312,14 @@ class ClipReader(Forkable):
 
     def pin_before(self, head: Position, count: int, cut: Cut) -> Pinned:
         """Return the `count` clips of the episodes that start before position `head`: the moment of another process."""
-        with self.source.memory:
+        with thread.searching, self.source.lock:
             index = self.index.of(cut.span, cut.least, cut.across)
             end = index.end_before(head)
             return Pinned(ClipNumber(end - count), end, index.numbering, head)
 
     def place(self, numbers: Array, pinned: Pinned, cut: Cut) -> Array:
         """Return the anchors of the clips with these numbers; GONE for an evicted one."""
-        with self.source.memory:
+        with thread.searching, self.source.lock:
             index = self.index.of(cut.span, cut.least, cut.across)
             if index.numbering is not pinned.numbering:  # other numbers, the same positions
                 numbers = numbers + (index.end_before(pinned.head) - pinned.end)
@@ -351,7 +356,7 @@ class ClipReader(Forkable):
         """Return the anchors of `count` clips drawn uniformly from all that are stored."""
         drawn = self.draw(count, cut, self.rng)
         if drawn is None:
-            with self.source.memory:
+            with thread.searching, self.source.lock:
                 lengths = self.source.live.whole_lengths
                 why = (
                     f"no clips of {cut.span} steps are left: all were evicted or cleared; collect more first"

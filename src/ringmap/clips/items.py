@@ -26,6 +26,7 @@ from ringmap.clips.facts import TERMINATED, name_among
 from ringmap.errors import InputError
 from ringmap.storage.columns.copying import aligned
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 
 __all__ = [
@@ -57,7 +58,7 @@ class ItemRows:
     """Names of the columns."""
     size: int
     """Number of slots; the slot of a row is its position modulo this."""
-    memory: AbstractContextManager[Any] = nullcontext()
+    lock: AbstractContextManager[Any] = nullcontext()
     """Held while sums of rows are kept."""
 
     def take(self, column: str, places: Array, starts: Array) -> Array:
@@ -103,7 +104,7 @@ class RingRows(ItemRows):
         self._source, self._rows = source, source.rows
         self.names = source.rows.by_name
         self.size = source.rows.ring.rows
-        self.memory = source.memory
+        self.lock = source.lock
 
     def take(self, column: str, places: Array, starts: Array) -> Array:
         """Return copies of rows."""
@@ -120,7 +121,7 @@ class RingRows(ItemRows):
 
     def are_begins(self, places: Array) -> Array:
         """Tell at which of these positions an episode begins."""
-        with self.memory:
+        with thread.searching, self.lock:
             starts = self._source.live.starts
             found: Array = starts.take(starts.searchsorted(places), mode="clip") == places
         return found
@@ -135,7 +136,7 @@ class _RingMoment:
 
     def __init__(self, source: Handle) -> None:
         self._source = source
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             self._era, self._first, self.count = live.era, live.first, live.num_episodes
             self._whole = None if live.links is None else live.whole
@@ -145,7 +146,7 @@ class _RingMoment:
         if self._whole is not None:
             found = self._whole.find(names)
             return None if (found < 0).any() else found
-        with self._source.memory:
+        with thread.searching, self._source.lock:
             live = self._source.live
             if live.era != self._era or live.links is not None:
                 return None

@@ -34,6 +34,7 @@ from ringmap.errors import (
     NewerVersionError,
 )
 from ringmap.storage.disk.advice import remedy
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import MARKS
 from ringmap.storage.disk.signed import decode_signed, encode_signed
@@ -201,7 +202,7 @@ class MarkFile:
 def record_key(source: Handle, position: int) -> str | None:
     """Return what tells an episode from another one at the same position; None if no stored episode begins there. O(log
     episodes)."""
-    with source.memory:
+    with thread.searching, source.lock:
         live = source.live
         ordinal = live.ordinal_from(Position(position))
         if ordinal < live.last and live.start(ordinal) == position:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ringmap.clips.cut import Cut, Ends, Places, Steps, clamp, places_of
 from ringmap.clips.items import ItemRows, Items, Numbers
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.links import WholeEpisodes
@@ -67,7 +68,7 @@ class Joined:
     @classmethod
     def of(cls, source: Handle, anchors: Array, across: bool = False) -> Joined:
         """Return the anchors among the live episodes as they are now; `across`: among runs of episodes."""
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             whole = live.runs if across else live.whole
             if not len(live):

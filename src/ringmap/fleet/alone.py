@@ -12,8 +12,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from ringmap.storage.disk.calls import nested
 from ringmap.storage.disk.forks import Forkable, Renew
-from ringmap.storage.read.handle import refuse_if_mine
 
 __all__ = ["Alone"]
 
@@ -22,7 +22,7 @@ class Alone(Forkable):
     """A lock of this process that a signal handler is refused, not given twice."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._owner = threading.Lock(), 0
 
     @contextlib.contextmanager
     def __call__(self, where: str) -> Iterator[None]:
@@ -34,10 +34,16 @@ class Alone(Forkable):
         Raises:
             RoleError: this thread holds it, so the caller is a signal handler or a callback.
         """
-        refuse_if_mine(self._lock, where)
+        me = threading.get_ident()
+        if self._owner == me:
+            raise nested(where)
         with self._lock:
-            yield
+            try:
+                self._owner = me
+                yield
+            finally:
+                self._owner = 0
 
     def reset_after_fork(self, renewed: Renew) -> None:
         """Take a new lock: the thread that held the old one may not exist here."""
-        self._lock = threading.RLock()
+        self._lock, self._owner = threading.Lock(), 0

@@ -28,6 +28,7 @@ from ringmap.formats.common.source_format import StoredFormat, named
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory import read_manifest
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.paths import MANIFEST, TABLE
@@ -101,7 +102,7 @@ class BufferSource(DirectorySource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         reader = self._handle()
-        with reader.memory:
+        with thread.searching, reader.lock:
             self._whole = reader.live.whole
             self.lengths = np.array(self._whole.lengths, np.int32)
         self.offsets = offsets_of(self.lengths)

@@ -29,6 +29,7 @@ from ringmap.datasets.marks import Marks
 from ringmap.errors import ClipIndexError, InputError, ReplacedError
 from ringmap.formats.catalog.load import load_arrays
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.inspect.describe import Facts, facts_of
 from ringmap.storage.read.reader import Reader
 from ringmap.viewer.limits import GoneError
@@ -161,7 +162,7 @@ class _LiveSource(Source):
     def moment(self) -> tuple[int, int, int]:
         """Return tail, head and commits as they are known."""
         handle = self.buffer.engine.source
-        with handle.memory:
+        with thread.searching, handle.lock:
             return int(handle.tail), int(handle.head), int(handle.seq)
 
     def facts(self) -> Facts | None:
@@ -291,8 +292,8 @@ class TransitionSource(_LiveSource):
     def ring(self) -> dict[str, Any]:
         """Return where the ring stands: the rows that count as transitions."""
         source = self.buffer.engine.source
-        with source.memory:
-            window = self.buffer.clip_window()
+        window = self.buffer.clip_window()
+        with thread.searching, source.lock:
             tail, head, commits = int(window.low), int(source.head), int(source.seq)
             count = int(window.count)
         return {

@@ -32,6 +32,7 @@ from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, NoClipsError, ReadOnlyError
 from ringmap.storage.columns.nested import nested
+from ringmap.storage.disk.calls import note_nested
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.records.manifest import DISTILLATION
@@ -562,6 +563,8 @@ class DistillationBuffer(Unindexed):
 
     def flush(self) -> None:
         """Force rows, labels and state to the disk. Does nothing on a reader."""
+        if note_nested(self.flush):
+            return
         if self._writes:
             self._rows.flush({"distillation": self._noted()})
 
@@ -575,10 +578,11 @@ class DistillationBuffer(Unindexed):
         self._rows.copy_to(path, {"distillation": self._noted()}, f"{_WHERE}.save")
 
     def close(self) -> None:
-        """Flush, and release files and locks. Closing twice is allowed; a refused close changes nothing."""
+        """Flush, and release files and locks. Closing twice is allowed."""
+        if note_nested(self.close):
+            return
         if self._ring.closed:
             return
-        self._rows.refuse_close_within(_WHERE)
         try:
             if self._writes and not self._ring.engine.owned.is_poisoned:
                 self._ring.buffer.flush(notes={"distillation": self._noted()})

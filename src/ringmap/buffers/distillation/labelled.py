@@ -22,6 +22,7 @@ from ringmap.errors import UnknownFormatError
 from ringmap.storage.columns.nested import root
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.directory import examine
+from ringmap.storage.disk.calls import Turn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.read.read_live import redraw_lost
@@ -49,6 +50,7 @@ class LabelledRows:
         self.path = path
         self._options = options
         self.log: LabelLog | None = None
+        self._turn = Turn()
         if self.writes:
             self._find_log()
 
@@ -67,10 +69,8 @@ class LabelledRows:
         """Move a reader to the newest state."""
         if self.writes:
             return
-        if self.log is None:
-            with self.ring.engine.source.memory:  # only one log, whichever thread opens it first
-                if self.log is None:
-                    self._find_log()
+        if self.log is None:  # only one log, whichever thread opens it first
+            self._turn.take("DistillationBuffer.refresh", lambda: None if self.log else self._find_log())
         if self.log is not None:
             self.log.refresh()
         else:
@@ -192,12 +192,6 @@ class LabelledRows:
         """Return the faults of both, each finding with its file."""
         log = [] if self.log is None else self.log.log.check()
         return [*self.ring.buffer.check(), *log]
-
-    def refuse_close_within(self, where: str) -> None:
-        """Raise in the middle of another call of the same thread, on rows or labels."""
-        self.ring.refuse_close_within(where)
-        if self.log is not None:
-            self.log.log.engine.refuse_close_within(where)
 
     def close(self) -> None:
         """Flush labels, and release files and locks even if that raises."""

@@ -16,6 +16,7 @@ Not here: the meaning of labels, the path of the log (labelled.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import ROW, StepRing
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.disk.calls import Turn, thread
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live, lost, retry
 
@@ -32,6 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LABELS_PER_ROW = 3
 _ADVICE = "raise the capacity"
+_WHERE = "DistillationBuffer"
 
 
 class LabelLog:
@@ -49,6 +52,7 @@ class LabelLog:
         self._where: Array = np.empty(0, np.int64)
         self._rows: Array = np.empty(0, np.int64)
         self._seen = 0
+        self._turn = Turn()
 
     @staticmethod
     def schema(labels: list[ColumnSpec]) -> Schema:
@@ -70,39 +74,39 @@ class LabelLog:
             LappedError: the writer overtook this reader for 5 s without progress.
         """
         source = self.log.engine.source
-        retry(self._take_in, source.refresh, source.folder, _ADVICE, retry_s=source.retry_s)
+        take_in = partial(self._turn.take, _WHERE, self._take_in)
+        retry(take_in, source.refresh, source.folder, _ADVICE, retry_s=source.retry_s)
 
     def _take_in(self) -> int:
         """Index the labels that the log has now; return 1 if they were evicted during the read, else 0.
 
-        Runs under the lock of the log, so that in every thread labels come in the order of their commits, and
+        Called in turn, so that in every thread labels come in the order of their commits, and
         those of one commit together.
         """
         source, ring = self.log.engine.source, self.ring
-        with source.memory:
-            if self._seen < source.tail:
-                # At the start, or after being lapped: labels that were carried forward are read at their new place.
-                self._seen = source.tail
-                self._where[:] = -1
-            head = source.head
-            if self._seen >= head:
-                return 0
-            ring.buffer.refresh()  # after the log: a row is stored before its label
-            rows = ring.engine.source.rows
-            if rows is None:  # a power cut left labels without rows
-                return 0
-            if not self._slots:
-                self._slots = rows.ring.rows
-                self._where = np.full(self._slots, -1, np.int64)
-                self._rows = np.full(self._slots, -1, np.int64)
-            positions = np.arange(self._seen, head)
-            positions = positions[self.log.engine.reader.starts(positions, ROW)]
-            of, stamps = (_column(source, name, positions) for name in ("row", "stamp"))
-            if not is_live(source, self._seen):
-                return 1
-            self._note(of, stamps, positions)
-            self._seen = head
+        if self._seen < source.tail:
+            # At the start, or after being lapped: labels that were carried forward are read at their new place.
+            self._seen = source.tail
+            self._where[:] = -1
+        head = source.head
+        if self._seen >= head:
             return 0
+        ring.buffer.refresh()  # after the log: a row is stored before its label
+        rows = ring.engine.source.rows
+        if rows is None:  # a power cut left labels without rows
+            return 0
+        if not self._slots:
+            self._slots = rows.ring.rows
+            self._where = np.full(self._slots, -1, np.int64)
+            self._rows = np.full(self._slots, -1, np.int64)
+        positions = np.arange(self._seen, head)
+        positions = positions[self.log.engine.reader.starts(positions, ROW)]
+        of, stamps = (_column(source, name, positions) for name in ("row", "stamp"))
+        if not is_live(source, self._seen):
+            return 1
+        self._note(of, stamps, positions)
+        self._seen = head
+        return 0
 
     def refresh(self) -> None:
         """Move a reader to the newest labels and their rows."""
@@ -122,11 +126,13 @@ class LabelLog:
 
     def of(self, rows: Array) -> Array:
         """Return the position of each row's newest label, -1 for its own, all as of one moment. O(rows)."""
-        with self.log.engine.owned.memory:
-            if not self._slots:
-                return np.full(len(rows), -1)
-            slots = rows % self._slots
-            return np.where(self._rows[slots] == rows, self._where[slots], -1)
+        return self._turn.take(_WHERE, lambda: self._of(rows))
+
+    def _of(self, rows: Array) -> Array:
+        if not self._slots:
+            return np.full(len(rows), -1)
+        slots = rows % self._slots
+        return np.where(self._rows[slots] == rows, self._where[slots], -1)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -135,10 +141,10 @@ class LabelLog:
         source = self.log.engine.source
 
         def attempt() -> int:
-            with source.memory:  # both at once: another thread may restart the index
-                if self._take_in():
-                    return 1
-                where = self.of(rows)
+            # Both in one turn: another thread may restart the index.
+            where = self._turn.take(_WHERE, lambda: None if self._take_in() else self._of(rows))
+            if where is None:
+                return 1
             newer = np.flatnonzero(where >= 0)
             if not len(newer):
                 return 0
@@ -178,7 +184,7 @@ class LabelLog:
         log, source = self.log, self.log.engine.source
         done: int = source.tail
         while done < source.head + count - log.max_steps:
-            with source.memory:
+            with thread.searching, source.lock:
                 at = int(source.live.starts.searchsorted(done))
                 start, size = int(source.live.starts[at]), int(source.live.lengths[at])
             positions = np.arange(start, start + size)

@@ -38,6 +38,7 @@ from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
 from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.values import as_array
+from ringmap.storage.disk.calls import note_nested
 from ringmap.storage.disk.files import Disk
 
 __all__ = ["OfflineToOnlineReplayBuffer"]
@@ -434,6 +435,8 @@ class OfflineToOnlineReplayBuffer(Unindexed):
 
     def flush(self) -> None:
         """Force the online rows, and the mixing state, to the disk, if the ring was made here."""
+        if note_nested(self.flush):
+            return
         if self._ring is not None:
             if self._ring.buffer.mode == "r+":  # a pickled or forked copy only reads
                 self._ring.buffer.flush(notes={"mix": self._mix()})
@@ -476,8 +479,9 @@ class OfflineToOnlineReplayBuffer(Unindexed):
 
     def close(self) -> None:
         """Flush and close a ring that was made here; the offline data and an `online_storage` stay open."""
+        if note_nested(self.close):
+            return
         if self._ring is not None and not self._ring.closed:
-            self._ring.refuse_close_within(_WHERE)
             try:
                 self.flush()
             finally:

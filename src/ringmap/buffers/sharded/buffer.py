@@ -54,6 +54,7 @@ from ringmap.formats.common.fill import fill
 from ringmap.formats.common.refusals import Drop
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.inspect.check import Finding
 from ringmap.storage.inspect.describe import WriterFacts, writer_of
@@ -293,7 +294,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         found, cut = [], self.cut
         for ring in self.engine.each():
             source = ring.source
-            with source.memory:
+            with thread.searching, source.lock:
                 live = source.live
                 episodes, steps, written = live.num_episodes, live.num_steps, int(source.head)
             idle = idle_s(ring) if source.seq else None

@@ -25,6 +25,7 @@ from ringmap.buffers.sharded.numbers import joined
 from ringmap.buffers.sharded.rings import Ring
 from ringmap.clips.cut import Cut
 from ringmap.clips.draws import integers
+from ringmap.storage.disk.calls import thread
 
 __all__ = ["ClipTable"]
 
@@ -64,11 +65,11 @@ class ClipTable:
     def _count(self, place: int) -> None:
         ring, cut = self.rings[place], self._cut
         source = ring.source
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             if cut.across or live.links is not None:
                 self._ends[place] = None
-                self.counts[place] = ring.reader.pin(cut).count
+                self.counts[place] = ring.reader.pin_here(cut).count
                 return
             starts, counts = live.starts, cut.counts(live.lengths)
             if ring.reader.capacity is not None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from ringmap.clips.clip_range import ClipRange
 from ringmap.errors import CorruptError
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.records.table import EPISODE
@@ -98,9 +99,9 @@ def in_order(ids: Array, rings: Sequence[Clips]) -> Array:
     times, sizes, lasts = list[Array](), list[Array](), list[Array]()
     for (clips, times_of), before in zip(rings, (np.cumsum(counts) - counts).tolist(), strict=True):
         low = max(clips.base, clips.end - most)
-        with clips.lock:
+        with thread.searching, clips.lock:
             starts, ends = clips.index.episodes_from(low)
-            times.append(times_of(starts))
+        times.append(times_of(starts))
         ends = np.clip(ends, low, clips.end)
         sizes.append(np.diff(ends, prepend=low))
         lasts.append(ends + (before - clips.base - 1))

@@ -45,7 +45,7 @@ from ringmap.clips.draws import Crossing, Drawn, integers
 from ringmap.clips.gather import GONE, MOST_CHOICES, PINNED, ClipReader, Redraw
 from ringmap.clips.items import EpisodeMoment, call_functions
 from ringmap.clips.many import RING_FAULTS, Piece, gather_many, groups
-from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, ids_of
+from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, draw_with
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
@@ -60,8 +60,9 @@ from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.copying import Readahead, aligned
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.calls import note_nested
 from ringmap.storage.inspect.snapshot import Kept
-from ringmap.storage.read.handle import Pulse, refuse_if_mine
+from ringmap.storage.read.handle import Pulse
 from ringmap.storage.read.read_live import retry
 from ringmap.storage.ring.arrays import lowest
 
@@ -242,7 +243,7 @@ class ShardEngine(Engine):
         Raises:
             RoleError: called by a signal handler, or a callable, in the middle of another call.
         """
-        refuse_if_mine(self.members.lock, f"{_WHERE}.sample")
+        self.members.refuse_nested(f"{_WHERE}.sample")
         self.check_open()
         self.moments.clear()
         self._follow()
@@ -259,7 +260,7 @@ class ShardEngine(Engine):
         Raises:
             RoleError: called by a signal handler, or a callable, in the middle of another call.
         """
-        refuse_if_mine(self.members.lock, f"{_WHERE}.refresh")
+        self.members.refuse_nested(f"{_WHERE}.refresh")
         self.check_open()
         self.moments.clear()
         changed = self._follow(scan=True)
@@ -352,7 +353,7 @@ class ShardEngine(Engine):
                 moment = self._moment(cut, shared=False)
                 if not moment.clips:
                     raise NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
-                numbers = ids_of(sampler, step, buffer, size, cut.history or 1, f"{_WHERE}.sample")
+                numbers, weigh = draw_with(sampler, step, buffer, size, cut.history or 1, f"{_WHERE}.sample")
             finally:
                 self._is_drawing = False
             wrong = (numbers < 0) | (numbers >= moment.clips)
@@ -365,7 +366,7 @@ class ShardEngine(Engine):
                 ranges = [(ring, ring.reader.window(cut)) for ring in self.members.open]
                 numbers = self._by_age(numbers, ranges)
             found = self.replaced(self._placed(numbers, moment, cut), cut)
-            return Drawn(found, weigh=sampler.weigh())
+            return Drawn(found, weigh=weigh)
 
     def _by_age(self, ids: Array, ranges: list[tuple[Ring, ClipRange]]) -> Array:
         """Return the ids, ring by ring, of clips that a sampler names by their order in time; `ranges`: the clips of
@@ -395,9 +396,9 @@ class ShardEngine(Engine):
             if not count:
                 raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
             if sampler.given is None:
-                ids = integers(self.rng, 0, count, size)
+                ids, weigh = integers(self.rng, 0, count, size), None
             else:
-                ids = ids_of(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
+                ids, weigh = draw_with(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
             wrong = (ids < 0) | (ids >= count)
             if wrong.any():
                 raise ClipIndexError(
@@ -414,7 +415,7 @@ class ShardEngine(Engine):
                 if placed is None:
                     raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
                 found[places] = self._of_ring(ring, placed.positions)
-            return Drawn(self.replaced(found, cut, view.redraw), weigh=sampler.weigh())
+            return Drawn(self.replaced(found, cut, view.redraw), weigh=weigh)
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
         """Return what `read` takes for clips with these ids, as `Engine.anchors` does."""
@@ -857,11 +858,15 @@ class ShardEngine(Engine):
 
     def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
         """Force priorities to the disk, where `state` keeps them."""
+        if note_nested(partial(self.flush, where, notes)):
+            return
         self.check_open()
         self.sampler.flush()
 
     def close(self) -> None:
         """Do what `flush` does, and release all files."""
+        if note_nested(self.close):
+            return
         if self.is_closed:
             return
         self.is_closed = True

@@ -23,6 +23,7 @@ from ringmap.buffers.sharded.rings import Ring, Rings
 from ringmap.clips.adjacent import States
 from ringmap.clips.many import RING_FAULTS
 from ringmap.errors import InputError, NoClipsError
+from ringmap.storage.disk.calls import nested, refuse_nested
 from ringmap.storage.read.reader import HELD_S
 
 __all__ = ["Members"]
@@ -76,6 +77,13 @@ class Members:
         self._next_turn = self._next_scan = 0.0
         self._turn = 0
         self._is_started = False
+
+    def refuse_nested(self, where: str) -> None:
+        """Raise RoleError in the middle of another call of this thread, on one ring or on many."""
+        refuse_nested(where)
+        lock: Any = self.lock
+        if lock._is_owned():
+            raise nested(where)
 
     @property
     def open(self) -> tuple[Ring, ...]:

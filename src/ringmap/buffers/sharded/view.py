@@ -29,6 +29,7 @@ from ringmap.clips.many import groups
 from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.episodes import origins_at
 
 __all__ = ["ShardedView"]
@@ -81,7 +82,7 @@ class _Part(NamedTuple):
             now = ring.buffer.pinned()
             return cls(ring.number, RingEpisodes(now.starts, now.lengths))
         source = ring.source
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             if live.links is None:
                 return cls(ring.number, RingEpisodes(live.starts.copy(), live.lengths.copy()))

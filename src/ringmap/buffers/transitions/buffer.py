@@ -54,7 +54,7 @@ from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.draws import Drawn, integers
 from ringmap.clips.gather import PINNED
-from ringmap.clips.samplers.base import Sampler, ids_of
+from ringmap.clips.samplers.base import Sampler, draw_with
 from ringmap.datasets.base import clip_id, clip_ids
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError, ReplacedError
@@ -68,6 +68,7 @@ from ringmap.storage.columns.values import as_array, cast
 from ringmap.storage.commit.commit import UNNUMBERED
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory import examine, read_manifest
+from ringmap.storage.disk.calls import note_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.records.blobs import encode_data, is_shown
@@ -408,8 +409,9 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     ) -> None:
         """Store a call that was checked, of environments with these names."""
         columns, following, stack, ends = self._columns, self._following, self._columns.stack, self._ends
-        store.refuse_within(where, following.lock)
-        with following.lock:
+
+        def work() -> None:
+            nonlocal rows, after, beside
             store.recover_if_stale()
             self._look_at_ends(store)
             head = store.head
@@ -467,6 +469,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             if len(ends) > 2 * FURTHEST:
                 ends.drop_before(store.head - FURTHEST)
 
+        following.turn.take(where, work)
+
     @property
     def _stride(self) -> int:
         """How far on the next row of an environment is expected of which there is no row yet."""
@@ -485,8 +489,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     def _add_named(self, store: Store, step: Any, after: Array, lane: Any, where: str) -> bool:
         """Store a step of one environment whose values have their columns' types; False if it is not known yet."""
         ends, following, name = self._ends, self._following, self._columns.observed[0]
-        store.refuse_within(where, following.lock)
-        with following.lock:
+
+        def work() -> bool:
             store.recover_if_stale()
             if not ends.is_of(store.head, store.live.era):
                 return False
@@ -511,7 +515,9 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             )
             following.forget()
             ends.follow_one(place, head, stride, name, after, store.live.era)
-        return True
+            return True
+
+        return following.turn.take(where, work)
 
     def _commit(
         self,
@@ -543,8 +549,9 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     ) -> None:
         """Store a call that was checked: `rest` are the columns up to `truncated`, `beside` those after `lanes`."""
         columns, following, stack = self._columns, self._following, self._columns.stack
-        store.refuse_within(where, following.lock)
-        with following.lock:
+
+        def work() -> None:
+            nonlocal rows, after, beside
             store.recover_if_stale()
             before = following.before(store)
             if stack is None:
@@ -570,6 +577,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             following.committed(store, after)
             if stack is not None:
                 self._led_to = _LedTo(store.head, store.live.era, led, ages)
+
+        following.turn.take(where, work)
 
     def _as_frames(
         self,
@@ -612,8 +621,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     def _add_as_given(self, store: Store, step: Any, after: Array, count: int, is_single: bool, where: str) -> bool:
         """Store a step, or a batch, whose values have their columns' types; False if it must be a commit of its own."""
         following, name = self._following, self._columns.observed[0]
-        store.refuse_within(where, following.lock)
-        with following.lock:
+
+        def work() -> bool:
             store.recover_if_stale()
             lanes: Any = count
             before = following.before(store)
@@ -637,16 +646,21 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 is_single,
             )
             following.committed(store, {name: after[None] if is_single else after})
-        return True
+            return True
+
+        return following.turn.take(where, work)
 
     def clear(self) -> None:
         """Drop all transitions, in one commit."""
         where = f"{type(self).__name__}.clear"
-        self.engine.writer(where).refuse_within(where, self._following.lock)
-        with self._following.lock:
+        self.engine.writer(where)
+
+        def work() -> None:
             self._ring.buffer.clear()
             self._following.forget()
             self._ends.forget()
+
+        self._following.turn.take(where, work)
 
     # -- what is stored ----------------------------------------------------------------------
 
@@ -924,8 +938,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         """Return a view of the transitions that exist now, for a pass: what is in it is committed."""
         self.engine.commit_pending(f"{type(self).__name__}.pass_sampler")
         source = self.engine.source
-        with source.memory:
-            low = self._ring.oldest
+        low = self._ring.oldest
+        with thread.searching, source.lock:
             stops = source.live.starts + source.live.lengths
             kept = stops > low
             starts = np.maximum(source.live.starts[kept], low)
@@ -942,29 +956,26 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             engine.next_step(step)
             return Drawn(positions)
         where = f"{type(self).__name__}.{what}"
-        source.refuse_if_held(where)
-        with source.memory if sampler.is_quick else contextlib.nullcontext():
-            window = self._ring.window()
-            if size > window.count:
-                raise self._too_few(where, size, window.count)
-            step = engine.next_step(step)
-            ids = ids_of(sampler, step, self, size, 1, where)
-            weigh = sampler.weigh()
-            if highest(ids.view(np.uint64)) >= window.count:  # a negative one is huge
-                raise ClipIndexError(f"{where}: the sampler returned an id out of range for {window.count} transitions")
-            seen = window.base, window.end
-            with source.memory:  # a slow sampler does not keep the writer out
-                window.follow()
-                if (window.base, window.end) == seen:
-                    return Drawn(window.positions(ids), weigh=weigh)
-                if not window.count:  # another thread cleared the buffer meanwhile
-                    raise self._too_few(where, size, 0)
-                numbers = ids + seen[0]
-                gone = (numbers < window.base) | (numbers >= window.end)
-                if gone.any():
-                    numbers[gone] = integers(engine.rng, window.base, window.end, int(gone.sum()))
-                    engine.reader.num_redraws += int(gone.sum())
-                return Drawn(window.positions(numbers - window.base), weigh=weigh)
+        window = self._ring.window()
+        if size > window.count:
+            raise self._too_few(where, size, window.count)
+        step = engine.next_step(step)
+        ids, weigh = draw_with(sampler, step, self, size, 1, where)
+        if highest(ids.view(np.uint64)) >= window.count:  # a negative one is huge
+            raise ClipIndexError(f"{where}: the sampler returned an id out of range for {window.count} transitions")
+        seen = window.base, window.end
+        with thread.searching, source.lock:
+            window.follow()
+            if (window.base, window.end) == seen:
+                return Drawn(window.positions(ids), weigh=weigh)
+            if not window.count:  # another thread cleared the buffer meanwhile
+                raise self._too_few(where, size, 0)
+            numbers = ids + seen[0]
+            gone = (numbers < window.base) | (numbers >= window.end)
+            if gone.any():
+                numbers[gone] = integers(engine.rng, window.base, window.end, int(gone.sum()))
+                engine.reader.num_redraws += int(gone.sum())
+            return Drawn(window.positions(numbers - window.base), weigh=weigh)
 
     @staticmethod
     def _too_few(where: str, size: int, count: int) -> InputError:
@@ -1066,11 +1077,12 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 )
             return found
 
-        with self._following.lock:
-            self.engine.snapshot(path, where, {Successors: led_to})
+        self._following.turn.take(where, lambda: self.engine.snapshot(path, where, {Successors: led_to}))
 
     def close(self) -> None:
-        """Flush, and release files and lock; a refused close (see `ReplayBuffer.close`) changes nothing."""
+        """Flush, and release files and lock; see `ReplayBuffer.close`."""
+        if note_nested(self.close):
+            return
         try:
             self._ring.close()
         finally:
@@ -1090,8 +1102,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         state = {name: self.__dict__[name] for name in ("n_step", "gamma", "device", "pin_memory")}
         state["ring"] = self._ring
         if self.path is None and len(self):
-            with self._following.lock:
-                state["newest"] = self._following.before(self._ring.engine.source)
+            ring = self._ring.engine.source
+            state["newest"] = self._following.turn.take(type(self).__name__, lambda: self._following.before(ring))
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ import numpy as np
 
 from ringmap.errors import CorruptError
 from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.calls import Turn, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live
@@ -123,7 +124,7 @@ class NextObservations:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.RLock()
+        self._turn, self._cache = Turn(), threading.Lock()
         self._newest = Newest(-1, None)
         self._era = -1
         """The era of the store in which its newest call was this handle's."""
@@ -132,11 +133,11 @@ class NextObservations:
         self._kept_nbytes = 0
 
     @property
-    def lock(self) -> threading.RLock:
-        """Held while a call is stored, and while the state in memory changes."""
-        if self._pid != os.getpid():  # a thread of the parent may have held it at the fork
+    def turn(self) -> Turn:
+        """That of a call that is stored, and of what reads the newest one."""
+        if self._pid != os.getpid():  # a thread of the parent may have had it at the fork
             self._begin()
-        return self._lock
+        return self._turn
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class NextObservations:
 
     def _stored(self, source: Handle) -> Newest:
         """Return the next observations of the newest rows from what is stored, with the head of that time."""
-        with source.memory:
+        with thread.searching, source.lock:
             head, era, pending = source.head, source.live.era, source.pending
             if pending is not None and pending.count:
                 return Newest(head, pending.newest_unlinked(), head, era)
@@ -223,7 +224,7 @@ class NextObservations:
         """Find those among the data of their commits, or of the commits after these. `left`: which are not found
         yet."""
         positions = found.positions[left]
-        with source.memory:
+        with thread.searching, source.lock:
             live = source.live
             if not len(live):
                 return
@@ -257,16 +258,20 @@ class NextObservations:
         """Return the next observations of the newest call, as of this head; None if the head has changed."""
         newest = self._newest
         if not newest.is_of(source, head):
-            with self.lock:  # while a call is being stored, its next observations are written first
+
+            def work() -> Newest:
                 if not self._newest.is_of(source, head):
                     self._newest = self._stored(source)
-                newest = self._newest
+                return self._newest
+
+            # While a call is being stored, its next observations are written first.
+            newest = work() if self.turn.is_here else self.turn.take("TransitionReplayBuffer", work)
         return newest if newest.head == head else None
 
     def _apart(self, source: Handle, era: int, start: int) -> dict[str, Any] | None:
         """Return the observations stored separately with the call whose first row is at `start`."""
         key = era, start
-        with self.lock:
+        with thread.searching, self._cache:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
@@ -277,7 +282,7 @@ class NextObservations:
                 return None
             raise
         if found is not None:
-            with self.lock:
+            with thread.searching, self._cache:
                 if key not in self._kept:  # else another thread read them meanwhile
                     self._kept[key] = found
                     self._kept_nbytes += nbytes_of(found)

@@ -39,6 +39,7 @@ from ringmap.errors import NoClipsError
 from ringmap.storage.columns.copying import aligned, pair
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live, lost, redraw_lost
 from ringmap.storage.ring.arrays import all_true
@@ -111,31 +112,35 @@ class TransitionReader(ClipReader):
 
     def window(self, cut: Cut = ROW) -> ClipRange:
         """Return the transitions that count now, numbered from the oldest. O(1)."""
-        with self.source.memory:
-            return ClipRange(self.source, self.index.of(1), self.capacity, has_episodes=False)
+        with thread.searching, self.source.lock:
+            return self._now()
 
-    def pin(self, cut: Cut) -> Pinned:
-        """Return the transitions that count now. O(1) when nothing changed."""
-        with self.source.memory:
-            now = self.window()
-            return Pinned(now.base, now.end, now.index.numbering, now.head)
+    def _now(self) -> ClipRange:
+        """Do the work of `window`. Holds the lock of the source."""
+        return ClipRange(self.source, self.index.of(1), self.capacity, has_episodes=False)
+
+    def pin_here(self, cut: Cut) -> Pinned:
+        """Return the transitions that count now, for a caller that holds the lock of the source."""
+        now = self._now()
+        return Pinned(now.base, now.end, now.index.numbering, now.head)
 
     def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Drawn | None:
         """Return `count` transitions drawn uniformly, or None when there are none."""
-        with self.source.memory:
-            now = self.window()
+        with thread.searching, self.source.lock:
+            now = self._now()
             return Drawn(now.index.draw(count, rng, base=now.base)) if now.count else None
 
     def starts(self, positions: Array, cut: Cut) -> Array:
         """Tell for each position whether a transition that counts stands there: rows are stored for longer."""
-        with self.source.memory:
-            return super().starts(positions, cut) & (positions >= self.window().low)
+        found = super().starts(positions, cut)
+        with thread.searching, self.source.lock:
+            return found & (positions >= self._now().low)
 
     def place(self, numbers: Array, pinned: Pinned, cut: Cut) -> Array:
         """Return the positions of the transitions with these numbers; GONE for one that counts no more."""
         positions = super().place(numbers, pinned, cut)
-        with self.source.memory:
-            old = positions < self.window().low
+        with thread.searching, self.source.lock:
+            old = positions < self._now().low
         return np.where(old, GONE, positions) if old.any() else positions
 
     def _redraw(self, count: int, cut: Cut) -> Array:

@@ -23,6 +23,7 @@ from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.clips.adjacent import RING_FAULTS, AdjacentRings
 from ringmap.clips.many import groups
 from ringmap.storage.columns.copying import SPLIT_NBYTES, empty, take, together
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 
 __all__ = ["RowsOfAdjacent", "RowsOfMany", "RowsOfOne", "are_live"]
@@ -42,7 +43,7 @@ class RowsOfOne:
     def __init__(self, source: Handle, following: NextObservations) -> None:
         assert source.rows is not None
         self.source, self.rows, self.following = source, source.rows, following
-        with source.memory:
+        with thread.searching, source.lock:
             self.head, live = source.head, source.live
             self.stop: int = live.stop
             self.is_dense = live.is_dense
@@ -315,7 +316,7 @@ class RowsOfMany:
 
 def are_live(source: Handle, positions: Array) -> Array:
     """Tell which positions are stored: repairs and power cuts leave gaps."""
-    with source.memory:
+    with thread.searching, source.lock:
         starts, lengths = source.live.starts, source.live.lengths
         if not len(starts):
             return np.zeros(positions.shape, np.bool_)

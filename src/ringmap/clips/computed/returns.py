@@ -21,6 +21,7 @@ from ringmap.clips.cut import clamp, slots_of
 from ringmap.clips.items import Computed, ItemRows, Items
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.ring.ring import Position, Ring
 
 __all__ = ["ReturnToGo"]
@@ -210,7 +211,7 @@ class _Sums:
         read."""
         ring, done = Ring(len(self.stops), 0), 0
         # While the lock is held no other thread keeps newer sums, whose rows these would replace.
-        with rows.memory:
+        with thread.searching, rows.lock:
             tail = rows.newest_tail()
             for start, end in runs:
                 first = max(start, tail)

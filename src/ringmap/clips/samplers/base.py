@@ -21,6 +21,7 @@ import numpy as np
 
 from ringmap.arguments import finite, integer, positive_real
 from ringmap.errors import ClosedError, InputError
+from ringmap.storage.disk.calls import nested, thread
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.sidecars.priorities import Leaves
@@ -36,6 +37,7 @@ __all__ = [
     "Weigh",
     "as_sampler",
     "check_state",
+    "draw_with",
     "generator",
     "ids_of",
     "seed_key",
@@ -77,8 +79,8 @@ class BaseSampler(ABC):
 
     - `attach` when it is opened for writing, or receives the sampler; before anything is written;
     - `begin_in_worker` before it first draws in a DataLoader worker;
-    - `__call__` for a batch, then `weigh`, from the same thread and before the next draw; where `is_quick`, both under
-      the lock that keeps the writer waiting;
+    - `__call__` for a batch, then `weigh`, from the same thread and before its next draw. Other threads may draw and
+      write meanwhile;
     - `update_priorities` when the user does;
     - `small_state` with each commit that follows a draw and with each flush; `load_small_state` when the directory is
       opened again with a sampler of this class;
@@ -100,8 +102,6 @@ class BaseSampler(ABC):
         [9, 9]
     """
 
-    is_quick: bool = False
-    """Whether it returns quickly, so that a buffer may keep the writer waiting during the call."""
     has_priorities: bool = False
     """Whether clips can be given priorities, by the ids of a batch."""
     any_order: bool = False
@@ -207,8 +207,8 @@ def as_sampler(sampler: Sampler, where: str = "as_sampler") -> BaseSampler:
 
     Example:
         >>> sampler = as_sampler(lambda step, buffer, batch_size, history_len: np.zeros(batch_size, int))
-        >>> sampler(0, None, 3, 1).tolist(), sampler.state_dict(), sampler.is_quick
-        ([0, 0, 0], None, False)
+        >>> sampler(0, None, 3, 1).tolist(), sampler.state_dict()
+        ([0, 0, 0], None)
     """
     if isinstance(sampler, BaseSampler):
         return sampler
@@ -244,7 +244,6 @@ class _Wrapped(BaseSampler):
 
     def __init__(self, given: Sampler) -> None:
         self._given: Any = given
-        self.is_quick = getattr(given, "is_quick", False)
         self.has_priorities = hasattr(given, "update_priorities")
         self.any_order = getattr(given, "any_order", False)
         self.by_age = getattr(given, "by_age", False)
@@ -275,9 +274,6 @@ class DrawingSampler(Forkable, BaseSampler):
     Args:
         rng: the generator, or its seed; None makes a new one.
     """
-
-    is_quick = True
-    """Whether it returns quickly, so that a buffer may keep the writer waiting during the call."""
 
     def __init__(self, rng: Seed = None) -> None:
         self.rng = generator(rng, type(self).__name__)
@@ -354,6 +350,24 @@ def check_state(sampler: Any, state: Mapping[str, Any]) -> None:
         raise InputError(
             f"{type(sampler).__name__}.load_state_dict: the state is that of {kind!r}; load it into such a sampler"
         )
+
+
+def draw_with(
+    sampler: BaseSampler, step: int, buffer: Any, size: int, history_len: int, where: str
+) -> tuple[Array, Weigh | None]:
+    """Return the ids of a draw, as `ids_of` does, and what weighs it. No lock is held meanwhile.
+
+    Raises:
+        RoleError: the sampler is in the middle of another draw of this thread.
+    """
+    before = thread.samplers
+    if sampler in before:
+        raise nested(where)
+    try:
+        thread.samplers = (*before, sampler)
+        return ids_of(sampler, step, buffer, size, history_len, where), sampler.weigh()
+    finally:
+        thread.samplers = before
 
 
 def ids_of(sampler: BaseSampler, step: int, buffer: Any, size: int, history_len: int, where: str) -> Array:

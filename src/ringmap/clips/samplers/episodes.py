@@ -13,6 +13,7 @@ from ringmap.clips.marks import Mark, MarkFile, marked
 from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, window_of
 from ringmap.clips.where import Values, names_in, select
 from ringmap.errors import ArgumentTypeError, InputError, NoClipsError, NotFoundError
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.paths import MARKS
 
@@ -98,13 +99,13 @@ class EpisodeSampler(DrawingSampler):
                 "EpisodeSampler: a sequence with across=True runs on into the next episode, which may not meet "
                 f"where={self._where!r}; use across=False"
             )
-        with window.lock:
+        wanted = self._chosen(window) if self._where else None
+        with thread.searching, window.lock:
             starts, lengths = window.live.starts, window.live.lengths
             whole = window.index.whole if window.index.is_joined else None
             if whole is not None:
                 starts, lengths = whole.places, whole.lengths
             names = starts if whole is None else whole.names
-            wanted = self._chosen(window) if self._where else None
             chosen = self.rng.integers(0, len(lengths), batch_size)
             for _ in range(_TRIES):
                 refused = window.in_episodes(lengths[chosen]) == 0

@@ -11,6 +11,7 @@ from ringmap.arguments import count
 from ringmap.clips.clip_range import ClipRange, HasClipRange
 from ringmap.clips.samplers.base import Array, BaseSampler, check_state, window_of
 from ringmap.errors import InputError
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.ring.ring import Position
 
 __all__ = ["EpochSampler"]
@@ -38,8 +39,6 @@ class EpochSampler(BaseSampler):
     """
 
     any_order = True
-
-    is_quick = True
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = count("EpochSampler", "seed", seed)
@@ -69,7 +68,7 @@ class EpochSampler(BaseSampler):
                 f"EpochSampler: clips of {span} steps, but {self.left} clips of {self._span} are left of this epoch; "
                 "draw these first, or give each length a sampler of its own"
             )
-        with window.lock:
+        with thread.searching, window.lock:
             ids = np.empty(0, np.int64)
             while len(ids) < batch_size:
                 if not self.left:

@@ -63,7 +63,6 @@ class MixtureSampler(DrawingSampler):
         self.shares = weights / weights.sum()
         self.ids = np.empty(0, np.int64)
         self.weights = np.empty(0, np.float32)
-        self.is_quick = all(part.is_quick for part in self._parts)
         self.has_priorities = any(part.has_priorities for part in self._parts)
         self.any_order = all(part.any_order for part in self._parts)
         self.by_age = not self.any_order and all(p.any_order or p.by_age for p in self._parts)

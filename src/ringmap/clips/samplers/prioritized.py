@@ -41,6 +41,7 @@ from ringmap.clips.sumtree import SumTree
 from ringmap.errors import InputError, RoleError
 from ringmap.storage.columns.copying import aligned
 from ringmap.storage.columns.values import as_array
+from ringmap.storage.disk.calls import refuse_nested, thread
 from ringmap.storage.disk.forks import Renew
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arrays import all_true, highest, lowest
@@ -178,7 +179,7 @@ class PrioritizedSampler(DrawingSampler):
 
     def _forget(self) -> None:
         """Detach from the buffer, but keep the priorities."""
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._source: Handle | None = None
         self._uuid: bytes | None = None
         self._pid = os.getpid()
@@ -189,7 +190,7 @@ class PrioritizedSampler(DrawingSampler):
         self._sorted = np.empty(0, np.float32)
         self._changes = 0
         self._asked: tuple[weakref.ref[Any], int, ClipRange] | None = None
-        self._weigh: Weigh | None = None
+        self._own = threading.local()
 
     def attach(self, source: Handle) -> None:
         """Begin with a buffer that was just opened for writing, before anything is written.
@@ -198,7 +199,7 @@ class PrioritizedSampler(DrawingSampler):
         there.
         """
         self._over = None
-        with source.memory, self._lock:
+        with thread.searching, source.lock, self._lock:
             if source is not self._source:
                 self._bind(source)
 
@@ -206,8 +207,8 @@ class PrioritizedSampler(DrawingSampler):
 
     def __call__(self, step: int, buffer: HasClipRange, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log rows), and O(1) for each step written since the last draw."""
-        window = window_of(self, buffer, history_len)
-        with window.lock, self._lock:
+        window, beta = window_of(self, buffer, history_len), self._beta(step)
+        with thread.searching, window.lock, self._lock:
             tree = self._follow(window)
             self._asked = weakref.ref(buffer), history_len, window
             total = tree.total
@@ -215,14 +216,14 @@ class PrioritizedSampler(DrawingSampler):
             positions = self._low + (slots - self._low) % tree.size
             odds = tree.leaves.take(slots)
             odds *= window.count / total
-            self._weigh = self.weigher(positions, odds, step)
+            self._own.weigh = partial(self._weighed, positions, odds, beta)  # of the batch that this thread draws
             ids: Array = window.ids(positions)
         return ids
 
     def follow(self, buffer: HasClipRange, history_len: int) -> None:
         """Learn of the clips that exist now, as after a draw: `update_priorities` may name any of them."""
         window = window_of(self, buffer, history_len)
-        with window.lock, self._lock:
+        with thread.searching, window.lock, self._lock:
             self._follow(window)
             self._asked = weakref.ref(buffer), history_len, window
 
@@ -233,7 +234,7 @@ class PrioritizedSampler(DrawingSampler):
             window: the clips.
             highest: of the priorities of other rings, which a new clip gets too.
         """
-        with window.lock, self._lock:
+        with thread.searching, window.lock, self._lock:
             if window.source is not self._source or self._pid != os.getpid():
                 self._bind(window.source)
             assert self._leaves is not None
@@ -248,7 +249,7 @@ class PrioritizedSampler(DrawingSampler):
     def at(self, masses: Array) -> tuple[Array, Array]:
         """Return the positions of the clips that masses in `[0, mass_of(window))` fall on, and the mass of each. O(B
         log rows)."""
-        with self._lock:
+        with thread.searching, self._lock:
             tree = self._tree
             assert tree is not None
             slots = tree.find(masses)
@@ -262,17 +263,20 @@ class PrioritizedSampler(DrawingSampler):
             odds: the chance of each, as a multiple of that of a uniform draw.
             step: of the draw.
         """
-        beta = float(self.beta(step)) if callable(self.beta) else float(self.beta)
-        return partial(self._weighed, ids, odds, beta)
+        return partial(self._weighed, ids, odds, self._beta(step))
+
+    def _beta(self, step: int) -> float:
+        return float(self.beta(step)) if callable(self.beta) else float(self.beta)
 
     def reset_after_fork(self, renewed: Renew) -> None:
         """Replace the lock as well, which another thread may have held at the fork."""
         super().reset_after_fork(renewed)
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     def weigh(self) -> Weigh | None:
         """Return the function that weighs the batch just drawn; the buffer asks for it after each draw."""
-        return self._weigh
+        weigh: Weigh | None = getattr(self._own, "weigh", None)
+        return weigh
 
     def _weighed(self, drawn: Array, odds: Array, beta: float, positions: Array) -> Array:
         """Return weights from the odds of a draw against a uniform one, and keep them as those of the last batch."""
@@ -292,19 +296,24 @@ class PrioritizedSampler(DrawingSampler):
         Raises:
             InputError: nothing has been drawn yet.
         """
-        with self._lock:
+        refuse_nested("PrioritizedSampler.probabilities")
+        with thread.searching, self._lock:
             if self._tree is None:
                 raise InputError("PrioritizedSampler.probabilities: no clip was drawn with this sampler yet")
-            return self.masses(np.asarray(ids, np.int64)) / self._tree.total
+            return self._masses_at(np.asarray(ids, np.int64)) / self._tree.total
 
     def masses(self, positions: Array) -> Array:
         """Return the mass of the clip at each position, as of the last draw; 0 for an evicted one. After a draw
         only."""
-        with self._lock:
-            tree = self._tree
-            assert tree is not None
-            alive = (positions >= self._low) & (positions < self._high)
-            return np.where(alive, tree.leaves[positions % tree.size], 0.0)
+        with thread.searching, self._lock:
+            return self._masses_at(positions)
+
+    def _masses_at(self, positions: Array) -> Array:
+        """Do the work of `masses`. Holds the lock."""
+        tree = self._tree
+        assert tree is not None
+        alive = (positions >= self._low) & (positions < self._high)
+        return np.where(alive, tree.leaves[positions % tree.size], 0.0)
 
     # -- priorities --------------------------------------------------------------------------
 
@@ -344,7 +353,8 @@ class PrioritizedSampler(DrawingSampler):
         Raises:
             EnvironmentFault: the disk is full or fails. Nothing was changed.
         """
-        with window.lock, self._lock:
+        refuse_nested("PrioritizedSampler.update_priorities")
+        with thread.searching, window.lock, self._lock:
             tree = self._follow(window)
             slots = places % tree.size
             known = tree.leaves.take(slots) > 0
@@ -476,7 +486,8 @@ class PrioritizedSampler(DrawingSampler):
         """Return the whole state, with priorities, to store with a checkpoint. O(rows)."""
         if (over := self._stands_for()) is not None:
             return over.state_dict() or {}
-        with self._lock:
+        refuse_nested("PrioritizedSampler.state_dict")
+        with thread.searching, self._lock:
             if self._leaves is None:
                 return {**self.small_state(), **(self._restored or {})}
             low, upto = self._low, max(self._low, min(self._leaves.upto, self._high))
@@ -500,7 +511,7 @@ class PrioritizedSampler(DrawingSampler):
         kept = self.check_state_dict(state)
         self.load_small_state(state)
         if kept is not None:
-            with self._lock:
+            with thread.searching, self._lock:
                 if self._source is None:
                     self._restored = kept
                 else:
@@ -530,7 +541,7 @@ class PrioritizedSampler(DrawingSampler):
 
     def kept_priorities(self) -> Leaves | None:
         """Return a copy of all priorities, for a copy of the buffer; None before the first draw. O(rows)."""
-        with self._lock:
+        with thread.searching, self._lock:
             leaves = self._leaves
             return leaves and replace(leaves, values=leaves.values.copy())
 
@@ -556,13 +567,15 @@ class PrioritizedSampler(DrawingSampler):
         Raises:
             EnvironmentFault: the disk fails. The next call first writes them all again.
         """
-        with self._lock:
+        refuse_nested("PrioritizedSampler.flush")
+        with thread.searching, self._lock:
             if self._stored is not None:
                 self._stored.sync()
 
     def close(self) -> None:
         """Close the file; the next draw opens it again."""
-        with self._lock:
+        refuse_nested("PrioritizedSampler.close")
+        with thread.searching, self._lock:
             if self._stored is not None:
                 self._stored.close()
             on_disk = self._source is not None and not self._source.disk.volatile
@@ -572,12 +585,14 @@ class PrioritizedSampler(DrawingSampler):
 
     def check(self) -> list[str]:
         """Return violated invariants, in words; empty when sound. O(rows)."""
-        with self._lock:
+        refuse_nested("PrioritizedSampler.check")
+        with thread.searching, self._lock:
             return [] if self._tree is None else self._tree.check()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle options and generator; also priorities, unless they are in a directory."""
-        with self._lock:
+        refuse_nested("PrioritizedSampler.__getstate__")
+        with thread.searching, self._lock:
             names = (
                 "rng",
                 "_seed_key",

@@ -11,7 +11,6 @@ Not here: files. `StagedWriter` (staged.py) is this for formats that are exporte
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -32,8 +31,8 @@ from ringmap.formats.episode import (
     validate_write_mode,
 )
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.disk.calls import Turn
 from ringmap.storage.disk.local import local_path
-from ringmap.storage.read.handle import refuse_if_mine
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import rate_text
 
@@ -88,7 +87,7 @@ class EpisodeWriter:
             raise no_append(type(self).__name__, self.path)
         self.progress = progress
         self._owner: int | None = None
-        self._writing = threading.RLock()
+        self._turn = Turn()
 
     # -- what a subclass supplies ------------------------------------------------------------
 
@@ -210,8 +209,8 @@ class EpisodeWriter:
             raise RoleError(f"{where}: {self.path}: used outside of a `with` block")
         if self._owner != os.getpid():
             raise ReadOnlyError(f"{where}: {self.path} belongs to process {self._owner}, not to its fork")
-        refuse_if_mine(self._writing, f"{where}: {self.path}")
-        with self._writing:
+
+        def work() -> None:
             found, refused = self._examined(ep_data, where)
             if refused:
                 raise refusal(refused, self.path, where)
@@ -219,6 +218,8 @@ class EpisodeWriter:
             if episode is not None:
                 packed = encode_data(episode.data, where) if episode.data else b""
                 self._store(episode, packed, where)
+
+        self._turn.take(f"{where}: {self.path}", work)
 
     def refusals(self, ep_data: Mapping[str, Any]) -> Refused:
         """Return what of an episode `write_episode` would refuse. Nothing is opened or changed.

@@ -35,6 +35,7 @@ from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.codecs import Codec, Undecodable, chain_of, most_encoded
 from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.forks import Forkable, Renew
 from ringmap.storage.disk.signed import json_checksum
@@ -238,7 +239,7 @@ class ZarrColumn(Column, Forkable):
         """Replace the stored chunk."""
         data = self._codec.encode(whole)
         # Held, since otherwise a sync could begin in between, and count rows that are replaced unsynced.
-        with self._lock:
+        with thread.searching, self._lock:
             synced = chunk not in self._dirty and not covers and self.disk.exists(self._file(chunk))
             if not synced:
                 self._dirty.add(chunk)
@@ -265,7 +266,7 @@ class ZarrColumn(Column, Forkable):
 
     def sync(self) -> None:
         """Return once every written row is durable on the disk."""
-        with self._lock:
+        with thread.searching, self._lock:
             self._unsure |= self._dirty
             self._dirty = set()
             chunks = sorted(self._unsure)
@@ -278,7 +279,7 @@ class ZarrColumn(Column, Forkable):
                 file.sync()
         if chunks:
             self.disk.sync_folder(self.path)
-        with self._lock:  # only now: after an interrupt the next sync starts over
+        with thread.searching, self._lock:  # only now: after an interrupt the next sync starts over
             self._unsure.difference_update(chunks)
 
     # -- reading -------------------------------------------------------------------------------
@@ -443,11 +444,11 @@ class ChunkCache(Forkable):
         self.limit = limit
         self._chunks: OrderedDict[int, tuple[Chunk, int]] = OrderedDict()
         self._nbytes = 0
-        self._lock = threading.RLock()  # a signal handler may sample in the middle of a sample
+        self._lock = threading.Lock()
 
     def get(self, chunk: int, position: int) -> Chunk | None:
         """Return a chunk if it is valid for `position`, the highest one requested from it; it is not written to."""
-        with self._lock:
+        with thread.searching, self._lock:
             content, head = self._chunks.get(chunk, (None, 0))
             if content is None or position >= head:
                 return None
@@ -458,7 +459,7 @@ class ChunkCache(Forkable):
         """Store a chunk; `head` is from before it was read."""
         if _size(content) > self.limit:
             return
-        with self._lock:
+        with thread.searching, self._lock:
             before = self._chunks.pop(chunk, None)
             if before is not None:
                 self._nbytes -= _size(before[0])
@@ -479,15 +480,14 @@ class ChunkCache(Forkable):
         self._nbytes = nbytes
 
     def clear(self) -> None:
-        """Drop all chunks."""
-        with self._lock:
-            self._chunks.clear()
-            self._nbytes = 0
+        """Drop all chunks. Without the lock, so that a change of memory can: a call that runs beside it may leave the
+        count wrong, which `_shrink` mends."""
+        self._chunks, self._nbytes = OrderedDict(), 0
 
     def reset_after_fork(self, renewed: Renew) -> None:
         """Replace the lock, which another thread may have held at the fork, and drop all chunks."""
         super().reset_after_fork(renewed)
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._chunks, self._nbytes = OrderedDict(), 0
 
 

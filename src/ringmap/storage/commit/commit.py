@@ -280,7 +280,7 @@ class Committer(Handle):
 
     def _remember(self, record: Record) -> None:
         """Move memory to the state after `record`."""
-        with self.memory:
+        with self.lock:
             self._torn_memory = True
             if record.start < self.head:
                 self.let_group_go()
@@ -288,10 +288,10 @@ class Committer(Handle):
             self._torn_memory = False
 
     def let_group_go(self) -> None:
-        """Forget the open group: its rows are committed. Holds `memory`."""
+        """Forget the open group: its rows are committed. Holds `lock`."""
 
     def show_pending(self, start: Position, count: int) -> None:
-        """Let memory show `count` rows from `start` on, which are not committed yet. Holds `memory`."""
+        """Let memory show `count` rows from `start` on, which are not committed yet. Holds `lock`."""
         self._torn_memory = True
         if self.head > start:  # some are shown already
             self.live.grow(count)
@@ -390,7 +390,7 @@ class Committer(Handle):
 
     def newest_rows(self) -> Record | None:
         """Return the record of the newest committed rows, None if there are none. O(log episodes)."""
-        with self.memory:
+        with self.lock:
             live = self.live
             last = int(live.starts.searchsorted(self.committed_head)) - 1
             return self.record_of(Ordinal(live.first + last)) if last >= 0 else None

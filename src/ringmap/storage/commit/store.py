@@ -5,7 +5,7 @@
 Invariants: a call that finds `_stale` set recovers from the files first; only the process that opened the directory
 writes.
 Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (files are synced: a recovery, a flush and the
-end wait for a sync that runs beside the writer), `memory` (live episodes change, or are searched). Whoever takes
+end wait for a sync that runs beside the writer), `lock` (live episodes change, or are searched). Whoever takes
 `_mutex` sets the mark of its thread (disk/calls.py): a call inside a call is refused.
 Not here: what a commit stores (buffers/), in which order (commit.py), how a group is kept (group.py), how a directory
 is created (create.py), when the background syncs (sync.py).
@@ -48,11 +48,11 @@ from ringmap.storage.commit.group import Groups, OpenGroup, follows, left_open
 from ringmap.storage.commit.sync import BackgroundSync
 from ringmap.storage.directory import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
-from ringmap.storage.disk.calls import end_noted, lifted, refuse_nested, thread
+from ringmap.storage.disk.calls import end_noted, lifted, nested, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import Paths
-from ringmap.storage.read.handle import Texts, refuse_if_mine
+from ringmap.storage.read.handle import Texts
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.step_file import Unlinked
@@ -204,6 +204,7 @@ class Store(Committer):
         cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None, prepare: Callable[[], None]
     ) -> Store:
         """Take the lock and open the buffer; on failure release everything."""
+        refuse_nested("ReplayBuffer")
         lock = None if disk.volatile else WriterLock(disk, Paths(folder).lock, folder)
         store: Store | None = None
         try:
@@ -303,7 +304,7 @@ class Store(Committer):
                 manifest = self.manifest = replace(manifest, carried=kept)
                 self.disk.replace_file(self.paths.manifest, manifest.encode())
             files.adopt(recovered)
-            with self.memory:
+            with self.lock:
                 self._torn_memory = True
                 recovered.drop(bad)
                 self._take(recovered, recovered.live, anew=True)
@@ -363,7 +364,7 @@ class Store(Committer):
             return  # its files are the parent's; a copy of a disk in RAM is the child's own
         if thread.inside:
             if self._torn_memory:
-                self._refuse("ReplayBuffer")
+                raise nested("ReplayBuffer")
             return  # a write or a recovery of this thread is running: memory shows the state before it
         if self._mutex.locked() and not self._torn_memory:
             return  # one of another thread
@@ -406,7 +407,7 @@ class Store(Committer):
 
     def alone(self, where: str, work: Callable[[], T]) -> T:
         """Do `work` while other writing calls are kept out, whether or not this handle may write."""
-        self.refuse_within(where)
+        refuse_nested(where)
         try:
             thread.inside = True
             with self._mutex:
@@ -415,17 +416,6 @@ class Store(Committer):
             thread.inside = False
             if thread.noted:
                 end_noted()
-
-    def refuse_within(self, where: str, *locks: Any) -> None:
-        """Raise in the middle of another call of the same thread, or of a search of memory.
-
-        Args:
-            where: the method to name in the message.
-            locks: further reentrant locks that such a call holds.
-        """
-        refuse_nested(where)
-        for lock in (self.memory, *locks):
-            refuse_if_mine(lock, where)
 
     def is_idle(self, wait_s: float) -> bool:
         """Whether no other thread is in the middle of a writing call, or none is within so many seconds."""
@@ -592,7 +582,7 @@ class Store(Committer):
     ) -> Position:
         """Store the rows of one call, which are committed later, together with those of other calls.
 
-        The caller has called `refuse_within`. The rows are safe when this returns, and this handle shows them at once;
+        The caller has called `refuse_nested`. The rows are safe when this returns, and this handle shows them at once;
         others with the commit. That comes once there are `limit` such rows, before anything else is stored, with
         `flush` and `close`, and after `group_s` seconds.
 
@@ -634,7 +624,7 @@ class Store(Committer):
                     assert self.files is not None
                     with self.files.poisoning():
                         group.file.sync()
-                with self.memory:
+                with self.lock:
                     self.show_pending(group.start, group.count)
                 self._stale = False
                 return position
@@ -699,7 +689,7 @@ class Store(Committer):
             log.warning("%s: rows can't be committed yet: %s", self.folder, error)
 
     def let_group_go(self) -> None:
-        """Forget the open group: its rows are committed. Holds `memory`."""
+        """Forget the open group: its rows are committed. Holds `lock`."""
         self._groups.open = None
 
     # -- syncs -------------------------------------------------------------------------------
@@ -745,7 +735,7 @@ class Store(Committer):
     def sync_behind(self) -> None:
         """Do the work of `flush` except for the manifest, in the background thread, which does not block the writer; or
         after a commit, and then the writer waits."""
-        self.refuse_within("Store.sync_behind")
+        refuse_nested("Store.sync_behind")
         try:
             thread.inside = True
             self._sync_behind()
@@ -875,7 +865,7 @@ class Store(Committer):
         """Make the store unusable after a fork: the parent holds the lock and the locks' state is unknown."""
         self._child = True
         self._mutex, self._syncing = threading.Lock(), threading.Lock()
-        self.memory = threading.RLock()
+        self.lock = threading.Lock()
         self._background = self._grouping = None
         if self._lock is not None:
             self._lock.drop_in_child()

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from ringmap.errors import RoleError
 
-__all__ = ["end_noted", "lifted", "nested", "refuse_nested", "thread"]
+__all__ = ["Turn", "end_noted", "lifted", "nested", "note_nested", "refuse_nested", "thread"]
 
 Result = TypeVar("Result")
 
@@ -34,9 +34,19 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.inside = False
-        """The mark: whether a call is under way."""
+        """The mark of a call that writes, syncs or closes: set and cleared in the frame that takes the locks."""
+        self.searching = threading.Lock()
+        """The mark of a search: `with thread.searching, handle.lock:`. A lock of this thread alone, since entering and
+        leaving it is one step of the interpreter."""
+        self.samplers: tuple[object, ...] = ()
+        """Those that are in the middle of a draw: each knows that draw only."""
         self.noted: list[Callable[[], object]] = []
-        """What is done when it ends."""
+        """What is done when the call under way ends."""
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether a call of this thread is under way."""
+        return self.inside or self.searching.locked()
 
 
 thread = _Thread()
@@ -55,29 +65,72 @@ def refuse_nested(where: str) -> None:
 
     After it has passed, none is: a handler that comes from now on returns first.
     """
-    if thread.inside:
+    if thread.inside or thread.searching.locked():
         raise nested(where)
+    if thread.noted:
+        end_noted()
+
+
+def note_nested(call: Callable[[], object]) -> bool:
+    """Note a call for later if a call of this thread is under way; tell whether."""
+    if not thread.is_marked:
+        return False
+    thread.noted.append(call)
+    return True
 
 
 def end_noted() -> None:
     """Do what was noted while a call was under way. The caller has cleared the mark."""
     noted = thread.noted
-    while noted and not thread.inside:
+    while noted and not thread.is_marked:
         noted.pop(0)()
 
 
 def lifted(work: Callable[[], Result]) -> Result:
-    """Do work without the mark, which stands again afterwards: it is not ours, or of an object that nobody uses."""
-    inside = thread.inside
+    """Do work without marks, which stand again afterwards: it is not ours, or of an object that nobody uses."""
+    inside, searching = thread.inside, thread.searching
     try:
-        thread.inside = False
+        thread.inside, thread.searching = False, threading.Lock()
         return work()
     finally:
-        thread.inside = inside
+        thread.inside, thread.searching = inside, searching
+
+
+class Turn:
+    """One at a time of calls that are made of other calls of ours, which have the marks: a thread waits for another
+    one, and is refused in the middle of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+
+    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
+        return type(self), ()  # a copy is of other calls
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread is in the middle of such a call."""
+        return self._owner == threading.get_ident()
+
+    def take(self, where: str, work: Callable[[], Result]) -> Result:
+        """Do work while no other thread does.
+
+        Raises:
+            RoleError: a call of this thread is under way.
+        """
+        me = threading.get_ident()
+        if thread.inside or thread.searching.locked() or self._owner == me:
+            raise nested(where)
+        with self._lock:
+            try:
+                self._owner = me
+                return work()
+            finally:
+                self._owner = 0
 
 
 def _after_fork_in_child() -> None:
-    thread.inside = False
+    thread.inside, thread.searching = False, threading.Lock()
     thread.noted.clear()
 
 

@@ -18,6 +18,8 @@ import sys
 import weakref
 from typing import Protocol
 
+from ringmap.storage.disk.calls import end_noted
+
 __all__ = ["before_exit"]
 
 log = logging.getLogger("ringmap")
@@ -53,6 +55,7 @@ def before_exit(one: _Ends) -> None:
 
 
 def _end() -> None:
+    end_noted()
     for one in list(_named):
         try:
             one.end_process()

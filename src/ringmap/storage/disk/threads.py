@@ -31,7 +31,7 @@ _RUSAGE_THREAD = getattr(resource, "RUSAGE_THREAD", None)
 
 _helpers: ThreadPoolExecutor | None = None
 _count = 0
-_growing = threading.RLock()
+_growing = threading.Lock()
 _read: dict[int, int] = {}
 """What helpers have read from the disk so far, by thread: each changes its own number."""
 
@@ -119,13 +119,15 @@ def _grow(helpers: int) -> None:
     """Replace the helpers by so many, unless another thread was faster; the old ones end once they have done what they
     took."""
     global _helpers, _count
-    with _growing:
-        if _helpers is not None and _count >= helpers:
-            return
-        grown = pool(helpers, "ringmap-helper")
+    if not _growing.acquire(blocking=False):  # by another thread, or by the call that a finalizer interrupts
+        return
+    try:
+        grown = None if _helpers is not None and _count >= helpers else pool(helpers, "ringmap-helper")
         if grown is None:
             return
         old, _helpers, _count = _helpers, grown, helpers
+    finally:
+        _growing.release()
     if old is not None:
         old.shutdown(wait=False)
 
@@ -133,7 +135,7 @@ def _grow(helpers: int) -> None:
 def _forget_after_fork() -> None:
     global _helpers, _count, _growing
     _helpers, _count = None, 0  # a child process has none of its parent's threads
-    _growing = threading.RLock()
+    _growing = threading.Lock()
     _read.clear()
 
 

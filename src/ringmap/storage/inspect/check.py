@@ -44,6 +44,7 @@ import numpy as np
 from ringmap.errors import NewerVersionError, UnreleasedVersionError
 from ringmap.storage.directory import links_in
 from ringmap.storage.disk.advice import clear_error
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.paths import FINE, MANIFEST, SIGNS, Paths
@@ -160,7 +161,7 @@ def _look(
 
 
 def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
-    with source.memory:
+    with thread.searching, source.lock:
         starts, lengths = source.live.starts.copy(), source.live.lengths.astype(np.int64)
         steps, seq, first, tail, head = (
             source.live.num_steps,
@@ -175,7 +176,7 @@ def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
     if (lengths <= 0).any() or (np.diff(starts) < lengths[:-1]).any():
         yield "episodes are empty, out of order or overlap"
     if source.live.links is not None:
-        with source.memory:
+        with thread.searching, source.lock:
             wrong = source.live.whole.check()
         yield from wrong
     if head - tail > source.manifest.max_steps + (0 if pending is None else pending.count):

@@ -21,6 +21,7 @@ import numpy as np
 from ringmap.storage.commit.commit import NUMBERS
 from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.group import follows
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import holder_of
@@ -129,7 +130,7 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
     disk, folder = Disk(), local_path(path)
     with closing(Reader(disk, folder)) if reader is None else nullcontext(reader) as opened:
         manifest = opened.manifest
-        with opened.memory:
+        with thread.searching, opened.lock:
             lengths = np.array(opened.live.whole_lengths, np.int64)
             head, commits = opened.head, opened.seq
         pending = _pending_in(opened)

@@ -36,6 +36,7 @@ from ringmap.storage.commit.create import make_folder, make_parts
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.advice import clear_errors
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import LOCK, NAMES, Paths
@@ -203,7 +204,7 @@ class Moment:
     def of(cls, source: Handle) -> Moment:
         """Return the newest one."""
         source.refresh()
-        with source.memory:
+        with thread.searching, source.lock:
             live, head = source.live, source.committed_head
             starts = live.starts[: int(live.starts.searchsorted(head))].copy()
             return cls(live.era, source.seq, source.first, source.tail, head, starts)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import COPIED
 from ringmap.storage.ring.ring import Position
@@ -58,7 +59,7 @@ class _Stored(NamedTuple):
 
 def _find(handle: Handle, name: int) -> _Stored | None:
     """Return the episode of a name; None if all of it was evicted. O(log episodes), and what `whole` costs."""
-    with handle.memory:
+    with thread.searching, handle.lock:
         live = handle.live
         if live.links is None:
             ordinal = live.ordinal_from(Position(name))
@@ -167,7 +168,7 @@ def origins(handle: Handle) -> tuple[Array, Array, Array]:
 
     Cost: O(episodes); of each episode that was copied into this ring, its data are read once.
     """
-    with handle.memory:
+    with thread.searching, handle.lock:
         live, ended = handle.live, dict[int, int]()
         names, ordinals = live.names.copy(), live.origins
         is_copied = ordinals < 0

@@ -3,10 +3,9 @@
     ordinal -> LiveEpisodes -> position -> Rows          (steps)
     ordinal -> EpisodeTable -> Record -> Segments        (episode data, and the words of text columns)
 
-Invariants: `memory` is held while live episodes change or are searched; rows are gathered
-without it, and a caller that gathers looks at `newest_tail` again afterwards. A signal handler runs in the
-thread that it interrupts, which `memory` does not keep out: so no change is made in the middle of a
-search of the same thread, and no search in the middle of a change.
+Invariants: `lock` is held while live episodes change or are searched; rows are gathered
+without it, and a caller that gathers looks at `newest_tail` again afterwards. A search or a change never begins
+another one, and calls nobody's code: it has the mark of its thread (disk/calls.py), so that a handler is refused.
 A closed handle keeps its rows, table and segments, which raise ClosedError: `rows` is
 None only if nothing was ever stored.
 Not here: writing (store.py), following a writer (reader.py), clips.
@@ -17,7 +16,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from ringmap.storage.columns.rows import PendingRows, Rows, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words, decoded
 from ringmap.storage.directory import read_manifest
-from ringmap.storage.disk.calls import nested
+from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import Paths
 from ringmap.storage.disk.system import Room
@@ -42,7 +41,7 @@ from ringmap.storage.ring.ring import NOWHERE, ORIGIN, Ordinal, Position
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.values import MutableValues
 
-__all__ = ["Handle", "Pulse", "Timeline", "is_mine", "refuse_if_mine", "tail_of"]
+__all__ = ["Handle", "Pulse", "Timeline", "tail_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -107,7 +106,7 @@ class Handle:
         self.manifest = manifest
         self.mapped = mapped or disk.volatile  # in RAM, the map is the array itself
         self.live = LiveEpisodes(np.empty(0), np.empty(0))
-        self.memory = threading.RLock()
+        self.lock = threading.Lock()
         self.pulse = Pulse()
         """Beats when a reader's live episodes or rows change. Handles that are read as one share it."""
         self.timeline = Timeline()
@@ -165,10 +164,6 @@ class Handle:
         """Whether no thread writes now, or none does within so many seconds. A reader has no such calls."""
         return True
 
-    def refuse_within(self, where: str) -> None:
-        """Raise in the middle of another call of the same thread that this one would disturb. A reader has no such
-        calls."""
-
     def recover_if_stale(self) -> None:
         """Make memory agree with the files if an interrupt separated them."""
 
@@ -198,21 +193,8 @@ class Handle:
         # After the tail: a timeline breaks before memory changes.
         return NOWHERE if self.pulse.is_broken else tail
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this thread holds `memory`: it is in the middle of a search, or of a change."""
-        return is_mine(self.memory)
-
-    def refuse_if_held(self, where: str) -> None:
-        """Raise if this thread holds `memory`: the caller is then a handler, or a callable, in the middle of another
-        call."""
-        refuse_if_mine(self.memory, where)
-
-    def _refuse(self, where: str) -> NoReturn:
-        raise nested(where)
-
     def _take(self, state: State | RecoveredState, found: LiveRecords, anew: bool) -> None:
-        """Move memory to a state, given its live records if `anew`, else those that came since. Holds `memory`."""
+        """Move memory to a state, given its live records if `anew`, else those that came since. Holds `lock`."""
         if anew:
             self.live.reset(found.starts, found.lengths, found.parts, found.origins)
         else:
@@ -243,7 +225,7 @@ class Handle:
             rows.show(changes=self.values)
 
     def stored(self, positions: Array) -> Array | None:
-        """Tell which positions, at least one, are those of stored steps, bool `(n,)`; None for all. Holds `memory`, or
+        """Tell which positions, at least one, are those of stored steps, bool `(n,)`; None for all. Holds `lock`, or
         the writer's lock."""
         live = self.live
         if live.is_dense:
@@ -253,14 +235,8 @@ class Handle:
                 return None
         return live.has(positions)
 
-    def ordinal(self, index: int, where: str) -> Ordinal:
-        """Return the ordinal of episode `index` (negative: from the end)."""
-        with self.memory:
-            number = self.number(index, where)
-            return Ordinal(self.live.first + number)
-
     def number(self, index: int, where: str) -> int:
-        """Return the number of episode `index` (negative: from the end), parts joined. Holds `memory`."""
+        """Return the number of episode `index` (negative: from the end), parts joined. Holds `lock`."""
         count = self.live.num_episodes
         if not -count <= index < count:
             raise ClipIndexError(f"{where}: episode {index} is out of range for {count} episodes")
@@ -351,7 +327,7 @@ class Handle:
         Raises:
             CorruptError: it is damaged.
         """
-        with self.memory:
+        with thread.searching, self.lock:
             if not self.live.first <= ordinal < self.live.last:
                 return None
             start = self.live.start(ordinal)
@@ -435,7 +411,7 @@ class Texts:
     def _records(self, handle: Handle, positions: Array) -> tuple[int, Array, Array]:
         """Return the era, the starts of the records that have these positions, each once, and which of them is that of
         each position."""
-        with handle.memory:
+        with thread.searching, handle.lock:
             live = handle.live
             era = live.era
             if not len(live):
@@ -489,27 +465,6 @@ class Texts:
                 f"{handle.folder}: text of the step at position {int(positions.max())} is damaged or missing; run "
                 "ringmap.check and ringmap.repair on the buffer"
             )
-
-
-def is_mine(lock: Any) -> bool:
-    """Tell whether this thread holds a reentrant lock; Python's conditions do the same, by a private name."""
-    held: bool = lock._is_owned()
-    return held
-
-
-def refuse_if_mine(lock: Any, where: str) -> None:
-    """Raise if this thread holds a reentrant lock: the caller is then a handler, or a callable, in the middle of
-    another call.
-
-    Args:
-        lock: held by calls that must not be nested.
-        where: what to name in the message.
-
-    Raises:
-        RoleError: it does.
-    """
-    if is_mine(lock):
-        raise nested(where)
 
 
 def tail_of(handle: Handle) -> Callable[[], int]:

@@ -22,6 +22,7 @@ from ringmap.errors import CorruptError, EnvironmentFault, LappedError, Replaced
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory import hold, read_manifest
+from ringmap.storage.disk.calls import refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.disk.system import Room
@@ -84,6 +85,7 @@ class Reader(Handle):
         mapped: bool = True,
         uuid: bytes | None = None,
     ) -> None:
+        refuse_nested("ReplayBuffer.open")
         disk = hold(disk, folder)
         super().__init__(disk, folder, read_manifest(disk, folder), mapped)
         if uuid not in (None, self.manifest.uuid):
@@ -146,7 +148,8 @@ class Reader(Handle):
             if self._changed(data):
                 continue
             found.drop(bad)
-            self._change_to(shown or State(), functools.partial(self._take_found, found))
+            with thread.searching, self.lock:
+                self._change_to(shown or State(), functools.partial(self._take_found, found))
             return
         raise self._lapped("opening", tries)
 
@@ -175,16 +178,12 @@ class Reader(Handle):
         return self._state_file.data() != data
 
     def recover_if_stale(self) -> None:
-        """Read the whole state again if an interrupt came while memory changed.
-
-        Raises:
-            RoleError: called by a signal handler in the middle of such a change.
-        """
+        """Read the whole state again if an interrupt came while memory changed."""
         if self._shown is _BETWEEN:
-            self.refuse_if_held("ReplayBuffer")
-            with self.memory:  # unless another thread is changing it
-                if self._shown is _BETWEEN:
-                    self._load()
+            with thread.searching, self.lock:  # unless another thread is changing it
+                is_torn = self._shown is _BETWEEN
+            if is_torn:
+                self._load()
 
     def refresh(self) -> bool:
         """Catch up with the writer; tell whether anything changed. O(new episodes).
@@ -192,11 +191,7 @@ class Reader(Handle):
         Raises:
             ReplacedError: the directory was replaced.
             LappedError: the writer overtook this reader repeatedly.
-            RoleError: called by a signal handler in the middle of such a change.
         """
-        if self.is_held:  # memory must not change during a search
-            self.recover_if_stale()
-            return False
         self._check_held()
         changed = self._catch_up()
         self.pulse.begin()
@@ -337,7 +332,7 @@ class Reader(Handle):
             self._take(shown, found, anew)
             self._newest = found.newest or self._newest
 
-        with self.memory:
+        with thread.searching, self.lock:
             if not anew and (
                 shown.era != self._shown.era or shown.seq < self.seq or fresh != max(self.seq + 1, shown.first)
             ):
@@ -355,7 +350,7 @@ class Reader(Handle):
             self._take_next(record)
             self._newest = record
 
-        with self.memory:
+        with thread.searching, self.lock:
             known = shown.era == self._shown.era and shown.seq == self.seq + 1
             limits = self.manifest.max_steps, self.table.slots
             if not known or not is_next(record, self.tail, self.head, self.next_ordinal, self.time, *limits):
@@ -364,16 +359,15 @@ class Reader(Handle):
         return True
 
     def _change_to(self, shown: State, take: Callable[[], None]) -> None:
-        """Change memory to the shown state."""
-        with self.memory:
-            if shown.era != self._shown.era and not self._is_stored_still():
-                self.pulse.break_timeline()
-                self.timeline = Timeline()
-                self.segments.forget()
-            self._shown = _BETWEEN
-            take()
-            self._shown = shown
-            self.pulse.beat()
+        """Change memory to the shown state. Holds `lock`."""
+        if shown.era != self._shown.era and not self._is_stored_still():
+            self.pulse.break_timeline()
+            self.timeline = Timeline()
+            self.segments.forget()
+        self._shown = _BETWEEN
+        take()
+        self._shown = shown
+        self.pulse.beat()
 
     def _open_rows(self, head: int) -> None:
         manifest = self.manifest

@@ -158,11 +158,11 @@ class PriorityFile(Sidecar):
         self._helper: Begun[None] | None = None
         self._wanted = _NONE
         """The generation whose leaves a helper may write."""
-        self._writing = threading.RLock()
+        self._writing = threading.Lock()
         self._is_ragged = False
         self.is_unsure = False
         """Whether a sync failed, and not all was written again since."""
-        self._syncing = threading.RLock()
+        self._syncing = threading.Lock()
 
     @staticmethod
     def nbytes(rows: int) -> int:
