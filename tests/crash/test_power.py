@@ -318,11 +318,11 @@ def forgetful(self):
     """A sync that holds chunks for not synced until all are."""
     chunks = sorted(self._dirty)
     for chunk in chunks:
-        file = self._disk.open(self._file(chunk), write=True)
+        file = self.disk.open(self._file(chunk), write=True)
         file.sync()
         file.close()
     if chunks:
-        self._disk.sync_folder(self.path)
+        self.disk.sync_folder(self.path)
     self._dirty = set()
 
 

@@ -67,9 +67,9 @@ _NO_PART = (NONE, 0, NONE, 0, 0)
 """The fields `chain` to `lane` of a record of an episode that is whole."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class NewRecord:
-    """One record of a commit: of an episode, or of a mark, which has no rows.
+    """One record of a commit: of an episode, or of a mark, which has no rows. Immutable by agreement, as `Record`.
 
     `data`: of the episode, encoded; `part`: which part of a chain it is, None for a whole episode; `tail`: of a
     mark, None for the present one.
