@@ -23,6 +23,7 @@ from ringmap.storage.disk.signed import json_checksum
 from ringmap.storage.inspect import scan as survey
 from ringmap.storage.inspect.check import Finding, check_folder
 from ringmap.storage.inspect.describe import facts_of
+from ringmap.storage.inspect.repair import repair_folder
 from ringmap.storage.records.manifest import VERSION
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import CLEAR, EpisodeTable, Record
@@ -203,6 +204,20 @@ def test_a_writer_that_laps_in_the_middle_is_no_finding(place, every):
         if over:
             break
     assert at > 30
+
+
+def test_a_dry_run_of_a_repair_beside_a_writer_that_laps_says_nothing(place):
+    for at in range(1, 50, 9):
+        buf = small(place / str(at), spare_rows=8)
+        for number in range(9):
+            buf.write_episode(episode_of(number, 9))
+
+        def lap(buf=buf):
+            for number in range(9, 49):
+                buf.write_episode(episode_of(number, 3))
+
+        assert repair_folder(NudgingDisk(lap, at), str(place / str(at)), dry_run=True) == [], at
+        buf.close()
 
 
 def test_control_without_the_second_look_a_writer_makes_findings(place, monkeypatch):

@@ -70,6 +70,7 @@ __all__ = ["Action", "copy_repaired", "longest_rise", "repair", "repair_folder"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _BLOCK, _PAGE = 1 << 20, 4096
+_LOOKS = 5
 
 _NOTICED_S = 5 * HELD_S
 """For so long no writer may follow where `state.bin` was lost: until its readers have looked for it."""
@@ -163,8 +164,11 @@ def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | N
     """Mend the buffer in `folder` of a disk; see `repair`."""
     refuse_links(disk, folder)
     if dry_run:
-        with closing(Plan(disk, folder, progress)) as plan:
-            return plan.actions
+        for _ in range(_LOOKS):  # what a writer changes meanwhile is no damage
+            with closing(Plan(disk, folder, progress)) as plan:
+                if not (plan.actions and plan.scan.has_moved()):
+                    break
+        return plan.actions
     with closing(Scan(disk, folder)) as scan:  # before the lock leaves a file in a directory that is not ours
         _refuse_foreign(scan)
     said, then = "what is not damaged is as it was", "free space or mend the disk, and repair again: it goes on"
