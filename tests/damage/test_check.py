@@ -438,7 +438,7 @@ VANDALS = {
         "episodes.npy",
         "smaller tail",
     ),
-    "a tail beyond the head": (lambda v: v.write_record(a_live(v), tail=9999), "episodes.npy", "tail beyond its head"),
+    "a tail beyond the head": (lambda v: v.write_record(a_live(v), tail=9999), "episodes.npy", "can't be right"),
     "an earlier time": (lambda v: v.write_record(a_live(v), time=3), "episodes.npy", "earlier time"),
     "an ordinal given before": (lambda v: v.write_record(a_live(v), ordinal=1), "episodes.npy", "given before"),
     "a wrong count of ordinals": (lambda v: v.write_record(a_live(v), behind=3), "episodes.npy", "counts the ordinals"),

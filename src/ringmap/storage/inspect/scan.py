@@ -568,7 +568,7 @@ class Scan:
             run = f"record {first} is" if first == last else f"records {first} to {last} are"
             whole = self.table.read(first) if first == last else None
             if whole is not None:  # its checksum holds
-                yield Finding(TABLE, why_impossible(whole, manifest.max_steps), first)
+                yield Finding(TABLE, why_impossible(whole), first)
                 continue
             why = f"; {reached.by} knows of record {reached.seq}" if reached.by != TABLE else ""
             yield Finding(TABLE, f"{run} damaged or missing{why}", first)

@@ -184,29 +184,31 @@ def find(table: EpisodeTable, shown: State | None, boot: bytes | None, manifest:
         NewerVersionError: a live record is of an unknown kind.
     """
     clean = is_clean(shown, boot)
-    found = _shown(table, shown, path) if clean and shown is not None else _scan(table, manifest.max_steps)
-    found.clean = clean
+    recovered = _shown(table, shown, path) if clean and shown is not None else _scan(table, manifest.max_steps)
+    recovered.clean = clean
     if shown is not None:
-        found.mark, found.era, found.generation = shown.mark, shown.era, shown.generation
-    witness = max(manifest.witness, found.mark)
-    if found.seq < witness:
+        recovered.mark, recovered.era, recovered.generation = shown.mark, shown.era, shown.generation
+    witness = max(manifest.witness, recovered.mark)
+    if recovered.seq < witness:
         raise CorruptError(
-            f"{path}: the newest whole state is that of record {found.seq}, but record {witness} was "
+            f"{path}: the newest whole state is that of record {recovered.seq}, but record {witness} was "
             "stored durably: the table is damaged or an old copy; run ringmap.check on the buffer"
         )
-    if found.first > max(found.seq, 1):
+    if recovered.first > max(recovered.seq, 1):
         raise CorruptError(
-            f"{path}: record {found.seq} calls record {found.first} the oldest live one, which is newer; "
+            f"{path}: record {recovered.seq} calls record {recovered.first} the oldest live one, which is newer; "
             "run ringmap.check on the buffer"
         )
-    found.live = live_records(table, found.first, (found.seq, found.tail, found.head), manifest.max_steps, path)
+    recovered.live = live_records(
+        table, recovered.first, (recovered.seq, recovered.tail, recovered.head), manifest.max_steps, path
+    )
     if not clean:
-        found.unsynced, valid = table.read_range(max(found.first, found.mark + 1), found.seq)
+        recovered.unsynced, valid = table.read_range(max(recovered.first, recovered.mark + 1), recovered.seq)
         if not valid.all():
-            found.live.bad = int(found.unsynced["seq"][np.argmin(valid)])
-    if found.live.bad:
-        raise CorruptError(f"{path}: record {found.live.bad} is damaged; run ringmap.check on the buffer")
-    return found
+            recovered.live.bad = int(recovered.unsynced["seq"][np.argmin(valid)])
+    if recovered.live.bad:
+        raise CorruptError(f"{path}: record {recovered.live.bad} is damaged; run ringmap.check on the buffer")
+    return recovered
 
 
 def live_records(
@@ -233,7 +235,7 @@ def live_records(
     """
     seq, tail, head = state
     count = table.count(first, seq)
-    found = LiveRecords(np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64))
+    live = LiveRecords(np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64))
     of_chains, at = list[Array](), 0
     block = np.empty(0, RECORD)
     refuse_impossible(block, state, max_steps, table.slots, path)
@@ -241,42 +243,42 @@ def live_records(
         is_first = number == first
         new = block if is_first else block[1:]  # the record before it is there to be compared
         stop = at + len(new)
-        found.starts[at:stop], found.lengths[at:stop] = new["start"], new["length"]
+        live.starts[at:stop], live.lengths[at:stop] = new["start"], new["length"]
         if (
             not is_first
             and number + len(new) <= seq + 1 - NEWEST
-            and _are_next_episodes(block, number, found.starts[at:stop], found.lengths[at:stop])
+            and _are_next_episodes(block, number, live.starts[at:stop], live.lengths[at:stop])
         ):
-            found.hashed = False
+            live.hashed = False
         else:
             before = number - (not is_first)
             valid = table.valid(block, before)
             if not valid.all():
-                found.bad = before + int(np.argmin(valid))
-                return found
+                live.bad = before + int(np.argmin(valid))
+                return live
             refuse_impossible(block, state, max_steps, table.slots, path)
             of_chains.append(new[new["part"] & PART != 0])
-            found.ends += ends_of(new)
+            live.ends += ends_of(new)
             new = new[are_live(new, tail)]
             stop = at + len(new)
-            found.starts[at:stop], found.lengths[at:stop] = new["start"], new["length"]
+            live.starts[at:stop], live.lengths[at:stop] = new["start"], new["length"]
             parts = parts_of(new)
             if parts is not None:
-                if found.parts is None:
-                    found.parts = Parts(*(np.full(count, none, np.int64) for none in (NONE, 0, NONE, NONE)))
-                for column, values in zip(_columns(found.parts), _columns(parts), strict=True):
+                if live.parts is None:
+                    live.parts = Parts(*(np.full(count, none, np.int64) for none in (NONE, 0, NONE, NONE)))
+                for column, values in zip(_columns(live.parts), _columns(parts), strict=True):
                     column[at:stop] = values
-        found.origins[at:stop] = origins_of(new)
+        live.origins[at:stop] = origins_of(new)
         at = stop
-        _note_segments(found.segments, number, block[0 if is_first else 1 :]["blob_segment"])
+        _note_segments(live.segments, number, block[0 if is_first else 1 :]["blob_segment"])
     for number, what in _breaks_of_chains(np.concatenate(of_chains)) if any(map(len, of_chains)) else ():
         _refuse(f"record {number} {what}", head, max_steps, path)
-    kept = slice(int(found.starts[:at].searchsorted(tail)), at)
-    found.starts, found.lengths, found.origins = found.starts[kept], found.lengths[kept], found.origins[kept]
-    if found.parts is not None:
-        found.parts = Parts(*(column[kept] for column in _columns(found.parts)))
-    found.newest = Record.of(block[-1]) if len(block) else None
-    return found
+    kept = slice(int(live.starts[:at].searchsorted(tail)), at)
+    live.starts, live.lengths, live.origins = live.starts[kept], live.lengths[kept], live.origins[kept]
+    if live.parts is not None:
+        live.parts = Parts(*(column[kept] for column in _columns(live.parts)))
+    live.newest = Record.of(block[-1]) if len(block) else None
+    return live
 
 
 def _columns(parts: Parts) -> list[Array]:
@@ -319,19 +321,19 @@ def _shown(table: EpisodeTable, shown: State, path: str) -> RecoveredState:
         )
     while (after := table.read(at + 1)) is not None:
         at, record = at + 1, after
-    found = RecoveredState(at, record.first, record.tail, record.head)
+    recovered = RecoveredState(at, record.first, record.tail, record.head)
     slot = (at + 1) % table.slots
     if not table.is_empty(slot) and (at + 1 < table.slots or table.read(at + 1 - table.slots) is None):
-        found.wipe = [slot]  # only this record can be torn
-    found.segment = record.blob_segment
-    return found
+        recovered.wipe = [slot]  # only this record can be torn
+    recovered.segment = record.blob_segment
+    return recovered
 
 
 def _scan(table: EpisodeTable, max_steps: int) -> RecoveredState:
     """Take the greatest number whose live records are all whole."""
     records, valid, slots = table.scan()
     valid &= possible(records, max_steps, table.slots)
-    found = RecoveredState()
+    recovered = RecoveredState()
     whole_ones = np.flatnonzero(valid)
     numbers = records["seq"].astype(np.int64)[whole_ones]
     order = np.argsort(numbers, kind="stable")  # fast on nearly sorted data
@@ -344,11 +346,11 @@ def _scan(table: EpisodeTable, max_steps: int) -> RecoveredState:
         whole = np.flatnonzero(run_first <= records["first"].astype(np.int64)[whole_ones])
         if len(whole):  # each number from its `first` to its own exists once
             record = Record.of(records[whole_ones[whole[-1]]])
-            found = RecoveredState(record.seq, record.first, record.tail, record.head)
-        found.segment = int(records["blob_segment"][whole_ones].max())
-    newer = slots[whole_ones[numbers > found.seq]]
-    found.wipe = sorted({*newer.tolist(), *slots[~valid].tolist()})
-    return found
+            recovered = RecoveredState(record.seq, record.first, record.tail, record.head)
+        recovered.segment = int(records["blob_segment"][whole_ones].max())
+    newer = slots[whole_ones[numbers > recovered.seq]]
+    recovered.wipe = sorted({*newer.tolist(), *slots[~valid].tolist()})
+    return recovered
 
 
 def possible(records: Array, max_steps: int, slots: int) -> Array:
@@ -416,7 +418,6 @@ def _breaks_of_order(records: Array) -> list[tuple[int, str]]:
     faults = {
         "starts before the head of the record before it": start[1:] != heads[:-1],
         "has a smaller tail than the record before it": records["tail"][1:] < records["tail"][:-1],
-        "has a tail beyond its head": records["tail"] > heads,
         "has an earlier time than the record before it": records["time"][1:] < records["time"][:-1],
         "gives an ordinal that was given before": (ordinals[1:] < ordinals[:-1])
         | (begins[1:] & (records["ordinal"][1:].astype(np.int64) < ordinals[:-1])),
@@ -488,7 +489,7 @@ def refuse_impossible(records: Array, state: tuple[int, int, int], max_steps: in
     if not (0 <= tail <= head < MOST and head - tail <= max_steps):
         _refuse(f"the state of record {seq} reaches from position {tail} to {head}", head, max_steps, path)
     if not fits.all():
-        _refuse(why_impossible(Record.of(records[int(np.argmin(fits))]), max_steps), head, max_steps, path)
+        _refuse(why_impossible(Record.of(records[int(np.argmin(fits))])), head, max_steps, path)
     for number, what in _breaks_of_order(records):
         _refuse(f"record {number} {what}", head, max_steps, path)
 
@@ -511,19 +512,10 @@ def _refuse(fault: str, head: int, max_steps: int, path: str) -> NoReturn:
     )
 
 
-def why_impossible(record: Record, max_steps: int) -> str:
-    """Return, in words, why a record is impossible for a ring: for one that is not `possible`."""
-    live = record.head - record.tail
-    if live < 0:
-        why = "has a tail beyond its head"
-    elif live > max_steps:
-        why = f"says that {live} steps are live, expected at most max_steps={max_steps}"
-    else:
-        why = (
-            f"can't be right: it has start {record.start}, length {record.length}, tail {record.tail}, "
-            f"first {record.first}, blob_offset {record.blob_offset}, ordinal {record.ordinal}, time {record.time}"
-        )
-    return f"record {record.seq} {why}"
+def why_impossible(record: Record) -> str:
+    """Return, in words, that a record is not `possible` for a ring."""
+    names = "start", "length", "tail", "first", "blob_offset", "blob_size", "ordinal", "time"
+    return f"record {record.seq} can't be right: it has " + ", ".join(f"{n} {getattr(record, n)}" for n in names)
 
 
 @dataclass(frozen=True, slots=True)
