@@ -48,6 +48,7 @@ def explore(script, variant="", kills=1, readers=("reader",), cuts=False):
         cuts: whether the power is cut, too.
     """
     result, protocol = Result(), script.protocol
+    plan = script.plan[:1] if kills else script.plan  # beside a kill a reader reads once: a third of the states
     start = protocol.birth(script.shape)
     run = protocol.Writer(script.shape, variant, power=script.power).run(script.calls)
     try:
@@ -57,7 +58,7 @@ def explore(script, variant="", kills=1, readers=("reader",), cuts=False):
                 first = (
                     protocol.Thread(script.shape, variant)
                     if kind == "thread"
-                    else protocol.Reader(script.shape, script.plan, variant, script.hashed)
+                    else protocol.Reader(script.shape, plan, variant, script.hashed)
                 )
             explorer = Explorer(first and first.start)
             try:
@@ -136,6 +137,7 @@ SCRIPTS = {
             ("sync",),
             ("store", 7),
             ("update", 8),
+            ("update", 9),
         ],
         [("update", 1), ("update", 2), ("sync",), ("store", 3), ("update", 4)],
         protocol=values,

@@ -18,8 +18,12 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import Segments
 from ringmap.storage.records.table import RECORD, PartOf
-from tests.crash.model import ring
+from ringmap.storage.sidecars import values as module_of_values
+from ringmap.storage.sidecars.base import Home
+from ringmap.storage.sidecars.values import MutableValues
+from tests.crash.model import ring, values
 from tests.crash.model.check import SCRIPTS
+from tests.crash.recording import Machine
 from tests.disks import Cut, ram_folder
 from tests.tiers import few
 
@@ -232,3 +236,71 @@ def test_an_opening_after_a_kill_changes_the_disk_as_that_of_the_model(name, mon
         memory = start | dict(run.effects[:count])
         new = ring.Writer(script.shape, "", memory, run, power=script.power)
         assert changes == [change for _, change in changes_of(new)], (number, changes_of(run)[number])
+
+
+# -- newer values ----------------------------------------------------------------------------------
+
+
+class ValuesLog(Disk):
+    """Keeps what is written to mutable.bin, and its syncs."""
+
+    def __init__(self):
+        super().__init__(Machine())
+        self.changes = []
+
+    def before(self, change, path, *details):
+        if change == "sync":
+            self.changes.append(("sync",))
+        if change != "write":
+            return
+        offset, data = details[0], bytes(details[1])
+        if offset < 8192:
+            fields = np.frombuffer(data, "<u8", 3, 8).tolist()
+            self.changes.append(("header", offset // 4096, (*fields, 1)))
+        elif offset < 12288:
+            self.changes += [("mark", offset - 8192 + at) for at in range(len(data))]
+        else:
+            place = (offset - 12288) // 32
+            self.changes.append(("copy", divmod(place, values.ROWS), tuple(np.frombuffer(data, "<i8")[1:].tolist())))
+
+
+def values_changed(run, begin):
+    """Return the changes of the model's writer, from so many effects on, as `ValuesLog` keeps them."""
+    last = {"header": 2, "copy": 3, "mark": 0}
+    found = []
+    for at, ((kind, place, word), value) in enumerate([*run.effects, (("end", 0, 0), 0)]):
+        found += [("sync",)] * (run.syncs.count(at) * (at >= begin))
+        if at < begin or word != last.get(kind):
+            continue
+        if kind == "copy":
+            value = tuple(run.effects[at - 3][1])
+        found.append((kind, place) if kind == "mark" else (kind, place, value))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, script in SCRIPTS.items() if script.protocol is values])
+def test_newer_values_are_written_as_in_the_model(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(module_of_values, "_SESSION", values.SESSION)
+    script, schema = SCRIPTS[name], Schema((ColumnSpec("v", (), np.dtype("<i8"), True),))
+    disk = ValuesLog()
+    home = Home(disk, str(tmp_path), b"u" * 16, values.ROWS, schema)
+    MutableValues.create(home)
+    disk.changes, head = [], 0
+    file = MutableValues(home, write=True)
+    file.begin(head)
+    for call, *args in script.calls:
+        if call == "store":
+            head += 1
+        elif call == "update":
+            file.update(np.array([head - 1]), {"v": np.array(args)}, lambda name, positions: positions * 0)
+            if script.power:
+                file.sync(mark=False)
+        else:
+            file.sync()
+        if call == "reopen":
+            file.seal()
+            file.close()
+            file = MutableValues(home, write=True)
+            file.begin(head)
+    file.close()
+    assert disk.changes == values_changed(values.Writer(power=script.power).run(script.calls), 0)

@@ -90,6 +90,7 @@ class Writer:
             counts = before.counts(at)
             self.had = {p: had[: counts.get(p, 0) + 1] for p, had in before.had.items() if p < self.head}
         self.synced_number = header_in([self.memory[a] for a in HEADERS]).number
+        self.generation = 0
         self._begin()
         for p, had in self.had.items():
             if len(had) > counts.get(p, 0) > 0 and p >= self.tail and self.value_of(p) != had[-1]:
@@ -102,7 +103,7 @@ class Writer:
 
     def _sync(self):
         self.syncs.append(len(self.effects))
-        self.synced_number = self.header.number
+        self.synced_number, self.durable = self.header.number, self.generation
 
     def _ack(self):
         counts = tuple(sorted((p, len(v)) for p, v in self.had.items()))
@@ -143,9 +144,12 @@ class Writer:
         if not self.memory.get(("mark", slot, 0), 0):
             self.put(("mark", slot, 0), 1)
         copies = self._copies(slot)
-        plane = newest_in(copies, position, self.header, self.boot)[0] or 0
+        plane = self.newest.get(slot)
+        if plane is None:
+            plane = newest_in(copies, position, self.header, self.boot)[0] or 0
         if self.variant != "the newest copy is written over":
             plane = 1 - plane if len(copies) == 2 else 0
+        self.newest[slot] = plane
         self.generation += 1
         copy = Copy(self.generation, position, value)
         words = (tuple(copy), *copy)
@@ -155,6 +159,8 @@ class Writer:
             self._sync()
 
     def sync(self):
+        if self.generation == self.durable:
+            return
         self._sync()
         self._put_header(self.header._replace(synced=self.generation))
 
@@ -174,6 +180,8 @@ class Writer:
 
     def _begin(self):
         """Blank what is torn and what belongs to rows that were lost, and take generations that no copy has."""
+        self.newest = {}
+        """The plane of each slot's newest copy, where known."""
         header = self.header = header_in([self.memory[a] for a in HEADERS])
         assert header is not None, "neither header is valid"
         is_lost, is_closed = header.boot != self.boot, header.synced == header.highest
