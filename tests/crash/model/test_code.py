@@ -4,6 +4,7 @@ does. So the model can't drift from the code.
 
 import contextlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -201,9 +202,10 @@ def test_the_code_changes_the_disk_as_the_model_does_and_readers_see_the_same(na
         assert live == [place[:2] for place in places], number
         reader.close()
 
-    with ram_folder() as made:
+    # Readers are of another thread: a call in the middle of a call is refused.
+    with ram_folder() as made, ThreadPoolExecutor(1) as pool:
         folder = str(made / "buf")
-        found = played(folder, script, monkeypatch, look)
+        found = played(folder, script, monkeypatch, lambda number: pool.submit(look, number).result())
     assert found == [change for _, change in expected]
 
 
