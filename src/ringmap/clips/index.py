@@ -133,7 +133,6 @@ class SpanIndex:
     __slots__ = (
         "_ends",
         "_era",
-        "_follower",
         "_guide",
         "_length",
         "_num_steps",
@@ -156,7 +155,6 @@ class SpanIndex:
         self.span = span
         self.least = least
         self.across = across
-        self._follower = object()
         self._restart()
 
     def _restart(self) -> None:
@@ -187,11 +185,7 @@ class SpanIndex:
         return self.live.runs if self.across else self.live.whole
 
     def follow(self) -> None:
-        """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise.
-
-        A signal handler may draw in the middle of an update, in the same thread. It finds the index being changed, and
-        starts over; the interrupted update detects this, and starts over too.
-        """
+        """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise. Of a ring, holds its lock."""
         live = self.live
         if (
             live.era == self._era
@@ -200,17 +194,8 @@ class SpanIndex:
             and live.num_steps == self._num_steps
         ):
             return
-        while True:
-            mine = self._follower = object()  # a handler that interrupts takes its place
-            try:
-                self._catch_up(live)
-            except (IndexError, ValueError):
-                if self._follower is mine:
-                    raise
-            if self._follower is mine:
-                self._era = live.era
-                return
-            self._era = _BETWEEN
+        self._catch_up(live)
+        self._era = live.era
 
     def _catch_up(self, live: LiveEpisodes) -> None:
         first, last = live.first, live.last
@@ -504,14 +489,16 @@ class ClipIndex:
         """
         index = self._spans.get((span, least, across))
         if index is None:
+            index = SpanIndex(self.live, span, least, across)
+            index.follow()  # first: threads that share a dataset, whose episodes never change, take it whole or not
             if len(self._spans) >= _MAX_SPANS:
-                self._spans.pop(next(iter(self._spans)))
-            index = self._spans[span, least, across] = SpanIndex(self.live, span, least, across)
+                self._spans.pop(next(iter(self._spans)), None)
+            self._spans[span, least, across] = index
         if len(self._spans) == 1:
             index.follow()
             return index
         # All spans are updated at each call, so that the backlog of each stays bounded.
-        for other in tuple(self._spans.values()):  # a signal handler may ask for another span
+        for other in tuple(self._spans.values()):
             other.follow()
         return index
 
