@@ -141,10 +141,8 @@ are padding, `(B, n)`, None if none can be; and positions as slots, None where r
 read by slots."""
 
 
-def places_of(slots: Array, is_pad: Array | None, positions: Array | None, is_alone: bool) -> Places:
-    """Return where rows are. `is_alone`: whether the only step comes without an axis of its own."""
-    if not is_alone:
-        return slots, is_pad, positions
+def places_of(slots: Array, is_pad: Array | None, positions: Array | None) -> Places:
+    """Return where rows are, of the only step, which comes without an axis of its own."""
     return slots[:, 0], is_pad, None if positions is None else positions[:, 0]
 
 

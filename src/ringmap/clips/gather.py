@@ -22,7 +22,7 @@ import numpy as np
 from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout, Places, Steps, Taken, places_of, slots_of
-from ringmap.clips.draws import Crossing, Drawn, integers
+from ringmap.clips.draws import NO_CROSSING, Crossing, Drawn, integers
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import (
     EpisodeMoment,
@@ -213,7 +213,7 @@ class ClipReader(Forkable):
         slots: list[Places] = []
         for steps, is_alone in plan.steps:
             found = rings.slots(steps, anchors, places)
-            slots.append(places_of(found, None, None, is_alone))
+            slots.append(places_of(found, None, None) if is_alone else (found, None, None))
         if len(anchors) * cut.widest * rings.rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         batch = plan.copy(slots, len(anchors), out, threads, rings.head)
@@ -279,8 +279,9 @@ class ClipReader(Forkable):
             index = self.index.of(cut.span, cut.least, cut.across)
             if index.end <= index.base:
                 return None
-            if index.shift is not None:
-                return Drawn(index.draw(count, rng, index.base))
+            shift = index.shift
+            if shift is not None:
+                return Drawn(integers(rng, index.base + shift, index.end + shift, count), NO_CROSSING)
             numbers = integers(rng, index.base, index.end, count)
             return index.drawn(numbers, cut.before, rng, cut.around)
 
@@ -392,7 +393,9 @@ class ClipReader(Forkable):
             places, starts, lengths, inside = self._places(plan, anchors, is_covered)
             if crossing is None and plan.can_cross and self.source.live.links is not None:
                 crossing = Crossing.of(self.source, anchors, cut.around)
-            if crossing:
+            if crossing is NO_CROSSING:
+                crossing = None
+            elif crossing is not None:
                 for spots, (every, _, positions) in zip(plan.spots, places, strict=True):
                     crossing.put(every, spots, plan.size, positions)
         else:
@@ -415,7 +418,7 @@ class ClipReader(Forkable):
             else:
                 items = joined.items(JoinedRows(self.source, joined), cut, batch, self.rng, found)
             inside = self._compute(batch, items, cut, inside)
-        if crossing:
+        if crossing is not None:
             inside = crossing.still_whole(self.source, len(anchors))
         elif joined is not None:
             inside = joined.still_whole(inside)
@@ -483,7 +486,7 @@ class ClipReader(Forkable):
                 is_pad = None
                 at = anchors[:, None] + steps.array if is_covered else None
                 slots = steps.slots(anchors, size)
-            places.append(places_of(slots, is_pad, at, is_alone))
+            places.append(places_of(slots, is_pad, at) if is_alone else (slots, is_pad, at))
         return places, starts, lengths, inside
 
 

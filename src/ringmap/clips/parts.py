@@ -121,7 +121,8 @@ class Joined:
                     self._lowest = self.anchors.copy()
                 lowest = np.minimum(self._lowest[crossing], positions.min(1))
                 self._lowest[crossing] = lowest
-            found.append(places_of(slots, is_pad, at if is_covered else None, is_alone))
+            at = at if is_covered else None
+            found.append(places_of(slots, is_pad, at) if is_alone else (slots, is_pad, at))
         return found, None if self._outside is None else ~self._outside
 
     def _note(self, outside: Array) -> None:

@@ -59,11 +59,12 @@ class Pulse:
     positions: the timeline breaks. A thread that looked up positions before that reads them again, from the new state.
     """
 
-    __slots__ = ("_broke", "_known", "last")
+    __slots__ = ("_known", "broke", "last")
 
     def __init__(self) -> None:
         self.last = object()
-        self._broke: object | None = None
+        self.broke: object | None = None
+        """Another object after each break; None before the first."""
         self._known = threading.local()
 
     def beat(self) -> None:
@@ -72,17 +73,17 @@ class Pulse:
 
     def break_timeline(self) -> None:
         """Record that the timeline breaks. Call it before memory changes."""
-        self._broke = object()
+        self.broke = object()
 
     def begin(self) -> None:
         """Record that this thread holds no positions, and looks them up from now on."""
-        if self._broke is not None:
-            self._known.broke = self._broke
+        if self.broke is not None:
+            self._known.broke = self.broke
 
     @property
     def is_broken(self) -> bool:
         """Whether the timeline broke since this thread began."""
-        broke = self._broke
+        broke = self.broke
         return broke is not None and getattr(self._known, "broke", None) is not broke
 
 
@@ -191,7 +192,7 @@ class Handle:
         """
         tail = self.shown_tail()
         # After the tail: a timeline breaks before memory changes.
-        return NOWHERE if self.pulse.is_broken else tail
+        return NOWHERE if self.pulse.broke is not None and self.pulse.is_broken else tail
 
     def _take(self, state: State | RecoveredState, found: LiveRecords, anew: bool) -> None:
         """Move memory to a state, given its live records if `anew`, else those that came since. Holds `lock`."""
