@@ -135,7 +135,7 @@ for _ in range(5):
 
 ENDS = """
 import multiprocessing, os, sys
-from ringmap.storage.disk.exits import before_exit
+from ringmap.storage.disk.process import before_exit
 
 kept = []
 

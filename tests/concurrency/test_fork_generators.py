@@ -20,7 +20,7 @@ from ringmap.samplers import (
     RecencySampler,
     UniformSampler,
 )
-from ringmap.storage.disk import forks
+from ringmap.storage.disk import process
 from tests.buffers.processes import Child
 from tests.busy import held
 
@@ -119,7 +119,7 @@ def test_a_child_draws_though_a_thread_held_the_generator(tmp_path, case):
 def test_a_child_waits_for_ever_where_nothing_is_replaced(monkeypatch):
     """The control."""
     buf, keepers, draw = of_a_buffer()
-    monkeypatch.setattr(forks, "_made", set())
+    monkeypatch.setattr(process, "_made", set())
     with held(*generators_of(*keepers)), pytest.raises(EOFError):
         forked(draw, CONTROL_S)
     assert buf.sample(8)

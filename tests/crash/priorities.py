@@ -11,7 +11,7 @@ import numpy as np
 from ringmap import ReplayBuffer
 from ringmap.errors import NoClipsError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.disk.threads import Begun
+from ringmap.storage.disk.process import Begun
 from ringmap.storage.sidecars import priorities
 from tests.crash.cases import STORAGES, Session, draw_step, look
 from tests.disks import Through

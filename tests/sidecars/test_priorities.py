@@ -16,7 +16,7 @@ import pytest
 
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.disk.frames import FrameWriter
-from ringmap.storage.disk.threads import Begun
+from ringmap.storage.disk.process import Begun
 from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 from tests.crash.priorities import Late, recover_if_stale

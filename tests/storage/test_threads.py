@@ -11,10 +11,10 @@ import pytest
 from ringmap.storage.columns.copying import SPLIT_NBYTES, take
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.disk import threads
+from ringmap.storage.disk import process
 from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.disk.process import begin
 from ringmap.storage.disk.system import System
-from ringmap.storage.disk.threads import begin
 
 PARTS, ROWS = 4, 64
 SPEC = ColumnSpec("x", (SPLIT_NBYTES // ROWS // 8 * PARTS,), np.dtype("<i8"))
@@ -91,7 +91,7 @@ def test_a_part_that_no_thread_takes_is_copied_by_the_caller(column):
 def test_a_child_has_helpers_of_its_own():
     """Another thread of the parent may hold the lock of its pool at the fork."""
     assert begin(lambda: 7).end() == 7
-    with threads._helpers._shutdown_lock:
+    with process._helpers._shutdown_lock:
         child = os.fork()
         if not child:
             signal.alarm(20)
@@ -101,7 +101,7 @@ def test_a_child_has_helpers_of_its_own():
 
 def test_helpers_that_two_threads_ask_for_at_once_are_one_pool(monkeypatch):
     """The pool that was made first was forgotten, with its threads, or in place of a larger one."""
-    made, kept, both = [], threads.pool, threading.Barrier(2)
+    made, kept, both = [], process.pool, threading.Barrier(2)
 
     def slow(count, name):
         with contextlib.suppress(threading.BrokenBarrierError):
@@ -109,9 +109,9 @@ def test_helpers_that_two_threads_ask_for_at_once_are_one_pool(monkeypatch):
         made.append(kept(count, name))
         return made[-1]
 
-    monkeypatch.setattr(threads, "pool", slow)
-    monkeypatch.setattr(threads, "_helpers", None)
-    monkeypatch.setattr(threads, "_count", 0)
+    monkeypatch.setattr(process, "pool", slow)
+    monkeypatch.setattr(process, "_helpers", None)
+    monkeypatch.setattr(process, "_count", 0)
     callers = [threading.Thread(target=lambda n=n: begin(int, n).end()) for n in (2, 5)]
     for caller in callers:
         caller.start()
@@ -119,7 +119,7 @@ def test_helpers_that_two_threads_ask_for_at_once_are_one_pool(monkeypatch):
         caller.join()
     assert begin(int, 5).end() == 0
     (left,) = (one for one in made if not one._shutdown)
-    assert left is threads._helpers
+    assert left is process._helpers
     assert left._max_workers == 5
     left.shutdown()
 
@@ -127,7 +127,7 @@ def test_helpers_that_two_threads_ask_for_at_once_are_one_pool(monkeypatch):
 def test_what_a_helper_reads_from_the_disk_is_counted(monkeypatch):
     """Hints for rows on the disk stopped when helpers alone had read from it."""
     reads = {}
-    monkeypatch.setattr(threads, "thread_reads", lambda: reads.get(threading.get_ident(), 0))
+    monkeypatch.setattr(process, "thread_reads", lambda: reads.get(threading.get_ident(), 0))
     began = threading.Event()
 
     def work():

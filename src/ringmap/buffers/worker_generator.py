@@ -11,7 +11,7 @@ import numpy as np
 
 from ringmap.clips.samplers.base import checked_rng, generator, seed_key
 from ringmap.datasets.batch import worker
-from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.disk.process import Forkable
 
 __all__ = ["WorkerGenerator"]
 

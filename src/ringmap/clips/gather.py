@@ -41,7 +41,7 @@ from ringmap.storage.columns.rows import AdjacentRows, Rows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import put
 from ringmap.storage.disk.calls import thread
-from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.disk.process import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, redraw_lost
 from ringmap.storage.ring.arrays import lowest

@@ -39,7 +39,7 @@ from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, UnknownColumnError
 from ringmap.extras import missing
-from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.disk.process import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.live import LiveEpisodes
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 
 from ringmap.storage.disk.calls import nested
-from ringmap.storage.disk.forks import Forkable, Renew
+from ringmap.storage.disk.process import Forkable, Renew
 
 __all__ = ["Alone"]
 

@@ -78,7 +78,7 @@ def any_head():
 
 def generators_kept():
     """A forked child draws with the parent's generators, whose locks a thread may have held."""
-    from ringmap.storage.disk.forks import Forkable
+    from ringmap.storage.disk.process import Forkable
 
     Forkable.reset_after_fork = lambda made, renewed: None
 

@@ -22,7 +22,7 @@ import numpy as np
 from ringmap.arguments import finite, integer, positive_real
 from ringmap.errors import ClosedError, InputError
 from ringmap.storage.disk.calls import nested, thread
-from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.disk.process import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.sidecars.priorities import Leaves
 

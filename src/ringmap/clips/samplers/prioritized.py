@@ -42,7 +42,7 @@ from ringmap.errors import InputError, RoleError
 from ringmap.storage.columns.copying import aligned
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.disk.calls import refuse_nested, thread
-from ringmap.storage.disk.forks import Renew
+from ringmap.storage.disk.process import Renew
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arrays import all_true, highest, lowest
 from ringmap.storage.ring.ring import Position, Ring, Slot

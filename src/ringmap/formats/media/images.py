@@ -38,8 +38,8 @@ from ringmap.errors import CorruptError, InputError, RingmapError, UnsupportedEr
 from ringmap.extras import require
 from ringmap.formats.common.untrusted import LARGEST_PICTURE, open_binary
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.process import pool
 from ringmap.storage.disk.system import cores
-from ringmap.storage.disk.threads import pool
 
 __all__ = [
     "IMAGE_FORMATS",

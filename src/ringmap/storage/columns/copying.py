@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.columns.base import Takes
+from ringmap.storage.disk.process import begin
 from ringmap.storage.disk.system import System
-from ringmap.storage.disk.threads import begin
 
 __all__ = [
     "ALIGNMENT",

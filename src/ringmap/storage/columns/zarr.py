@@ -37,7 +37,7 @@ from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.forks import Forkable, Renew
+from ringmap.storage.disk.process import Forkable, Renew
 from ringmap.storage.disk.signed import json_checksum
 from ringmap.storage.disk.system import NotAFileError
 

@@ -39,7 +39,7 @@ from ringmap.storage.commit.create import make_columns, warn_of_space
 from ringmap.storage.commit.files import BlobPlace, CommitFiles
 from ringmap.storage.commit.sync import BackgroundSync
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.threads import begin
+from ringmap.storage.disk.process import begin
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.blobs import LARGEST_BLOB, names_origin
 from ringmap.storage.records.manifest import TRANSITIONS, Manifest

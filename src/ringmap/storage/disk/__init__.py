@@ -4,8 +4,8 @@
     system     what differs between operating systems, chosen at run time
     memory     the same interface to a disk in RAM, for a buffer without a path
     lock       one writer for each directory, enforced by the kernel
-    threads    pools, where threads can start
-    forks      what a forked child must replace: generators and locks
+    process    what a fork, the end of a process and a missing thread mean
+    calls      a call inside a call of one thread is refused
     advice     what to do about an error of the system, in words
     frames     a run of payloads with checksums; the first that is not whole ends it
     signed     JSON objects with a checksum

@@ -50,8 +50,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.storage.disk.forks import Forkable, Renew
-from ringmap.storage.disk.threads import disk_reads
+from ringmap.storage.disk.process import Forkable, Renew, disk_reads
 
 __all__ = ["Data", "NotAFileError", "Room", "System", "cores", "file_system", "kind_of", "memory_left"]
 

@@ -46,8 +46,8 @@ from ringmap.storage.disk.paths import (
     WORDS,
     Paths,
 )
+from ringmap.storage.disk.process import pool
 from ringmap.storage.disk.system import NotAFileError
-from ringmap.storage.disk.threads import pool
 from ringmap.storage.read.recovery import (
     Progress,
     SmallState,

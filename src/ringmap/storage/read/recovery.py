@@ -21,7 +21,7 @@ import numpy as np
 
 from ringmap.errors import CorruptError, NewerVersionError
 from ringmap.storage.columns.rows import Rows, combine
-from ringmap.storage.disk.threads import mapped
+from ringmap.storage.disk.process import mapped
 from ringmap.storage.records.blobs import (
     LARGEST_BLOB,
     LARGEST_STATE,
