@@ -323,11 +323,6 @@ class CommitFiles:
         with self.poisoning():
             self.disk.sync_folder(path)
 
-    def sync_state(self) -> None:
-        """Make the mark durable."""
-        with self.poisoning():
-            self.state_file.sync()
-
     @contextlib.contextmanager
     def poisoning(self) -> Any:
         """Stop writing for good if a sync in the block fails."""

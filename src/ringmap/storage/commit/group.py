@@ -1,32 +1,22 @@
-"""An open group: rows that count as soon as their call returns, and that one commit stores together.
+"""A group: rows that count as soon as their call returns, and that one commit stores together.
 
-    open/<id>/steps.bin   [frame 0: columns, and what the group follows][frame 1: call 0][frame 2: call 1] ... zeros
-    in memory             the same rows, in order                        |start ... start + count|
+    open/<id>/steps.bin   [heading][call 0][call 1] ... reserved blocks     a StepFile; the next group writes over it
+    in memory             the same rows, in order     |start ... start + count|
 
-A call appends one frame, with all its rows, so that it costs one write. The rows also stand in memory, where the owner
-reads them; other processes see them once the group is committed. The commit is an ordinary one. The next group writes
-over the file, which is removed when the buffer is closed.
+A call appends one frame, in one write, after its new words. The owner reads the rows from memory; other processes see
+them once the group is committed, by an ordinary commit. All blocks are allocated first, as are those of the rows: a
+group that was begun can be committed on a full disk. A recovery commits a group only if the record that it follows is
+the newest one: else it was committed already, or the rows before it were lost.
 
 A ring in RAM has no use for a second copy: there the rows stand in the columns themselves, at the slots that the commit
-gives them. No live row is there, since a group is no longer than the spare rows; what counts is `count`, and the
-commit.
-
-Frame 0 names the record that the group follows, by its number and checksums. A recovery takes the frames of a group
-only if
-that record is the newest one: else the group was committed already, or the rows before it were lost.
-
-The blocks of the file are allocated before the first frame, as are those of the rows. So a group that was begun can be
-committed on a full disk.
-
-Of text the rows have codes, and the group has the words: they become those of the commit. A call's new words are
-written before its frame, to a file beside it.
+gives them, where no live row is, since a group is no longer than the spare rows.
 
 *Unlinked* columns hold values that most rows don't need once the rows after them are known: the next observation of a
 transition is the row of the lane's next step. A frame has them for all its rows; the commit keeps those that need them.
 
 Invariants: the frames in the file are whole calls, in order; `count` is changed last, so an interrupted append changes
 nothing; rows below `count` never change, and their memory is not used for another group.
-Not here: when a group is committed (store.py), how its file is read back (records/step_file.py).
+Not here: when a group is committed (store.py), what its file holds (records/step_file.py).
 """
 
 from __future__ import annotations

@@ -368,19 +368,17 @@ class Store(Committer):
             return  # a write or a recovery of this thread is running: memory shows the state before it
         if self._mutex.locked() and not self._torn_memory:
             return  # one of another thread
+
+        def recover() -> None:
+            if self._stale:
+                self._recover()
+
         try:
-            thread.inside = True
-            with self._mutex:
-                if self._stale:
-                    self._recover()
+            self.alone("ReplayBuffer", recover)
         except OSError:
             if self._torn_memory:
                 raise
             log.warning("%s: recovery failed, and is tried again", self.folder)
-        finally:
-            thread.inside = False
-            if thread.noted:
-                end_noted()
 
     def exclusively(self, where: str, work: Callable[[CommitFiles], T], small: Mapping[str, Any] | None = None) -> T:
         """Commit the open group, with `small`, then do `work` while other writing calls are kept out; raise unless this
@@ -715,7 +713,8 @@ class Store(Committer):
                 self._successors.sync_both()
                 files.sync_all(self.rows, segments)
             files.mark_synced(files.state, segments, gone)
-            files.sync_state()
+            with files.poisoning():  # the mark is durable
+                files.state_file.sync()
             table = {
                 "count": len(self.live),
                 "first": self.first,

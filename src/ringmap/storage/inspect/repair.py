@@ -15,7 +15,7 @@ one list the same; episodes are only ever dropped, and before what they lack is 
 killed leaves what opening refuses as before, or serves as before without the dropped ones, and the next repair
 finishes. Open readers are stopped first, by an invalid slot in `state.bin`; where a file that they may have open was
 made anew, they stay so: `state.bin` is made anew, too.
-Not here: what is wrong (scan.py), the end, which is that of each opening for writing (commit/commit_files.py).
+Not here: what is wrong (scan.py), the end, which is that of each opening for writing (commit/files.py).
 """
 
 from __future__ import annotations
