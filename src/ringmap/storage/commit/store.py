@@ -45,7 +45,7 @@ from ringmap.storage.commit.commit import Commit, Committer, NewRecord, Values
 from ringmap.storage.commit.create import make_folder, make_home
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.group import Groups, OpenGroup, follows, left_open
-from ringmap.storage.commit.sync import BackgroundSync
+from ringmap.storage.commit.sync import BackgroundSync, Sync
 from ringmap.storage.directory import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
 from ringmap.storage.disk.calls import end_noted, lifted, nested, refuse_nested, thread
@@ -706,13 +706,11 @@ class Store(Committer):
             files.carry(small)
             if self.disk.volatile:
                 return
-            segments, gone = files.segments.unsynced(), files.finished_streams_gone()
+            beside = [] if self.values is None else [self.values.sync]
+            sync = Sync.begin(files, self.rows, [*beside, self._successors.sync_both])
             with files.poisoning():
-                if self.values is not None:
-                    self.values.sync()
-                self._successors.sync_both()
-                files.sync_all(self.rows, segments)
-            files.mark_synced(files.state, segments, gone)
+                sync.run()
+            sync.end()
             with files.poisoning():  # the mark is durable
                 files.state_file.sync()
             table = {
@@ -751,14 +749,11 @@ class Store(Committer):
                 return
             if files.state.seq <= files.state.mark and values is None:
                 return
-            upto, rows = files.state, self.rows
-            segments, gone = files.segments.unsynced(), files.finished_streams_gone()
+            sync = Sync.begin(files, self.rows, [] if values is None else [values.sync])
             self._syncing.acquire()  # a recovery waits for us
         failed: OSError | None = None
         try:
-            if values is not None:
-                values.sync()
-            files.sync_all(rows, segments)
+            sync.run()
         except OSError as error:
             failed = error
         except ReplacedError:  # the next writing call raises it
@@ -770,7 +765,7 @@ class Store(Committer):
                 with contextlib.suppress(SyncFailedError):  # the next writing call raises it
                     files.poisoned(failed)
             elif self._may_sync(files):
-                files.mark_synced(upto, segments, gone)
+                sync.end()
                 # If this fails the mark is older after a power cut, and more is verified: no harm.
                 with contextlib.suppress(OSError):
                     files.state_file.sync()

@@ -1,9 +1,9 @@
-"""The background thread: does some work for a store every few seconds, such as making committed data durable.
+"""Syncs: what makes commits durable, and the thread that does so every few seconds.
 
 A daemon thread per open buffer and kind of work, started by its first commit. It holds no strong reference, so that a
 buffer that is no longer referenced ends its thread. Where no thread can start (a limit on processes), commits do the
 work: one that comes when it is due waits for it. While the interpreter ends, what is left is for the next writer.
-Not here: what the work is (store.py).
+Not here: which files are synced, in which order (files.py); what a failed sync ends (files.py); when (store.py).
 """
 
 from __future__ import annotations
@@ -14,19 +14,59 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+from ringmap.storage.columns.rows import Rows
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.disk import calls
+from ringmap.storage.disk.files import File
 from ringmap.storage.read.handle import Handle
+from ringmap.storage.records.state import State
 
-__all__ = ["BackgroundSync"]
+__all__ = ["BackgroundSync", "Sync"]
 
 log = logging.getLogger("ringmap")
 
 
 T = TypeVar("T", bound=Handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """A sync of all that was committed up to a state, which is the mark afterwards.
+
+    It is begun and ended with the writer's lock, and runs without it in the background. After one that failed nothing
+    is known of what reached the disk: who runs it poisons the files.
+    """
+
+    files: CommitFiles
+    upto: State
+    rows: Rows | None
+    beside: Sequence[Callable[[], None]]
+    segments: Mapping[int, File]
+    gone: list[str]
+
+    @classmethod
+    def begin(cls, files: CommitFiles, rows: Rows | None, beside: Sequence[Callable[[], None]]) -> Sync:
+        """Note what was written by now. `beside`: syncs of sidecars, which come first."""
+        return cls(files, files.state, rows, beside, files.segments.unsynced(), files.finished_streams_gone())
+
+    def run(self) -> None:
+        """Sync it all, the table last.
+
+        Raises:
+            OSError: a sync failed.
+        """
+        for sync in self.beside:
+            sync()
+        self.files.sync_all(self.rows, self.segments)
+
+    def end(self) -> None:
+        """Set the mark, unless a recovery came in between."""
+        self.files.mark_synced(self.upto, self.segments, self.gone)
 
 
 class BackgroundSync(Generic[T]):
