@@ -112,7 +112,7 @@ def test_a_file_of_words(tmp_path):
 class Gap:
     """A handle of two episodes, between which a third was dropped."""
 
-    memory = nullcontext()
+    lock = nullcontext()
 
     def __init__(self):
         self.live = LiveEpisodes(np.array([0, 10]), np.array([3, 3], np.int32))

@@ -158,9 +158,8 @@ class Crossing:
             live = source.live
             if not len(live):
                 return NO_CROSSING
-            index = live.starts.searchsorted(anchors, side="right") - 1
-            left = anchors - live.starts.take(index)
-            far = left + high >= live.lengths.take(index)
+            index, left, lengths = live.locate(anchors)
+            far = left + high >= lengths
             if low:
                 far |= left + low < 0
             which = far.nonzero()[0]

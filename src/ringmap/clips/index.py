@@ -443,8 +443,7 @@ class SpanIndex:
         live = self.live
         if not len(live):
             return np.zeros(len(positions), np.bool_)
-        index = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
-        steps, lengths = positions - live.starts.take(index), live.lengths.take(index)
+        index, steps, lengths = live.locate(positions)
         found: Array = (steps >= 0) & (steps < lengths)
         if self.is_joined and not (self.across or self.least):
             found &= live.along(index, (steps - step)[:, None] + np.array([0, self.span - 1]))[1]

@@ -22,6 +22,7 @@ from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.links import WholeEpisodes
+from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["Joined", "JoinedRows"]
 
@@ -36,7 +37,7 @@ class Joined:
         whole: its episodes.
         anchors: positions `(B,)`.
         index: of the part of each.
-        starts: position of the first step of that part.
+        steps: of the anchor in that part.
         lengths: steps of that part.
     """
 
@@ -46,16 +47,15 @@ class Joined:
         whole: WholeEpisodes,
         anchors: Array,
         index: Array,
-        starts: Array,
+        steps: Array,
         lengths: Array,
     ) -> None:
         self._source, self.whole, self.anchors = source, whole, anchors
-        offsets = anchors - starts
-        good = (offsets >= 0) & (offsets < lengths)
+        good = (steps >= 0) & (steps < lengths)
         self._outside: Array | None = None if good.all() else ~good
         self._begin = whole.place_of_part.take(index)
         self._end = self._begin + lengths
-        self._places = self._begin + np.where(good, offsets, 0)
+        self._places = self._begin + np.where(good, steps, 0)
         episodes = whole.of_part.take(index)
         self._names = whole.names.take(episodes)
         self._first = whole.places.take(episodes)
@@ -72,13 +72,10 @@ class Joined:
             live = source.live
             whole = live.runs if across else live.whole
             if not len(live):
-                one = np.zeros(1, np.int64)
-                whole = WholeEpisodes(one, one + 1, None, {})
-                index, starts = np.zeros(len(anchors), np.int64), np.full(len(anchors), MOST)
-                return cls(source, whole, anchors, index, starts, np.ones(len(anchors), np.int64))
-            index = np.maximum(live.starts.searchsorted(anchors, side="right") - 1, 0)
-            starts, lengths = live.starts.take(index), live.lengths.take(index)
-        return cls(source, whole, anchors, index, starts, lengths.astype(np.int64))
+                live = LiveEpisodes(np.full(1, MOST), np.ones(1, np.int64))  # in which none of them lies
+                whole = live.whole
+            index, steps, lengths = live.locate(anchors)
+        return cls(source, whole, anchors, index, steps, lengths.astype(np.int64))
 
     def places(self, kinds: list[tuple[Steps, bool]], rows: int, is_covered: bool) -> tuple[list[Places], Array | None]:
         """Return where each of the steps is; and which items lie in their episodes, None if all do.

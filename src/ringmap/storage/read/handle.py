@@ -418,9 +418,8 @@ class Texts:
             if not len(live):
                 starts = np.full(len(positions), NONE)
             else:
-                at = live.starts.searchsorted(positions, side="right") - 1
-                starts, lengths = live.starts.take(at), live.lengths.take(at)
-                starts = np.where((positions >= starts) & (positions < starts + lengths), starts, NONE)
+                _, steps, lengths = live.locate(positions)
+                starts = np.where((steps >= 0) & (steps < lengths), positions - steps, NONE)
         names, of = np.unique(starts, return_inverse=True)
         return era, names, of.reshape(-1)
 

@@ -288,11 +288,19 @@ class LiveEpisodes:
         """Tell of each position whether a step of a live episode is there. O(positions log episodes)."""
         if not len(self):
             return np.zeros(positions.shape, np.bool_)
-        # Before the first episode the index is -1, the last one, which has no such position either.
-        episodes = self.starts.searchsorted(positions, side="right") - 1
-        steps = positions - self.starts.take(episodes)
-        found: Array = (steps >= 0) & (steps < self.lengths.take(episodes))
+        _, steps, lengths = self.locate(positions)
+        found: Array = (steps >= 0) & (steps < lengths)
         return found
+
+    def locate(self, positions: Array) -> tuple[Array, Array, Array]:
+        """Return the index among the live episodes of that in which each position lies, the step there, and its length.
+        O(positions log episodes).
+
+        There must be an episode. The step of a position in none is negative, or not below the length.
+        """
+        starts = self.starts
+        index = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
+        return index, positions - starts.take(index), self.lengths.take(index)
 
     def start(self, ordinal: Ordinal) -> Position:
         """Return the position of the first step of the episode with this ordinal."""
