@@ -380,6 +380,17 @@ def test_after_a_reboot(place, monkeypatch):
     assert mended(v) == [seq for seq in v.truth.episodes if seq not in (11, 12)]
 
 
+def test_after_a_reboot_a_state_whose_mark_is_beyond_the_table_counts(place, monkeypatch):
+    """Evicted episodes were live again: the newest record that was left had called them so."""
+    v = Vandal(place / "a", "killed")
+    monkeypatch.setattr("ringmap.buffers.engine.DISK", Disk())
+    monkeypatch.setattr(ringmap.storage.disk.system, "_read_boot_id", lambda: b"another boot id.")
+    live = sorted(v.truth.episodes)
+    v.edit("episodes.npy", 4096 + 128 * live[0], bytes(128 * len(live)))
+    assert any(f"records {live[0]} to {live[-1]} " in finding.what for finding in ringmap.check(v.folder))
+    assert mended(v) == []
+
+
 # -- a repair that is interrupted ------------------------------------------------------------------
 
 

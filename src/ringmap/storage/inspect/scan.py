@@ -439,21 +439,22 @@ class Scan:
     def _newest_claim(self, records: Array) -> Reached:
         """Return what the newest record says, unless state.bin or the manifest know of a newer one."""
         manifest, shown, counts, best = self.fixed, self.shown, self.fixed.table, Reached()
-        claims = []
+        claims = list[tuple[int, Reached]]()  # each with the number of a record that is known to have been stored
         if len(records):
             one = Record.of(records[int(np.argmax(records["seq"]))])
-            claims.append(Reached(one.seq, one.first, one.tail, one.head, TABLE))
-        if shown is not None and (self.clean or shown.mark >= shown.seq):
-            claims.append(Reached(shown.seq, shown.first, shown.tail, shown.head, STATE))
+            claims.append((one.seq, Reached(one.seq, one.first, one.tail, one.head, TABLE)))
+        if shown is not None:
+            need = shown.seq if self.clean else shown.mark
+            claims.append((need, Reached(shown.seq, shown.first, shown.tail, shown.head, STATE)))
         if {"seq", "first", "tail", "head"} <= counts.keys():
             tail, head = Position(counts["tail"]), Position(counts["head"])
-            claims.append(Reached(counts["seq"], counts["first"], tail, head, MANIFEST))
+            claims.append((counts["seq"], Reached(counts["seq"], counts["first"], tail, head, MANIFEST)))
         size = self.disk.size(self.paths.table) if self.disk.is_file(self.paths.table) else 0
         most = min(self.table.slots, max(_slots_for(size), _MOST_LOST))
-        for claim in claims:  # unless there can't be such a state: only a forger claims it
-            fits = claim.seq - most < claim.first <= claim.seq + 1
+        for need, claim in claims:  # unless there can't be such a state: only a forger claims it
+            fits = claim.seq - most < claim.first <= claim.seq + 1 and claim.seq >= need
             if fits and 0 <= claim.tail <= claim.head <= min(claim.tail + manifest.max_steps, MOST):
-                best = claim if claim.seq > best.seq else best
+                best = claim if need > best.seq else best
         return best
 
     def _with_oldest(self, reached: Reached) -> Reached:
