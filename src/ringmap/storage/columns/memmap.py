@@ -30,7 +30,7 @@ from ringmap.errors import CorruptError, EnvironmentFault
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.copying import LEAST_NBYTES, empty, runs
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.disk.files import ClosedFile, Disk, File
+from ringmap.storage.disk.files import Disk, File, closed
 from ringmap.storage.disk.system import Room
 
 __all__ = ["HEADER_NBYTES", "MemmapColumn", "npy_header", "read_label"]
@@ -71,7 +71,7 @@ class MemmapColumn(Column):
         super().__init__(disk, path, spec, rows, label)
         self._row = spec.row_nbytes
         self._many = -(-LEAST_NBYTES // max(1, self._row))
-        self._file: File = ClosedFile(path)
+        self._file: File = closed(path)
         self._is_open = False
         self._reserved = 0
         self._mapped = False
@@ -288,7 +288,7 @@ class MemmapColumn(Column):
 
     def close(self) -> None:
         """Release the descriptor and the map; a running read keeps them until it is done."""
-        self._file, self._map = ClosedFile(self.path), None
+        self._file, self._map = closed(self.path), None
 
 
 def _bytes_of(array: Array) -> memoryview:

@@ -27,7 +27,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol, Self, cast
+from typing import Any, NoReturn, Self, cast
 
 import numpy as np
 
@@ -35,83 +35,88 @@ from ringmap.errors import ClosedError, EnvironmentFault, ReplacedError
 from ringmap.storage.disk.advice import remedy
 from ringmap.storage.disk.system import Data, Room, System, kind_of
 
-__all__ = ["BriefFile", "ClosedFile", "Disk", "File", "FileHandle", "closed"]
+__all__ = ["BriefFile", "Disk", "File", "FileHandle", "closed"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class File(Protocol):
-    """An open file of a disk. Any thread may read; only the one writer writes."""
+class File:
+    """An open file of a disk. Any thread may read; only the one writer writes.
+
+    What a class leaves as it is here fits bytes that are in memory: there is nothing to reserve, to sync or to ask for.
+    """
+
+    __slots__ = ()
 
     path: str
 
     def write(self, data: Data, offset: int) -> None:
         """Write all of `data` at `offset`, or raise OSError."""
-        ...
+        raise NotImplementedError
 
     def write_each(self, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
         """Write all of each piece at its offset, one after the other, or raise OSError."""
-        ...
+        for piece, offset in zip(pieces, offsets, strict=True):
+            self.write(piece, offset)
 
     def read(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes at `offset`; fewer at the end of the file."""
-        ...
+        raise NotImplementedError
 
     def read_into(self, room: memoryview, offset: int) -> int:
         """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the
         file."""
-        ...
+        raise NotImplementedError
 
     def copy_from(self, source: File, offset: int, nbytes: int) -> int:
         """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
-        ...
+        data = source.read(nbytes, offset)
+        self.write(data, offset)
+        return len(data)
 
     def reserve(self, offset: int, nbytes: int) -> None:
         """Allocate the blocks of a byte range, or raise OSError."""
-        ...
 
     def sync(self) -> None:
         """Return once all written data are durable on the disk."""
-        ...
 
     def map(self, random: bool = False) -> Array:
         """Return the whole file as a read-only uint8 array that shows later writes.
 
         With `random`, touching it causes no readahead: `will_need` asks for data.
         """
-        ...
+        raise NotImplementedError
 
     def map_into(self, room: Room, at: int, offset: int, nbytes: int, random: bool = False) -> bool:
-        """Map a byte range, read-only, into a room, from its byte `at` on; return False if this file can't be."""
-        ...
+        """Map a byte range, read-only, into a room, from its byte `at` on; return False if this file can't be, or is
+        shorter."""
+        return False
 
     def writable(self, offset: int, nbytes: int) -> Array | None:
-        """Return a byte range to write to, as a uint8 array; None where only `write` writes. The file's size is
-        fixed."""
-        ...
+        """Return a byte range to write to, as a uint8 array, of a file in memory whose size is fixed; None for others:
+        on a full disk a write to a hole would kill the process."""
+        return None
 
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask for a byte range that will be read soon. A hint."""
-        ...
 
     def next_data(self, offset: int) -> int:
         """Return the next offset that may hold data other than zeros; the size if there is none."""
-        ...
+        return offset
 
     def size(self) -> int:
         """Return the size in bytes."""
-        ...
+        raise NotImplementedError
 
     def held(self) -> File:
         """Return the file for several calls: with one descriptor, which lasts as long as the returned file."""
-        ...
+        return self
 
     def close(self) -> None:
         """Release the file. Maps stay valid."""
-        ...
 
 
-class FileHandle:
+class FileHandle(File):
     """A file of the real disk. Its descriptor lives as long as the last reference to it.
 
     A file that threads share is released by `closed`, never by `close`: a running read
@@ -140,8 +145,7 @@ class FileHandle:
     def write_each(self, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
         """Write all of each piece at its offset, one after the other, or raise OSError."""
         if type(self.disk).before is not Disk.before:  # each write is announced
-            for piece, offset in zip(pieces, offsets, strict=True):
-                self.write(piece, offset)
+            super().write_each(pieces, offsets)
             return
         written = self.disk.system.pwrite_each(self.fd, pieces, offsets)
         sizes = list(map(len, pieces))
@@ -228,10 +232,6 @@ class FileHandle:
         """Map a byte range, read-only, into a room; return False if the system refuses, or the file is shorter."""
         return self.size() >= offset + nbytes and room.put(self.fd, at, offset, nbytes, random)
 
-    def writable(self, offset: int, nbytes: int) -> Array | None:
-        """Return None: a write to a hole on a full disk would kill the process."""
-        return None
-
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask for a byte range that will be read soon."""
         self.disk.system.will_need(self.fd, offset, nbytes)
@@ -243,10 +243,6 @@ class FileHandle:
     def size(self) -> int:
         """Return the size in bytes."""
         return os.fstat(self.fd).st_size
-
-    def held(self) -> File:
-        """Return this file."""
-        return self
 
     def close(self) -> None:
         """Close the descriptor. Maps stay valid."""
@@ -328,9 +324,9 @@ class ClosedFile:
         raise ClosedError(f"{self.path}: the buffer was closed meanwhile; open it again")
 
 
-def closed(file: File) -> File:
+def closed(path: str) -> File:
     """Return a replacement for a file that other threads may be reading; see `FileHandle`."""
-    return cast(File, ClosedFile(file.path))
+    return cast(File, ClosedFile(path))
 
 
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -618,17 +614,8 @@ class Disk:
             NotAFileError: the path is not a regular file. It is not opened.
         """
         fd, found = self._open(path, os.O_RDONLY | _BINARY)
-        try:
-            size = min(limit, found.st_size)
-            data = self.system.pread(fd, size, 0)
-            while len(data) < size:
-                more = self.system.pread(fd, size - len(data), len(data))
-                if not more:
-                    break
-                data += more
-            return data
-        finally:
-            os.close(fd)
+        with contextlib.closing(FileHandle(self, fd, path)) as file:
+            return file.read(min(limit, found.st_size), 0)
 
     def exists(self, path: str) -> bool:
         """Tell whether a file or folder exists.

@@ -9,20 +9,20 @@ Not here: faults (nothing can fail), other processes (nothing is shared).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import stat
 from typing import Any, Self
 
 import numpy as np
 
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.system import Data, Room
+from ringmap.storage.disk.system import Data
 
 __all__ = ["MemoryDisk", "MemoryFile"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class MemoryFile:
+class MemoryFile(File):
     """A file of a disk in RAM: its bytes are one array, replaced by a larger one when it grows."""
 
     __slots__ = ("_view", "data", "path", "used")
@@ -50,11 +50,6 @@ class MemoryFile:
         if stop > self.used:
             self.used = stop
 
-    def write_each(self, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
-        """Write all of each piece at its offset."""
-        for piece, offset in zip(pieces, offsets, strict=True):
-            self.write(piece, offset)
-
     def read(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes at `offset`; fewer at the end of the file."""
         return self.data[offset : min(offset + size, self.used)].tobytes()
@@ -66,34 +61,11 @@ class MemoryFile:
         room[: len(data)] = data.data
         return len(data)
 
-    def copy_from(self, source: File, offset: int, nbytes: int) -> int:
-        """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
-        data = source.read(nbytes, offset)
-        self.write(data, offset)
-        return len(data)
-
-    def reserve(self, offset: int, nbytes: int) -> None:
-        """Do nothing: memory is allocated on first touch."""
-
-    def sync(self) -> None:
-        """Do nothing: RAM has no cache to sync."""
-
-    def will_need(self, offset: int, nbytes: int) -> None:
-        """Do nothing: the data are in memory."""
-
-    def next_data(self, offset: int) -> int:
-        """Return the offset: holes are not known."""
-        return offset
-
     def map(self, random: bool = False) -> Array:
         """Return the whole file as a read-only array that shows later writes."""
         view = self.data[: self.used]
         view.flags.writeable = False
         return view
-
-    def map_into(self, room: Room, at: int, offset: int, nbytes: int, random: bool = False) -> bool:
-        """Return False: no file is there to map."""
-        return False
 
     def writable(self, offset: int, nbytes: int) -> Array | None:
         """Return a byte range of the file itself."""
@@ -102,13 +74,6 @@ class MemoryFile:
     def size(self) -> int:
         """Return the size in bytes."""
         return self.used
-
-    def held(self) -> File:
-        """Return this file."""
-        return self
-
-    def close(self) -> None:
-        """Do nothing: the disk keeps its files."""
 
 
 class MemoryDisk(Disk):
@@ -180,23 +145,10 @@ class MemoryDisk(Disk):
         file = self.open(path)
         return file.read(min(limit, file.size()), 0)
 
-    def exists(self, path: str) -> bool:
-        """Tell whether a file or folder exists."""
-        return path in self._files or path in self._folders
-
-    def kind(self, path: str) -> str:
-        """Return the kind of a path, in words: "" for a file, "missing" for nothing."""
+    def _mode(self, path: str) -> int:
         if path in self._files:
-            return ""
-        return "a folder" if path in self._folders else "missing"
-
-    def is_file(self, path: str) -> bool:
-        """Tell whether a path is a file."""
-        return path in self._files
-
-    def is_folder(self, path: str) -> bool:
-        """Tell whether a path is a folder."""
-        return path in self._folders
+            return stat.S_IFREG
+        return stat.S_IFDIR if path in self._folders else 0
 
     def size(self, path: str) -> int:
         """Return a file's size in bytes."""

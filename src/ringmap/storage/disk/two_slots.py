@@ -126,7 +126,7 @@ class TwoSlots(Generic[T]):
 
     def close(self) -> None:
         """Release the descriptor and the map; a running look keeps them until it is done."""
-        self._file, self._words = closed(self._file), None
+        self._file, self._words = closed(self._file.path), None
 
     def _parse(self, data: bytes, slot: int) -> T | None:
         at, size = slot * SLOT_NBYTES, self.form.size

@@ -438,7 +438,7 @@ class EpisodeTable:
 
     def close(self) -> None:
         """Release the descriptor and the map; a running read keeps them until it is done."""
-        self._file, self._walk = closed(self._file), None
+        self._file, self._walk = closed(self._file.path), None
 
     # -- many records ------------------------------------------------------------------------
 

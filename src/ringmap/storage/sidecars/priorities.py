@@ -457,7 +457,7 @@ class PriorityFile(Sidecar):
         """Release the file; what a helper has begun is ended first."""
         self._wait()
         with self._writing:
-            self._wanted, self._newest, self._file = _NONE, (self._newest[0], None), closed(self._file)
+            self._wanted, self._newest, self._file = _NONE, (self._newest[0], None), closed(self._file.path)
             self._headers.close()
 
     def _area(self, generation: int) -> int:

@@ -429,7 +429,7 @@ class MutableValues(Sidecar):
     def close(self) -> None:
         """Release the file."""
         self._headers.close()
-        self._file, self._map, self._staged = closed(self._file), None, None
+        self._file, self._map, self._staged = closed(self._file.path), None, None
 
     # -- reads -------------------------------------------------------------------------------
 
