@@ -78,7 +78,7 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.table import PART, PartOf, Record
-from ringmap.storage.ring.arrays import lowest
+from ringmap.storage.ring.arrays import highest, lowest
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal
 from ringmap.storage.sidecars.base import Marks
@@ -347,12 +347,12 @@ class Engine(Forkable):
             self._draw_apart()
         if source.disk.volatile:
             self.pins.check_copy(source.seq)
-        highest = max(0, int(ids.max())) if len(ids) else 0
-        if highest >= PINNED:
+        newest = max(0, highest(ids)) if len(ids) else 0
+        if newest >= PINNED:
             return self.anchors_at(ids - PINNED, cut)
         pinned = self.pins.of(reader, cut)
         ids = np.where(ids < 0, ids + pinned.count, ids)
-        if highest >= pinned.count:
+        if newest >= pinned.count:
             # The state here may be older than that of the process that drew the ids.
             self.refresh()
             pinned = self.pins.of(reader, cut)

@@ -44,7 +44,7 @@ from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.process import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, redraw_lost
-from ringmap.storage.ring.arrays import lowest
+from ringmap.storage.ring.arrays import highest, lowest
 from ringmap.storage.ring.ring import ClipNumber, Position
 
 __all__ = ["GONE", "MOST_CHOICES", "PINNED", "ClipReader", "Pinned", "Plan", "Redraw", "Together"]
@@ -324,9 +324,9 @@ class ClipReader(Forkable):
             index = self.index.of(cut.span, cut.least, cut.across)
             if index.numbering is not pinned.numbering:  # other numbers, the same positions
                 numbers = numbers + (index.end_before(pinned.head) - pinned.end)
-            gone = (numbers < index.base) | (numbers >= index.end)
-            if not gone.any():
+            if not len(numbers) or (lowest(numbers) >= index.base and highest(numbers) < index.end):
                 return index.positions(numbers, cut.before)
+            gone = (numbers < index.base) | (numbers >= index.end)
             positions, kept = np.full(len(numbers), GONE), numbers[~gone]
             if len(kept):
                 positions[~gone] = index.positions(kept, cut.before)
