@@ -135,11 +135,13 @@ SCRIPTS = {
             ("store", 5),
             ("update", 6),
             ("sync",),
-            ("store", 7),
-            ("update", 8),
-            ("update", 9),
         ],
-        [("update", 1), ("update", 2), ("sync",), ("store", 3), ("update", 4)],
+        [("update", 1), ("store", 2), ("update", 3)],
+        protocol=values,
+    ),
+    "values, evicted": Script(
+        [("store", 1), ("update", 2), ("store", 3), ("store", 4), ("update", 5), ("update", 6)],
+        [("update", 1), ("store", 2), ("update", 3)],
         protocol=values,
     ),
     "values, closed": Script(
@@ -178,7 +180,7 @@ VARIANTS = [
     # what a reader leaves out
     ("no validation", "eviction", BY_READER),
     ("no validation", "retired first", BY_THREAD),
-    ("no validation", "values", BY_READER),
+    ("no validation", "values, evicted", BY_READER),
     ("a tail that is one too low", "eviction", BY_READER),
     ("only the newest row is compared", "parts", BY_READER),
     ("one slot is enough", "eviction", BY_READER),

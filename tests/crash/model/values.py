@@ -333,7 +333,9 @@ def cuts(run, start):
         fates = {}
         for address, word in since:
             kind, place, number = address
-            if kind in ("row", "acked"):
+            if kind == "row":  # what it is written over is no longer live on the disk
+                durable |= {address: word, SHOWN: fates.pop(SHOWN, [{SHOWN: durable[SHOWN]}])[-1][SHOWN]}
+            elif kind == "acked":
                 durable[address] = word
             elif kind == "header" and number == 2:
                 fates.setdefault(address, [_header_words(place, durable[address]), {address: None}])
