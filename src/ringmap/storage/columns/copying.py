@@ -39,6 +39,7 @@ import numpy as np
 from ringmap.storage.columns.base import Takes
 from ringmap.storage.disk.process import begin
 from ringmap.storage.disk.system import System
+from ringmap.storage.ring.arrays import distinct
 
 __all__ = [
     "ALIGNMENT",
@@ -154,7 +155,7 @@ def runs(slots: Array, row_nbytes: int, offset: int) -> list[tuple[int, int]]:
         >>> runs(np.array([[0, 1, 2], [90, 91, 92]]), row_nbytes=1000, offset=4096)
         [(4096, 4096), (90112, 8192)]
     """
-    begin = np.unique(slots.reshape(-1)) * row_nbytes + offset
+    begin = distinct(slots) * row_nbytes + offset
     first = begin // _PAGE
     stop = (begin + (row_nbytes - 1)) // _PAGE + 1
     breaks = np.flatnonzero(first[1:] > stop[:-1]) + 1

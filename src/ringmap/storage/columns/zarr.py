@@ -40,6 +40,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.process import Forkable, Renew
 from ringmap.storage.disk.signed import json_checksum
 from ringmap.storage.disk.system import NotAFileError
+from ringmap.storage.ring.arrays import distinct
 
 __all__ = ["ChunkCache", "ZarrColumn", "chunk_steps", "read_zarr_label"]
 
@@ -288,7 +289,7 @@ class ZarrColumn(Column, Forkable):
         """Ask for the chunks that hold the rows at `slots`."""
         if not self.is_large:
             return
-        for chunk in np.unique(slots.reshape(-1) // self._steps).tolist():
+        for chunk in distinct(slots // self._steps).tolist():
             try:
                 file = self.disk.open(self._file(chunk))
             except FileNotFoundError:

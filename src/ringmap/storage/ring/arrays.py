@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-__all__ = ["GrowingArray", "all_true", "found_in", "highest", "lowest"]
+__all__ = ["GrowingArray", "all_true", "distinct", "found_in", "highest", "lowest"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 N = TypeVar("N", bound=int)
@@ -82,6 +82,18 @@ class GrowingArray(Generic[N]):
     def at(self, ordinal: int) -> N:
         """Return one value. O(1)."""
         return self._data.item(ordinal - self._offset)  # type: ignore[no-any-return]
+
+
+def distinct(values: Array) -> Array:
+    """Return the values in order, each once, `(n,)`. O(n log n).
+
+    As `np.unique`, which at its first call imports half of NumPy: a signal handler may come in the middle of that.
+    """
+    ordered = np.sort(values, axis=None)
+    kept = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=kept[1:])
+    found: Array = ordered[kept]
+    return found
 
 
 def lowest(values: Array) -> int:

@@ -47,6 +47,7 @@ from ringmap.storage.disk.paths import UNFINISHED, VALUES
 from ringmap.storage.disk.two_slots import GENERATION, SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.state import NO_BOOT
 from ringmap.storage.records.table import Record
+from ringmap.storage.ring.arrays import distinct
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
 
 __all__ = ["MutableValues"]
@@ -340,7 +341,7 @@ class MutableValues(Sidecar):
         """Blank what an update that did not end has torn, before a sync covers it, and find out again which copies are
         newest."""
         if self._under_way is not None:
-            slots = np.unique(self._under_way)
+            slots = distinct(self._under_way)
             self._newest[slots] = _UNKNOWN
             self._blank(slots, self._are_torn(slots, self._heads(slots)[1] > self._ended))
             self._under_way = None
@@ -392,7 +393,7 @@ class MutableValues(Sidecar):
 
     def _mark(self, slots: Array) -> None:
         """Mark slots that are about to have their first copy."""
-        new = np.unique(slots[self._marks(slots) == 0])
+        new = distinct(slots[self._marks(slots) == 0])
         if len(new):
             runs = np.split(new, np.flatnonzero(np.diff(new) != 1) + 1)
             self._file.write_each([_MARKED * len(run) for run in runs], [_MARKS + int(run[0]) for run in runs])
