@@ -192,7 +192,7 @@ def _(at, out):
     pipe(join(at, "columns/000-pixels.zarr/c.0.0.0.0"))
 
 
-for _name in ("priorities.bin", "successors.0.bin"):
+for _name in ("priorities.bin", "successors.bin"):
     case("transitions", f"{_name} is a link out of it", opens=True)(
         lambda at, out, name=_name: move_out(join(at, name), out)
     )
@@ -382,11 +382,12 @@ def _(at, out):
 
 @case("transitions", "successors claim to be as large as a disk", opens=True)
 def _(at, out):
-    head = struct.pack("<8sqQQQ", b"RINGMAPN", 20, 0, 1 << 39, 0)
-    check = xxhash.xxh3_64_intdigest(uuid_of(at) + head).to_bytes(8, "little")
-    for name in ("successors.0.bin", "successors.1.bin"):
-        vast(join(at, name))
-        with open(join(at, name), "r+b") as file:
+    vast(join(at, "successors.bin"))
+    with open(join(at, "successors.bin"), "r+b") as file:
+        for slot in (0, 1):
+            head = struct.pack("<8sQqQqqQ", b"RINGMAPN", slot, 20, 0, 8192, 1 << 39, 0)
+            check = xxhash.xxh3_64_intdigest(uuid_of(at) + head).to_bytes(8, "little")
+            file.seek(slot * 4096)
             file.write(head + check)
 
 

@@ -54,7 +54,7 @@ class Priorities:
 
 
 class NextObservations(Priorities):
-    files = ("successors.0.bin", "successors.1.bin")
+    files = ("successors.bin",)
 
     @staticmethod
     def empty():

@@ -92,6 +92,8 @@ def test_damage_is_found_and_mended(kind, tmp_path):
     made(kind, path, 1, 2)
     for file in files_of(kind, path):
         flip(file, 4096 + 40 if file.stat().st_size > 4096 else 30)
+        if file.name == "successors.bin":  # of which the other header may be the one that counts
+            flip(file, 40)
     findings = check(kind, path)
     assert findings
     names = {os.path.basename(name) for name in map(str, files_of(kind, path))}

@@ -13,7 +13,7 @@ Invariants: the state in memory belongs to the head and the era that it names; a
 and it is returned for these alone; what is cached of a commit belongs to an era, too: a writer that finds an earlier
 state writes other rows to the same positions; a call after a dropped one continues nothing; a fork has its own lock and
 memory.
-Not here: the files (storage/sidecars/successors.py), which values a commit keeps (storage/commit/group.py), how a
+Not here: the file (storage/sidecars/successors.py), which values a commit keeps (storage/commit/group.py), how a
 following row is found (nstep.py).
 """
 

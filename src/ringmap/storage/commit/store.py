@@ -707,7 +707,7 @@ class Store(Committer):
             if self.disk.volatile:
                 return
             beside = [] if self.values is None else [self.values.sync]
-            sync = Sync.begin(files, self.rows, [*beside, self._successors.sync_both])
+            sync = Sync.begin(files, self.rows, [*beside, self._successors.sync_all])
             with files.poisoning():
                 sync.run()
             sync.end()

@@ -57,8 +57,7 @@ STREAM = "steps.bin"
 WORDS = "words.bin"
 """The file beside it, where there are columns of text."""
 
-PRIORITIES, VALUES, MARKS = "priorities.bin", "mutable.bin", "marks.json"
-SUCCESSORS = ("successors.0.bin", "successors.1.bin")
+PRIORITIES, VALUES, MARKS, SUCCESSORS = "priorities.bin", "mutable.bin", "marks.json", "successors.bin"
 """The sidecars."""
 
 UNFINISHED = ".tmp"
@@ -93,7 +92,7 @@ ENTRIES = (
     Entry(MANIFEST, "last", sign=True, temporary=(MANIFEST + UNFINISHED,)),
     Entry(COLUMNS, "first episode", folder=True, sign=True, temporary=(COLUMNS + UNFINISHED,)),
     Entry(PRIORITIES, "use", temporary=(PRIORITIES + UNFINISHED,)),
-    *(Entry(name, "use") for name in SUCCESSORS),
+    Entry(SUCCESSORS, "use"),
     Entry(VALUES, "use", temporary=(VALUES + UNFINISHED,)),
     Entry(MARKS, "use", temporary=(MARKS + UNFINISHED, MARKS + ".lock")),
 )

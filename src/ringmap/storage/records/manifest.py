@@ -103,7 +103,7 @@ _FILES = {
     "logs of frames: generation, kinds 1 to 3, count",
     "text": "codes <i4, dtype <U0; words: count <I, sizes <I each, UTF-8;",
     "transitions": "column _episode <i8 after lanes; records with MANY in part",
-    "successors": "RINGMAPN, head, rows_sum, size, check, check, payload",
+    "successors": "headers at 0 and 4096: magic, generation, head, rows_sum, offset, size, sum, check; payloads",
 }
 """The files that no structure below describes, in words: change them with the file."""
 

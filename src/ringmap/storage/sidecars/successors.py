@@ -1,14 +1,13 @@
 """The next observations of the newest rows: the observations after the last stored ones, which are not rows yet.
 
-    successors.0.bin   [of the rows up to head 640]        written in turn, before the commit
-    successors.1.bin   [of the rows up to head 648]        whose head and rows it names
+    successors.bin   [header 0: of the rows up to head 640][header 1: up to head 648][payload][payload]
 
 A buffer that stores each observation once finds the next one in the following row. The newest rows
 have none; their next observations are here until they are rows themselves, or are stored with the next commit.
+Each is written ahead of its commit, payload first, over those that the newest record does not need.
 
-Invariants: the file that the newest record needs is never the one being written; a file counts for
-the head and the checksum of rows that it names, with its own checksum, which covers the buffer's UUID.
-The head alone is not enough: after a power cut other rows may end there.
+Invariants: a payload counts for the head and the checksum of rows that its header names, with the checksum there. The
+head alone is not enough: after a power cut other rows may end there.
 Not here: the meaning of the arrays (buffers/transitions/).
 """
 
@@ -18,16 +17,19 @@ import os
 import struct
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
-from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.files import File
 from ringmap.storage.disk.paths import SUCCESSORS
 from ringmap.storage.disk.system import NotAFileError
+from ringmap.storage.disk.two_slots import SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.blobs import decode_data, encode_data
 from ringmap.storage.records.table import Record
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
@@ -36,93 +38,128 @@ __all__ = ["Successors"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_MAGIC = b"RINGMAPN"
-_HEAD = struct.Struct("<8sqQQQ")
 _LIMIT = 1 << 30
 
 
-class Successors(Sidecar):
-    """The two files, written by one handle."""
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """Whose next observations a payload holds, and where it is. `rows_sum`: the checksum in the record of the rows."""
 
-    names = SUCCESSORS
+    generation: int = 0
+    head: int = 0
+    rows_sum: int = 0
+    offset: int = 2 * SLOT_NBYTES
+    size: int = 0
+    payload_sum: int = 0
+
+    @property
+    def end(self) -> int:
+        """The first page behind the payload."""
+        return -(-(self.offset + self.size) // SLOT_NBYTES) * SLOT_NBYTES
+
+
+class _Headers(TwoSlots[_Header]):
+    magic = b"RINGMAPN"
+    form = struct.Struct("<8sQqQqqQ")
+    encode = attrgetter("generation", "head", "rows_sum", "offset", "size", "payload_sum")
+    decode = _Header
+
+
+class Successors(Sidecar):
+    """The file, written by one handle."""
+
+    names = (SUCCESSORS,)
 
     def __init__(self, home: Home) -> None:
-        self._disk = home.disk
-        self._paths = [home.path(name) for name in self.names]
-        self._uuid = home.uuid
-        self._next = 0
-        self._files: list[File | None] = [None, None]
+        self._home = home
+        self._path = home.path(SUCCESSORS)
+        self._file: File | None = None
+        self._needed = self._written = _Header()
+        """Those of the newest record, and of the last write."""
         self._named = True
 
     def find(self, head: int, rows_sum: int) -> dict[str, Array] | None:
-        """Return the next observations of the rows up to `head`, or None if neither file has them. Plain reads.
+        """Return the next observations of the rows up to `head`, or None if the file has none. Plain reads.
 
         Args:
             head: the end of the rows.
             rows_sum: the checksum in their record.
         """
-        for slot, path in enumerate(self._paths):
-            found = _read(self._disk, path, self._uuid)
-            if found is not None and found[:2] == (head, rows_sum):
-                self._next = 1 - slot
-                try:
-                    arrays = decode_data(found[2])
-                except ValueError as error:
-                    raise CorruptError(f"{path}: {error}; run ringmap.check on the buffer") from None
-                return {n: np.asarray(v) for n, v in arrays.items()} or None
+        found = self._read(head, rows_sum)
+        if found is None:
+            return None
+        self._needed, payload = found
+        try:
+            arrays = decode_data(payload)
+        except ValueError as error:
+            raise CorruptError(f"{self._path}: {error}; run ringmap.check on the buffer") from None
+        return {n: np.asarray(v) for n, v in arrays.items()} or None
+
+    def _read(self, head: int, rows_sum: int) -> tuple[_Header, bytes] | None:
+        """Return the header and the payload of the rows up to `head`, if they are whole."""
+        try:
+            with closing(self._home.disk.open(self._path)) as file:
+                for header in _Headers(file, self._home.uuid).slots():
+                    if header is None or (header.head, header.rows_sum) != (head, rows_sum):
+                        continue
+                    if not 0 <= header.size <= _LIMIT:  # nothing is read for a size that no observation has
+                        continue
+                    payload = file.read(header.size, header.offset)
+                    if len(payload) == header.size and xxhash.xxh3_64_intdigest(payload) == header.payload_sum:
+                        return header, payload
+        except (OSError, NotAFileError):
+            pass
         return None
 
     def write(self, head: int, rows_sum: int, arrays: Mapping[str, Array]) -> None:
-        """Write the next observations of the rows up to `head`, before the commit that ends there, over the older
-        file."""
-        slot = self._next
-        payload = encode_data(arrays, "successors")
-        packed = _HEAD.pack(_MAGIC, head, rows_sum, len(payload), xxhash.xxh3_64_intdigest(payload))
-        check = xxhash.xxh3_64_intdigest(self._uuid + packed).to_bytes(8, "little")
-        file = self._files[slot]
-        if file is None:
-            path = self._paths[slot]
-            exists = self._disk.exists(path)
-            file = self._disk.open(path, write=True) if exists else self._disk.create(path)
-            self._files[slot] = file
+        """Write the next observations of the rows up to `head`, before the commit that ends there, where those of the
+        newest record are not."""
+        payload, needed = encode_data(arrays, "successors"), self._needed
+        file = self._opened()
+        offset = 2 * SLOT_NBYTES
+        if offset + len(payload) > needed.offset:
+            offset = needed.end
+        file.write(payload, offset)
+        checksum = xxhash.xxh3_64_intdigest(payload)
+        header = _Header(needed.generation + 1, head, rows_sum, offset, len(payload), checksum)
+        _Headers(file, self._home.uuid).write(header)
+        self._written = header
+
+    def _opened(self) -> File:
+        """Return the file for writing; make it if it is not there."""
+        if self._file is None:
+            disk, path = self._home.disk, self._path
+            exists = disk.exists(path)
+            self._file = disk.open(path, write=True) if exists else disk.create(path, 2 * SLOT_NBYTES)
             self._named &= exists
-        file.write(packed + check + payload, 0)
+        return self._file
 
     def sync(self) -> None:
         """Return once the last write is durable on the disk, with its name."""
-        file = self._files[self._next]
-        if file is not None:
-            file.sync()
+        if self._file is not None:
+            self._file.sync()
         if not self._named:
-            self._disk.sync_folder(os.path.dirname(self._paths[0]))
+            self._home.disk.sync_folder(os.path.dirname(self._path))
             self._named = True
 
-    def sync_both(self) -> None:
-        """Return once both files are durable on the disk, whichever process wrote them."""
-        for slot, path in enumerate(self._paths):
-            if self._files[slot] is None and self._disk.exists(path):
-                self._files[slot] = self._disk.open(path, write=True)
-                self._named = False
-        for _ in range(2):
-            self.sync()
-            self.turn()
+    def sync_all(self) -> None:
+        """Return once the file is durable on the disk, whichever process wrote it."""
+        if self._file is None and self._home.disk.exists(self._path):
+            self._file, self._named = self._home.disk.open(self._path, write=True), False
+        self.sync()
 
     def turn(self) -> None:
-        """Switch to the other file: the commit was stored."""
-        self._next = 1 - self._next
+        """Keep what was written: the commit was stored."""
+        self._needed = self._written
 
     def close(self) -> None:
-        """Release the files."""
-        self._files = [None, None]
+        """Release the file."""
+        self._file = None
 
     @classmethod
     def faults(cls, home: Home, newest: Record | None) -> list[str]:
-        """Return, in words, that neither file belongs to the newest rows, if that is so."""
-        if newest is None:
-            return []
-        made = cls(home)
-        found = [_read(home.disk, path, home.uuid) for path in made._paths]
-        if any(one and one[:2] == (newest.head, newest.rows_sum) for one in found):
+        """Return, in words, that nothing here belongs to the newest rows, if that is so."""
+        if newest is None or cls(home)._read(newest.head, newest.rows_sum):
             return []
         return [f"what follows the rows up to position {newest.head} is damaged or missing"]
 
@@ -132,20 +169,20 @@ class Successors(Sidecar):
         if newest is None:
             return None
         what = "write it again: the newest transitions are never drawn"
-        return what, partial(cls._announce, home, newest, {}, 2)
+        return what, partial(cls._announce, home, newest, {})
 
     @classmethod
-    def _announce(cls, home: Home, newest: Record, arrays: Mapping[str, Array], times: int) -> None:
-        """Write, durably, the next observations of the newest rows."""
+    def _announce(cls, home: Home, newest: Record, arrays: Mapping[str, Array]) -> None:
+        """Write, durably, the next observations of the newest rows, with both headers."""
         with closing(cls(home)) as made:
-            for _ in range(times):
+            for _ in range(2):
                 made.write(newest.head, newest.rows_sum, arrays)
                 made.sync()
                 made.turn()
 
     @classmethod
     def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
-        """Write the next observations of the copy's newest rows. `kept`: returns them where the files have moved on."""
+        """Write the next observations of the copy's newest rows. `kept`: returns them where the file has moved on."""
         newest = state.newest
         if newest is None:
             return
@@ -153,23 +190,4 @@ class Successors(Sidecar):
         if found is None and kept is not None:
             found = kept(state)
         if found is not None:
-            cls._announce(target, newest, found, 1)
-
-
-def _read(disk: Disk, path: str, uuid: bytes) -> tuple[int, int, bytes] | None:
-    """Return the head and the checksum of rows that a file names, and its payload, if it is whole."""
-    try:
-        data = disk.read_file(path, _HEAD.size + 8)
-        packed = data[: _HEAD.size]
-        check = xxhash.xxh3_64_intdigest(uuid + packed).to_bytes(8, "little")
-        if len(packed) < _HEAD.size or data[_HEAD.size :] != check:
-            return None
-        magic, head, rows_sum, size, payload_sum = _HEAD.unpack(packed)
-        if size > _LIMIT:  # nothing is read for a size that no observation has
-            return None
-        payload = disk.read_file(path, len(data) + size)[len(data) :]
-    except (OSError, NotAFileError):
-        return None
-    if magic != _MAGIC or len(payload) != size or xxhash.xxh3_64_intdigest(payload) != payload_sum:
-        return None
-    return head, rows_sum, payload
+            cls._announce(target, newest, found)
