@@ -243,6 +243,13 @@ def test_a_flush_in_the_middle_of_a_write_is_done_when_it_ends(tmp_path):
     made.close()
 
 
+def test_a_flush_in_the_middle_of_a_close_has_nothing_left_to_do(tmp_path):
+    made, disk = struck(tmp_path)
+    disk.act = made.flush
+    made.close()
+    assert made.engine.is_closed
+
+
 def test_a_close_in_the_middle_of_a_search_is_done_by_the_next_call(buf):
     with thread.searching, buf.engine.owned.lock:
         with pytest.raises(RoleError):

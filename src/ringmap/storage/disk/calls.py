@@ -17,12 +17,13 @@ Not here: which calls these are, and locks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from ringmap.errors import RoleError
+from ringmap.errors import ClosedError, RoleError
 
 __all__ = ["Turn", "end_noted", "lifted", "nested", "note_nested", "refuse_nested", "thread"]
 
@@ -83,7 +84,8 @@ def end_noted() -> None:
     """Do what was noted while a call was under way. The caller has cleared the mark."""
     noted = thread.noted
     while noted and not thread.is_marked:
-        noted.pop(0)()
+        with contextlib.suppress(ClosedError):  # a flush, of what is closed and flushed by now
+            noted.pop(0)()
 
 
 def lifted(work: Callable[[], Result]) -> Result:
@@ -130,7 +132,7 @@ class Turn:
 
 
 def _after_fork_in_child() -> None:
-    thread.inside, thread.searching = False, threading.Lock()
+    thread.inside, thread.searching, thread.samplers = False, threading.Lock(), ()
     thread.noted.clear()
 
 
