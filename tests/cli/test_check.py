@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringmap.data import DistillationBuffer, ReplayBuffer
-from ringmap.storage.disk.signed import json_checksum
+from ringmap.storage.disk.checksums import json_checksum
 from tests.cli.conftest import fill
 
 

@@ -30,7 +30,7 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, NoClipsError, RingmapError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.disk.signed import json_checksum
+from ringmap.storage.disk.checksums import json_checksum
 from tests.damage.buffers import KINDS as SOUND
 from tests.damage.buffers import booted, episode_of, make, rows_of, wrapped
 from tests.disks import undisturbed

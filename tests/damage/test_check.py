@@ -17,9 +17,9 @@ from ringmap.errors import NewerVersionError, UnknownFormatError, UnreleasedVers
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk import system
+from ringmap.storage.disk.checksums import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import Paths
-from ringmap.storage.disk.signed import json_checksum
 from ringmap.storage.inspect import scan as survey
 from ringmap.storage.inspect.check import Finding, check_folder
 from ringmap.storage.inspect.describe import facts_of

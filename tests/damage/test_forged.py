@@ -23,8 +23,8 @@ from ringmap import ReplayBuffer
 from ringmap.buffers import engine
 from ringmap.cli.app import app
 from ringmap.errors import CorruptError, NewerVersionError
+from ringmap.storage.disk.checksums import json_checksum
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.signed import json_checksum
 from ringmap.storage.inspect import scan as survey
 from ringmap.storage.inspect.repair import longest_rise
 from ringmap.storage.read import recovery

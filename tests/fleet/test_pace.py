@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 
 from ringmap import Pace, ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, NoClipsError
+from ringmap.storage.disk.checksums import json_checksum
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.signed import json_checksum
 from ringmap.storage.disk.system import System
 from ringmap.storage.inspect.describe import facts_of
 from ringmap.testing.kills import killed_after, reason_why_not

@@ -204,7 +204,7 @@ for _name in ("priorities.bin", "successors.bin"):
 
 def sign(at, change):
     """Change the manifest, and give it a checksum that holds."""
-    from ringmap.storage.disk.signed import json_checksum
+    from ringmap.storage.disk.checksums import json_checksum
 
     with open(join(at, "manifest.json"), "rb") as file:
         body = json.load(file)

@@ -14,7 +14,7 @@ LINT_IMPORTS = [Path(PYTHON).with_name("lint-imports"), "--no-cache"]
 
 PLANTED = {
     "errors": "import ringmap.storage",
-    "storage/disk/xxh3": "import ringmap.storage.records.table",
+    "storage/disk/checksums": "import ringmap.storage.records.table",
     "storage/columns/planted": "def late():\n    import torch",
     "datasets/planted": "def late():\n    import ringmap.formats.base",
     "formats/a": "",

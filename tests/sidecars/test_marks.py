@@ -28,8 +28,8 @@ from ringmap.errors import (
     ReplacedError,
 )
 from ringmap.samplers import EpisodeSampler
+from ringmap.storage.disk.checksums import encode_signed
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.signed import encode_signed
 from ringmap.storage.sidecars.base import Copied
 
 

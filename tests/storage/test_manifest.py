@@ -18,7 +18,7 @@ from ringmap.errors import (
 )
 from ringmap.storage.columns.backends import Choice
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.disk import signed as signing
+from ringmap.storage.disk import checksums
 from ringmap.storage.records import manifest as module
 from ringmap.storage.records.manifest import VERSION, Kind, Manifest, column_file, lineage_of
 
@@ -294,9 +294,9 @@ def test_labels_differ_by_column_and_buffer():
 
 
 def test_control_a_checksum_that_forgets_a_part_is_caught(monkeypatch):
-    whole = signing.json_checksum
+    whole = checksums.json_checksum
     monkeypatch.setattr(
-        signing,
+        checksums,
         "json_checksum",
         lambda body: whole({k: v for k, v in body.items() if k != "settings"}),
     )

@@ -35,9 +35,9 @@ from ringmap.errors import (
 )
 from ringmap.storage.disk.advice import remedy
 from ringmap.storage.disk.calls import thread
+from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import MARKS
-from ringmap.storage.disk.signed import decode_signed, encode_signed
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ringmap.errors import CorruptError
-from ringmap.storage.disk.signed import decode_signed, encode_signed
+from ringmap.storage.disk.checksums import decode_signed, encode_signed
 
 __all__ = ["Tally"]
 

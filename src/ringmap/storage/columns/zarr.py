@@ -36,9 +36,9 @@ from ringmap.storage.columns.codecs import Codec, Undecodable, chain_of, most_en
 from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.calls import thread
+from ringmap.storage.disk.checksums import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.process import Forkable, Renew
-from ringmap.storage.disk.signed import json_checksum
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.ring.arrays import distinct
 

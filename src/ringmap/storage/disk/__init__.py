@@ -8,9 +8,8 @@
     calls      a call inside a call of one thread is refused
     advice     what to do about an error of the system, in words
     frames     a run of payloads with checksums; the first that is not whole ends it
-    signed     JSON objects with a checksum
+    checksums  JSON objects with a checksum; checksums of many records at once
     paths      the names in a buffer's directory
-    xxh3       checksums of many records at once
 
 Since there is one door, a test can make any change fail, or kill the process after it, without a private name of the
 code above. A `Disk` that holds a folder opens everything below it through a descriptor, so that a replaced directory

@@ -37,8 +37,8 @@ from ringmap.errors import (
 from ringmap.storage.columns.backends import BACKENDS, Choice, StoredColumn
 from ringmap.storage.columns.codecs import NAMED
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.disk.checksums import decode_signed, encode_signed, json_checksum
 from ringmap.storage.disk.paths import COLUMNS, STATE, TABLE
-from ringmap.storage.disk.signed import decode_signed, encode_signed, json_checksum
 from ringmap.storage.records.state import SLOT, StateFile
 from ringmap.storage.records.table import MOST, RECORD, EpisodeTable
 from ringmap.storage.ring.ring import Ring

@@ -31,8 +31,8 @@ import xxhash
 
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.memmap import HEADER_NBYTES, npy_header
+from ringmap.storage.disk.checksums import BLOCK, ROW_NBYTES, xxh3_64_of_rows
 from ringmap.storage.disk.files import Disk, File, closed
-from ringmap.storage.disk.xxh3 import BLOCK, ROW_NBYTES, xxh3_64_of_rows
 from ringmap.storage.ring.links import NO_PART, NONE, Part, Parts
 from ringmap.storage.ring.ring import Position
 

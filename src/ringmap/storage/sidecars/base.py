@@ -21,9 +21,9 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import MARKS, UNFINISHED
-from ringmap.storage.disk.signed import decode_signed, encode_signed
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.table import Record
 

@@ -6,9 +6,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.storage.disk import xxh3
+from ringmap.storage.disk import checksums
+from ringmap.storage.disk.checksums import ROW_NBYTES, xxh3_64_of_rows
 from ringmap.storage.disk.memory import MemoryDisk
-from ringmap.storage.disk.xxh3 import ROW_NBYTES, xxh3_64_of_rows
 from ringmap.storage.records.table import RECORD, EpisodeTable, Record
 
 rows = st.binary(min_size=ROW_NBYTES, max_size=ROW_NBYTES)
@@ -39,15 +39,15 @@ def test_blocks_and_columns_beyond_the_row_make_no_difference(rng, monkeypatch):
     words = rng.integers(0, 2**64, (1000, 16), np.uint64)
     expected = by_xxhash([row[:15].tobytes() for row in words], 7)
     for block in (1, 7, 999, 1000, 1001):
-        monkeypatch.setattr(xxh3, "BLOCK", block)
+        monkeypatch.setattr(checksums, "BLOCK", block)
         assert xxh3_64_of_rows(words, 7).tolist() == expected
 
 
 @pytest.mark.parametrize("at", [0, 1, 64, 100, 127])
 def test_control_another_secret_is_caught(monkeypatch, at):
-    secret = bytearray(xxh3._SECRET)
+    secret = bytearray(checksums._SECRET)
     secret[at] ^= 1
-    monkeypatch.setattr(xxh3, "_SECRET", bytes(secret))
+    monkeypatch.setattr(checksums, "_SECRET", bytes(secret))
     raw = [bytes(range(ROW_NBYTES))]
     assert in_bulk(raw, 0) != by_xxhash(raw, 0)
 
