@@ -230,9 +230,9 @@ def memory_before_the_files():
     class Eager(live.LiveEpisodes):
         __slots__ = ()
 
-        def append(self, start, length, **words):
+        def append(self, start, length, *of):
             if not len(self) or int(self.starts[-1]) != start:
-                super().append(start, length, **words)
+                super().append(start, length, *of)
 
     start, real = store.Store.__init__, store.Store.commit
 
