@@ -5,19 +5,18 @@ Planted at seams that stay: a method is replaced, what it replaces is called. On
 
 import gc
 import itertools
-import threading
 
 from ringmap.buffers.distillation.labelled import LabelledRows
 from ringmap.buffers.offline_to_online import batch_source as halves
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.errors import RoleError
-from ringmap.storage.commit import store as commits
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from tests.campaign.edges import others
+from tests.concurrency.handlers import without_the_gate
 
 
 def close_abandons():
@@ -50,18 +49,6 @@ def descriptors_closed():
 
     for kind, name in ((Store, "close_files"), (Reader, "close")):
         setattr(kind, name, giving_back(getattr(kind, name)))
-
-
-def no_refusal():
-    """A writing call in the middle of another one of the same thread is not refused."""
-    begin = Store.__init__
-
-    def careless(store, *args, **options):
-        begin(store, *args, **options)
-        store._mutex = threading.RLock()
-
-    Store.__init__ = careless
-    commits.refuse_nested = lambda where: None
 
 
 def any_head():
@@ -153,7 +140,7 @@ def other_half():
 PLANTS = {
     "close-abandons": (close_abandons, "signals", "closed"),
     "descriptors-closed": (descriptors_closed, "threads", "error"),
-    "no-refusal": (no_refusal, "signals", "error"),
+    "no-refusal": (without_the_gate, "signals", "hang"),
     "any-head": (any_head, "others", "successor"),
     "no-identity": (no_identity, "replaced", "replaced"),
     "generators-kept": (generators_kept, "forks", "hang"),
