@@ -209,7 +209,7 @@ class Handle:
             self.time = max(self.time, found.newest.time)
 
     def _take_next(self, record: Record) -> None:
-        """Move memory to the state after the next record. Holds `memory`."""
+        """Move memory to the state after the next record. Holds `lock`."""
         self.live.evict_before(record.tail)
         if record.length and record.start >= self.head:  # else they are the rows of a group, which were shown already
             self.live.append(record.start, record.length, record.origin, record.link)
