@@ -328,6 +328,21 @@ def test_a_finalizer_closes_a_buffer_that_others_use(tmp_path):
     assert made.engine.is_closed
 
 
+def test_what_is_noted_waits_for_its_call_although_another_buffer_ends_in_the_middle(tmp_path):
+    made, disk = struck(tmp_path)
+    others = [ReplayBuffer(200, path=tmp_path / "other")]
+    others[0].write_episode(episode(1))
+
+    def act():
+        made.close()
+        others.clear()
+        gc.collect()
+
+    disk.act = act
+    made.write_episode(episode(3))
+    assert made.engine.is_closed
+
+
 def test_a_buffer_that_nobody_has_ends_in_the_middle_of_a_call(tmp_path):
     made, disk = struck(tmp_path)
     others = [ReplayBuffer(200, path=tmp_path / "other")]

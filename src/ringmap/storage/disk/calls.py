@@ -90,12 +90,14 @@ def end_noted() -> None:
 
 def lifted(work: Callable[[], Result]) -> Result:
     """Do work without marks, which stand again afterwards: it is not ours, or of an object that nobody uses."""
-    inside, searching = thread.inside, thread.searching
+    inside, searching, noted = thread.inside, thread.searching, thread.noted
     try:
         thread.inside, thread.searching = False, threading.Lock()
+        thread.noted = []  # what was noted before waits for the call that it was noted for, which holds its locks
         return work()
     finally:
-        thread.inside, thread.searching = inside, searching
+        noted.extend(thread.noted)
+        thread.inside, thread.searching, thread.noted = inside, searching, noted
 
 
 class Turn:
