@@ -593,6 +593,17 @@ def test_a_kill_between_adds(tmp_path):
     buf.close()
 
 
+def test_a_state_from_before_the_first_row(make):
+    buf = make(beta=0.5)
+    buf.load_state_dict(buf.state_dict())
+    if make.on_disk:
+        buf.flush()
+        buf.close()
+        buf = make(path=buf._rows.path, beta=0.5)
+    assert buf.start_round() == 0
+    assert buf.round == 0
+
+
 def test_state(make):
     buf = make(beta=0.5)
     fill(buf, 10)

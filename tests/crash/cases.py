@@ -98,7 +98,7 @@ class Origins:
         again = {n: ordinal for n, ordinal in found.items() if self.known.get(n, ordinal) != ordinal}
         assert not again, f"{again} had others before: {self.known}"
         assert len({*new.values()}) == len(new), f"an ordinal was given twice: {found}"
-        later = {n for n in new if n not in self.before or n in kept}
+        later = {n for n in new if new[n] != self.before.get(n)}
         assert all(new[n] > self.most for n in later), f"{new}: {self.most} was given before"
         self.known |= new
         self.most = max([self.most, *new.values()])

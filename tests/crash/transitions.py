@@ -5,7 +5,6 @@ lanes, if it has as many, and begins afresh in the others. So whatever is drawn 
 transition it is, and from that follows what its next observation must be.
 """
 
-import contextlib
 import os
 from functools import partial
 
@@ -172,7 +171,10 @@ class TransitionSession(Session):
         stored = self.look()
         arguments = call_of(number, length, stored[-1] if stored else None)
         self.buf.add(*arguments)
-        # One call per commit, so that the oldest go one by one; test_groups.py has calls that are committed together.
+        self.commit()
+
+    def commit(self):
+        """Commit the call, so that the oldest go one by one: test_groups.py has calls that are committed together."""
         try:
             self.buf.engine.commit_pending("a test")
         except SyncFailedError:
@@ -217,8 +219,7 @@ class NamedSession(TransitionSession):
                 call, lane = newest[name]
                 obs[i] = led_to(call, lane + 1)[lane]
         self.buf.add(obs, *rest, lane=list(names))
-        with contextlib.suppress(EnvironmentFault):
-            self.buf.engine.commit_pending("a test")
+        self.commit()
 
     prove = staticmethod(partial(prove, is_named=True))
 
@@ -290,5 +291,4 @@ class StackSession(TransitionSession):
                 assert before is not None
                 continue
             break
-        with contextlib.suppress(EnvironmentFault):
-            self.buf.engine.commit_pending("a test")
+        self.commit()

@@ -57,7 +57,7 @@ class Rounds:
     @state.setter
     def state(self, state: Mapping[str, Any]) -> None:
         where = "DistillationBuffer.load_state_dict"
-        number, version = count(where, "round", state["round"]), version_of(state["version"], where)
+        number, version = count(where, "round", state["round"], -1), version_of(state["version"], where)
         self.draws.state = state["rng"]
         self.number, self.version = number, version
 
