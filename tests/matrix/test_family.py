@@ -37,6 +37,8 @@ from ringmap.samplers import (
     UniformSampler,
 )
 
+pytestmark = pytest.mark.usefixtures("workers_end_soon")
+
 MAX_STEPS, HISTORY = 60, 2
 LENGTHS = (7, 9, 2, 14, 12, 1, 8)
 TASKS = ("even", "odd")

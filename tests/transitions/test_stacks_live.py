@@ -425,7 +425,7 @@ def test_a_plain_loader_shows_all_that_was_added_before(tmp_path, where, workers
     proof.buf.close()
 
 
-def test_without_the_commit_before_a_fork_workers_miss_rows(tmp_path, monkeypatch):
+def test_without_the_commit_before_a_fork_workers_miss_rows(tmp_path, monkeypatch, workers_end_soon):
     """The control."""
     monkeypatch.setattr(Engine, "before_fork", lambda self: None)
     monkeypatch.setattr(Store, "commit_behind", lambda self: None)  # nor by the thread, after a second
