@@ -21,6 +21,7 @@ SECTIONS = {
     "Performance": ["performance/index.md", "performance/*"],
     "For contributors": [
         "explanation/architecture.md",
+        "explanation/storage.md",
         "explanation/campaigns.md",
         "reference/on-disk-format.md",
         "explanation/decisions/*",

@@ -5,7 +5,7 @@
     read        the committed state, and reading it beside a writer
     directory   which files a buffer is made of, and what is at a path
     sidecars    files beside the columns
-    records     the files that say what is stored: manifest, table, segments, state
+    records     the files that say what is stored: manifest, table, blobs, state; rows that wait
     columns     the rows themselves
     disk | ring the operating system; positions and slots, in integers only
 

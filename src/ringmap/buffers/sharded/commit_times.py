@@ -47,7 +47,7 @@ class CommitTimes:
         """Return the times of the commits of these episodes, or parts, by the positions of their first steps, in ns
         since 1970.
 
-        For a caller that holds the ring's `memory`. O(episodes committed since), and a search for each.
+        For a caller that holds the ring's `lock`. O(episodes committed since), and a search for each.
 
         Raises:
             CorruptError: a record is damaged.

@@ -14,7 +14,7 @@ Rows of transitions have the ordinal of their episode in a column, and get it wi
     _episode       4   5   4   5   6   5        the record: ordinal 4, behind 3
 
 Invariants: a row or slot that the newest durable record calls live is never overwritten; `_stale` is set before the
-first write and cleared last; memory changes under `memory` only; the numbers of a commit are those that its record
+first write and cleared last; memory changes under `lock` only; the numbers of a commit are those that its record
 gives, in the order of the episodes' first rows, and rows that have a number, of a copy, keep it.
 Not here: who may write, and when (store.py); which files these are (files.py); what `lanes` says
 (buffers/transitions/).

@@ -5,7 +5,7 @@
 Invariants: a power cut may bring back an older record as the newest. So rows, slots and segments that such a record
 calls live are not changed before a sync has made a newer record durable. After a failed sync nothing is
 written, since the system marks such pages as clean and a retry would report success wrongly.
-Not here: rows, memory, locks, the order of a commit (store.py).
+Not here: rows, the order of a commit (commit.py), locks (store.py).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ An episode that is committed in parts has a file for each part, and frame 0 name
 
 Invariants: the first truncated or damaged frame ends the episode; steps fit the schema
 before they are written.
-Not here: how a commit works (store.py), what its file holds (records/step_file.py).
+Not here: how a commit works (commit.py), what its file holds (records/step_file.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The store: the one writer of a buffer. It says who may write, and when; it recovers, syncs and ends.
 
     a call -> one gate (`exclusively`): alone, ready, the open group committed -> commit_now, clear, update, ...
+    append -> the same lock, without the rest while its group goes on
 
 Invariants: a call that finds `_stale` set recovers from the files first; only the process that opened the directory
 writes.
@@ -495,7 +496,7 @@ class Store(Committer):
             for row in records[valid & of_them & are_live(records, self.tail)]:
                 record = Record.of(row)
                 self.table.write(replace(record, flags=record.flags | DROPPED))
-            self._recover()  # syncs the table, and has readers look again
+            self._recover()  # syncs the table, and has readers load all again
 
         self.exclusively(where, work)
 

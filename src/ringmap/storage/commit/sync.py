@@ -3,7 +3,7 @@
 A daemon thread per open buffer and kind of work, started by its first commit. It holds no strong reference, so that a
 buffer that is no longer referenced ends its thread. Where no thread can start (a limit on processes), commits do the
 work: one that comes when it is due waits for it. While the interpreter ends, what is left is for the next writer.
-Not here: which files are synced, in which order (files.py); what a failed sync ends (files.py); when (store.py).
+Not here: which files are synced, in which order, and what a failed sync ends (files.py); when (store.py).
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Sync:
 
 
 class BackgroundSync(Generic[T]):
-    """Call `work(target)` every `every_s` seconds (of the monotonic clock) until stopped.
+    """Call `work(target)` every `every_s` seconds (of the monotonic clock) until stopped: a sync, or the commit of a
+    group that no call has committed in time.
 
     Args:
         target: kept by a weak reference.

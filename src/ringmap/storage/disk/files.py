@@ -11,9 +11,10 @@ change. `MemoryDisk` (memory.py) keeps the same tree in RAM: a buffer without
 a path runs the same code on it.
 
 Invariants: a write is whole or raises; nothing is ever written through a map;
-files keep their size and inode for life, except segments, which only grow; a disk that holds a
-folder changes nothing in another folder that has replaced it.
-Not here: what is written where, and in which order (store.py, create.py).
+a disk that holds a folder changes nothing in another folder that has replaced it. The table, the
+states and plain columns keep their size and inode for life, but for a repair; segments, the files of open episodes and
+`successors.bin` only grow; the manifest, a chunk and `marks.json` are replaced whole.
+Not here: what is written where, and in which order (commit.py, files.py of commit/, create.py).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@
     columns/         first episode      live rows                 rows; a bad one drops its episode
     a sidecar        at first use       `Sidecar.copy`            `Sidecar.faults`, `Sidecar.mend`
 
-Only segments (`data/N.bin`), streams (`open/ID/steps.bin`), what repair makes anew, and sidecars' temporary files are
-ever removed.
+Only segments (`data/N.bin`), folders of rows that wait (`open/ID/`), what repair makes anew, and sidecars'
+temporary files are ever removed.
 
 Invariants: no other module names such a file; no other file in the directory is ours.
 Not here: the content of the files; the names of columns and segments, which are in the manifest and the records.

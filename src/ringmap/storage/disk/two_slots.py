@@ -3,7 +3,7 @@
     file   [slot 0: generation 6][slot 1: generation 7]...     4096 bytes each
     slot   magic · generation · payload · checksum of the salt and all before it
 
-    peek     beside a writer: both slots valid, else look again; the newer one
+    peek     beside a writer: both slots valid, else they are read again; the newer one
     newest   where no process writes, or where any whole value will do: the newest valid one
 
 If one slot is torn, its writer may finish it and write the other one while that is read: what was read would be two

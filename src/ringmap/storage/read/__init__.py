@@ -4,7 +4,7 @@
     handle      an open buffer: what a writer and a reader share
     episodes    whole episodes of a handle, parts joined, and what they were first stored as
     reader      follows a writer in another process, and never writes
-    read_live   the protocol of two looks: copy, look at the tail again, read lost rows again
+    read_live   the one loop of all reads: copy, validate by the newest tail, redraw what was lost
 
 A writer publishes a new tail before it overwrites a row before that tail. So rows at or after the tail, read once the
 copy is complete, did not change during the copy. All reads of rows, blobs or labels go through `read_live`.

@@ -8,7 +8,7 @@
 
 Invariants: what is returned was live during the read; parts that are evicted meanwhile are left out, with those before
 them; origins are of the moment of one search of memory, in the order of the episodes there.
-Not here: which parts make an episode (ring/links.py), clips, how ordinals are given (commit/store.py).
+Not here: which parts make an episode (ring/links.py), clips, how ordinals are given (commit/commit.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     ordinal -> EpisodeTable -> Record -> Segments        (episode data, and the words of text columns)
 
 Invariants: `lock` is held while live episodes change or are searched; rows are gathered
-without it, and a caller that gathers looks at `newest_tail` again afterwards. A search or a change never begins
+without it, and a caller that gathers validates them by `newest_tail` afterwards. A search or a change never begins
 another one, and calls nobody's code: it has the mark of its thread (disk/calls.py), so that a handler is refused.
 A closed handle keeps its rows, table and segments, which raise ClosedError: `rows` is
 None only if nothing was ever stored.

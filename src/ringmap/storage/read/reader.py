@@ -3,8 +3,8 @@
     peek at state.bin -> read the new records -> peek again
 
 Invariants: memory holds a committed state of the writer; a record counts only with
-its checksum and its number; gathered rows count only if a later look shows that none of
-them was evicted before (the caller does this, with `newest_tail`).
+its checksum and its number, or where its neighbours say the same; gathered rows count only if the
+tail that is read afterwards is not beyond them (the caller does this, with `newest_tail`).
 Not here: sampling, redraws.
 """
 
@@ -74,7 +74,7 @@ class Reader(Handle):
         UnknownFormatError, CorruptError, NewerVersionError: not a buffer, or a damaged one.
         EnvironmentFault: a network file system with the writer on another host.
 
-    Cost: opening reads the records of the live episodes once; 24 bytes of private memory each.
+    Cost: opening reads the records of the live episodes once; 20 bytes of private memory each.
     """
 
     def __init__(

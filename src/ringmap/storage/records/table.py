@@ -14,7 +14,7 @@ rows has it as its `ordinal`.
 Invariants of the live range: numbers run without a gap; each
 record starts at the head of the one before it; tails, times and `ordinal + behind` never decrease;
 every record's checksum, salted with the buffer's uuid, holds.
-Not here: rows, the order of writes and syncs (store.py), the state after a crash (recovery.py).
+Not here: rows, the order of writes and syncs (commit.py, files.py), the state after a crash (recovery.py).
 """
 
 from __future__ import annotations

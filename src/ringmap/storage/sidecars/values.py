@@ -422,7 +422,7 @@ class MutableValues(Sidecar):
         self._durable = upto
 
     def seal(self) -> None:
-        """Note that this session is over, if all of its updates are durable: no copy of it can be torn."""
+        """Note that this opening updates no more, if all of its updates are durable: no copy of it can be torn."""
         if not self.is_dirty:
             with contextlib.suppress(OSError):  # then the next opening looks for what is torn
                 self._put_header(replace(self._header, synced=self._header.highest))
@@ -488,7 +488,8 @@ class MutableValues(Sidecar):
 
         Both copies are those of one moment: they are taken twice, with the same bytes, and the header is the same
         afterwards. Of that moment, the newest whole copy is that of the newest update that had ended. One that is not
-        whole is being written, or a kill or a power cut tore it. Or its row is gone, and its reader looks again.
+        whole is being written, or a kill or a power cut tore it. Or its row is gone, and the
+        reader's validation says so.
         """
         slot = np.array([position % self._rows])
         for _ in range(_LOOKS):
