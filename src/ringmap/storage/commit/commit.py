@@ -337,13 +337,14 @@ class Committer(Handle):
         """Return the columns; make them if this is the first episode."""
         if self.rows is None:
             self._stale = True
-            self._make_columns(files, schema, locked=False)
+            self.begin_columns(files, schema, locked=False)
         elif self.rows.schema is not schema and self.rows.schema != schema:
             raise InputError(f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}")
         assert self.rows is not None
         return self.rows
 
-    def _make_columns(self, files: CommitFiles, schema: Schema, locked: bool) -> None:
+    def begin_columns(self, files: CommitFiles, schema: Schema, locked: bool) -> None:
+        """Make the columns, and the manifest that names them. `locked`: by an argument, so that they stay."""
         manifest = self.manifest.with_columns(schema, choose(self._storage, schema, "ReplayBuffer"), locked)
         warn_of_space(self.disk, self.folder, manifest)
         manifest = make_columns(self.disk, self.paths, manifest, files.sync_folder)

@@ -223,7 +223,7 @@ class Store(Committer):
             store._begin_values()
             if schema is not None and store.schema is None:
                 assert store.files is not None
-                store._make_columns(store.files, schema, locked=True)
+                store.begin_columns(store.files, schema, locked=True)
             return store
         except BaseException:
             if store is not None:
