@@ -56,7 +56,7 @@ def test_control_lengths_before_rows(tmp_path, monkeypatch):
         self._write(key, value.to_bytes())
 
     monkeypatch.setattr(InsideStore, "set_sync", at_once)
-    assert test_zarr.TestZarr().losses(tmp_path, 2, 24, stop=True)[1]
+    assert test_zarr.TestZarr().losses(tmp_path, 2, 60, stop=True)[1]
 
 
 def test_control_a_log_that_is_dropped_too_early(tmp_path, monkeypatch):
