@@ -14,7 +14,7 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.data import Window
 from ringmap.errors import ClosedError, RoleError
 from ringmap.samplers import EpisodeSampler, MixtureSampler, PrioritizedSampler, RecencySampler, UniformSampler
-from ringmap.storage.disk.calls import thread
+from ringmap.storage.disk.calls import Turn, thread
 from ringmap.storage.disk.files import Disk
 from tests.buffers.processes import Child
 
@@ -388,3 +388,16 @@ def test_what_interrupts_a_call_leaves_no_mark(tmp_path, error):
     made.write_episode(episode(4))
     assert made.check() == []
     made.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_child_has_the_turn_that_a_thread_of_its_parent_had():
+    turn, begun, done = Turn(), threading.Event(), threading.Event()
+    other = threading.Thread(target=turn.take, args=("call", lambda: (begun.set(), done.wait(60))))
+    other.start()
+    assert begun.wait(60)
+    child = Child(lambda _: (signal.alarm(30), turn.is_here, turn.take("call", lambda: turn.is_here))[1:])
+    assert child.result() == (False, True)
+    done.set()
+    other.join()
+    assert turn.take("call", lambda: Child(lambda _: turn.is_here).result())  # the call goes on in the child

@@ -30,7 +30,7 @@ from ringmap.storage.records.step_file import StepFile, read_steps
 from ringmap.storage.ring.ring import Position
 from tests.crash.cases import at_length
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
-from tests.disks import Cut, FaultyDisk, Through, ram_folder
+from tests.disks import Cut, FaultyDisk, FullDisk, Through, ram_folder
 from tests.tiers import few
 
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
@@ -448,6 +448,23 @@ def test_readers_see_rows_with_their_commit():
         assert os.waitpid(child, 0)[1] == 0
         assert look(ring, 11) == [0, 1, 2, 3, 4]
         ring.close()
+
+
+@pytest.mark.parametrize("call", [lambda ring: ring.add(rows_of(10, 5)), lambda ring: ring.engine.clear("clear")])
+def test_a_state_that_cannot_be_written_lags_by_one_record(tmp_path, call):
+    """A call commits the open group, and then its own record."""
+    path, disk = tmp_path / "buf", FullDisk("write", where="state.bin")
+    ring = StepRing(11, path=path, group=5, schema=SCHEMA, sync_every_s=0, disk=disk)
+    ring.add(rows_of(0, 5))
+    ring.append(rows_of(5, 5))
+    disk.full = True
+    with pytest.raises(EnvironmentFault, match="state.bin"):
+        call(ring)
+    ring.engine.owned.abandon()  # as a kill does
+    assert ringmap.check(path) == []
+    ring = StepRing(11, path=path, group=5, schema=SCHEMA)
+    assert look(ring, 11) == list(range(10))
+    ring.close()
 
 
 @pytest.mark.campaign

@@ -394,6 +394,7 @@ class Store(Committer):
             try:
                 files = self._ready(where)
                 self._groups.commit(self, files, where, small)
+                files.publish_again()  # state.bin may lag by one record, not by two
                 tail = self.tail
                 return work(files)
             except RingmapError:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -107,6 +108,7 @@ class Turn:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner = 0
+        _turns.add(self)
 
     def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
         return type(self), ()  # a copy is of other calls
@@ -132,10 +134,21 @@ class Turn:
             finally:
                 self._owner = 0
 
+    def become_child(self) -> None:
+        """Forget the calls of the parent's other threads, which do not exist here."""
+        self._lock = threading.Lock()
+        if not self.is_here:
+            self._owner = 0
+
+
+_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+
 
 def _after_fork_in_child() -> None:
     thread.inside, thread.searching, thread.samplers = False, threading.Lock(), ()
     thread.noted.clear()
+    for turn in list(_turns):
+        turn.become_child()
 
 
 if hasattr(os, "register_at_fork"):
