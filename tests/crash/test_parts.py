@@ -663,10 +663,10 @@ def forget_the_steps_before(monkeypatch):
 
     def commit_now(self, files, new, stored=None):
         records = [
-            replace(one, part=one.part and table_module.PartOf(is_last=one.part.is_last)) if one.length else one
+            one._replace(part=one.part and table_module.PartOf(is_last=one.part.is_last)) if one.length else one
             for one in new.records
         ]
-        real(self, files, replace(new, records=records), stored)
+        real(self, files, new._replace(records=records), stored)
 
     monkeypatch.setattr(Store, "commit_now", commit_now)
 

@@ -461,7 +461,7 @@ VANDALS = {
         "episodes.npy",
         "calls record 5 the oldest live one, and 8 is",
     ),
-    "too many steps": (with_too_many_steps, "episodes.npy", "record 14 can't be right: it has start 100, length 7, tail 0"),
+    "too many steps": (with_too_many_steps, "episodes.npy", "record 14 can't be right: it has start 100, length 7"),
     # state
     "state missing": (lambda v: os.remove(v.paths.state), "state.bin", "missing"),
     "state cut": (lambda v: v.cut("state.bin", 4100), "state.bin", "4100 bytes, expected 8192"),

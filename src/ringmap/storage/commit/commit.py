@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,9 +67,8 @@ _NO_PART = (NONE, 0, NONE, 0, 0)
 """The fields `chain` to `lane` of a record of an episode that is whole."""
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class NewRecord:
-    """One record of a commit: of an episode, or of a mark, which has no rows. Immutable by agreement, as `Record`.
+class NewRecord(NamedTuple):
+    """One record of a commit: of an episode, or of a mark, which has no rows.
 
     `data`: of the episode, encoded; `part`: which part of a chain it is, None for a whole episode; `tail`: of a
     mark, None for the present one.
@@ -83,8 +82,7 @@ class NewRecord:
     tail: Position | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """All that one call stores: several records, but for which there is one of each.
 
     `where`: the method to name in an error;
@@ -151,14 +149,14 @@ class Committer(Handle):
             OSError, RingmapError: as `Store.commit`.
         """
         records, arrays, rows = new.records, new.arrays, self.rows
-        lengths, words = [one.length for one in records], [b""] * len(records)
+        words = [b""] * len(records)
         start, need, begun = self.committed_head, 0, None
         if new.schema is not None:
             # 1. Check, convert.
             if new.words is not None:
                 words = [new.words.pack()]
             elif new.schema.texts:
-                arrays, own = coded(new.schema, list(arrays), lengths)
+                arrays, own = coded(new.schema, list(arrays), [one.length for one in records])
                 words = [each.pack() for each in own]
             for one, packed in zip(records, words, strict=True):
                 if one.part is not None or one.length > _MOST_STEPS or len(packed) + len(one.data) > _MOST_DATA:
@@ -177,12 +175,11 @@ class Committer(Handle):
         # 3. Sync the table, if the disk still calls these rows or the slot live.
         files.protect(need, self.seq + 1, files.state)
         # 4. Rows, blobs and next observations.
-        sums = self._write(rows, start, arrays, lengths)
+        sums = self._write(rows, start, arrays, records)
         files.carry(new.small)
         if new.finished is not None:
             files.carry_finished(new.finished)
-        blobs = [(of, one.data, packed) for of, one, packed in zip(sums, records, words, strict=True)]
-        places = files.write_blobs(self.seq + len(records), blobs)
+        places = files.write_blobs(self.seq + len(records), sums, [one.data for one in records], words)
         if new.next_observations is not None:
             self._write_successors(files, Position(start + count), combine(sums[0]), new.next_observations)
         durable = self.power and new.sync
@@ -209,12 +206,12 @@ class Committer(Handle):
             self._background.committed()
 
     def _write(
-        self, rows: Rows | None, start: Position, arrays: Sequence[Array], lengths: list[int]
+        self, rows: Rows | None, start: Position, arrays: Sequence[Array], records: Sequence[NewRecord]
     ) -> list[list[int]]:
         """Write rows, and return for each record the checksum of each column."""
         if not arrays or rows is None:
-            return [[] for _ in lengths]
-        summed = partial(_sums_of, arrays, lengths)
+            return [[] for _ in records]
+        summed = partial(_sums_of, arrays, records)
         helped = begin(summed) if len(arrays[0]) * rows.row_nbytes >= _HELPED_NBYTES else None
         rows.write(start, list(arrays), self._is_live)
         return summed() if helped is None else helped.end()
@@ -397,14 +394,14 @@ class Committer(Handle):
             return self.record_of(Ordinal(live.first + last)) if last >= 0 else None
 
 
-def _sums_of(arrays: Sequence[Array], lengths: Sequence[int]) -> list[list[int]]:
+def _sums_of(arrays: Sequence[Array], records: Sequence[NewRecord]) -> list[list[int]]:
     """Return for each record the checksum of each column's rows."""
-    if len(lengths) == 1:
+    if len(records) == 1:
         return [[sum_of(values) for values in arrays]]
     sums, at = list[list[int]](), 0
-    for length in lengths:
-        sums.append([sum_of(values[at : at + length]) for values in arrays])
-        at += length
+    for one in records:
+        sums.append([sum_of(values[at : at + one.length]) for values in arrays])
+        at += one.length
     return sums
 
 

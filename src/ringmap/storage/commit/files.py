@@ -220,17 +220,21 @@ class CommitFiles:
         if not self.unpublished:  # else readers still see a state that needs them
             self.segments.delete_before(self._synced_first, self.state.seq)
 
-    def write_blobs(self, last: int, parts: Sequence[tuple[list[int], bytes, bytes]]) -> list[BlobPlace]:
-        """Write the blobs of the records up to `last`, one behind the other, each of sums, data and words.
+    def write_blobs(
+        self, last: int, sums: Sequence[list[int]], data: Sequence[bytes], words: Sequence[bytes]
+    ) -> list[BlobPlace]:
+        """Write the blobs of the records up to `last`, one behind the other, each of checksums, data and words.
 
         Returns:
             The fields of each record that say where its blob is.
         """
-        at, blobs, places = self.segments.next_offset, list[bytes](), list[BlobPlace]()
-        for sums, data, words in parts:
-            blobs.append(self._blob(at, sums, data, words))
+        blobs: list[bytes] = []
+        at = self.segments.next_offset
+        for parts in zip(sums, data, words, strict=True):
+            blobs.append(self._blob(at, *parts))
             at += len(blobs[-1])
         number, offset = self.segments.append(b"".join(blobs), last)
+        places: list[BlobPlace] = []
         for blob in blobs:
             places.append((number, offset, len(blob), xxhash.xxh3_64_intdigest(blob)))
             offset += len(blob)

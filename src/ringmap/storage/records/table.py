@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -372,24 +372,25 @@ class EpisodeTable:
 
     def start_of(self, seq: int) -> Position:
         """Return the start of record `seq`, unchecked: for walking a checked range."""
-        return Position(int(self._peek(seq)[0]))
+        (starts, *_), slot = self._peek(seq)
+        return Position(int(starts[slot]))
 
     def first_live(self, seq: int, stop: int, tail: Position) -> int:
         """Return the first record in `[seq, stop)` of an episode at or after `tail`, else `stop`. O(skipped)."""
         while seq < stop:
-            start, kind, flags, _ = self._peek(seq)
-            if start >= tail and kind == EPISODE and not flags & DROPPED:
+            (starts, kinds, flags, _), slot = self._peek(seq)
+            if starts[slot] >= tail and kinds[slot] == EPISODE and not flags[slot] & DROPPED:
                 return seq
             seq += 1
         return stop
 
-    def _peek(self, seq: int) -> list[Any]:
-        """Return start, kind, flags and number in the slot of record `seq`, unchecked."""
+    def _peek(self, seq: int) -> tuple[Sequence[Any], int]:
+        """Return the columns of starts, kinds, flags and numbers, unchecked, and the place of record `seq` in them."""
         slot, walk = seq % self.slots, self._walk
         if walk is not None:
-            return [column[slot] for column in walk]
-        row = self._read(slot, 1)[0]
-        return [row[name] for name in _WALKED_FIELDS]
+            return walk, slot
+        row = self._read(slot, 1)
+        return [row[name] for name in _WALKED_FIELDS], 0
 
     def find(self, start: int, first: int, last: int) -> Record | None:
         """Return the stored episode's record that starts at a position, among records `[first, last]`; None if it is
@@ -415,11 +416,8 @@ class EpisodeTable:
 
     def _is_before(self, seq: int, start: int) -> bool:
         """Tell whether record `seq` starts before a position, or was overwritten; unchecked."""
-        slot, walk = seq % self.slots, self._walk
-        if walk is None:
-            found, _, _, number = self._peek(seq)
-            return bool(found < start or number != seq)
-        return bool(walk[0][slot] < start or walk[3][slot] != seq)
+        (starts, _, _, numbers), slot = self._peek(seq)
+        return bool(starts[slot] < start or numbers[slot] != seq)
 
     def search(self, start: int, first: int, last: int) -> Record | None:
         """Return what `find` does, after a look at every record. O(n), vectorised."""
