@@ -10,7 +10,6 @@ import os
 import pickle
 import shutil
 from contextlib import ExitStack
-from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -754,7 +753,7 @@ def never_told(self, state, _real=StateFile.write):
 
 def without(name, _real=Store.commit_now):
     """Return a commit that does not store what it has as `name`."""
-    return lambda self, files, new, stored=None: _real(self, files, replace(new, **{name: None}), stored)
+    return lambda self, files, new, stored=None: _real(self, files, new._replace(**{name: None}), stored)
 
 
 # Each control is a planted fault and a script of the machine's own rules that must stumble over it.

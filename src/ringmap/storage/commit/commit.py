@@ -186,12 +186,12 @@ class Committer(Handle):
         if durable:
             files.sync_written(rows)
         last = len(records) - 1
-        for number, (one, place) in enumerate(zip(records, places, strict=True)):
+        for number, one in enumerate(records):
             if number:
                 files.publish_again()  # state.bin may lag by one record, not by two
                 files.protect(0, self.seq + 1, files.state)
             # 5. The record. 6. The state.
-            record = self._record(one, self.committed_head, combine(sums[number]), place, begun)
+            record = self._record(one, self.committed_head, combine(sums[number]), places[number], begun)
             files.append(record, durable and number == last)
             self._remember(record)
             if stored is not None:

@@ -230,8 +230,8 @@ class CommitFiles:
         """
         blobs: list[bytes] = []
         at = self.segments.next_offset
-        for parts in zip(sums, data, words, strict=True):
-            blobs.append(self._blob(at, *parts))
+        for i in range(len(sums)):
+            blobs.append(self._blob(at, sums[i], data[i], words[i]))
             at += len(blobs[-1])
         number, offset = self.segments.append(b"".join(blobs), last)
         places: list[BlobPlace] = []
