@@ -49,14 +49,14 @@ def small_walks(monkeypatch):
     monkeypatch.setattr(recovery, "NEWEST", 8)
 
 
-def flipped(sound, folder, name, bit):
-    """Return a copy of the directory in which one bit of a field of the record is flipped; None: of no field."""
+def flipped(sound, folder, name, bit, record=MIDDLE):
+    """Return a copy of the directory in which one bit of a field of a record is flipped; None: of no field."""
     path = folder / "flipped"
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(sound, path)
     if name is not None:
         with open(path / "episodes.npy", "r+b") as file:
-            file.seek(HEADER_NBYTES + MIDDLE * RECORD.itemsize + RECORD.fields[name][1] + bit // 8)
+            file.seek(HEADER_NBYTES + record * RECORD.itemsize + RECORD.fields[name][1] + bit // 8)
             byte = file.read(1)[0]
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte ^ 1 << bit % 8]))
@@ -126,3 +126,16 @@ def test_control_an_opening_that_does_not_compare_neighbours(sound, tmp_path, mo
     path, truth = sound
     served = {name for name, bit in FIELDS if wrong(truth["r"], reads(flipped(path, tmp_path, name, bit), "r"))}
     assert served >= {"start", "length", "ordinal"}
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("hashes", [True, False], ids=["hashed", "control"])
+def test_an_opening_hashes_the_newest_records(sound, tmp_path, monkeypatch, mode, hashes):
+    """The time of a commit is no neighbour's business: its checksum alone tells that it was flipped."""
+    path = flipped(sound[0], tmp_path, "time", 2, record=EPISODES - 3)
+    if hashes:
+        with pytest.raises(RingmapError, match=rf"record {EPISODES - 3}\b"):
+            ReplayBuffer.open(path, mode=mode)
+    else:
+        monkeypatch.setattr(recovery, "NEWEST", 0)
+        ReplayBuffer.open(path, mode=mode).close()
