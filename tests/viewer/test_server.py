@@ -1,6 +1,7 @@
 """The server's answers: what is stored, who may ask, what is refused, and what one request may take."""
 
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -438,6 +439,26 @@ def test_what_one_request_may_take(tmp_path, serve, monkeypatch):
     monkeypatch.setattr("ringmap.viewer.download.MOST_NBYTES", 100_000)
     assert "ringmap convert" in client.json("download", p=key, e=0, **{"as": "hdf5"}, status=413)["error"]
     assert "expected hdf5" in client.json("download", p=key, e=0, **{"as": "exe"}, status=400)["error"]
+
+
+def test_a_ring_that_vanished_before_it_is_followed_says_so_and_comes_back(tmp_path, serve):
+    fill(tmp_path / "runs/ring", 3).close()
+    client = serve(tmp_path / "runs")
+    (key,) = client.keys().values()
+    (tmp_path / "runs/ring").rename(tmp_path / "elsewhere")
+    cookie = f"ringmap-{client.port}={client.server.token}"
+    request = f"GET /api/events?p={key} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {cookie}\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):  # the second asks when the server knows that it is gone
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", client.port), timeout=30))
+            connection.sendall(request.encode())
+            lines = connection.makefile("rb")
+            assert lines.readline().startswith(b"HTTP/1.1 200")  # a browser does not ask again after an error
+            states = (json.loads(line[5:]) for line in lines if line.startswith(b"data:"))
+            assert "was removed or renamed" in next(states)["problem"]
+        (tmp_path / "elsewhere").rename(tmp_path / "runs/ring")
+        assert next(states)["episodes"] == 3
+    client.api("events", status=404, p="nothing")
 
 
 def test_a_slow_client_keeps_nobody_waiting(serve, ring):

@@ -312,7 +312,7 @@ class Viewer:
     async def events(self, request: Request) -> Response:
         """Send what is stored in a place whenever it changes, until the client goes or the server ends."""
         key = _text(request, "p")
-        await self.run(lambda: self.library.shown(key))
+        await self.run(lambda: self.library.place(key))  # that it can't be read is a message: no browser asks again
         followed = self._followed.get(key)
         if followed is None or followed.is_over:
             followed = self._followed[key] = _Followed(self, key)

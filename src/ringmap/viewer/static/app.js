@@ -22,12 +22,13 @@ class Page {
     for (const call of this.later) call();
   }
   follow(key, call) {
-    let events = null, before = null;
+    let events = null, before = null, retry = 0;
     const wrong = el("div", {});
     let heard = 0;
     const timer = setInterval(() => { if (before && Date.now() - heard >= STILL_MS) call(before, before); }, STILL_MS);
     const listen = () => {
       events?.close();
+      clearTimeout(retry);
       if (document.hidden) return; // a browser has six connections for all its tabs
       events = new EventSource(api("events", { p: key }));
       events.onmessage = (message) => {
@@ -43,11 +44,12 @@ class Page {
       events.onerror = () => {
         live.className = "bad";
         live.textContent = "not connected";
+        if (events.readyState === EventSource.CLOSED) retry = setTimeout(listen, STILL_MS); // refused: a browser gives up
       };
     };
     listen();
     document.addEventListener("visibilitychange", listen);
-    this.later.push(() => { events?.close(); clearInterval(timer); document.removeEventListener("visibilitychange", listen); });
+    this.later.push(() => { events?.close(); clearInterval(timer); clearTimeout(retry); document.removeEventListener("visibilitychange", listen); });
   }
 }
 
