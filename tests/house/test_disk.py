@@ -131,7 +131,7 @@ def test_control():
     assert changes(HARMLESS) == []
 
 
-LOCAL = {SRC / "storage/disk/local.py", SRC / "formats/common/disk.py"}
+LOCAL = {SRC / "storage/disk/paths.py", SRC / "formats/common/disk.py"}
 
 
 def absolute_paths(source):

@@ -23,7 +23,7 @@ from ringmap.data import (
 )
 from ringmap.errors import InputError, NotFoundError
 from ringmap.formats.catalog import prefixes
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 
 ADDRESSES = [
     "s3://bucket/a",

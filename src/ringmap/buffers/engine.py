@@ -66,14 +66,13 @@ from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.store import Store
-from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.calls import end_noted, note_nested, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import describe, holder_of
 from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.disk.paths import local_path
 from ringmap.storage.disk.process import Forkable, before_exit
-from ringmap.storage.disk.system import cores
+from ringmap.storage.disk.system import clear_reads, cores
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 
 from ringmap.errors import DamageError, InputError, NotFoundError, UnknownFormatError
-from ringmap.storage.disk.local import local_path, refuse_address
+from ringmap.storage.disk.paths import local_path, refuse_address
 from ringmap.storage.records.manifest import DISTILLATION, EPISODES, LABELS, ROWS, TRANSITIONS
 
 __all__ = [

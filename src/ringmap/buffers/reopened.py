@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ringmap.buffers.engine import Engine
 from ringmap.errors import ReplacedError
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 
 __all__ = ["Reopened"]
 

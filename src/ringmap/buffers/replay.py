@@ -60,12 +60,11 @@ from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.open_episode import OpenEpisode, finish_open
 from ringmap.storage.commit.store import JOINED_NBYTES, Store
 from ringmap.storage.directory import examine, read_manifest
-from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.memory import MemoryDisk
-from ringmap.storage.disk.system import memory_left
+from ringmap.storage.disk.paths import local_path
+from ringmap.storage.disk.system import clear_reads, memory_left
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader

@@ -36,7 +36,7 @@ from ringmap.storage.commit.create import make_folder
 from ringmap.storage.directory import examine, read_manifest
 from ringmap.storage.disk.calls import refuse_nested, thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_whole, retry
 from ringmap.storage.read.recovery import small_state_in

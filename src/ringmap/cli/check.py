@@ -12,7 +12,7 @@ from ringmap.cli.console import count, show, show_json
 from ringmap.cli.options import AsJson, Place, Quiet
 from ringmap.cli.progress import bar
 from ringmap.errors import DamageError, NotFoundError
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 
 if TYPE_CHECKING:
     from ringmap.storage.inspect.check import Finding

@@ -20,7 +20,7 @@ import typer
 from ringmap.cli.console import count, show
 from ringmap.errors import ExistsError, RingmapError
 from ringmap.extras import require
-from ringmap.storage.disk.local import refuse_address
+from ringmap.storage.disk.paths import refuse_address
 
 if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer

@@ -15,7 +15,7 @@ from ringmap.cli.resolve import episodes_at, free_path
 from ringmap.errors import InputError
 from ringmap.formats.media.films import write_film
 from ringmap.formats.media.images import axes_of, enlarged, sheet, shown, spread
-from ringmap.storage.disk.local import refuse_address
+from ringmap.storage.disk.paths import refuse_address
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,7 +13,7 @@ from ringmap.cli.console import count, show, show_json
 from ringmap.cli.options import AsJson, Buffer
 from ringmap.cli.progress import bar
 from ringmap.errors import NotFoundError
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 
 Apply = Annotated[bool, typer.Option("--apply", help="Do it; otherwise only say what would be done.")]
 

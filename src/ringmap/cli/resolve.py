@@ -10,7 +10,7 @@ from typing import Any
 
 from ringmap.buffers.located import DATASET, EPISODES, ROWS, TRANSITIONS, holds_rings, look
 from ringmap.errors import ExistsError, NotFoundError
-from ringmap.storage.disk.local import refuse_address
+from ringmap.storage.disk.paths import refuse_address
 
 __all__ = ["episodes_at", "format_for", "free_path", "say_written"]
 

@@ -13,7 +13,7 @@ from ringmap.buffers.located import BUFFERS, EPISODES, holds_rings, look
 from ringmap.cli.console import clean, console, count, percent, plain, show, show_table
 from ringmap.cli.options import AsJson, Buffer
 from ringmap.storage.disk.calls import thread
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 
 if TYPE_CHECKING:
     from ringmap.storage.read.reader import Reader

@@ -33,12 +33,11 @@ from ringmap.errors import (
     LockedError,
     NewerVersionError,
 )
-from ringmap.storage.disk.advice import remedy
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import MARKS
-from ringmap.storage.disk.system import NotAFileError
+from ringmap.storage.disk.system import NotAFileError, remedy
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.ring import Position

@@ -22,9 +22,9 @@ from ringmap.collection.seeds import Seeds
 from ringmap.errors import EnvironmentFault, ExistsError, InputError, LockedError
 from ringmap.fleet.weights import Weights
 from ringmap.storage.commit.create import make_folder
-from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
+from ringmap.storage.disk.system import clear_errors
 from ringmap.world.collecting import Collection
 from ringmap.world.rollout import count_of
 from ringmap.world.world import World

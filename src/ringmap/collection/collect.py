@@ -22,7 +22,7 @@ from ringmap.collection.supervisor import Supervisor
 from ringmap.errors import InputError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import Weights
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.storage.disk.system import cores
 from ringmap.world.collecting import kept_seeds
 from ringmap.world.rollout import bar_of

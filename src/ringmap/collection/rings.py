@@ -19,9 +19,9 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.collection.seeds import finished_in
 from ringmap.errors import InputError, LockedError
 from ringmap.storage.directory import read_manifest
-from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import FINE, Paths
+from ringmap.storage.disk.system import clear_errors
 from ringmap.world.collecting import Collection, progress_of
 from ringmap.world.progress import Progress
 

@@ -20,8 +20,7 @@ import xxhash
 from ringmap.clips.marks import Mark, MarkFile, checked_flags, checked_note, marked, record_key
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
-from ringmap.storage.disk.paths import MARKS
+from ringmap.storage.disk.paths import MARKS, local_path
 
 __all__ = ["Mark", "Marks"]
 

@@ -27,7 +27,7 @@ from ringmap.extras import require
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 
 require("sb3", "ringmap.sb3")
 

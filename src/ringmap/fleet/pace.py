@@ -39,11 +39,10 @@ from ringmap.fleet.alone import Alone
 from ringmap.fleet.rings import Rings
 from ringmap.fleet.tally import Tally
 from ringmap.storage.commit.create import make_folder
-from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
-from ringmap.storage.disk.paths import Paths
+from ringmap.storage.disk.paths import Paths, local_path
+from ringmap.storage.disk.system import clear_errors
 
 __all__ = ["Pace"]
 

@@ -34,11 +34,11 @@ from ringmap.errors import (
 from ringmap.extras import require
 from ringmap.fleet.alone import Alone
 from ringmap.storage.commit.create import make_folder
-from ringmap.storage.disk.advice import clear_error, clear_errors
 from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.disk.files import Disk, FileHandle
-from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
+from ringmap.storage.disk.paths import local_path
+from ringmap.storage.disk.system import clear_error, clear_errors
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ringmap.errors import InputError, MissingFormatError, UnsupportedError
 from ringmap.extras import missing
 from ringmap.formats.base import Format
-from ringmap.storage.disk.local import refuse_address
+from ringmap.storage.disk.paths import refuse_address
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

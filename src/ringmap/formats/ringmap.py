@@ -30,8 +30,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
-from ringmap.storage.disk.paths import MANIFEST, TABLE
+from ringmap.storage.disk.paths import MANIFEST, TABLE, local_path
 from ringmap.storage.read.episodes import joined_data
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader

@@ -24,8 +24,7 @@ from ringmap.errors import ClosedError, InputError, RingmapError, RoleError
 from ringmap.extras import require
 from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
-from ringmap.storage.disk.paths import Paths
+from ringmap.storage.disk.paths import Paths, local_path
 
 __all__ = [
     "Found",

@@ -22,7 +22,7 @@ from ringmap.recording.dumping import dump, place_of
 from ringmap.recording.hooks import Hooks
 from ringmap.recording.keys import Keys
 from ringmap.recording.recorder import Recorder
-from ringmap.storage.disk.local import refuse_address
+from ringmap.storage.disk.paths import refuse_address
 
 __all__ = ["WHERE", "Recording"]
 

@@ -20,9 +20,8 @@ from ringmap.errors import DamageError, ExistsError
 from ringmap.formats.common.disk import exchange
 from ringmap.storage.directory import examine
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock
-from ringmap.storage.disk.paths import Paths
+from ringmap.storage.disk.paths import Paths, local_path
 
 __all__ = ["dump", "place_of"]
 

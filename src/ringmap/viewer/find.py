@@ -32,8 +32,7 @@ from ringmap.errors import NotFoundError, RingmapError
 from ringmap.formats.registry import detect_format
 from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import refuse_address
-from ringmap.storage.disk.paths import SIGNS, Paths
+from ringmap.storage.disk.paths import SIGNS, Paths, refuse_address
 
 __all__ = ["FLEET", "PROBLEM", "Place", "find"]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ringmap.buffers.located import EPISODES, TRANSITIONS
 from ringmap.errors import ClosedError, InputError, NotFoundError, ReplacedError, RingmapError
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.storage.inspect.describe import Facts, facts_of, nbytes_of
 from ringmap.viewer.find import FLEET, PROBLEM, Place, find
 from ringmap.viewer.fleet import Fleet

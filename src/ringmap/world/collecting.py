@@ -33,7 +33,7 @@ from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
 from ringmap.formats.common.refusals import KEEP_ALL, Drop, Refused, refusal, refused_where_none_fit
 from ringmap.formats.common.writer import EpisodeWriter, tell_facts
 from ringmap.formats.episode import no_append
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows, Names
 from ringmap.world.infos import Row

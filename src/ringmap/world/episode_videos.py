@@ -14,7 +14,7 @@ import numpy as np
 from ringmap.errors import InputError
 from ringmap.formats.media.films import FilmWriter, open_film
 from ringmap.formats.media.images import is_frame, resample_of, resized, shown
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.world.infos import Row
 from ringmap.world.rollout import Turn
 from ringmap.world.tasks import Task

@@ -34,7 +34,7 @@ from ringmap.errors import InputError, NoClipsError, ReadOnlyError
 from ringmap.storage.columns.nested import nested
 from ringmap.storage.disk.calls import note_nested
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.storage.records.manifest import DISTILLATION
 
 __all__ = ["DistillationBuffer"]

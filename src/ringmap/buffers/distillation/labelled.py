@@ -24,7 +24,7 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.directory import examine
 from ringmap.storage.disk.calls import Turn
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.storage.read.read_live import redraw_lost
 from ringmap.storage.records.manifest import LABELS as LABELS_KIND
 from ringmap.storage.records.manifest import Kind

@@ -28,8 +28,8 @@ from ringmap.buffers.rollout.tensors import StepTensors
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import CorruptError, InputError, NoClipsError
 from ringmap.extras import require
-from ringmap.storage.disk.advice import clear_errors
-from ringmap.storage.disk.local import local_path, refuse_address
+from ringmap.storage.disk.paths import local_path, refuse_address
+from ringmap.storage.disk.system import clear_errors
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -55,7 +55,7 @@ from ringmap.formats.common.refusals import Drop
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.calls import thread
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.storage.inspect.check import Finding
 from ringmap.storage.inspect.describe import WriterFacts, writer_of
 

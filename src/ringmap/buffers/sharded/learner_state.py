@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from ringmap.buffers.engine import door
 from ringmap.errors import EnvironmentFault, InputError, LockedError
 from ringmap.storage.commit.create import make_folder
-from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import Paths
+from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.priorities import PriorityFile

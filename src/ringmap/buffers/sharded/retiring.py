@@ -20,10 +20,10 @@ from ringmap.arguments import positive_real
 from ringmap.buffers.sharded.rings import Ring
 from ringmap.errors import InputError, LockedError
 from ringmap.storage.commit.create import make_folder
-from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import Paths
+from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.inspect.describe import nbytes_of
 
 __all__ = ["RETIRED", "Retiring", "idle_s", "remove_ring"]

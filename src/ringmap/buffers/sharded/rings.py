@@ -49,10 +49,9 @@ from ringmap.errors import (
 )
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory import read_manifest
-from ringmap.storage.disk.advice import clear_error, remedy
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
-from ringmap.storage.disk.paths import FINE, Paths
+from ringmap.storage.disk.paths import FINE, Paths, local_path
+from ringmap.storage.disk.system import clear_error, remedy
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.manifest import TRANSITIONS, Manifest
 

@@ -70,7 +70,7 @@ from ringmap.storage.commit.store import Store
 from ringmap.storage.directory import examine, read_manifest
 from ringmap.storage.disk.calls import note_nested, thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.storage.records.blobs import encode_data, is_shown
 from ringmap.storage.records.manifest import TRANSITIONS, must_be
 from ringmap.storage.records.step_file import EARLIER_LIMIT

@@ -14,8 +14,7 @@ from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, window_of
 from ringmap.clips.where import Values, names_in, select
 from ringmap.errors import ArgumentTypeError, InputError, NoClipsError, NotFoundError
 from ringmap.storage.disk.calls import thread
-from ringmap.storage.disk.local import local_path
-from ringmap.storage.disk.paths import MARKS
+from ringmap.storage.disk.paths import MARKS, local_path
 
 __all__ = ["EpisodeSampler"]
 

@@ -37,7 +37,7 @@ from ringmap.formats.registry import (
     refuse_zip,
 )
 from ringmap.storage.directory import refuse_dangling
-from ringmap.storage.disk.local import refuse_address
+from ringmap.storage.disk.paths import refuse_address
 
 __all__ = ["get_cache_dir", "load_arrays", "load_dataset"]
 

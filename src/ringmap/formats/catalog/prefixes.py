@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmap.errors import InputError, NotFoundError
-from ringmap.storage.disk.local import refuse_address
+from ringmap.storage.disk.paths import refuse_address
 
 __all__ = ["has_prefix", "list_prefixes", "load_prefixed", "place_of", "register_dataset", "takes"]
 

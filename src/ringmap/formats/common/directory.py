@@ -36,7 +36,7 @@ from ringmap.errors import (
 )
 from ringmap.formats.media.films import Decoders
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 
 __all__ = [
     "DecodingSource",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmap.errors import InputError
 from ringmap.formats.base import Format, Writer
-from ringmap.storage.disk.local import refuse_address
+from ringmap.storage.disk.paths import refuse_address
 
 if TYPE_CHECKING:
     from ringmap.datasets.stored import ColumnSource, StoredDataset

@@ -32,7 +32,7 @@ from ringmap.formats.episode import (
 )
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.disk.calls import Turn
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import rate_text
 

@@ -44,7 +44,7 @@ from ringmap.formats.media.films import Decoder, decode_runs
 from ringmap.formats.media.images import Picture, decode_into, picture_of
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.disk.local import local_path
+from ringmap.storage.disk.paths import local_path
 from ringmap.storage.records.manifest import as_rate
 
 __all__ = ["BOXED", "LeRobot", "LeRobotSource"]

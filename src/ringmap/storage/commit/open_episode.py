@@ -31,9 +31,9 @@ from ringmap.storage.columns.values import NUMBERS, as_array
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store
-from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import STREAM
+from ringmap.storage.disk.system import clear_reads
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, read_steps

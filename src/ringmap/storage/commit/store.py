@@ -48,11 +48,11 @@ from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.group import Groups, OpenGroup, follows, left_open
 from ringmap.storage.commit.sync import BackgroundSync, Sync
 from ringmap.storage.directory import examine, hold, read_manifest
-from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
 from ringmap.storage.disk.calls import end_noted, lifted, nested, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import Paths
+from ringmap.storage.disk.system import clear_error, clear_errors, clear_reads
 from ringmap.storage.read.handle import Texts
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of

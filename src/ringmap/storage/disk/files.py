@@ -33,8 +33,7 @@ from typing import Any, NoReturn, Self, cast
 import numpy as np
 
 from ringmap.errors import ClosedError, EnvironmentFault, ReplacedError
-from ringmap.storage.disk.advice import remedy
-from ringmap.storage.disk.system import Data, Room, System, kind_of
+from ringmap.storage.disk.system import Data, Room, System, kind_of, remedy
 
 __all__ = ["BriefFile", "Disk", "File", "FileHandle", "closed"]
 

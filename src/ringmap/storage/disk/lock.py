@@ -19,9 +19,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ringmap.errors import EnvironmentFault, LockedError
-from ringmap.storage.disk.advice import remedy
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.system import NotAFileError
+from ringmap.storage.disk.system import NotAFileError, remedy
 
 if TYPE_CHECKING:
     from filelock import FileLock

@@ -1,4 +1,6 @@
-"""Paths: the names in a buffer's directory, and the only table of them.
+"""Paths: the one that a caller gives, and the names in a buffer's directory.
+
+    "runs/replay"  ->  "/jobs/runs/replay"          "s3://bucket/replay"  ->  InputError
 
     entry            made               copied by a snapshot      checked and repaired as
     lock             by a writer        no                        -
@@ -13,15 +15,19 @@
 Only segments (`data/N.bin`), folders of rows that wait (`open/ID/`), what repair makes anew, and sidecars'
 temporary files are ever removed.
 
-Invariants: no other module names such a file; no other file in the directory is ours.
-Not here: the content of the files; the names of columns and segments, which are in the manifest and the records.
+Invariants: no other module names such a file, or makes a given path absolute; no other file in the directory is ours.
+Not here: the content of the files; the names of columns and segments, which are in the manifest and the records; ids
+with a prefix, such as "minari:door/human-v2" (formats/catalog/prefixes.py).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+from ringmap.errors import InputError
 
 __all__ = [
     "COLUMNS",
@@ -46,6 +52,8 @@ __all__ = [
     "WORDS",
     "Entry",
     "Paths",
+    "local_path",
+    "refuse_address",
 ]
 
 LOCK, MANIFEST, TABLE, STATE = "lock", "manifest.json", "episodes.npy", "state.bin"
@@ -121,3 +129,38 @@ class Paths:
         self.data = os.path.join(folder, DATA)
         self.open = os.path.join(folder, OPEN)
         self.lock = os.path.join(folder, LOCK)
+
+
+# -- the paths that callers give -----------------------------------------------------------------
+
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
+
+
+def refuse_address(path: str | os.PathLike[str]) -> None:
+    """Raise InputError if a path is an address: a scheme, such as s3, gs, hf, https or file, and "://".
+
+    A `pathlib.Path` of an address has one slash; as a text, "a:/b" is a path below the folder "a:".
+    """
+    address = _ADDRESS.match(os.fspath(path))
+    if address is not None and (address[2] or not isinstance(path, str)):
+        raise InputError(
+            f"{os.fspath(path)}: is an address (scheme {address[1]!r}), expected the path of a local file or folder; "
+            "copy the data to this machine first, or mount them as a folder"
+        )
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """Return a path that a caller gives, absolute.
+
+    Raises:
+        InputError: it is an address.
+
+    Example:
+        >>> local_path("/runs/../replay")
+        '/replay'
+        >>> local_path("s3://bucket/replay")
+        Traceback (most recent call last):
+        ringmap.errors.InputError: s3://bucket/replay: is an address (scheme 's3'), expected ...
+    """
+    refuse_address(path)
+    return os.path.abspath(path)

@@ -1,4 +1,4 @@
-"""The differences between operating systems, chosen at run time.
+"""The operating system: the differences between systems, chosen at run time, and their errors in words.
 
 Each service has a fallback that any system can run; `System(portable=True)` takes
 every fallback at once, so that a test on Linux exercises them all.
@@ -26,7 +26,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | open files, and their limit | /proc, getrlimit | /dev, getrlimit | - | unknown: the error of an opening says it |
 | end with the parent process | prctl | - | - | none: the caller watches it |
 
-Not here: when any of these is called, and faults (files.py).
+Not here: when any of these is called, and faults (files.py); what an error did to the caller's data (who calls).
 """
 
 from __future__ import annotations
@@ -43,16 +43,29 @@ import stat
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError
+from ringmap.errors import CorruptError, EnvironmentFault, RingmapError
 from ringmap.storage.disk.process import Forkable, Renew, disk_reads
 
-__all__ = ["Data", "NotAFileError", "Room", "System", "cores", "file_system", "kind_of", "memory_left"]
+__all__ = [
+    "Data",
+    "NotAFileError",
+    "Room",
+    "System",
+    "clear_error",
+    "clear_errors",
+    "clear_reads",
+    "cores",
+    "file_system",
+    "kind_of",
+    "memory_left",
+    "remedy",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Data = bytes | bytearray | memoryview
@@ -626,3 +639,75 @@ def file_system(path: str) -> str:
 
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 """How the kernel writes a space, and other bytes that would break a line up, in the name of a mount point."""
+
+
+# -- errors of the system, in words --------------------------------------------------------------
+
+_REMEDIES = {
+    errno.EMFILE: "close files, or raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "close files: the whole machine has too many open",
+    errno.EROFS: "mount the file system for writing, or choose another path",
+    errno.EACCES: "give this process the permission, or choose another path",
+    errno.EPERM: "give this process the permission, or choose another path",
+}
+
+
+def remedy(error: OSError) -> str:
+    """Return the remedy before the call is repeated.
+
+    Example:
+        >>> remedy(OSError(errno.ENOSPC, "No space left on device"))
+        'free space or mend the disk'
+    """
+    return _REMEDIES.get(error.errno or 0, "free space or mend the disk")
+
+
+def clear_error(error: OSError, where: str, folder: str, became: str = "", then: str = "") -> EnvironmentFault:
+    """Return an error that says where an error of the operating system struck, its effect, and the remedy.
+
+    Args:
+        error: of the operating system.
+        where: the method to name.
+        folder: named if the error names no file.
+        became: the effect on the caller's data.
+        then: the remedy; "" for the remedy of the error, and another call.
+    """
+    said = [f"{where}: {error.strerror or error} ({error.filename or folder})", became]
+    said.append(then or f"{remedy(error)}, then call it again")
+    return EnvironmentFault(error.errno, "; ".join(filter(None, said)))
+
+
+@contextlib.contextmanager
+def clear_errors(
+    where: str,
+    folder: str,
+    became: Callable[[], str] = str,
+    then: str = "",
+    passing: tuple[type[Exception], ...] = (RingmapError,),
+) -> Iterator[None]:
+    """Replace an error of the operating system by that of `clear_error`. Where each microsecond counts, call that
+    instead.
+
+    Args:
+        where: as for `clear_error`, and so `folder` and `then`.
+        folder: see there.
+        became: returns the effect on the caller's data.
+        then: see there.
+        passing: errors that are not replaced.
+
+    Raises:
+        EnvironmentFault: in place of an OSError that is not ours.
+    """
+    try:
+        yield
+    except passing:
+        raise
+    except OSError as error:
+        raise clear_error(error, where, folder, became(), then) from error
+
+
+@contextlib.contextmanager
+def clear_reads(where: str, folder: str) -> Iterator[None]:
+    """Do the work of `clear_errors` for a call that only reads; a missing file has a separate error."""
+    with clear_errors(where, folder, passing=(RingmapError, FileNotFoundError)):
+        yield

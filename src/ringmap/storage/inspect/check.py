@@ -43,11 +43,10 @@ import numpy as np
 
 from ringmap.errors import NewerVersionError, UnreleasedVersionError
 from ringmap.storage.directory import links_in
-from ringmap.storage.disk.advice import clear_error
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
-from ringmap.storage.disk.paths import FINE, MANIFEST, SIGNS, Paths
+from ringmap.storage.disk.paths import FINE, MANIFEST, SIGNS, Paths, local_path
+from ringmap.storage.disk.system import clear_error
 from ringmap.storage.inspect.scan import Finding, Scan
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.recovery import Progress

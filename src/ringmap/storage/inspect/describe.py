@@ -23,9 +23,8 @@ from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.group import follows
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import holder_of
-from ringmap.storage.disk.paths import STREAM, Paths
+from ringmap.storage.disk.paths import STREAM, Paths, local_path
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.manifest import TRANSITIONS, VERSION, Manifest
 from ringmap.storage.records.step_file import StoredSteps, read_steps

@@ -36,11 +36,22 @@ from ringmap.errors import CorruptError, EnvironmentFault, NewerVersionError, Sy
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.directory import refuse_links
-from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.local import local_path
 from ringmap.storage.disk.lock import WriterLock
-from ringmap.storage.disk.paths import COLUMNS, DATA, LOCK, MANIFEST, MARKS, OPEN, STATE, STREAM, TABLE, Paths
+from ringmap.storage.disk.paths import (
+    COLUMNS,
+    DATA,
+    LOCK,
+    MANIFEST,
+    MARKS,
+    OPEN,
+    STATE,
+    STREAM,
+    TABLE,
+    Paths,
+    local_path,
+)
+from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.disk.two_slots import SLOT_NBYTES
 from ringmap.storage.inspect.scan import ORPHAN, Scan
 from ringmap.storage.inspect.snapshot import refuse_target, workplace

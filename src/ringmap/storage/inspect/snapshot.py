@@ -35,11 +35,11 @@ from ringmap.storage.columns.rows import Rows
 from ringmap.storage.commit.create import make_folder, make_parts
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory import read_manifest
-from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import LOCK, NAMES, Paths
+from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.read.recovery import bad_rows, small_state_of

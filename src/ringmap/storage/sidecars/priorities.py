@@ -44,11 +44,11 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import File, closed
 from ringmap.storage.disk.frames import END, HEADER, FrameReader, FrameWriter
 from ringmap.storage.disk.paths import PRIORITIES, UNFINISHED
 from ringmap.storage.disk.process import Begun, begin
+from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.disk.two_slots import SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.table import Record
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
