@@ -12,8 +12,7 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.data import ReturnToGo, ShardedReplayBuffer
-from ringmap.storage.columns.memmap import HEADER_NBYTES, MemmapColumn
-from ringmap.storage.columns.rows import AdjacentColumn
+from ringmap.storage.columns.memmap import HEADER_NBYTES, AdjacentColumn, MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Pulse
 from ringmap.storage.records.table import RECORD

@@ -181,8 +181,8 @@ def test_weights():
 
 def test_control(monkeypatch):
     """An array that begins 16 bytes later is found."""
-    begin = copying._begin
-    monkeypatch.setattr(copying, "_begin", lambda raw: begin(raw) + 16)
+    begin = copying.addressof
+    monkeypatch.setattr(copying, "addressof", lambda raw: begin(raw) - 16)
     monkeypatch.setattr(copying, "ALIGNMENT", 128)
     large, wrong = misplaced(write(ReplayBuffer(200)).sample(32))
     assert large == len(wrong) == 2

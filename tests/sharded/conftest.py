@@ -4,8 +4,7 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.errors import ReplacedError
-from ringmap.storage.columns.memmap import MemmapColumn
-from ringmap.storage.columns.rows import AdjacentColumn
+from ringmap.storage.columns.memmap import AdjacentColumn, MemmapColumn
 from ringmap.storage.disk.system import System
 from tests.buffers.steps import columns, episode
 from tests.disks import ram_folder

@@ -17,8 +17,8 @@ from ringmap.clips.many import Piece, gather_many
 from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import ClosedError, ReadOnlyError
 from ringmap.storage.columns import base
-from ringmap.storage.columns.memmap import MemmapColumn
-from ringmap.storage.columns.rows import AdjacentColumn, AdjacentRows
+from ringmap.storage.columns.memmap import AdjacentColumn, MemmapColumn
+from ringmap.storage.columns.rows import AdjacentRows
 from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.disk.system import Room, System
 from ringmap.storage.read.handle import Pulse

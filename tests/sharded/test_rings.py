@@ -37,8 +37,7 @@ from ringmap.errors import (
     NewerVersionError,
     NoClipsError,
 )
-from ringmap.storage.columns.memmap import MemmapColumn
-from ringmap.storage.columns.rows import AdjacentColumn
+from ringmap.storage.columns.memmap import AdjacentColumn, MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from ringmap.storage.read.read_live import retry

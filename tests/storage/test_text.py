@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema
-from ringmap.storage.columns.text import Words, coded, decoded, put, strings, unpack
+from ringmap.storage.columns.text import Words, coded, decoded, put, unpack
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.frames import HEADER
 from ringmap.storage.read.handle import Texts
@@ -25,7 +25,7 @@ texts = st.lists(st.text(st.characters(), max_size=9).map(lambda s: s.rstrip("\0
 def test_what_was_encoded_comes_back(parts):
     words, codes = Words(), []
     for part in parts:
-        codes.append(words.encode(strings(part)))
+        codes.append(words.encode(np.array(part, np.str_)))
     assert len({*words.words}) == len(words)
     again = Words(unpack(words.pack()))
     assert [again.decode(each).tolist() for each in codes] == parts

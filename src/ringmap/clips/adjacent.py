@@ -154,7 +154,7 @@ class AdjacentRings:
         sources = [reader.source for reader in readers.values()]
         seen = [source.rows for source in sources]  # once: another thread may open some
         rows = [own for own in seen if own is not None]
-        found = AdjacentRows.of(rows, sources[0].disk.system) if rows else None
+        found = AdjacentRows.of(rows) if rows else None
         return cls(readers, pulse, seen, found or AdjacentRows({}, 0, ()))
 
     @property
@@ -202,7 +202,7 @@ class AdjacentRings:
 
     @property
     def head(self) -> int:
-        """The head of a single ring; 0 of several: see `Takes.take`."""
+        """The head of a single ring; 0 of several: see `Column.take`."""
         return self.sources[0].head if len(self.sources) == 1 else 0
 
     # -- validation --------------------------------------------------------------------------------

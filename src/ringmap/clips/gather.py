@@ -35,7 +35,7 @@ from ringmap.clips.items import (
 )
 from ringmap.clips.parts import Joined, JoinedRows
 from ringmap.errors import NoClipsError
-from ringmap.storage.columns.base import Takes
+from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.copying import SPLIT_NBYTES, Readahead, aligned, take
 from ringmap.storage.columns.rows import AdjacentRows, Rows
 from ringmap.storage.columns.schema import Schema
@@ -516,7 +516,7 @@ class Plan:
         self.needs_bounds, self.size = cut.needs_bounds, size
         self.computed: Layout = {}
         self.steps: list[tuple[Steps, bool]] = []
-        self.columns: list[tuple[str, Takes, Taken, int, tuple[int, ...] | None]] = []
+        self.columns: list[tuple[str, Column, Taken, int, tuple[int, ...] | None]] = []
         for name, column in rows.by_name.items():
             taken = cut.of(name)
             if taken is not None:

@@ -43,7 +43,7 @@ from ringmap.formats.zarr.columns import (
 )
 from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.columns.text import decoded, strings, unpack
+from ringmap.storage.columns.text import decoded, unpack
 from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["CACHE_NBYTES", "ZarrSource"]
@@ -169,7 +169,7 @@ class _Handle:
             words = unpack(part_of(self.group, WORDS_BYTES, WORDS_ENDS, episode))
         except ValueError as error:
             raise CorruptError(f"{self._path}: words of episode {episode}: {error}") from None
-        return {"words": strings(words)}
+        return {"words": np.array(words, np.str_)}
 
     def rows(self, column: Column, rows: Array) -> Array:
         """Return rows of a column: a fresh array."""

@@ -11,7 +11,7 @@ backend writes `nbytes`, `create`, `faults`, `mend`, `write`, `take` and `sync`,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import Room
 
-__all__ = ["LARGE_NBYTES", "Column", "Live", "Takes"]
+__all__ = ["LARGE_NBYTES", "Column", "Live"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Live = Callable[[int, int], bool]
@@ -28,16 +28,6 @@ Live = Callable[[int, int], bool]
 
 LARGE_NBYTES = 64 << 20
 """A smaller column is read into memory in a few reads without hints."""
-
-
-class Takes(Protocol):
-    """What rows of one column are copied from."""
-
-    spec: ColumnSpec
-
-    def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
-        """Return a copy of the rows at `slots`; see `Column.take`."""
-        ...
 
 
 class Column:

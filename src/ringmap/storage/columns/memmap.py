@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, Self
 
@@ -33,7 +33,7 @@ from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk, File, closed
 from ringmap.storage.disk.system import Room
 
-__all__ = ["HEADER_NBYTES", "MemmapColumn", "npy_header", "read_label"]
+__all__ = ["HEADER_NBYTES", "AdjacentColumn", "MemmapColumn", "npy_header", "read_label"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -289,6 +289,24 @@ class MemmapColumn(Column):
     def close(self) -> None:
         """Release the descriptor and the map; a running read keeps them until it is done."""
         self._file, self._map = closed(self.path), None
+
+
+class AdjacentColumn(MemmapColumn):
+    """Rows of one column of several rings in one map, for `take` alone: the map has no file of its own."""
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], stride: int) -> AdjacentColumn | None:
+        """Return these columns as one, in which row 0 of number `i` is row `i * stride`; None if they can't be mapped.
+
+        `stride`: at least the rows of each; so many rows are whole pages.
+        """
+        first, spec, size = columns[0], columns[0].spec, stride * columns[0].spec.row_nbytes
+        room = Room.of(first.disk.system, len(columns) * size)
+        if room is None or not all(column.map_into(room, n * size) for n, column in enumerate(columns)):
+            return None
+        made = cls(first.disk, first.path, spec, len(columns) * stride, first.label)
+        made._map = room.bytes.view(spec.dtype).reshape(made.rows, *spec.shape)
+        return made
 
 
 def _bytes_of(array: Array) -> memoryview:

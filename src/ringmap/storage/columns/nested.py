@@ -55,37 +55,32 @@ def flattened(columns: Any, where: str) -> dict[str, Any]:
     if type(columns) is dict and _FLAT.issuperset(map(type, columns.values())):
         return columns  # most steps that are appended
     by_name: dict[str, Any] = {}
-    _check_holds_columns(columns, "", where)
-    for name, value in columns.items():
-        if type(value) in _FLAT or not is_nested(value):
-            leaves: Iterator[tuple[str, Any]] = iter([(name, value)])
-        else:
-            _check_key(name, "", where)
-            leaves = _leaves(name, value, where)
-        for leaf, part in leaves:
-            if leaf in by_name:
-                raise InputError(
-                    f"{where}: two values would be the column {leaf!r}, one of them nested in {root(leaf)!r}; rename "
-                    "one"
-                )
-            by_name[leaf] = part
+    for name, value in _leaves("", columns, where):
+        if name in by_name:
+            raise InputError(
+                f"{where}: two values would be the column {name!r}, one of them nested in {root(name)!r}; rename one"
+            )
+        by_name[name] = value
     return by_name
 
 
-def _leaves(name: str, value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a nested value by their full names."""
-    if isinstance(value, list | tuple):
-        value = _transposed(name, value, where)
-    _check_holds_columns(value, name, where)
-    if not len(value.keys()) and not is_tensordict(value):
-        raise InputError(f"{where}: {name} has no leaves: an empty mapping is no column; leave it out")
-    for key, part in value.items():
-        _check_key(key, name, where)
-        full = f"{name}{_JOINT}{key}"
-        if type(part) not in _FLAT and is_nested(part):
-            yield from _leaves(full, part, where)
-        else:
-            yield full, part
+def _leaves(prefix: str, values: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested value by their full names; only a flat column of the outermost one may have a
+    slash."""
+    _check_holds_columns(values, prefix, where)
+    for key, value in values.items():
+        deep = is_nested(value)
+        if deep or prefix:
+            _check_key(key, prefix, where)
+        name = _full(prefix, key)
+        if not deep:
+            yield name, value
+            continue
+        if isinstance(value, list | tuple):
+            value = _transposed(name, value, where)
+        if not is_tensordict(value) and not len(value):
+            raise InputError(f"{where}: {name} has no leaves: an empty mapping is no column; leave it out")
+        yield from _leaves(name, value, where)
 
 
 def _transposed(name: str, steps: Sequence[Any], where: str) -> dict[Any, list[Any]]:
@@ -118,12 +113,12 @@ def flat(batch: Any, where: str) -> tuple[dict[str, Any], bool]:
     """
     if not isinstance(batch, Mapping) and not is_tensordict(batch):
         raise InputError(f"{where}: expected a mapping of columns or a TensorDict, got {type(batch).__name__}")
-    _check_holds_columns(batch, "", where)  # before its values are asked for
-    deep = any(type(value) not in _FLAT and is_nested(value) for value in batch.values())
+    columns = flattened(batch, where)
+    deep = any(map(is_nested, batch.values()))
     for name in batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
         if deep or not isinstance(name, str):
             _check_key(name, "", where)
-    return flattened(batch, where), deep
+    return columns, deep
 
 
 def nested(columns: Mapping[str, Any], where: str = "nested") -> dict[str, Any]:
@@ -137,27 +132,19 @@ def nested(columns: Mapping[str, Any], where: str = "nested") -> dict[str, Any]:
         {'obs': 1, 'next': {'obs': 2}}
     """
     batch: dict[str, Any] = {}
-    inner = {""}
     for name, value in columns.items():
         *parents, last = name.split(_JOINT)
-        inside, path = batch, ""
-        for parent in parents:
-            path += parent + _JOINT
-            if path not in inner and parent in inside:
-                raise _no_room(where, path[:-1], name)
-            inner.add(path)
+        inside = batch
+        for depth, parent in enumerate(parents, 1):
+            outer = _JOINT.join(parents[:depth])
+            if outer in columns:
+                raise InputError(
+                    f"{where}: there is a column {outer!r}, and another one in it, {name!r}: ask for one of them "
+                    "(columns=), or for both flat"
+                )
             inside = inside.setdefault(parent, {})
-        if last in inside:
-            raise _no_room(where, name, f"{name}{_JOINT}...")
         inside[last] = value
     return batch
-
-
-def _no_room(where: str, name: str, other: str) -> InputError:
-    return InputError(
-        f"{where}: there is a column {name!r}, and another one in it, {other!r}: ask for one of them (columns=), or "
-        "for both flat"
-    )
 
 
 def root(name: str) -> str:

@@ -22,18 +22,17 @@ import numpy as np
 import xxhash
 
 from ringmap.storage.columns.backends import StoredColumn
-from ringmap.storage.columns.base import Column, Live, Takes
+from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.codecs import Undecodable
-from ringmap.storage.columns.copying import LEAST_NBYTES, empty, take
-from ringmap.storage.columns.memmap import HEADER_NBYTES
-from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.columns.copying import take
+from ringmap.storage.columns.memmap import HEADER_NBYTES, AdjacentColumn
+from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import put
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.system import Room, System
 from ringmap.storage.ring.arrays import highest
 from ringmap.storage.ring.ring import Position, Ring
 
-__all__ = ["UNREADABLE", "AdjacentColumn", "AdjacentRows", "Changes", "PendingRows", "Rows", "combine", "sum_of"]
+__all__ = ["UNREADABLE", "AdjacentRows", "Changes", "PendingRows", "Rows", "combine", "sum_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Words = Callable[[Array, Array], Array]
@@ -156,13 +155,8 @@ class Rows:
         pending: Callable[[], PendingRows | None] | None = None,
         words: Words | None = None,
     ) -> None:
-        """Let reads find what is elsewhere than in the files, from now on.
-
-        Args:
-            changes: newer values of mutable columns.
-            pending: returns rows that are in memory, None when there are none.
-            words: of columns of text.
-        """
+        """Let reads find, from now on, newer values of mutable columns, rows in memory (None while there are none), and
+        words of columns of text."""
         self._changes, self._words = changes or self._changes, words or self._words
         self._pending = pending or self._pending
         self.is_covered = self._changes is not None or self._pending is not None
@@ -300,13 +294,13 @@ class Rows:
 
     def sums(self, position: Position, count: int) -> list[int]:
         """Return the present checksum of each column's rows; UNREADABLE where they can't be decoded."""
-        return [self._sum(column, position, count) for column in self.columns]
-
-    def _sum(self, column: Column, position: Position, count: int) -> int:
-        try:
-            return sum_of(self._read([column], position, count)[0])
-        except Undecodable:
-            return UNREADABLE
+        sums = []
+        for column in self.columns:
+            try:
+                sums.append(sum_of(self._read([column], position, count)[0]))
+            except Undecodable:
+                sums.append(UNREADABLE)
+        return sums
 
     def rewrite(self, position: Position, count: int) -> None:
         """Write rows again, with the same bytes, so that the next `sync` counts."""
@@ -345,28 +339,6 @@ def _placed(rows: Array, shape: tuple[int, ...], out: Array | None) -> Array:
     return out
 
 
-class AdjacentColumn:
-    """A column of several rings, for `take` alone.
-
-    Args:
-        spec: of a row.
-        rows: of all rings, `(rings * stride, *shape)`.
-    """
-
-    def __init__(self, spec: ColumnSpec, rows: Array) -> None:
-        self.spec = spec
-        self._rows = rows
-        self._many = -(-LEAST_NBYTES // spec.row_nbytes)
-
-    def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
-        """Return a copy of the rows at these slots, each with `stride` added for every ring before its own; see
-        `Column.take`."""
-        if out is None and slots.size >= self._many:
-            out = empty((*slots.shape, *self.spec.shape), self.spec.dtype)
-        taken: Array = self._rows.take(slots, 0, out, "clip")
-        return taken
-
-
 class AdjacentRows:
     """The rows of several rings side by side: one copy takes rows of all of them.
 
@@ -387,19 +359,17 @@ class AdjacentRows:
     """
 
     def __init__(
-        self, by_name: Mapping[str, Takes], stride: int, large: Sequence[str], texts: Collection[str] = ()
+        self, by_name: Mapping[str, Column], stride: int, large: Sequence[str], texts: Collection[str] = ()
     ) -> None:
         self.by_name, self.stride, self.large, self.texts = by_name, stride, large, texts
         self.row_nbytes = sum(column.spec.row_nbytes for column in by_name.values())
 
     @classmethod
-    def of(cls, rings: Sequence[Rows], system: System) -> AdjacentRows | None:
-        """Return the rows of these rings, which have the same columns; None if a column is no file that can be mapped.
+    def of(cls, rings: Sequence[Rows]) -> AdjacentRows | None:
+        """Return the rows of these rings, which have the same columns; None if a column is no file that can be mapped,
+        and where rows may be elsewhere than in the files.
 
-        None too where rows may be elsewhere than in the files.
-
-        Cost: a system call for each column of each ring. A page that is touched for the first time costs a fault, as
-        ever.
+        Cost: a system call for each column of each ring.
         """
         first = rings[0]
         if any(rows.is_covered for rows in rings):
@@ -410,15 +380,10 @@ class AdjacentRows:
             return cls(columns, 0, first.large, texts)
         # A multiple of so many rows begins at a page, whatever the size of a row.
         stride = -(-max(rows.ring.rows for rows in rings) // HEADER_NBYTES) * HEADER_NBYTES
-        made = dict[str, Takes]()
-        for name, column in columns.items():
-            spec = column.spec
-            room = Room.of(system, len(rings) * stride * spec.row_nbytes)
-            if room is None:
+        made = dict[str, Column]()
+        for name in columns:
+            column = AdjacentColumn.of([rows.by_name[name] for rows in rings], stride)
+            if column is None:
                 return None
-            for number, rows in enumerate(rings):
-                if not rows.by_name[name].map_into(room, number * stride * spec.row_nbytes):
-                    return None
-            whole = room.bytes.view(spec.dtype).reshape(len(rings) * stride, *spec.shape)
-            made[name] = AdjacentColumn(spec, whole)
+            made[name] = column
         return cls(made, stride, [name for rows in rings for name in rows.large], texts)

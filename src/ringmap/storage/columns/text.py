@@ -23,7 +23,7 @@ import numpy as np
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
 
-__all__ = ["Words", "coded", "decoded", "put", "strings", "unpack"]
+__all__ = ["Words", "coded", "decoded", "put", "unpack"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -79,7 +79,7 @@ class Words:
         used, back = np.unique(codes, return_inverse=True)
         if len(used) and not 0 <= used[0] <= used[-1] < len(self.words):
             raise ValueError(f"codes {used[0]} to {used[-1]} for {len(self.words)} words")
-        texts = strings([self.words[code] for code in used.tolist()])
+        texts = np.array([self.words[code] for code in used.tolist()], np.str_)
         return texts.take(back.reshape(codes.shape))
 
     def pack(self, first: int = 0) -> bytes:
@@ -87,16 +87,6 @@ class Words:
         words = [word.encode("utf-8", "surrogatepass") for word in self.words[first:]]
         sizes = np.array([len(words), *map(len, words)], "<u4")
         return sizes.tobytes() + b"".join(words) if words else b""
-
-
-def strings(words: Sequence[str]) -> Array:
-    """Return an array of strings, as wide as the longest.
-
-    Example:
-        >>> strings(["a", "abc"]).dtype, strings([]).shape
-        (dtype('<U3'), (0,))
-    """
-    return np.array(words, np.str_) if words else np.empty(0, "<U1")
 
 
 def decoded(codes: Array, of: Array, tables: Sequence[Sequence[str]]) -> tuple[Array, Array]:
@@ -121,7 +111,7 @@ def decoded(codes: Array, of: Array, tables: Sequence[Sequence[str]]) -> tuple[A
     everything: list[Sequence[str]] = [*tables, [""]]
     words = [everything[at][n] for at, n in zip(places, (used - starts.take(places)).tolist(), strict=True)]
     bad: Array = ~np.all(good, axis=1)
-    return strings(words).take(back.reshape(codes.shape)), bad
+    return np.array(words, np.str_).take(back.reshape(codes.shape)), bad
 
 
 def put(into: Array, where: Any, values: Array) -> Array:
