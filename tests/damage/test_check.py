@@ -384,11 +384,6 @@ VANDALS = {
         "manifest.json",
         "version is not the one",
     ),
-    "manifest says another size": (
-        lambda v: v.write_manifest(sizes=(*v.manifest.sizes[:1], 5, *v.manifest.sizes[2:])),
-        "manifest.json",
-        "has 5 bytes, expected",
-    ),
     "manifest's counts wrong": (
         lambda v: v.write_manifest(table={**v.manifest.table, "tail": 1}),
         "manifest.json",

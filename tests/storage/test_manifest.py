@@ -36,9 +36,7 @@ def make(schema=SCHEMA, **change):
         table={"count": 3, "first": 2, "tail": 10, "head": 20, "seq": 4},
     )
     if schema is not None:
-        sizes = tuple(4096 + 150 * s.row_nbytes + 4096 for s in schema.columns)
         made = made.with_columns(schema, [Choice("memmap", {})] * len(schema.columns), locked=True)
-        made = replace(made, sizes=sizes)
     return replace(made, **change)
 
 
@@ -59,11 +57,10 @@ def test_every_name_shape_and_dtype(names, shape, dtype):
     assert Manifest.decode(made.encode(), PATH).schema == made.schema
 
 
-def compressed(**change):
-    """Return a manifest whose first column is a Zarr array, and its options changed."""
-    options = {"codecs": "zstd", "chunk_steps": 8, **change}
-    made = make(None).with_columns(SCHEMA, [Choice("zarr", options), *2 * [Choice("memmap", {})]], locked=True)
-    return replace(made, sizes=(900, 5000, 6000))
+def compressed():
+    """Return a manifest whose first column is a Zarr array."""
+    options = {"codecs": "zstd", "chunk_steps": 8}
+    return make(None).with_columns(SCHEMA, [Choice("zarr", options), *2 * [Choice("memmap", {})]], locked=True)
 
 
 def test_options_of_a_column_come_out_and_are_in_its_label():
@@ -73,7 +70,7 @@ def test_options_of_a_column_come_out_and_are_in_its_label():
     assert made.label(0)["chunk_steps"] == 8
     assert made.label(0)["codecs"] == "zstd"
     assert "codecs" not in made.label(1)
-    assert "options" not in json.loads(made.encode())["columns"][1]
+    assert "codecs" not in json.loads(made.encode())["columns"][1]
 
 
 @pytest.mark.parametrize(
@@ -87,13 +84,12 @@ def test_options_of_a_column_come_out_and_are_in_its_label():
         {"codecs": 3},
         {"codecs": "gzip"},
         {"codecs": ["zstd"]},
-        {"more": 1},
     ],
     ids=str,
 )
 def test_options_that_make_no_sense_are_refused(change):
     with pytest.raises(CorruptError, match=f"^{PATH}: the manifest does not make sense"):
-        Manifest.decode(compressed(**change).encode(), PATH)
+        Manifest.decode(signed(compressed(), columns=changed(compressed(), change)), PATH)
 
 
 def test_it_is_readable_json_that_says_what_it_is():
@@ -120,9 +116,9 @@ def edited(**change):
     return json.dumps(body).encode()
 
 
-def signed(**change):
+def signed(made=None, **change):
     """A manifest whose checksum was made to hold: forged, or written by another version."""
-    body = json.loads(make().encode())
+    body = json.loads((made or make()).encode())
     body.update(change)
     body.pop("checksum")
     return json.dumps({**body, "checksum": module.json_checksum(body)}).encode()
@@ -170,9 +166,13 @@ def test_something_else_is_refused(data):
         Manifest.decode(data, PATH)
 
 
+def changed(made, change):
+    first, *rest = json.loads(made.encode())["columns"]
+    return [{**first, **change}, *rest]
+
+
 def column(**change):
-    first, *rest = json.loads(make().encode())["columns"]
-    return {"columns": [{**first, **change}, *rest]}
+    return {"columns": changed(make(), change)}
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,9 @@ def column(**change):
         column(dtype="<f4,<f4"),
         column(file="columns/000-a.zarr"),
         column(backend="zarr"),
-        column(options={"chunk_steps": 8, "codecs": []}),
         column(dtype=3),
         column(shape=3),
         column(shape=["a"]),
-        column(nbytes="many"),
         {"kind": 3},
         {"capacity": 0},
         {"capacity": 101},
@@ -331,7 +329,7 @@ def test_what_a_ring_is_born_with_stands_in_each_label_too():
         (4, "zero"),
     )
     said = {"kind": "transitions", "capacity": 80, "older": 12, "stack": [4, "zero"]}
-    assert made.label(2)["born"] == {**said, "lineage": bytes(range(16)).hex()}
+    assert {**said, "lineage": bytes(range(16)).hex()}.items() <= made.label(2).items()
     assert said.items() <= json.loads(made.encode()).items()
     assert (make().kind, make().capacity) == ("episodes", 100)
 

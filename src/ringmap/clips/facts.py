@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 from ringmap.errors import InputError
-from ringmap.storage.records.manifest import as_rate, parse_rate, rate_text, same_rate
+from ringmap.storage.records.manifest import as_rate, rate_text, same_rate
 
 __all__ = [
     "NAMES",
@@ -85,7 +85,7 @@ class Facts:
     def of(cls, source: Any) -> Facts:
         """Return what a dataset, a buffer or a part of one knows; a third party's may say nothing, or nothing that has
         a meaning here."""
-        return cls._lenient(getattr(source, "reward_at", None), getattr(source, "fps", None), as_rate)
+        return cls._lenient(getattr(source, "reward_at", None), getattr(source, "fps", None))
 
     @classmethod
     def stated(cls, stored: Any, prefix: str = "") -> Facts:
@@ -93,13 +93,13 @@ class Facts:
         if not isinstance(stored, Mapping):
             return cls()
         reward_at, fps = (stored.get(prefix + name) for name in NAMES)
-        return cls._lenient(reward_at, fps, parse_rate)
+        return cls._lenient(reward_at, fps if isinstance(fps, str) else None)
 
     @classmethod
-    def _lenient(cls, reward_at: Any, fps: Any, rate: Any) -> Facts:
+    def _lenient(cls, reward_at: Any, fps: Any) -> Facts:
         placed = reward_at if isinstance(reward_at, str) and reward_at in REWARD_AT else None
         with contextlib.suppress(ValueError):
-            return cls(placed, rate(fps))
+            return cls(placed, as_rate(fps))
         return cls(placed)
 
     @classmethod

@@ -109,7 +109,6 @@ def make_columns(disk: Disk, paths: Paths, manifest: Manifest, sync_folder: Call
     disk.remove_folder(paths.columns)
     disk.rename(paths.new_columns, paths.columns)
     sync_folder(paths.folder)
-    manifest = manifest.with_sizes()
     if manifest.schema is not None and manifest.schema.mutable.columns:
         MutableValues.create(Home(disk, paths.folder, manifest.uuid, manifest.rows, manifest.schema), sync_folder)
     disk.put(paths.manifest, paths.new_manifest, manifest.encode(), synced=True)

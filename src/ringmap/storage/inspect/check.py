@@ -6,8 +6,7 @@ writer was killed, and on one so damaged that it can't be opened. Takes no lock,
 Invariants, of which each finding is a breach:
 
 manifest.json   JSON of a version that we know, its checksum holds, another file knows its uuid;
-                sizes and names of the columns are what follows from the schema; its counts
-                are those of the record that they name, and that record is not newer than the table
+                its counts are those of the record that they name, and that record is not newer than the table
 episodes.npy    its size and header; records [first, seq] are whole, start where the one before them
                 ends, and their tails never decrease; first is the oldest live one; at most
                 max_steps lie between tail and head; it reaches whatever was synced; each is of a kind

@@ -465,7 +465,7 @@ class Plan:
             older = next(small for small in scan.small_states() if not small.fault)
             carried = {"seq": reached.seq, "state": older.state}
             self._act(MANIFEST, f"go back to the small state of record {older.seq}: {fault}")
-        manifest = replace(manifest, table={"count": count, **counts}, carried=carried).with_sizes()
+        manifest = replace(manifest, table={"count": count, **counts}, carried=carried)
         what = f"write it again: {count} episodes"
         if scan.is_made_again:
             given = int(next_ordinals(self.records[-1:])[0]) if len(self.records) else 0

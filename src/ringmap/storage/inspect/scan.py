@@ -22,11 +22,9 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import DamageError, EnvironmentFault, NewerVersionError, UnknownFormatError, UnreleasedVersionError
-from ringmap.storage.columns.backends import Choice
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.memmap import HEADER_NBYTES, npy_header, read_label
 from ringmap.storage.columns.rows import UNREADABLE, combine
-from ringmap.storage.columns.schema import Schema, stored_spec
 from ringmap.storage.columns.text import unpack
 from ringmap.storage.columns.zarr import read_zarr_label
 from ringmap.storage.directory import examine
@@ -60,10 +58,10 @@ from ringmap.storage.read.recovery import (
     why_impossible,
 )
 from ringmap.storage.records.blobs import LARGEST_BLOB, decode_blob, decode_data, segment_name, segment_number
-from ringmap.storage.records.manifest import LARGEST, LAYOUT, VERSION, Manifest, born_in, stored_options
+from ringmap.storage.records.manifest import LARGEST, LAYOUT, VERSION, Manifest
 from ringmap.storage.records.state import State, StateFile
 from ringmap.storage.records.step_file import StoredSteps, read_steps
-from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, SPARE_SLOTS, EpisodeTable, Record
+from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, EpisodeTable, Record
 from ringmap.storage.ring.ring import ORIGIN, Position
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
 
@@ -336,21 +334,8 @@ class Scan:
     def _from_labels(self) -> Manifest | None:
         """Make a manifest again from the labels of its columns, or None when one is missing. Settings are lost."""
         labels = sorted(self.labels.values(), key=lambda label: str(label.get("column")).zfill(9))
-        try:
-            first, count = labels[0], len(labels)
-            if [(label["uuid"], label["column"]) for label in labels] != [(first["uuid"], i) for i in range(count)]:
-                return None
-            specs = tuple(stored_spec(x["name"], x["shape"], x["dtype"], x.get("mutable") is True) for x in labels)
-            options = [stored_options({k: x[k] for k in ("codecs", "chunk_steps") if k in x}) for x in labels]
-            born, lineage = born_in(first["born"], first["max_steps"])
-            uuid, max_steps, spare = bytes.fromhex(first["uuid"]), first["max_steps"], first["spare"]
-            made = Manifest(uuid, max_steps, spare, max_steps + spare + SPARE_SLOTS, born=born, lineage=lineage)
-            choices = [Choice("zarr" if given else "memmap", given) for given in options]
-            made = made.with_columns(Schema(specs), choices, locked=any(s.mutable for s in specs))
-            agree = [made.label(i) for i in range(count)] == labels and set(made.files) == set(self.labels)
-            return made.with_sizes() if agree else None
-        except (LookupError, TypeError, ValueError):
-            return None
+        made = Manifest.of_labels(labels)
+        return made if made is not None and set(made.files) == set(self.labels) else None
 
     # -- the other files -------------------------------------------------------------------------
 
@@ -367,7 +352,7 @@ class Scan:
             self.faults.setdefault(MANIFEST, []).append("names no columns, but episodes are stored: an old copy")
             made = self._from_labels()
             if made is not None and made.uuid == manifest.uuid:
-                known = {n: getattr(made, n) for n in ("schema", "choices", "files", "sizes")}
+                known = {n: getattr(made, n) for n in ("schema", "choices", "files")}
                 self.manifest = manifest = replace(manifest, **known)
         if faults := self._words_of(STATE, lambda: StateFile.faults(disk, self.paths.state)):
             self.faults[STATE] = faults
@@ -526,9 +511,6 @@ class Scan:
         yield from self._of_others(self.manifest)
 
     def _of_manifest(self, manifest: Manifest) -> Iterator[str]:
-        for one, size in zip(manifest.columns, manifest.sizes, strict=True):
-            if size != one.nbytes:
-                yield f"says that {one.file} has {size} bytes, expected {one.nbytes}"
         stored, counts, number = self.reached.seq, manifest.table, manifest.table.get("seq", 0)
         if manifest.witness > stored:
             yield f"says that record {manifest.witness} was stored, but record {stored} is the newest"

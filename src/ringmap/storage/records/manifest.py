@@ -5,23 +5,24 @@
      "settings": {...}, "table": {...}, "carried": {...}, "checksum": ...}
 
 Invariants: replaced whole or not at all; its checksum, over everything else in it, holds;
-every file that it names is inside the directory and has exactly the stated size. What a ring is born with (kind,
-capacity, lineage, ...) stands in the label of each column, too, so that it outlives the manifest.
-`parse_rate(rate_text(rate)) == rate`: a rate of steps is a ratio of integers; a float is taken as the decimal number
+every file that it names is inside the directory. What a ring is born with (kind, capacity, lineage, ...) stands in the
+label of each column, too, so that it outlives the manifest.
+`as_rate(rate_text(rate)) == rate`: a rate of steps is a ratio of integers; a float is taken as the decimal number
 that it is printed as, so that 29.97 of every width is one rate.
-Not here: the content of the files. `table` is for people to read, except as the witness
-that a table older than its `seq` is damaged.
+Not here: the content of the files. `table` and sizes are for people to read, except for the witness that a table older
+than `table.seq` is damaged.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import re
 import unicodedata
 import uuid as uuids
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,36 +41,29 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.checksums import decode_signed, encode_signed, json_checksum
 from ringmap.storage.disk.paths import COLUMNS, STATE, TABLE
 from ringmap.storage.records.state import SLOT, StateFile
-from ringmap.storage.records.table import MOST, RECORD, EpisodeTable
+from ringmap.storage.records.table import MOST, RECORD, SPARE_SLOTS, EpisodeTable
 from ringmap.storage.ring.ring import Ring
 
 __all__ = [
     "DISTILLATION",
     "EPISODES",
-    "FORMAT",
     "LABELS",
     "LARGEST",
     "LAYOUT",
-    "LINEAGE_NBYTES",
     "ROWS",
     "TRANSITIONS",
     "VERSION",
     "Kind",
     "Manifest",
     "as_rate",
-    "born_in",
     "column_file",
     "lineage_of",
     "must_be",
-    "parse_rate",
     "rate_text",
     "same_rate",
-    "stored_options",
 ]
 
-FORMAT, VERSION = "ringmap", 3
-
-LINEAGE_NBYTES = 16
+VERSION = 3
 
 LARGEST = 1 << 24
 """A larger manifest is not read."""
@@ -90,24 +84,10 @@ _OPENED_BY = {
     LABELS: "DistillationBuffer, which takes the directory above",
 }
 
-_FILES = {
-    "blob": "sizes <III: sums, words, data; small state <IIQ: offset, size, sum; sums <Q each; words; small state if "
-    "it is new; data",
-    "column": "header 4096, rows, label; codecs of a Zarr array by name",
-    "frame": "size <I, check <Q seeded by the number and the file, payload",
-    "open": "frame 0 JSON with salt, whose check seeds steps.bin and words.bin; a frame of rows for each call",
-    "manifest": "lineage, kind, ordinal and closed are known",
-    "mutable": "headers at 0 and 4096: magic, number, highest, synced, boot, check; marks at 8192; two planes; copy: "
-    "check, generation, position, values",
-    "priorities": "headers at 0 and 4096: magic, generation, upto, highest, sum, check; unsure at 64, leaves, two "
-    "logs of frames: generation, kinds 1 to 3, count",
-    "text": "codes <i4, dtype <U0; words: count <I, sizes <I each, UTF-8;",
-    "transitions": "column _episode <i8 after lanes; records with MANY in part",
-    "successors": "headers at 0 and 4096: magic, generation, head, rows_sum, offset, size, sum, check; payloads",
-}
-"""The files that no structure below describes, in words: change them with the file."""
+_REVISION = 1
+"""Of the files that no structure below describes: another one whenever their layout changes."""
 
-LAYOUT = json_checksum([RECORD.descr, SLOT.format, _FILES])
+LAYOUT = json_checksum([RECORD.descr, SLOT.format, _REVISION])
 """A checksum that changes with the layout of version 3, while it is not released: a directory of another layout is
 refused by it. From the release on the version alone counts."""
 
@@ -124,30 +104,6 @@ class Kind:
     capacity: int | None = None
     older: int = 0
     stack: tuple[int, str] | None = None
-
-    def encode(self) -> dict[str, Any]:
-        """Return the keys of the manifest."""
-        stack = None if self.stack is None else list(self.stack)
-        return {"kind": self.name, "capacity": self.capacity, "older": self.older, "stack": stack}
-
-    @classmethod
-    def parse(cls, body: dict[str, Any], max_steps: int) -> Kind:
-        """Return the kind in the keys of a manifest.
-
-        Raises:
-            ValueError: it is none.
-        """
-        name, capacity, older, stack = (body[key] for key in ("kind", "capacity", "older", "stack"))
-        known = [n for n in (capacity, older) if n is not None]
-        good = isinstance(name, str) and all(map(_is_count, known)) and older is not None
-        good = good and 0 < (max_steps if capacity is None else capacity) <= max_steps - older
-        if stack is not None:
-            size, padding = stack
-            good = good and _is_count(size) and size > 0 and isinstance(padding, str)
-            stack = size, padding
-        if not good:
-            raise ValueError(f"kind {name!r}, capacity {capacity!r}, older {older!r}, stack {stack!r}")
-        return cls(name, capacity, older, stack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +122,12 @@ class Manifest:
     schema: Schema | None = None
     choices: tuple[Choice, ...] = ()
     files: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
     locked_by_argument: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     table: dict[str, int] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)
     born: Kind = Kind()
-    lineage: bytes = bytes(LINEAGE_NBYTES)
+    lineage: bytes = bytes(16)
     ordinal: int = 0
     closed: int | None = None
 
@@ -205,8 +160,7 @@ class Manifest:
     @property
     def reward_at(self) -> str | None:
         """In which row a reward stands, as for `ReplayBuffer`."""
-        found: str | None = self.settings.get("reward_at")
-        return found
+        return self.settings.get("reward_at")
 
     @property
     def rows(self) -> int:
@@ -240,73 +194,57 @@ class Manifest:
         return max(self.table.get("seq", 0), int(self.carried.get("seq", 0)))
 
     def label(self, index: int) -> dict[str, Any]:
-        """Return the label in the file of column `index`."""
-        assert self.schema is not None
-        return {
-            "uuid": self.uuid.hex(),
-            "column": index,
-            **_spec(self.schema.columns[index]),
-            "max_steps": self.max_steps,
-            "spare": self.spare,
-            "born": self.birth(),
-            **self.choices[index].options,
-        }
+        """Return the label in the file of column `index`: what its ring was born with, and what it is."""
+        return {"column": index, **self._birth(), **self._described(index)}
 
-    def birth(self) -> dict[str, Any]:
+    def _birth(self) -> dict[str, Any]:
         """Return what the ring was born with, as JSON."""
-        return {**self.born.encode(), "lineage": self.lineage.hex()}
+        born, ids = self.born, {"uuid": self.uuid.hex(), "lineage": self.lineage.hex()}
+        kind = {
+            "kind": born.name,
+            "capacity": born.capacity,
+            "older": born.older,
+            "stack": born.stack and [*born.stack],
+        }
+        return {**ids, **kind, "max_steps": self.max_steps, "spare": self.spare}
+
+    def _described(self, index: int) -> dict[str, Any]:
+        """Return what column `index` is, as JSON."""
+        assert self.schema is not None
+        spec, choice = self.schema.columns[index], self.choices[index]
+        mutable = {"mutable": True} if spec.mutable else {}
+        known = {"name": spec.name, "dtype": spec.dtype.str, "shape": list(spec.shape), **mutable}
+        return {**known, "file": self.files[index], "backend": choice.backend, **choice.options}
 
     def with_columns(self, schema: Schema, choices: Sequence[Choice], locked: bool) -> Manifest:
-        """Return the manifest with its columns fixed, sizes not yet known."""
+        """Return the manifest with its columns fixed."""
         files = tuple(column_file(i, spec.name, choices[i].backend) for i, spec in enumerate(schema.columns))
         return replace(self, schema=schema, choices=tuple(choices), files=files, locked_by_argument=locked)
 
-    def with_sizes(self) -> Manifest:
-        """Return the manifest with the size of each column, whose backends are known."""
-        return replace(self, sizes=tuple(one.nbytes for one in self.columns))
-
     def without_columns(self) -> Manifest:
         """Return the manifest as before the columns were fixed."""
-        return replace(self, schema=None, choices=(), files=(), sizes=(), locked_by_argument=False)
+        return replace(self, schema=None, choices=(), files=(), locked_by_argument=False)
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
         body = {
-            "format": FORMAT,
+            "format": "ringmap",
             "version": VERSION,
             "layout": LAYOUT,
             "about": "A replay buffer of the Python package ringmap. Rows: columns/*.npy (NumPy); "
             "episodes: episodes.npy (NumPy). Edit nothing by hand.",
             "byte_order": "little",
-            "uuid": str(uuids.UUID(bytes=self.uuid)),
-            **self.birth(),
-            "max_steps": self.max_steps,
-            "spare": self.spare,
+            **self._birth(),
             "rows": self.rows,
-            "table_slots": self.table_slots,
             "schema_from": "argument" if self.locked_by_argument else "episode",
             "columns": None
             if self.schema is None
-            else [
-                {
-                    **_spec(spec),
-                    "file": file,
-                    "backend": choice.backend,
-                    "nbytes": nbytes,
-                    **({"options": choice.options} if choice.options else {}),
-                }
-                for spec, file, choice, nbytes in zip(
-                    self.schema.columns, self.files, self.choices, self.sizes, strict=True
-                )
-            ],
+            else [{**self._described(i), "nbytes": one.nbytes} for i, one in enumerate(self.columns)],
             "files": self.fixed_sizes,
             "fps": self.fps,
             "reward_at": self.reward_at,
             "settings": {n: v for n, v in self.settings.items() if n not in ("fps", "reward_at")},
-            "table": self.table,
-            "carried": self.carried,
-            "ordinal": self.ordinal,
-            "closed": self.closed,
+            **{key: getattr(self, key) for key in _PLAIN},
         }
         return encode_signed(body, indent=1)
 
@@ -323,21 +261,22 @@ class Manifest:
         body, fault = decode_signed(data)
         if body is None:
             raise CorruptError(f"{path}: the manifest {fault}; run ringmap.check on the buffer")
-        if body.get("format") != FORMAT:
-            raise UnknownFormatError(f"{path}: not a ringmap buffer: expected format {FORMAT!r}; choose another path")
+        if body.get("format") != "ringmap":
+            raise UnknownFormatError(f"{path}: not a ringmap buffer: expected format 'ringmap'; choose another path")
         version = body.get("version")
         if not isinstance(version, int) or version > VERSION:
             raise NewerVersionError(
                 f"{path}: format version {version!r}, this ringmap reads up to {VERSION}; upgrade ringmap"
             )
-        if version < VERSION:
-            raise _unreleased(path, f"format version {version}")
-        if fault:
+        if fault and version == VERSION:
             raise CorruptError(
                 f"{path}: the manifest {fault}; put the original back, or run ringmap.repair on the buffer"
             )
-        if body.get("layout") != LAYOUT:
-            raise _unreleased(path, f"another layout of format version {version}")
+        if version < VERSION or body.get("layout") != LAYOUT:
+            raise UnreleasedVersionError(
+                f"{path}: {'' if version < VERSION else 'another layout of '}format version {version} was made by an "
+                f"unreleased version of ringmap, and this one reads version {VERSION}: record again"
+            )
         try:
             return cls._parse(body, path)
         except NewerVersionError:  # a ValueError, too
@@ -346,94 +285,112 @@ class Manifest:
             raise CorruptError(f"{path}: the manifest does not make sense: {error!r}") from None
 
     @classmethod
+    def of_labels(cls, labels: Sequence[dict[str, Any]]) -> Manifest | None:
+        """Return the manifest, but for its settings, of a ring whose columns have these labels; None if it has not."""
+        known: dict[str, Any] = {"schema_from": "episode", "settings": {}, "fps": None, "reward_at": None}
+        known |= {"table_slots": 1, "table": {}, "carried": {}, "ordinal": 0, "closed": None}
+        try:
+            made = cls._parse({**known, **labels[0], "columns": labels}, "labels")
+        except (LookupError, TypeError, ValueError):
+            return None
+        if [made.label(i) for i in range(len(labels))] != labels:
+            return None
+        locked = any(spec.mutable for spec in made.schema.columns) if made.schema else False
+        return replace(made, table_slots=made.rows + SPARE_SLOTS, locked_by_argument=locked)
+
+    @classmethod
     def _parse(cls, body: dict[str, Any], path: str) -> Manifest:
         for key, is_good in _CHECKS.items():
             if not is_good(body[key]):
                 raise ValueError(f"{key} {body[key]!r}")
-        max_steps, spare, slots = body["max_steps"], body["spare"], body["table_slots"]
-        if slots > 4 * (max_steps + spare) + 4096:  # it is read into memory when it is checked
-            raise ValueError(f"table_slots {slots} for {max_steps + spare} rows")
-        settings = dict(body["settings"])
+        max_steps, spare, older = (body[key] for key in ("max_steps", "spare", "older"))
+        if body["table_slots"] > 4 * (max_steps + spare) + 4096:  # it is read into memory when it is checked
+            raise ValueError(f"table_slots {body['table_slots']} for {max_steps + spare} rows")
+        if (body["capacity"] or max_steps) > max_steps - older:
+            raise ValueError(f"capacity {body['capacity']}, older {older} for {max_steps} steps")
+        settings, stack = dict(body["settings"]), body["stack"] and tuple(body["stack"])
         if body["fps"] is not None:
-            settings["fps"] = parse_rate(body["fps"])
+            settings["fps"] = as_rate(body["fps"])
         if body["reward_at"] is not None:
             settings["reward_at"] = body["reward_at"]
-        born, lineage = born_in(body, max_steps)
+        columns = body["columns"] or []
         made = cls(
-            uuids.UUID(body["uuid"]).bytes,
+            bytes.fromhex(body["uuid"]),
             max_steps,
             spare,
-            slots,
+            files=tuple(column["file"] for column in columns),
             locked_by_argument=body["schema_from"] == "argument",
             settings=settings,
-            table=body["table"],
-            carried=body["carried"],
-            born=born,
-            lineage=lineage,
-            ordinal=body["ordinal"],
-            closed=body["closed"],
+            born=Kind(body["kind"], body["capacity"], older, stack),
+            lineage=bytes.fromhex(body["lineage"]),
+            **{key: body[key] for key in _PLAIN},
         )
-        columns = body["columns"]
-        if columns is None:
+        if body["columns"] is None:
             return made
-        schema = Schema(
-            tuple(stored_spec(c["name"], c["shape"], c["dtype"], c.get("mutable") is True) for c in columns)
-        )
-        files, sizes = tuple(c["file"] for c in columns), tuple(int(c["nbytes"]) for c in columns)
-        choices = tuple(_choice_in(c, spec, path) for c, spec in zip(columns, schema.columns, strict=True))
-        if not files or len({*files}) < len(files) or len({*schema.names}) < len(files):
-            raise ValueError(f"columns {schema.names} in files {files}")
-        return replace(made, schema=schema, choices=choices, files=files, sizes=sizes)
+        specs = [stored_spec(c["name"], c["shape"], c["dtype"], c.get("mutable") is True) for c in columns]
+        schema = Schema(tuple(specs))
+        if not specs or len({*made.files}) < len(specs) or len({*schema.names}) < len(specs):
+            raise ValueError(f"columns {schema.names} in files {made.files}")
+        return replace(made, schema=schema, choices=tuple(map(partial(_choice_in, path), columns, specs)))
 
 
-def _choice_in(told: dict[str, Any], spec: ColumnSpec, path: str) -> Choice:
+def _choice_in(path: str, column: dict[str, Any], spec: ColumnSpec) -> Choice:
     """Return how the manifest says that a column is stored.
 
     Raises:
         NewerVersionError: by a backend that is not known.
         ValueError: it makes no sense.
     """
-    backend, file, options = told["backend"], told["file"], stored_options(told.get("options", {}))
+    backend, file = column["backend"], column["file"]
     if backend not in BACKENDS:
         raise NewerVersionError(
             f"{path}: column {spec.name!r} has backend {backend!r}, this ringmap has {sorted(BACKENDS)}; "
             "upgrade ringmap"
         )
+    is_zarr, options = backend == "zarr", {}
+    if is_zarr:
+        codecs, steps = column["codecs"], column["chunk_steps"]
+        if type(codecs) is not str or codecs not in NAMED or not _is_count(steps, 1):
+            raise ValueError(f"column {spec.name!r} has codecs {codecs!r}, {steps!r} steps in a chunk")
+        options = {"codecs": codecs, "chunk_steps": steps}
     fits = spec.row_nbytes * options.get("chunk_steps", 0) <= _CHUNK_MOST
-    if not (fits and _FILE_NAME.fullmatch(file) and file.endswith(".zarr") == (backend == "zarr") == bool(options)):
-        raise ValueError(f"column {spec.name!r} of {backend} in file {file!r} with options {options!r}")
+    if not fits or not _FILE_NAME.fullmatch(file) or file.endswith(".zarr") != is_zarr:
+        raise ValueError(f"column {spec.name!r} of {backend} in file {file!r} with options {options}")
     return Choice(backend, options)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any, least: int = 0) -> bool:
     """Tell whether a value is an integer in the range of file sizes: results computed from it fit in 64 bits."""
-    return type(value) is int and 0 <= value < _MOST
+    return type(value) is int and least <= value < _MOST
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is str and re.fullmatch("[0-9a-f]{32}", value) is not None
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
-    "max_steps": lambda n: _is_count(n) and n > 0,
+    "uuid": _is_id,
+    "lineage": _is_id,
+    "kind": lambda name: type(name) is str,
+    "capacity": lambda n: n is None or _is_count(n, 1),
+    "older": _is_count,
+    "stack": lambda one: one is None or (len(one) == 2 and _is_count(one[0], 1) and type(one[1]) is str),
+    "max_steps": lambda n: _is_count(n, 1),
     "spare": _is_count,
-    "table_slots": lambda n: _is_count(n) and n > 0,
+    "table_slots": lambda n: _is_count(n, 1),
+    "columns": lambda one: one is None or type(one) is list,
     "settings": lambda one: type(one) is dict,
     "table": lambda one: type(one) is dict and all(map(_is_count, one.values())),
     "carried": lambda one: one == {} or (_is_count(one["seq"]) and type(one["state"]) is dict),
     "ordinal": _is_count,
     "closed": lambda era: era is None or (type(era) is int and 0 <= era < MOST),
+    "fps": lambda rate: rate is None or type(rate) is str,
     "reward_at": lambda where: where is None or type(where) is str,
 }
 """What holds of the keys of a manifest, each for itself."""
 
-
-def born_in(body: dict[str, Any], max_steps: int) -> tuple[Kind, bytes]:
-    """Return the kind and the lineage that a manifest's body, or a label, names.
-
-    Raises:
-        ValueError, KeyError, TypeError: it names none.
-    """
-    lineage = bytes.fromhex(body["lineage"])
-    if len(lineage) != LINEAGE_NBYTES or lineage.hex() != body["lineage"]:
-        raise ValueError(f"lineage {body['lineage']!r}")
-    return Kind.parse(body, max_steps), lineage
+_PLAIN = "table_slots", "table", "carried", "ordinal", "closed"
+"""The keys that are fields, too, with the same values."""
 
 
 def lineage_of(seed: int | None, name: str) -> bytes:
@@ -442,33 +399,6 @@ def lineage_of(seed: int | None, name: str) -> bytes:
     if seed is None:
         return uuids.uuid4().bytes
     return xxhash.xxh3_128_digest(f"{seed} {name}".encode(errors="surrogateescape"))
-
-
-def _unreleased(path: str, what: str) -> UnreleasedVersionError:
-    return UnreleasedVersionError(
-        f"{path}: {what} was made by an unreleased version of ringmap, and this one reads version {VERSION}: record "
-        "again"
-    )
-
-
-def _spec(spec: ColumnSpec) -> dict[str, Any]:
-    """Return the keys that say what the rows of a column are."""
-    mutable = {"mutable": True} if spec.mutable else {}
-    return {"name": spec.name, "dtype": spec.dtype.str, "shape": list(spec.shape), **mutable}
-
-
-def stored_options(given: Any) -> dict[str, Any]:
-    """Return the stored options of a column.
-
-    Raises:
-        ValueError: they are not valid.
-    """
-    if given == {}:
-        return {}
-    steps, codecs = given["chunk_steps"], given["codecs"]
-    if len(given) != 2 or not _is_count(steps) or not steps or type(codecs) is not str or codecs not in NAMED:
-        raise ValueError(f"options {given!r}")
-    return {"codecs": codecs, "chunk_steps": steps}
 
 
 def column_file(index: int, name: str, backend: str) -> str:
@@ -496,7 +426,7 @@ def must_be(fixed: Manifest, kind: str, folder: str, where: str) -> None:
 # -- rates ----------------------------------------------------------------------------------------
 
 _TEXT = re.compile(r"[1-9][0-9]{0,400}/[1-9][0-9]{0,400}")
-
+_NUMBERS = int | float | Fraction | np.integer | np.floating
 _TOLERANCE = Fraction(1, 10_000)
 
 
@@ -513,11 +443,13 @@ def as_rate(value: Any) -> Fraction:
         >>> as_rate(12.5), as_rate(np.float32(29.97)), as_rate("30000/1001")
         (Fraction(25, 2), Fraction(2997, 100), Fraction(30000, 1001))
     """
-    if isinstance(value, str):
-        return parse_rate(value)
-    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | np.integer | np.floating):
-        raise ValueError(f"{value!r} is no rate")
-    return _positive(Fraction(str(value)))
+    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
+    if is_number or (isinstance(value, str) and _TEXT.fullmatch(value)):
+        with contextlib.suppress(ValueError, OverflowError):
+            rate = Fraction(str(value))
+            if float(rate) > 0:  # a number of NumPy, too
+                return rate
+    raise ValueError(f"{value!r} is no rate")
 
 
 def rate_text(rate: Fraction) -> str:
@@ -525,28 +457,6 @@ def rate_text(rate: Fraction) -> str:
     return f"{rate.numerator}/{rate.denominator}"
 
 
-def parse_rate(text: Any) -> Fraction:
-    """Return the rate of a text "num/den".
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not isinstance(text, str) or not _TEXT.fullmatch(text):
-        raise ValueError(f"{text!r} is no rate")
-    return _positive(Fraction(text))
-
-
 def same_rate(one: Fraction, other: Fraction) -> bool:
     """Tell whether two rates are one: 29.97 is 30000/1001. Below one step per second their ratio decides."""
     return abs(one - other) <= _TOLERANCE * min(Fraction(1), one, other)
-
-
-def _positive(rate: Fraction) -> Fraction:
-    """Return a rate that is positive, and a number of NumPy, too."""
-    try:
-        fits = 0 < float(rate) < math.inf
-    except OverflowError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{rate} is no rate")
-    return rate
