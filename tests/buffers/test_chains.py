@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -708,7 +707,7 @@ def test_a_forged_part_is_refused(tmp_path, changes):
                 True,
             )
         ) as forged:
-            forged.write(replace(record, **changes))
+            forged.write(record._replace(**changes))
     assert any("chain" in str(finding) for finding in ringmap.check(tmp_path / "buf"))
     with pytest.raises(CorruptError, match="record 6 (.* chain|gives an ordinal)"):
         ReplayBuffer.open(tmp_path / "buf")

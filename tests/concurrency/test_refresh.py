@@ -2,7 +2,6 @@
 
 import os
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -217,7 +216,7 @@ def test_a_record_that_the_state_does_not_show_takes_the_whole_examination(write
         source = reader.engine.source
         shown = source._state_file.peek()[0]
         other = {name: getattr(shown, name) + more for name, more in changed.items()}
-        assert not source._follow_one(replace(shown, **other))
+        assert not source._follow_one(shown._replace(**other))
         assert reader.num_episodes == 3
         assert source._follow_one(shown)
         assert reader.num_episodes == 4

@@ -12,7 +12,7 @@ import random
 import shutil
 import signal
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -612,7 +612,7 @@ def test_a_drop_that_is_not_synced_is_seen(monkeypatch):
         FLUSH(self, *args, **words)
         for seq in late:
             record = self.table.read(seq)
-            self.table.write(replace(record, flags=record.flags | table_module.DROPPED))
+            self.table.write(record._replace(flags=record.flags | table_module.DROPPED))
 
     monkeypatch.setattr(Store, "drop_chains", drop_later)
     monkeypatch.setattr(Store, "clear", lambda self: self.live.evict_before(self.head))
@@ -707,7 +707,7 @@ def test_steps_of_a_part_that_was_dropped_may_be_stored_again():
         ]
         made = np.zeros(len(parts), RECORD)
         for row, part in zip(made, parts, strict=True):
-            for name, value in asdict(part).items():
+            for name, value in part._asdict().items():
                 row[name] = value
         return made
 

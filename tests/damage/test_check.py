@@ -289,7 +289,7 @@ class Vandal:
 
     def write_record(self, seq, **changes):
         table = EpisodeTable.open(Disk(), self.paths.table, self.manifest.table_slots, self.manifest.uuid, write=True)
-        table.write(dataclasses.replace(self.records[seq], **changes))
+        table.write(self.records[seq]._replace(**changes))
         table.close()
 
     def write_states(self, *changes):
@@ -297,7 +297,7 @@ class Vandal:
         states = StateFile(file, self.manifest.uuid)
         newest = states.newest()
         for change in changes:
-            states.write(dataclasses.replace(newest, **change))
+            states.write(newest._replace(**change))
         file.close()
         return newest
 

@@ -230,9 +230,9 @@ def forge_record(at, **changes):
     states = StateFile.open(disk, join(at, "state.bin"), uuid, True)
     table = EpisodeTable.open(disk, join(at, "episodes.npy"), slots, uuid, True)
     shown = states.newest()
-    record = replace(table.read(shown.seq), **changes)
+    record = table.read(shown.seq)._replace(**changes)
     table.write(record)
-    states.write_both(replace(shown, tail=record.tail, head=record.head, first=record.first))
+    states.write_both(shown._replace(tail=record.tail, head=record.head, first=record.first))
     table.close(), states.close()
 
 
@@ -279,7 +279,7 @@ def _(at, out):
     with open(join(at, "manifest.json"), "rb") as file:
         slots = json.load(file)["table_slots"]
     table = EpisodeTable.open(Disk(), join(at, "episodes.npy"), slots, uuid_of(at), True)
-    table.write(replace(table.read(2), length=(1 << 32) - 1))
+    table.write(table.read(2)._replace(length=(1 << 32) - 1))
     table.close()
 
 

@@ -2,7 +2,6 @@
 
 import struct
 import threading
-from operator import attrgetter
 from typing import NamedTuple
 
 import pytest
@@ -24,7 +23,6 @@ class Value(NamedTuple):
 class Slots(TwoSlots[Value]):
     magic = b"RINGMAPT"
     form = struct.Struct("<8sQq8s")
-    encode = attrgetter("generation", "number", "text")
 
     @staticmethod
     def decode(generation, number, text):

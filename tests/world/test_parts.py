@@ -4,7 +4,6 @@ twice."""
 import os
 import random
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -198,7 +197,7 @@ def test_a_part_that_is_lost_ends_the_episode(make, tmp_path):
     buf = ReplayBuffer(1000, path=tmp_path / "buf")
     table, seq = buf.engine.source.table, int(second["seq"][0])
     record = table.read(seq)
-    table.write(replace(record, flags=record.flags | DROPPED))
+    table.write(record._replace(flags=record.flags | DROPPED))
     buf.engine.owned.abandon()
     buf = ReplayBuffer(1000, path=tmp_path / "buf")
     assert buf.num_episodes == 5

@@ -14,7 +14,6 @@ import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -102,7 +101,7 @@ class CommitFiles:
             log.warning("%s: dropped a damaged episode: %s", self.paths.folder, fault)
             record = self.table.read(seq)
             assert record is not None
-            self.table.write(replace(record, flags=record.flags | DROPPED))
+            self.table.write(record._replace(flags=record.flags | DROPPED))
         for slot in recovered.wipe:
             self.table.zero(slot)
         self._write_again(recovered, rows, bad)
@@ -149,7 +148,7 @@ class CommitFiles:
 
     def _write_state(self, **changes: Any) -> None:
         """Write the next state, with these fields; raise OSError, and keep the one before."""
-        state = replace(self.state, generation=self.state.generation + 1, **changes)
+        state = self.state._replace(generation=self.state.generation + 1, **changes)
         self.state_file.write(state)
         self.state = state
 
@@ -283,7 +282,7 @@ class CommitFiles:
             # The commit stands; readers must see it before the rows that it retired are overwritten.
             log.warning("%s: can't be written (%s), tried again later", self.paths.state, error)
             self.unpublished = True
-            self.state = replace(state, generation=state.generation - 1)
+            self.state = state._replace(generation=state.generation - 1)
         else:
             self.state = state
 
@@ -314,7 +313,7 @@ class CommitFiles:
         if gone:
             self.carry({"finished": [n for n in self.carried["finished"] if n not in gone]})
         if upto.seq > self.state.mark:
-            self._publish(replace(self.state, generation=self.state.generation + 1, mark=upto.seq))
+            self._publish(self.state._replace(generation=self.state.generation + 1, mark=upto.seq))
 
     def finished_streams_gone(self) -> list[str]:
         """Return the finished streams that are unlinked: durably so once `open/` is synced."""

@@ -496,7 +496,7 @@ class Store(Committer):
             self._stale = True
             for row in records[valid & of_them & are_live(records, self.tail)]:
                 record = Record.of(row)
-                self.table.write(replace(record, flags=record.flags | DROPPED))
+                self.table.write(record._replace(flags=record.flags | DROPPED))
             self._recover()  # syncs the table, and has readers load all again
 
         self.exclusively(where, work)

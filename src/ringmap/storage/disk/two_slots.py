@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
-from operator import attrgetter
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import xxhash
@@ -36,10 +35,12 @@ _LOOKS = 2000
 
 
 class Numbered(Protocol):
-    """A value that knows how often one was written before it."""
+    """A tuple that begins with how often one was written before it."""
 
     @property
     def generation(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 T = TypeVar("T", bound=Numbered)
@@ -48,8 +49,9 @@ T = TypeVar("T", bound=Numbered)
 class TwoSlots(Generic[T]):
     """The two slots at the beginning of an open file.
 
-    A subclass says what a slot holds: `magic`; `form`: magic, generation and payload, of a fixed size; `encode`: gets
-    generation and fields of the payload from a value; `decode`: the reverse, None for what was never written.
+    A value is a tuple of the generation and the fields of the payload. A subclass says what a slot holds: `magic`;
+    `form`: magic, generation and payload, of a fixed size; `decode`: makes a value of its fields, None for what was
+    never written.
 
     Args:
         file: the open file.
@@ -59,7 +61,6 @@ class TwoSlots(Generic[T]):
 
     magic: ClassVar[bytes]
     form: ClassVar[struct.Struct]
-    encode: ClassVar[attrgetter[tuple[Any, ...]]]
     decode: ClassVar[Callable[..., Any]]
 
     def __init__(self, file: File, salt: bytes, mapped: bool = False) -> None:
@@ -116,7 +117,7 @@ class TwoSlots(Generic[T]):
 
     def write(self, value: T) -> None:
         """Write a value into the slot of its generation. O(1)."""
-        packed = self.form.pack(self.magic, *self.encode(value))
+        packed = self.form.pack(self.magic, *value)
         check = xxhash.xxh3_64_intdigest(self._salt + packed).to_bytes(8, "little")
         self._file.write(packed + check, value.generation % 2 * SLOT_NBYTES)
 

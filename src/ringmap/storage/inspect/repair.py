@@ -394,7 +394,7 @@ class Plan:
 
     def _put(self, record: Record) -> None:
         row = np.zeros((), RECORD)
-        for name in Record.__dataclass_fields__:
+        for name in Record._fields:
             row[name] = getattr(record, name)
         self.records[record.seq - self.scan.reached.first] = row
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -581,7 +581,7 @@ def small_state_in(record: Record, blob: bytes, blob_of: Callable[[Record], byte
     seq, segment = record.seq, record.blob_segment
     try:
         offset, size, check = decode_blob(blob)[1]
-        place = replace(record, blob_offset=offset, blob_size=size, blob_sum=check)
+        place = record._replace(blob_offset=offset, blob_size=size, blob_sum=check)
         text = blob_of(place) if size <= LARGEST_STATE else None
         if text is not None:
             return SmallState(decode_small_state(text), seq, at=(segment, offset, size))

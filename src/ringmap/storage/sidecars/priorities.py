@@ -38,8 +38,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -115,8 +114,7 @@ class Leaves:
         return kept
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     """What a generation has, besides its leaves and its log; `leaves_sum`: the checksum of the leaves."""
 
     generation: int
@@ -128,7 +126,6 @@ class _Header:
 class _Headers(TwoSlots[_Header]):
     magic = b"RINGMAPP"
     form = struct.Struct("<8sQqdQ")
-    encode = attrgetter("generation", "upto", "highest", "leaves_sum")
     decode = _Header
 
 
@@ -284,7 +281,7 @@ class PriorityFile(Sidecar):
             for slot, header in enumerate(slots)
             if header is None and heads[0][slot * SLOT_NBYTES :][: _Headers.form.size].strip(b"\0")
         ]
-        headers = sorted(filter(None, slots), key=attrgetter("generation"), reverse=True)
+        headers = sorted(filter(None, slots), reverse=True)
         logs = [int.from_bytes(head[_GENERATION], "little") for head in heads[1]]
         # A header may be damaged: its number must not be used again.
         newest = max([0, *(one.generation for one in headers), *(n for n in logs if n < _MOST)])

@@ -17,10 +17,8 @@ import os
 import struct
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -41,8 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _LIMIT = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     """Whose next observations a payload holds, and where it is. `rows_sum`: the checksum in the record of the rows."""
 
     generation: int = 0
@@ -61,7 +58,6 @@ class _Header:
 class _Headers(TwoSlots[_Header]):
     magic = b"RINGMAPN"
     form = struct.Struct("<8sQqQqqQ")
-    encode = attrgetter("generation", "head", "rows_sum", "offset", "size", "payload_sum")
     decode = _Header
 
 

@@ -31,10 +31,8 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, repeat
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,8 +72,7 @@ _OTHER = np.array([1, 0])
 """The plane to write, by that of the newest copy."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     """What the newest header says.
 
     `highest`: no generation beyond it is used; `synced`: copies up to this generation are durable, and whole; all are
@@ -100,7 +97,6 @@ class _Header:
 class _Headers(TwoSlots[_Header]):
     magic = b"RINGMAPM"
     form = struct.Struct("<8sQQQ16s")
-    encode = attrgetter("generation", "highest", "synced", "boot")
     decode = _Header
 
 
@@ -209,7 +205,7 @@ class MutableValues(Sidecar):
     def distrust(self) -> None:
         """Note that a sync failed: what the file shows may not be on the disk. The next `begin` writes it again."""
         if self._header.boot == self._boot:
-            self._put_header(replace(self._header, boot=NO_BOOT))
+            self._put_header(self._header._replace(boot=NO_BOOT))
 
     def begin(self, head: int) -> None:
         """Blank what is torn and what belongs to rows that were lost, and take generations that no copy has. Durable.
@@ -247,7 +243,7 @@ class MutableValues(Sidecar):
         generation = header.generation + 1
         if (generation - self._synced_header) % 2 == 0:
             generation += 1
-        header = replace(header, generation=generation)
+        header = header._replace(generation=generation)
         self._headers.write(header)
         self._header = header
         return header
@@ -414,7 +410,7 @@ class MutableValues(Sidecar):
         try:
             self._sync_file()
             if mark:
-                self._put_header(replace(self._header, synced=upto))
+                self._put_header(self._header._replace(synced=upto))
         except OSError:
             with contextlib.suppress(OSError):
                 self.distrust()
@@ -425,7 +421,7 @@ class MutableValues(Sidecar):
         """Note that this opening updates no more, if all of its updates are durable: no copy of it can be torn."""
         if not self.is_dirty:
             with contextlib.suppress(OSError):  # then the next opening looks for what is torn
-                self._put_header(replace(self._header, synced=self._header.highest))
+                self._put_header(self._header._replace(synced=self._header.highest))
 
     def close(self) -> None:
         """Release the file."""
