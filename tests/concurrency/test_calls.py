@@ -1,5 +1,6 @@
 """Calls inside calls: what a callable may call, by the table in docs/reference/errors.md; what a handler is refused."""
 
+import dis
 import gc
 import os
 import signal
@@ -14,7 +15,7 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.data import Window
 from ringmap.errors import ClosedError, RoleError
 from ringmap.samplers import EpisodeSampler, MixtureSampler, PrioritizedSampler, RecencySampler, UniformSampler
-from ringmap.storage.disk.calls import Turn, thread
+from ringmap.storage.disk.calls import Turn, end_noted, thread
 from ringmap.storage.disk.files import Disk
 from tests.buffers.processes import Child
 
@@ -401,3 +402,85 @@ def test_a_child_has_the_turn_that_a_thread_of_its_parent_had():
     done.set()
     other.join()
     assert turn.take("call", lambda: Child(lambda _: turn.is_here).result())  # the call goes on in the child
+
+
+def looks_for_signals(code):
+    """Return the offsets in a code at which the interpreter runs handlers: at its begin, after a call, in a loop."""
+    steps = list(dis.get_instructions(code))
+    before = ["", *(step.opname for step in steps)]
+    return {
+        step.offset
+        for step, last in zip(steps, before)
+        if last.startswith("CALL") or step.opname in ("RESUME", "JUMP_BACKWARD")
+    }
+
+
+def interrupted(call, at):
+    """Do a call, with Ctrl-C at the `at`-th place where the interpreter looks for it; tell whether there are so many."""
+    left, places = at, {}
+
+    def each(frame, event, value):
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            code = frame.f_code
+            if code not in places:
+                places[code] = looks_for_signals(code)
+            left -= frame.f_lasti in places[code]
+            if left == 0:
+                left = -1
+                raise KeyboardInterrupt
+        return each
+
+    before = sys.gettrace()
+    sys.settrace(each)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+def test_what_is_noted_is_done_wherever_it_is_interrupted():
+    """By the next call of the thread, or at the end of the process."""
+    done = []
+
+    def close():
+        done.append("close")
+
+    at = 0
+    while True:
+        at += 1
+        done.clear()
+        thread.noted[:] = [close]
+        if not interrupted(end_noted, at):
+            break
+        end_noted()
+        assert done, at
+        assert not thread.noted
+    assert at > 3
+
+
+def test_what_is_noted_is_done_once_though_it_ends_as_a_call_does():
+    done = []
+
+    def flush():
+        done.append("flush")
+        if len(done) < 5:
+            end_noted()
+
+    thread.noted.append(flush)
+    end_noted()
+    assert done == ["flush"]
+
+
+def test_what_is_noted_and_fails_is_not_done_again():
+    def fail():
+        raise OSError("no space")
+
+    thread.noted.append(fail)
+    with pytest.raises(OSError, match="no space"):
+        end_noted()
+    end_noted()

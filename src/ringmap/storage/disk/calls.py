@@ -5,8 +5,8 @@
     handler           sample(): RoleError   close(): noted
 
 A signal handler, a finalizer and the garbage collector run in the middle of whatever their thread does. While a call of
-ours is under way its thread has a mark, and another call in that thread is refused: so locks need not be reentrant, and
-nobody waits for a lock that the own thread holds. `close` and `flush` are noted instead, and done by the call under way
+ours is under way its thread has a mark, and another call in that thread is refused, of any buffer: so locks need not be
+reentrant, and nobody waits for a lock that the own thread holds. `close` and `flush` are noted instead, and done by the call under way
 when it ends: a job that is preempted closes its buffer in a handler.
 
 Code that we call (a sampler, a hook, an iterable) is not nested. The mark stands only while our own code runs.
@@ -17,7 +17,6 @@ Not here: which calls these are, and locks.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
@@ -44,6 +43,8 @@ class _Thread(threading.local):
         """Those that are in the middle of a draw: each knows that draw only."""
         self.noted: list[Callable[[], object]] = []
         """What is done when the call under way ends."""
+        self.ends = False
+        """Whether what was noted is being done."""
 
     @property
     def is_marked(self) -> bool:
@@ -82,11 +83,26 @@ def note_nested(call: Callable[[], object]) -> bool:
 
 
 def end_noted() -> None:
-    """Do what was noted while a call was under way. The caller has cleared the mark."""
+    """Do what was noted while a call was under way. The caller has cleared the mark.
+
+    What is interrupted stays noted, for the next call or the end of the process; what fails does not.
+    """
     noted = thread.noted
-    while noted and not thread.is_marked:
-        with contextlib.suppress(ClosedError):  # a flush, of what is closed and flushed by now
-            noted.pop(0)()
+    if thread.ends:  # by a call that was noted, when it ends
+        return
+    try:
+        thread.ends = True
+        while noted and not thread.is_marked:
+            try:
+                noted[0]()
+            except ClosedError:  # a flush, of what is closed and flushed by now
+                pass
+            except Exception:
+                del noted[:1]
+                raise
+            del noted[:1]
+    finally:
+        thread.ends = False
 
 
 def lifted(work: Callable[[], Result]) -> Result:
@@ -145,7 +161,7 @@ _turns: weakref.WeakSet[Turn] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    thread.inside, thread.searching, thread.samplers = False, threading.Lock(), ()
+    thread.inside, thread.searching, thread.samplers, thread.ends = False, threading.Lock(), (), False
     thread.noted.clear()
     for turn in list(_turns):
         turn.become_child()
