@@ -410,13 +410,13 @@ def looks_for_signals(code):
     before = ["", *(step.opname for step in steps)]
     return {
         step.offset
-        for step, last in zip(steps, before)
+        for step, last in zip(steps, before, strict=False)
         if last.startswith("CALL") or step.opname in ("RESUME", "JUMP_BACKWARD")
     }
 
 
 def interrupted(call, at):
-    """Do a call, with Ctrl-C at the `at`-th place where the interpreter looks for it; tell whether there are so many."""
+    """Do a call, with Ctrl-C at the `at`-th place where the interpreter looks for it; tell whether it has so many."""
     left, places = at, {}
 
     def each(frame, event, value):

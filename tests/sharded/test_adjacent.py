@@ -19,6 +19,7 @@ from ringmap.errors import ClosedError, ReadOnlyError
 from ringmap.storage.columns import base
 from ringmap.storage.columns.memmap import AdjacentColumn, MemmapColumn
 from ringmap.storage.columns.rows import AdjacentRows
+from ringmap.storage.disk import system
 from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.disk.system import Room, System
 from ringmap.storage.read.handle import Pulse
@@ -231,13 +232,13 @@ def test_a_limit_of_address_space(three, monkeypatch, takes):
 
 
 def test_a_map_that_the_system_refuses(three, monkeypatch, takes):
-    real, left = System.map_at, [7]
+    real, left = system._map_at, [7]
 
     def map_at(*args):
         left[0] -= 1
         return left[0] > 0 and real(*args)
 
-    monkeypatch.setattr(System, "map_at", map_at)
+    monkeypatch.setattr(system, "_map_at", map_at)
     prove(open_all(three).sample(100), three.lengths, 3)
     assert takes == []
 

@@ -7,13 +7,13 @@ import pytest
 
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk
-from ringmap.storage.disk.system import Room, System
+from ringmap.storage.disk.system import System
 
 PAGE = 4096
 
 
 def a_room(nbytes=8 * PAGE):
-    made = Room.of(System(), nbytes)
+    made = System().room(nbytes)
     if made is None:
         pytest.skip("this system maps each file by itself")
     return made
@@ -98,10 +98,10 @@ def test_a_room_is_given_back(file):
 
 
 def test_systems_and_disks_without(file):
-    assert Room.of(System(portable=True), PAGE) is None
-    assert Room.of(System(), 0) is None
-    assert Room.of(System(), 1 << 62) is None
-    made = Room.of(System(), PAGE)
+    assert System(portable=True).room(PAGE) is None
+    assert System().room(0) is None
+    assert System().room(1 << 62) is None
+    made = System().room(PAGE)
     ram = MemoryDisk().create("x", PAGE)
     assert made is None or not ram.map_into(made, 0, 0, PAGE)
 

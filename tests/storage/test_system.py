@@ -214,39 +214,17 @@ def test_no_boot_id_where_nothing_tells(monkeypatch):
     assert System().boot_id() is None
 
 
-MOUNTS = """\
-22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-23 22 0:40 / {0} rw shared:2 - nfs4 server:/export rw
-24 22 0:41 / {0}/inner\\040disk rw - ext4 /dev/sdb rw
-25 22 0:42 / /mnt/ceph rw - ceph monitor:/ rw
-"""
-
-
-@pytest.mark.parametrize("name", ["share", "Über réseau", "a\u2028b"])
-@pytest.mark.parametrize(
-    ("path", "network"),
-    [
-        ("", True),
-        ("deep/er", True),
-        ("inner disk", False),
-        ("inner disk/x", False),
-        ("../other", False),
-    ],
-)
-def test_network_file_systems_are_known_by_their_mount(monkeypatch, tmp_path, path, network, name):
-    share = tmp_path / name
-    share.mkdir()
-    mounts = MOUNTS.format(str(share).replace(" ", "\\040")).encode()
-    monkeypatch.setattr(module, "open", lambda *_: io.BytesIO(mounts), raising=False)
-    assert System().is_network(str(share / path)) == network
-    assert not System(portable=True).is_network(str(share / path))
-
-
-def test_the_lock_is_new_after_a_fork(system):
-    with system._seek:
-        system.reset_after_fork(lambda generator: generator)
-    with system._seek:
-        pass
+@pytest.mark.parametrize("kind", ["nfs4", "ceph", "fuse.sshfs", "ext4", "fuse.other", ""])
+def test_network_file_systems_are_known_by_their_device(monkeypatch, tmp_path, kind):
+    device = os.stat(tmp_path).st_dev
+    mounts = "22 1 1000:1 / / rw,relatime shared:1 - nfs4 /dev/sda1 rw\n23 22 1000:2 / /a\\040b\r rw - nfs4 x rw\n"
+    if kind:
+        mounts += f"24 22 {os.major(device)}:{os.minor(device)} /in /some/where rw shared:2 - {kind} server:/ rw\n"
+    monkeypatch.setattr(module, "open", lambda *_: io.BytesIO(mounts.encode()), raising=False)
+    network = kind in ("nfs4", "ceph", "fuse.sshfs")
+    assert System().is_network(str(tmp_path)) == network
+    assert not System().is_network(str(tmp_path / "missing"))
+    assert not System(portable=True).is_network(str(tmp_path))
 
 
 # -- a whole life ------------------------------------------------------------------------------

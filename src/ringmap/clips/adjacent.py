@@ -24,7 +24,6 @@ from ringmap.clips.cut import Steps
 from ringmap.errors import ClosedError, DamageError, ReplacedError
 from ringmap.storage.columns.rows import AdjacentRows, Rows
 from ringmap.storage.disk.calls import thread
-from ringmap.storage.disk.system import Room
 from ringmap.storage.disk.two_slots import GENERATION, SLOT_NBYTES
 from ringmap.storage.read.handle import Handle, Pulse
 from ringmap.storage.read.reader import HELD_S
@@ -96,7 +95,7 @@ class States:
 
     def __init__(self, rings: Sequence[Handle]) -> None:
         size = StateFile.nbytes
-        room = Room.of(rings[0].disk.system, len(rings) * size) if rings else None
+        room = rings[0].disk.system.room(len(rings) * size) if rings else None
         self._words: Array | None = None
         if room is not None and all(ring.map_state(room, n * size) for n, ring in enumerate(rings)):
             self._words = room.bytes.view(np.uint64)[GENERATION :: SLOT_NBYTES // 8]

@@ -301,7 +301,7 @@ class AdjacentColumn(MemmapColumn):
         `stride`: at least the rows of each; so many rows are whole pages.
         """
         first, spec, size = columns[0], columns[0].spec, stride * columns[0].spec.row_nbytes
-        room = Room.of(first.disk.system, len(columns) * size)
+        room = first.disk.system.room(len(columns) * size)
         if room is None or not all(column.map_into(room, n * size) for n, column in enumerate(columns)):
             return None
         made = cls(first.disk, first.path, spec, len(columns) * stride, first.label)

@@ -6,8 +6,8 @@
 
 A signal handler, a finalizer and the garbage collector run in the middle of whatever their thread does. While a call of
 ours is under way its thread has a mark, and another call in that thread is refused, of any buffer: so locks need not be
-reentrant, and nobody waits for a lock that the own thread holds. `close` and `flush` are noted instead, and done by the call under way
-when it ends: a job that is preempted closes its buffer in a handler.
+reentrant, and nobody waits for a lock that the own thread holds. `close` and `flush` are noted instead, and done by the
+call under way when it ends: a job that is preempted closes its buffer in a handler.
 
 Code that we call (a sampler, a hook, an iterable) is not nested. The mark stands only while our own code runs.
 

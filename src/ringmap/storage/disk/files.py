@@ -209,7 +209,7 @@ class FileHandle(File):
         if size == 0:
             return np.empty(0, np.uint8)
         # Python's own map holds a second descriptor for as long as it lives.
-        room = Room.of(self.disk.system, size)
+        room = self.disk.system.room(size)
         if room is not None and room.put(self.fd, 0, 0, size, random):
             return room.bytes[:size]
         try:
@@ -224,8 +224,6 @@ class FileHandle(File):
                 f"{self.path}: {self.size():,} bytes can't be mapped ({error}); {needs}, or open the buffer with "
                 "reads='pread'",
             ) from error
-        if random:
-            self.disk.system.expect_random(mapped)
         return np.frombuffer(mapped, np.uint8)
 
     def map_into(self, room: Room, at: int, offset: int, nbytes: int, random: bool = False) -> bool:

@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, EnvironmentFault, RingmapError
-from ringmap.storage.disk.process import Forkable, Renew, disk_reads
+from ringmap.storage.disk.process import disk_reads
 
 __all__ = [
     "Data",
@@ -71,50 +71,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Data = bytes | bytearray | memoryview
 """Types that can be written."""
 
-_NETWORK = {
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "9p",
-    "afs",
-    "ceph",
-    "lustre",
-    "glusterfs",
-    "fuse.sshfs",
-    "fuse.glusterfs",
-    "beegfs",
-    "gpfs",
-    "orangefs",
-}
+_NETWORK = re.compile("9p|afs|beegfs|ceph|cifs|(fuse.)?glusterfs|fuse.sshfs|gpfs|lustre|nfs4?|orangefs|smb3|smbfs")
 
 _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
 """Errors of `posix_fallocate` on a file system without this service: then nothing is reserved."""
 
-_F_FULLFSYNC = 51
-
-_FICLONE = 0x40049409
-
 _LOOKS_AT_LOCKS = 8
 """The kernel gives its locks a page at a time, and counts from the first one again for each page: while other locks are
-released, one may be missing (in 2 of 480 looks beside a process that takes and releases 40). What is missing in all of
-these is not held."""
+released, one may be missing (in 2 of 480 looks beside a process that takes and releases 40). What all miss, is free."""
 
-_PR_SET_PDEATHSIG = 1
+_F_FULLFSYNC, _FICLONE, _PR_SET_PDEATHSIG, _MAP_FIXED = 51, 0x40049409, 1, 0x10
+"""Numbers of the kernel that Python does not name."""
 
-_MAP_FIXED = 0x10
-
-_CANNOT_SHARE = {
-    errno.EOPNOTSUPP,
-    errno.EXDEV,
-    errno.EINVAL,
-    errno.ENOTTY,
-    errno.ENOSYS,
-    errno.EPERM,
-    errno.ETXTBSY,
-    errno.EBADF,
-}
+_CANNOT_SHARE = _CANNOT_RESERVE - {errno.ENODEV} | {errno.EXDEV, errno.ENOTTY, errno.EPERM, errno.ETXTBSY, errno.EBADF}
 """Errors of the kernel if these two files can't share bytes, or can't be copied by it: then we read and write."""
 
 _ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
@@ -165,7 +134,7 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
-class System(Forkable):
+class System:
     """The services of this operating system.
 
     Args:
@@ -174,7 +143,7 @@ class System(Forkable):
 
     def __init__(self, portable: bool = False) -> None:
         self.portable = portable
-        self._seek = threading.Lock()
+        self._seek = threading.Lock()  # needs no hook at forks: a system that forks has pread
         self._boot: bytes | None = None
 
     @property
@@ -182,11 +151,6 @@ class System(Forkable):
         """Whether this processor loads from memory in the order of the program; elsewhere a system call or a lock
         orders two loads."""
         return not self.portable and _ORDERED
-
-    def reset_after_fork(self, renewed: Renew) -> None:
-        """Replace the lock, which another thread may have held at the fork."""
-        super().reset_after_fork(renewed)
-        self._seek = threading.Lock()
 
     def hold_folder(self, path: str) -> int | None:
         """Return a descriptor of a folder, relative to which all else can be opened; None where the system can't.
@@ -348,15 +312,8 @@ class System(Forkable):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
-    def expect_random(self, mapped: mmap.mmap) -> None:
-        """Turn readahead off for this map: the caller asks for what it needs."""
-        if _FADVISE and not self.portable and hasattr(mmap, "MADV_RANDOM"):
-            with contextlib.suppress(OSError):
-                mapped.madvise(mmap.MADV_RANDOM)
-
-    def room(self, nbytes: int) -> mmap.mmap | None:
-        """Return address space for files side by side, zeros until `map_at` fills it; None where the system has none to
-        give.
+    def room(self, nbytes: int) -> Room | None:
+        """Return address space for files side by side; None where the system has none to give, and for no bytes.
 
         A process whose address space is limited gets none: it needs it for the maps of single files.
         """
@@ -365,24 +322,9 @@ class System(Forkable):
         if resource is None or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
             return None
         try:
-            return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+            return Room(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ))
         except (OSError, OverflowError, ValueError):
             return None
-
-    def map_at(self, fd: int, address: int, offset: int, nbytes: int) -> bool:
-        """Map a byte range of a file at an address inside a `room`, for reading; return False if the system refuses, as
-        it does what does not begin at a page, and no bytes at all.
-
-        The map ends with the room. The caller answers for the address: what was mapped there is gone.
-        """
-        import ctypes
-
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-        flags = mmap.MAP_SHARED | _MAP_FIXED
-        found = libc.mmap(address, nbytes, mmap.PROT_READ, flags, fd, offset)
-        return bool(found == address)
 
     def next_data(self, fd: int, offset: int) -> int:
         """Return the next offset that may hold data other than zeros; the file's size if there is none."""
@@ -400,17 +342,13 @@ class System(Forkable):
 
     def boot_id(self) -> bytes | None:
         """Return 16 bytes that change at each boot, or None if the system has none."""
-        if self.portable:
-            return None
-        if self._boot is None:
+        if self._boot is None and not self.portable:
             self._boot = _read_boot_id() or b""
         return self._boot or None
 
     def is_network(self, path: str) -> bool:
         """Tell whether `path` is on a network file system."""
-        if self.portable:
-            return False
-        return file_system(path) in _NETWORK
+        return not self.portable and _NETWORK.fullmatch(file_system(path)) is not None
 
     def copies_up(self, path: str) -> bool:
         """Tell whether `path` is on overlayfs, where the first writer of a file in a lower layer writes a copy of it,
@@ -427,19 +365,15 @@ class System(Forkable):
         if self.portable:
             return None
         try:
-            number = str(os.stat(path).st_ino)
+            number = b":%d" % os.stat(path).st_ino
             for _ in range(_LOOKS_AT_LOCKS):
                 pieces = _read_locks()
-                held = [
-                    words[5]
-                    for line in b"".join(pieces).splitlines()
-                    if len(words := line.decode().split()) > 5 and words[1] == "FLOCK"
-                ]
-                if number in {where.rpartition(":")[2] for where in held}:
+                words = [line.split() for line in b"".join(pieces).splitlines()]
+                if any(len(w) > 5 and w[1] == b"FLOCK" and w[5].endswith(number) for w in words):
                     return True
                 if len(pieces) < 2:
                     break
-        except (OSError, ValueError):
+        except OSError:
             return None
         return False
 
@@ -469,11 +403,6 @@ class System(Forkable):
         return asked and os.getppid() == parent  # it may have ended before that
 
 
-_broken: list[mmap.mmap] = []
-"""Rooms in which a map failed: the kernel may have unmapped the place before, and given it to another thread, whose
-memory would go with the room. So they are never given back; they take no memory."""
-
-
 class Room:
     """Address space in which files are mapped side by side, so that one array reaches over all of them.
 
@@ -483,24 +412,17 @@ class Room:
     Only what `put` mapped changes; the rest reads as zeros; all maps live as long as the room, or an array over it.
 
     Args:
-        system: maps them.
-        space: from `System.room`.
+        space: the map that holds it.
     """
 
-    def __init__(self, system: System, space: mmap.mmap) -> None:
-        self._system, self._space = system, space
+    def __init__(self, space: mmap.mmap) -> None:
+        self._space = space
         self.bytes: Array = np.frombuffer(space, np.uint8)
         """All of it, read-only."""
-        self._address = int(self.bytes.ctypes.data)
-
-    @classmethod
-    def of(cls, system: System, nbytes: int) -> Room | None:
-        """Return a room of so many bytes; None where the system has none to give, and for no bytes."""
-        space = system.room(nbytes)
-        return None if space is None else cls(system, space)
 
     def put(self, fd: int, at: int, offset: int, nbytes: int, random: bool) -> bool:
-        """Map a byte range of a file from byte `at` on; return False if the system refuses.
+        """Map a byte range of a file from byte `at` on; return False if the system refuses, as it does what does not
+        begin at a page, and no bytes at all.
 
         Args:
             fd: of the file, which may be closed afterwards.
@@ -511,13 +433,28 @@ class Room:
         """
         if at < 0 or nbytes > len(self.bytes) - at:
             raise ValueError(f"bytes [{at}, {at + nbytes}) lie outside a room of {len(self.bytes)}")
-        if not self._system.map_at(fd, self._address + at, offset, nbytes):
+        if not _map_at(fd, int(self.bytes.ctypes.data) + at, offset, nbytes):
             _broken.append(self._space)
             return False
         if random and hasattr(mmap, "MADV_RANDOM"):
             with contextlib.suppress(OSError):
                 self._space.madvise(mmap.MADV_RANDOM, at, nbytes)
         return True
+
+
+_broken: list[mmap.mmap] = []
+"""Rooms in which a map failed: the kernel may have unmapped the place before, and given it to another thread, whose
+memory would go with the room. So they are never given back; they take no memory."""
+
+
+def _map_at(fd: int, address: int, offset: int, nbytes: int) -> bool:
+    """Map a byte range of a file, for reading, at an address: what was mapped there is gone."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    return bool(libc.mmap(address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset) == address)
 
 
 def _read_locks(path: str = "/proc/locks") -> list[bytes]:
@@ -530,25 +467,18 @@ def _read_locks(path: str = "/proc/locks") -> list[bytes]:
 
 
 def cores(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
-    """Return the number of cores that this process may use, at least 1: its affinity, and its cgroup's quota."""
+    """Return the number of cores that this process may use, at least 1: its affinity, and the quota of its cgroup and
+    of each one above it."""
     try:
-        count = len(os.sched_getaffinity(0))
+        count: float = len(os.sched_getaffinity(0))
     except AttributeError:
         count = os.cpu_count() or 1
-    return max(1, math.ceil(min(count, _quota(proc, root))))
-
-
-def _quota(proc: str, root: str) -> float:
-    """Return the core quota of the cgroup and of each one above it; infinity without a limit."""
-    least = math.inf
     for folder in _cgroups("cpu", proc, root):
-        given = _numbers(f"{folder}/cpu.max") or [
-            *_numbers(f"{folder}/cpu.cfs_quota_us"),
-            *_numbers(f"{folder}/cpu.cfs_period_us"),
-        ]
-        if len(given) == 2 and given[0] > 0 and given[1] > 0:
-            least = min(least, given[0] / given[1])
-    return least
+        quota = _numbers(f"{folder}/cpu.max")
+        quota = quota or _numbers(f"{folder}/cpu.cfs_quota_us") + _numbers(f"{folder}/cpu.cfs_period_us")
+        if len(quota) == 2 and min(quota) > 0:
+            count = min(count, quota[0] / quota[1])
+    return max(1, math.ceil(count))
 
 
 def _cgroups(controller: str, proc: str, root: str) -> Iterator[str]:
@@ -561,24 +491,23 @@ def _cgroups(controller: str, proc: str, root: str) -> Iterator[str]:
     for _, controllers, path in (line for line in lines if len(line) == 3):
         if controllers and controller not in controllers.split(","):
             continue
-        home = root if not controllers else os.path.join(root, controller)
-        parts = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(parts) + 1):
-            yield os.path.join(home, *parts[:depth])
+        folder = os.path.join(root, controller) if controllers else root
+        yield folder
+        for part in path.split("/"):
+            if part and part != "..":
+                folder = os.path.join(folder, part)
+                yield folder
 
 
 def memory_left(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup", meminfo: str = "/proc/meminfo") -> float:
     """Return how many bytes this process may still take, as far as the machine, its cgroup and its limit tell; infinity
     if they don't."""
-    least = math.inf
-    with contextlib.suppress(OSError, ValueError, IndexError), open(meminfo) as file:
-        found = [int(line.split()[1]) for line in file if line.startswith("MemAvailable")]
-        least = 1024.0 * found[0]
+    least = 1024 * _named(meminfo, "MemAvailable:", math.inf)
     for folder in _cgroups("memory", proc, root):
         limit = _numbers(f"{folder}/memory.max") or _numbers(f"{folder}/memory.limit_in_bytes")
         used = _numbers(f"{folder}/memory.current") or _numbers(f"{folder}/memory.usage_in_bytes")
-        if limit and used:
-            least = min(least, max(0.0, limit[0] - used[0] + _page_cache(folder)))
+        if limit and used:  # files in memory are given back when it is needed
+            least = min(least, max(0.0, limit[0] - used[0] + _named(f"{folder}/memory.stat", "inactive_file", 0.0)))
     if resource is not None:
         limited, _ = resource.getrlimit(resource.RLIMIT_AS)
         taken = _numbers("/proc/self/statm")
@@ -587,14 +516,13 @@ def memory_left(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup", m
     return least
 
 
-def _page_cache(folder: str) -> float:
-    """Return the bytes of files that a cgroup gives back when memory is needed."""
-    with (
-        contextlib.suppress(OSError, ValueError, IndexError),
-        open(f"{folder}/memory.stat") as file,
-    ):
-        return sum(float(line.split()[1]) for line in file if line.startswith("inactive_file "))
-    return 0.0
+def _named(path: str, name: str, unknown: float) -> float:
+    """Return the number after a name, in a file of such lines."""
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        for words in map(str.split, file):
+            if words[:1] == [name]:
+                return float(words[1])
+    return unknown
 
 
 def _numbers(path: str) -> list[float]:
@@ -620,25 +548,15 @@ def _read_boot_id() -> bytes | None:
 
 
 def file_system(path: str) -> str:
-    """Return the type of the file system that holds `path`; the deepest mount point wins."""
+    """Return the type of the file system that holds `path`; "" if the system does not tell."""
     try:
         with open("/proc/self/mountinfo", "rb") as file:
-            lines = file.read().split(b"\n")
+            mounts = [line.split(b" ") for line in file.read().split(b"\n") if line]
+        device = os.stat(path).st_dev
     except OSError:
         return ""
-    real = os.fsencode(os.path.realpath(path))
-    best, kind = -1, b""
-    for line in filter(None, lines):
-        before, _, after = line.partition(b" - ")
-        point = _ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), before.split(b" ")[4])
-        inside = real == point or real.startswith(point.rstrip(b"/") + b"/")
-        if inside and len(point) >= best:
-            best, kind = len(point), after.split(b" ")[0]
-    return kind.decode()
-
-
-_ESCAPED = re.compile(rb"\\([0-7]{3})")
-"""How the kernel writes a space, and other bytes that would break a line up, in the name of a mount point."""
+    number = b"%d:%d" % (os.major(device), os.minor(device))
+    return next((words[words.index(b"-") + 1].decode() for words in mounts if words[2] == number), "")
 
 
 # -- errors of the system, in words --------------------------------------------------------------
