@@ -145,10 +145,10 @@ def take_labels_out(monkeypatch):
     opened = Scan._open_column
 
     def by_name(self, index):
-        one = self.fixed.column(index)
-        self.labels[one.file] = one.label
+        file = self.fixed.files[index]
+        self.labels[file] = self.fixed.label(index)
         column = opened(self, index)
-        self.faults.pop(one.file, None)
+        self.faults.pop(file, None)
         return column
 
     monkeypatch.setattr(Scan, "_open_column", by_name)

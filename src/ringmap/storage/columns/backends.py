@@ -9,7 +9,6 @@ Not here: what a backend does (memmap.py, zarr.py).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +20,11 @@ from ringmap.storage.columns.codecs import NAMED
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps
-from ringmap.storage.disk.files import Disk
 
 __all__ = [
     "BACKENDS",
     "Choice",
     "Storage",
-    "StoredColumn",
     "Zarr",
     "check_storage",
     "choose",
@@ -38,39 +35,6 @@ BACKENDS: dict[str, type[Column]] = {"memmap": MemmapColumn, "zarr": ZarrColumn}
 """Storage backend name -> column class."""
 
 _CHUNK_LIMIT = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class StoredColumn:
-    """A column as the manifest describes it.
-
-    `file`: its name in the buffer's directory, with forward slashes; `kind`: the name of its backend;
-    `label`: what the file or folder says of itself.
-    """
-
-    file: str
-    kind: str
-    spec: ColumnSpec
-    rows: int
-    label: dict[str, Any]
-
-    def at(self, disk: Disk, path: str) -> Column:
-        """Return it at a place, not opened."""
-        return BACKENDS[self.kind](disk, path, self.spec, self.rows, self.label)
-
-    def inside(self, disk: Disk, folder: str) -> Column:
-        """Return it at its own place in the buffer's directory, not opened."""
-        return self.at(disk, os.path.join(folder, *self.file.split("/")))
-
-    @property
-    def nbytes(self) -> int:
-        """The exact size of its parts with a fixed size."""
-        return self.at(Disk(), self.file).nbytes
-
-    @property
-    def nbytes_when_full(self) -> int:
-        """The maximum size of all its parts."""
-        return self.at(Disk(), self.file).nbytes_when_full
 
 
 @dataclass(frozen=True)

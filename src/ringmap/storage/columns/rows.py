@@ -16,19 +16,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import xxhash
 
-from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.codecs import Undecodable
 from ringmap.storage.columns.copying import take
 from ringmap.storage.columns.memmap import HEADER_NBYTES, AdjacentColumn
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import put
-from ringmap.storage.disk.files import Disk
 from ringmap.storage.ring.arrays import highest
 from ringmap.storage.ring.ring import Position, Ring
 
@@ -121,33 +119,19 @@ class Rows:
         self._pending: Callable[[], PendingRows | None] | None = None
         self._words: Words | None = None
 
-    @classmethod
-    def open(
-        cls,
-        disk: Disk,
-        folder: str,
-        schema: Schema,
-        stored: Sequence[StoredColumn],
-        ring: Ring,
-        write: bool,
-        head: int,
-        mapped: bool = True,
-    ) -> Rows:
-        """Open every column, after comparing all sizes.
+    def open(self, write: bool, head: int, mapped: bool = True) -> Self:
+        """Open every column, after comparing all sizes, and return these rows.
 
         Raises:
             CorruptError: a file is missing, truncated, too long, swapped or foreign.
         """
-        columns: list[Column] = []
-        reserved = min(head, ring.rows)
         try:
-            for one in stored:
-                columns.append(one.inside(disk, folder).open(write, reserved, mapped))
+            for column in self.columns:
+                column.open(write, min(head, self.ring.rows), mapped)
         except BaseException:
-            for column in columns:
-                column.close()
+            self.close()
             raise
-        return cls(schema, columns, ring)
+        return self
 
     def show(
         self,

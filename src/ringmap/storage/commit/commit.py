@@ -351,9 +351,9 @@ class Committer(Handle):
 
     def open_rows(self, manifest: Manifest, head: int) -> Rows:
         """Return the columns that a manifest names, open for writing."""
-        schema, columns = manifest.schema, manifest.columns
-        assert schema is not None
-        return Rows.open(self.disk, self.folder, schema, columns, self.ring, True, head, self.mapped)
+        assert manifest.schema is not None
+        columns = manifest.columns(self.disk, self.paths.columns)
+        return Rows(manifest.schema, columns, self.ring).open(write=True, head=head, mapped=self.mapped)
 
     def _numbers_of(self, rows: Rows, positions: Array) -> Array:
         """Return the numbers of the episodes that rows before a commit are of, as `numbered` asks for them."""

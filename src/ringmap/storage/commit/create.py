@@ -75,7 +75,8 @@ def make_parts(disk: Disk, paths: Paths, manifest: Manifest) -> None:
 
 def sizes_when_full(manifest: Manifest) -> dict[str, int]:
     """Return the size of each file of a full ring in bytes, without episode data."""
-    sizes = {one.file: one.nbytes_when_full for one in manifest.columns}
+    columns = zip(manifest.files, manifest.columns(Disk(), ""), strict=True)
+    sizes = {file: column.nbytes_when_full for file, column in columns}
     newest = MutableValues.nbytes(manifest.schema, manifest.rows)
     beside = {MutableValues.names[0]: newest} if newest else {}
     return {**sizes, **manifest.fixed_sizes, **beside}
@@ -102,9 +103,8 @@ def make_columns(disk: Disk, paths: Paths, manifest: Manifest, sync_folder: Call
     """
     disk.remove_folder(paths.new_columns)
     disk.make_folder(paths.new_columns)
-    for one in manifest.columns:
-        name = one.file.partition("/")[2]
-        one.at(disk, os.path.join(paths.new_columns, name)).create()
+    for column in manifest.columns(disk, paths.new_columns):
+        column.create()
     sync_folder(paths.new_columns)
     disk.remove_folder(paths.columns)
     disk.rename(paths.new_columns, paths.columns)

@@ -281,12 +281,12 @@ class Plan:
         for name in (DATA, OPEN, *([COLUMNS] if scan.has_columns else [])):
             if not disk.exists(path := scan.path(name)):
                 self._act(name, "make the folder", work=partial(disk.make_folder, path))
-        for index, one in enumerate(manifest.columns if scan.has_columns else ()):
-            column = one.inside(disk, self.paths.folder)
+        for index, file in enumerate(manifest.files if scan.has_columns else ()):
+            column = manifest.column(index, disk, self.paths.columns)
             if scan.is_gone(index):
-                self._make_anew(one.file, column.create)
-            elif one.file in scan.faults:
-                self._act(one.file, "give it its size, header and label back", work=column.mend)
+                self._make_anew(file, column.create)
+            elif file in scan.faults:
+                self._act(file, "give it its size, header and label back", work=column.mend)
         self._decide_beside(dropped)
         lost = self._complete(dropped)
         small = next(scan.small_states())
@@ -548,8 +548,8 @@ class Plan:
                 self.records[:0] if scan.clean else self.records[self.records["seq"] > mark],
             )
             if scan.has_columns and manifest.schema is not None:
-                where = disk, self.paths.folder
-                rows = Rows.open(*where, manifest.schema, manifest.columns, manifest.ring, True, 0, mapped=False)
+                columns = manifest.columns(disk, self.paths.columns)
+                rows = Rows(manifest.schema, columns, manifest.ring).open(write=True, head=0, mapped=False)
             files.restore_carried(found, manifest.carried)
             files.restore(found, rows, {}, trusted=False)
             if self._renews and scan.shown is None and not disk.volatile:  # else its invalid slot has stopped them

@@ -377,12 +377,11 @@ class Scan:
 
     def _open_column(self, index: int) -> Column | None:
         """Return a column in whatever state it is; None where it lies nowhere, or something else lies there."""
-        one = self.fixed.column(index)
-        column = one.inside(self.disk, self.folder)
-        if faults := self._words_of(one.file, column.faults):
-            self.faults[one.file] = faults
-        if self.labels.get(one.file) not in (None, one.label):
-            self.foreign[one.file] = self.whose(one.file)
+        file, column = self.fixed.files[index], self.fixed.column(index, self.disk, self.path(COLUMNS))
+        if faults := self._words_of(file, column.faults):
+            self.faults[file] = faults
+        if self.labels.get(file) not in (None, column.label):
+            self.foreign[file] = self.whose(file)
             return None
         return column if column.exists() else None
 
@@ -756,9 +755,9 @@ class Scan:
 
     def _of_others(self, manifest: Manifest) -> Iterator[Finding]:
         """Find what is not part of a buffer, and segments that nothing names."""
-        for one in manifest.columns if self.has_columns else ():
-            if (column := one.inside(self.disk, self.folder)).exists():
-                yield from (Finding(f"{one.file}/{name}", "is not part of a buffer") for name in column.strays())
+        for index, file in enumerate(manifest.files if self.has_columns else ()):
+            if (column := manifest.column(index, self.disk, self.path(COLUMNS))).exists():
+                yield from (Finding(f"{file}/{name}", "is not part of a buffer") for name in column.strays())
         # Where records are lost, the segments that they named are no news.
         orphans = [] if self.broken() else self.orphans()
         columns = self.names(COLUMNS) if self.has_columns else []

@@ -298,8 +298,8 @@ class Copy:
         rows, shared = self.source.rows, True
         assert manifest.schema is not None
         self.disk.make_folder(self.paths.columns)
-        for i, one in enumerate(manifest.columns):
-            column = one.inside(self.disk, self.paths.folder)
+        columns = manifest.columns(self.disk, self.paths.columns)
+        for i, column in enumerate(columns):
             if rows is None or not now.seq:
                 column.create()
             else:
@@ -307,10 +307,10 @@ class Copy:
         if now.seq and shared:
             self._head, self._fresh = now.head, [(0, manifest.rows)]
         else:  # a compressed column takes nobody knows how much less
-            plain = (one.spec.row_nbytes for one in manifest.columns if one.kind == "memmap")
+            ways = zip(columns, manifest.choices, strict=True)
+            plain = (column.spec.row_nbytes for column, way in ways if way.backend == "memmap")
             self._refuse_without_room((now.head - now.tail) * sum(plain))
-        where = self.disk, self.paths.folder, manifest.schema, manifest.columns, manifest.ring
-        return Rows.open(*where, write=True, head=now.head, mapped=False)
+        return Rows(manifest.schema, columns, manifest.ring).open(write=True, head=now.head, mapped=False)
 
     def _refuse_without_room(self, need: int) -> None:
         """Raise rather than fill the disk that the writer may be on."""

@@ -373,11 +373,8 @@ class Reader(Handle):
         manifest = self.manifest
         if manifest.schema is None:
             raise CorruptError(f"{self.paths.manifest}: names no columns, but episodes are stored; put it back")
-        self._adopt(
-            Rows.open(
-                self.disk, self.folder, manifest.schema, manifest.columns, manifest.ring, False, head, self.mapped
-            )
-        )
+        columns = manifest.columns(self.disk, self.paths.columns)
+        self._adopt(Rows(manifest.schema, columns, manifest.ring).open(write=False, head=head, mapped=self.mapped))
 
     @property
     def schema(self) -> Schema | None:

@@ -16,6 +16,7 @@ than `table.seq` is damaged.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import unicodedata
 import uuid as uuids
@@ -35,10 +36,12 @@ from ringmap.errors import (
     UnknownFormatError,
     UnreleasedVersionError,
 )
-from ringmap.storage.columns.backends import BACKENDS, Choice, StoredColumn
+from ringmap.storage.columns.backends import BACKENDS, Choice
+from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.codecs import NAMED
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.checksums import decode_signed, encode_signed, json_checksum
+from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import COLUMNS, STATE, TABLE
 from ringmap.storage.records.state import SLOT, StateFile
 from ringmap.storage.records.table import MOST, RECORD, SPARE_SLOTS, EpisodeTable
@@ -172,16 +175,15 @@ class Manifest:
         """How positions map to rows."""
         return Ring(self.max_steps, self.spare)
 
-    @property
-    def columns(self) -> list[StoredColumn]:
-        """The columns, in order; none before they are fixed."""
-        return [self.column(i) for i in range(len(self.files))]
+    def columns(self, disk: Disk, folder: str) -> list[Column]:
+        """Return the columns in a folder of columns, in order, not opened; none before they are fixed."""
+        return [self.column(i, disk, folder) for i in range(len(self.files))]
 
-    def column(self, index: int) -> StoredColumn:
+    def column(self, index: int, disk: Disk, folder: str) -> Column:
         """Return one column."""
         assert self.schema is not None
-        spec = self.schema.columns[index].stored
-        return StoredColumn(self.files[index], self.choices[index].backend, spec, self.rows, self.label(index))
+        kind, path = BACKENDS[self.choices[index].backend], os.path.join(folder, self.files[index].partition("/")[2])
+        return kind(disk, path, self.schema.columns[index].stored, self.rows, self.label(index))
 
     @property
     def fixed_sizes(self) -> dict[str, int]:
@@ -239,7 +241,7 @@ class Manifest:
             "schema_from": "argument" if self.locked_by_argument else "episode",
             "columns": None
             if self.schema is None
-            else [{**self._described(i), "nbytes": one.nbytes} for i, one in enumerate(self.columns)],
+            else [{**self._described(i), "nbytes": one.nbytes} for i, one in enumerate(self.columns(Disk(), ""))],
             "files": self.fixed_sizes,
             "fps": self.fps,
             "reward_at": self.reward_at,
