@@ -58,8 +58,8 @@ def read(path, most=50):
     "heading",
     [
         Heading(SCHEMA),
-        Heading(SCHEMA, PartOf(-1, 0, 0, 3)),
-        Heading(SCHEMA, PartOf(40, 12, 2, 0), encode_data({"seed": 3}, "test")),
+        Heading(SCHEMA, PartOf(lane=3)),
+        Heading(SCHEMA, PartOf(40, 12, number=2), encode_data({"seed": 3}, "test")),
         Heading(SCHEMA, after=[0, 0, 0, 0], nbytes=4096),
         Heading(SCHEMA, after=AFTER, nbytes=1 << 40, unlinked=UNLINKED, earlier=77),
     ],

@@ -133,8 +133,8 @@ class Calls:
         self.chains[chain] = PartOf(
             part.place(start)[0],
             part.step + len(values),
-            part.number + 1,
             previous=start,
+            number=part.number + 1,
             ordinal=self.store.newest_record().ordinal,
         )
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -110,7 +109,7 @@ class Commit(NamedTuple):
         cls, part: PartOf, flags: int, where: str, data: bytes = b"", small: Mapping[str, Any] | None = None
     ) -> Commit:
         """Return the end of a chain whose parts are all stored; `part` would come next."""
-        return cls([NewRecord(0, data, flags, replace(part, is_last=True), RETIRE)], where, small=small)
+        return cls([NewRecord(0, data, flags, part._replace(is_last=True), RETIRE)], where, small=small)
 
 
 class Committer(Handle):

@@ -134,7 +134,7 @@ class CommitFiles:
             if self.segments.blob_of(record) is not None:
                 self.segments.rewrite(record.blob_segment, record.blob_offset, record.blob_size)
             elif record.kind != EPISODE:  # the manifest will have the small state that is left
-                record = record.without_blob()
+                record = record._replace(blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0)
             self.table.write(record)
         if self._restored is not None and not recovered.clean:
             self.segments.rewrite(*self._restored)

@@ -18,7 +18,6 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -198,8 +197,7 @@ class OpenEpisode:
             return
         part, file = self._part, self._file
         is_first = part.chain == NONE
-        upcoming = replace(
-            part,
+        upcoming = part._replace(
             chain=self._begins if is_first else part.chain,
             step=part.step + self._pending,
             number=part.number + 1,
@@ -242,7 +240,7 @@ class OpenEpisode:
             self._check_data(episode_data or {}, where)
             data = encode_data({**self._data, **(episode_data or {})}, where) if self.num_steps else b""
             flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
-            last = None if self._every is None else replace(self._part, is_last=True)
+            last = None if self._every is None else self._part._replace(is_last=True)
             # An interrupted call may have stored it or not: `carried` knows, since a recovery came before this.
             if self._pending and self.id not in self._store.carried.get("finished", []):
                 self._commit(files, last, flags, data, where, notes)
@@ -372,7 +370,7 @@ def _last_part(store: Store, part: PartOf) -> PartOf:
     if number != NONE and whole.first_steps[number] + whole.lengths[number] == part.step:
         before = store.live_record(Ordinal(live.first + int(whole.parts_of(number)[-1])))
         if before is not None:
-            return replace(part, is_last=True, previous=before.start, ordinal=before.ordinal)
+            return part._replace(is_last=True, previous=before.start, ordinal=before.ordinal)
     return PartOf(lane=part.lane, is_last=True)
 
 
@@ -390,7 +388,7 @@ def _end_chains(store: Store) -> None:
     for record in newest.values():
         part = PartOf.of(record)
         assert part is not None
-        upcoming = replace(part, step=part.step + record.length, number=part.number + 1, previous=record.start)
+        upcoming = part._replace(step=part.step + record.length, number=part.number + 1, previous=record.start)
         store.commit(Commit.of_end(upcoming, INTERRUPTED, store.folder))
 
 

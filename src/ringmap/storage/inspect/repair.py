@@ -393,10 +393,7 @@ class Plan:
         return lost
 
     def _put(self, record: Record) -> None:
-        row = np.zeros((), RECORD)
-        for name in Record._fields:
-            row[name] = getattr(record, name)
-        self.records[record.seq - self.scan.reached.first] = row
+        self.records[record.seq - self.scan.reached.first] = (*record, 0)
 
     def _in_order(self, dropped: set[int]) -> Array:
         """Tell which records stay: the valid ones. Where these contradict each other, as only forged ones do, the whole

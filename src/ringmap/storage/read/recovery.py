@@ -90,7 +90,7 @@ _LENGTH, _OFFSET, _SIZE = 12, 14, 15
 _SEQ, _ORDINAL, _KIND = 0, 8, 14
 """That of number and ordinal, and of kind, flags, part and behind, in words of 64 bits."""
 _PLAIN = EPISODE | 1 << 32
-_PLAIN_BITS = np.uint64(0xFF | DROPPED << 8 | 0xFF << 16 | 0xFFFFFFFF << 32)
+_PLAIN_BITS = np.uint64(0xFF | DROPPED << 8 | 0xFFFF << 16 | 0xFFFFFFFF << 32)
 """The last of these words of a whole episode that is not dropped and not copied, in the bits that tell this."""
 
 NEWEST = 1024
@@ -427,7 +427,7 @@ def _breaks_of_order(records: Array) -> list[tuple[int, str]]:
         "has no steps": (length == 0) & is_episode & (dropped == 0),
         "has steps, but no episode": (length != 0) & ~is_episode,
         "has a damaged flag": (dropped != 0) & (dropped != DROPPED),
-        "is part of a chain in an unknown way": (part & ~np.uint8(PART | END | COPIED | MANY) != 0)
+        "is part of a chain in an unknown way": (part & ~np.uint16(PART | END | COPIED | MANY) != 0)
         | (part & (PART | END) == END)
         | (many & (part != MANY)),
         "is no part of a chain, but names one": ~is_part & ((chain != NONE) | (step != 0) | (previous != NONE)),

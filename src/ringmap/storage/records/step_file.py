@@ -126,7 +126,7 @@ class Heading:
             limits = ((chain, MOST), (step, MOST), (number, 1 << 32), (lane, 1 << 32))
             if not all(type(n) is int and NONE <= n < most for n, most in limits):
                 raise ValueError(f"is part {found['part']!r}")
-            part = PartOf(chain, max(0, step), max(0, number), max(0, lane))
+            part = PartOf(chain, max(0, step), number=max(0, number), lane=max(0, lane))
         data = base64.b64decode(found.get("data", ""), validate=True)
         decode_data(data)  # raises if it can't be shown
         counts = [*([] if after is None else after), nbytes, earlier]

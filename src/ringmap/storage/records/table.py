@@ -22,7 +22,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -99,8 +98,7 @@ RECORD = np.dtype(
         ("lane", "<u4"),
         ("kind", "u1"),
         ("flags", "u1"),
-        ("part", "u1"),
-        ("reserved", "V1"),
+        ("part", "<u2"),
         ("behind", "<u4"),
         ("check", "<u8"),
     ]
@@ -117,7 +115,7 @@ MOST_U4 = (1 << 32) - 1
 """The greatest value of `length`, `number`, `lane`, `behind` and the place of a blob."""
 
 PART, END, COPIED, MANY = 1, 2, 4, 8
-"""In the byte `part`: the record is of a part of a chain, and `chain`, `step`, `previous`, `number` and `lane` count;
+"""In `part`: the record is of a part of a chain, and `chain`, `step`, `previous`, `number` and `lane` count;
 its chain has ended; its episode data name the ring and the number that the episode was first stored as; its rows are of
 many episodes, of which `behind` begin in it, with ordinals from `ordinal` on. A record without rows that has the first
 two ends a chain whose last part is stored already."""
@@ -125,7 +123,8 @@ two ends a chain whose last part is stored already."""
 SPARE_SLOTS = 64
 """Slots of the table beyond one per row, for retire and clear records."""
 
-_PACK = struct.Struct("<QqqQQQIIIIQqqqqIIBBBxIQ")
+_PACK = struct.Struct("<QqqQQQIIIIQqqqqIIBBHIQ")
+_NBYTES = RECORD.itemsize
 _CHECKED = ROW_NBYTES
 _FLAGS_BYTE = 113
 _FLAGS_WORD = _FLAGS_BYTE // 8
@@ -138,7 +137,7 @@ _FEW = 512
 
 
 class Record(NamedTuple):
-    """The result of one commit, in the order of `RECORD`: it is packed as it is. See the module for the fields."""
+    """The result of one commit: the fields of `RECORD`, in its order, without the checksum. See the module."""
 
     seq: int
     start: Position
@@ -190,16 +189,10 @@ class Record(NamedTuple):
     @classmethod
     def of(cls, row: Any) -> Record:
         """Read a record from one element of a RECORD array."""
-        fields: Any = (int(row[name]) for name in cls._fields)
-        return cls(*fields)
-
-    def without_blob(self) -> Record:
-        """Return the record of the same commit, whose blob is lost."""
-        return self._replace(blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0)
+        return cls(*row.item()[:-1])
 
 
-@dataclass(frozen=True, slots=True)
-class PartOf:
+class PartOf(NamedTuple):
     """Which part of a chain a commit stores: see `Record`.
 
     `chain`: the position of the chain's first step, NONE for its first part; `step`: its steps that are stored already;
@@ -210,10 +203,10 @@ class PartOf:
 
     chain: int = NONE
     step: int = 0
+    previous: int = NONE
     number: int = 0
     lane: int = 0
     is_last: bool = False
-    previous: int = NONE
     ordinal: int = 0
 
     @classmethod
@@ -221,15 +214,8 @@ class PartOf:
         """Return that of a record; None if it is of an episode that is whole."""
         if not record.part & PART:
             return None
-        return cls(
-            record.chain,
-            record.step,
-            record.number,
-            record.lane,
-            bool(record.part & END),
-            record.previous,
-            record.ordinal,
-        )
+        place = record.chain, record.step, record.previous, record.number, record.lane
+        return cls(*place, bool(record.part & END), record.ordinal)
 
     def place(self, start: int) -> tuple[int, int, int, int, int]:
         """Return the fields `chain` to `lane` of a record that begins at position `start`."""
@@ -238,7 +224,7 @@ class PartOf:
 
     @property
     def bits(self) -> int:
-        """The bits of the byte `part` of its record."""
+        """The field `part` of its record."""
         return PART | END * self.is_last
 
 
@@ -302,13 +288,13 @@ class EpisodeTable:
         self._walk: list[Array] | None = None
         if mapped:
             # For walks over existing records; the rest of the map is never touched, see `_read`.
-            view = file.map()[HEADER_NBYTES : HEADER_NBYTES + slots * RECORD.itemsize].view(RECORD)
+            view = file.map()[HEADER_NBYTES : self.nbytes(slots)].view(RECORD)
             self._walk = [view[name] for name in _WALKED_FIELDS]
 
     @staticmethod
     def nbytes(slots: int) -> int:
         """Return the exact size of the file."""
-        return HEADER_NBYTES + slots * RECORD.itemsize
+        return HEADER_NBYTES + slots * _NBYTES
 
     @classmethod
     def create(cls, disk: Disk, path: str, slots: int) -> None:
@@ -349,15 +335,15 @@ class EpisodeTable:
         """Write a record into its slot. O(1)."""
         packed = _PACK.pack(*record, 0)
         data = packed[:-8] + self._check_of(packed).to_bytes(8, "little")
-        self._file.write(data, HEADER_NBYTES + (record.seq % self.slots) * RECORD.itemsize)
+        self._file.write(data, HEADER_NBYTES + record.seq % self.slots * _NBYTES)
 
     def zero(self, slot: int) -> None:
         """Clear a slot."""
-        self._file.write(bytes(RECORD.itemsize), HEADER_NBYTES + slot * RECORD.itemsize)
+        self._file.write(bytes(_NBYTES), HEADER_NBYTES + slot * _NBYTES)
 
     def read(self, seq: int) -> Record | None:
         """Return record `seq`, or None if its slot holds anything else. O(1)."""
-        data = self._read(seq % self.slots, 1).tobytes()
+        data = self._read(seq % self.slots)
         fields = _PACK.unpack(data)
         if fields[0] != seq or fields[-1] != self._check_of(data):
             return None
@@ -382,7 +368,7 @@ class EpisodeTable:
         slot, walk = seq % self.slots, self._walk
         if walk is not None:
             return walk, slot
-        row = self._read(slot, 1)
+        row = np.frombuffer(self._read(slot), RECORD)
         return [row[name] for name in _WALKED_FIELDS], 0
 
     def find(self, start: int, first: int, last: int) -> Record | None:
@@ -421,7 +407,7 @@ class EpisodeTable:
 
     def is_empty(self, slot: int) -> bool:
         """Tell whether a slot was never written, or was cleared."""
-        return not any(self._read(slot, 1).tobytes())
+        return not any(self._read(slot))
 
     def sync(self) -> None:
         """Return once every written record is durable on the disk."""
@@ -470,99 +456,82 @@ class EpisodeTable:
             self._fill(room[1 : 1 + count], number)
             yield number, room[1 if number == first else 0 : 1 + count]
 
-    def _fill(self, records: Array, number: int) -> None:
-        """Read the records from a number on into an array, by reads: a map of a hole takes memory on a full tmpfs."""
-        size, at = RECORD.itemsize, 0
-        while at < len(records):
-            slot = (number + at) % self.slots
-            run = records[at : at + self.slots - slot]
-            if self._file.read_into(run.view(np.uint8).data, HEADER_NBYTES + slot * size) < len(run) * size:
-                self._refuse_cut()
-            at += len(run)
-
     def write_many(self, records: Array) -> None:
         """Write records of consecutive numbers into their slots, under this table's own salt. Vectorised."""
         at = 0
         while at < len(records):
             slot = int(records["seq"][at]) % self.slots
             block = records[at : at + min(BLOCK, self.slots - slot)].copy()
-            words = _words(block)
-            checked = words.copy()
-            checked[:, _FLAGS_WORD] &= _ALL_BUT_DROPPED
-            words[:, -1] = xxh3_64_of_rows(checked, self._seed)
-            self._file.write(block.view(np.uint8).data, HEADER_NBYTES + slot * RECORD.itemsize)
+            block["check"] = self._checks(block)
+            self._file.write(block.view(np.uint8).data, HEADER_NBYTES + slot * _NBYTES)
             at += len(block)
 
     def scan(self) -> tuple[Array, Array, Array]:
         """Return a copy of every record ever written, whether it is valid in its slot, and the slot."""
-        found, slots = list[Array](), list[Array]()
-        blank = bytes(BLOCK * RECORD.itemsize)
+        found, valid, slots = [np.empty(0, RECORD)], [np.empty(0, np.bool_)], [np.empty(0, np.int64)]
         at = 0
         while at < self.slots:
             # Most of a young table was never written: holes, which are not read.
-            data_at = self._file.next_data(HEADER_NBYTES + at * RECORD.itemsize) - HEADER_NBYTES
-            at = max(at, data_at // RECORD.itemsize)
-            data = self._read_bytes(at, max(0, min(BLOCK, self.slots - at)))
-            begin, at = at, at + BLOCK
-            if data == blank[: len(data)]:
-                continue
-            block = np.frombuffer(data, RECORD)
-            written = block["seq"] != 0
-            if not written.all():
-                written |= _words(block).any(axis=1)
-            where = np.flatnonzero(written)
-            found.append(block if len(where) == len(block) else block[where])
-            slots.append(where + begin)
-        if not found:
-            return np.empty(0, RECORD), np.empty(0, np.bool_), np.empty(0, np.int64)
+            data_at = self._file.next_data(HEADER_NBYTES + at * _NBYTES) - HEADER_NBYTES
+            at = max(at, data_at // _NBYTES)
+            block = np.empty(max(0, min(BLOCK, self.slots - at)), RECORD)
+            self._fill(block, at)
+            where = np.flatnonzero(block["seq"])
+            if len(where) < len(block):
+                where = np.flatnonzero(_words(block).any(axis=1))
+                block = block[where]
+            found.append(block)
+            valid.append(self._checks(block) == block["check"])
+            slots.append(where + at)
+            at += BLOCK
         # Without dtype=, NumPy compares every field of the records.
         records, slot = np.concatenate(found, dtype=RECORD), np.concatenate(slots)
-        valid = self._valid(records)
-        valid &= (records["seq"] % np.uint64(self.slots) == slot) & (records["seq"] > 0)
-        return records, valid, slot
+        is_there = (records["seq"] % np.uint64(self.slots) == slot) & (records["seq"] > 0)
+        return records, np.concatenate(valid) & is_there, slot
 
-    def _read(self, slot: int, count: int) -> Array:
-        """Return `count` records from `slot` on: by a read, since a map of a hole takes memory on a full tmpfs."""
-        data = self._read_bytes(slot, count)
-        if len(data) < count * RECORD.itemsize:
-            self._refuse_cut()
-        return np.frombuffer(data, RECORD)
+    def valid(self, records: Array, first: int) -> Array:
+        """Tell which records, read from the place of those from a number on, are these. O(n), vectorised."""
+        numbers = np.arange(first, first + len(records), dtype=np.uint64)
+        found: Array = (self._checks(records) == records["check"]) & (records["seq"] == numbers)
+        return found
+
+    # -- bytes: by reads, since a map of a hole takes memory on a full tmpfs ----------------------
+
+    def _read(self, slot: int) -> bytes:
+        """Return the bytes of one record."""
+        data = self._file.read(_NBYTES, HEADER_NBYTES + slot * _NBYTES)
+        return data if len(data) == _NBYTES else self._refuse_cut()
+
+    def _fill(self, records: Array, number: int) -> None:
+        """Read the records from a number on into an array."""
+        at = 0
+        while at < len(records):
+            slot = (number + at) % self.slots
+            run = records[at : at + self.slots - slot].view(np.uint8).data
+            if self._file.read_into(run, HEADER_NBYTES + slot * _NBYTES) < len(run):
+                self._refuse_cut()
+            at += self.slots - slot
 
     def _refuse_cut(self) -> NoReturn:
         raise CorruptError(
             f"{self._file.path}: episode table was cut since it was opened; run ringmap.check on the buffer"
         )
 
-    def _read_bytes(self, slot: int, count: int) -> bytes:
-        size = RECORD.itemsize
-        return self._file.read(count * size, HEADER_NBYTES + slot * size)
-
-    def valid(self, records: Array, first: int) -> Array:
-        """Tell which records, read from the place of those from a number on, are these. O(n), vectorised."""
-        numbers = np.arange(first, first + len(records), dtype=np.uint64)
-        found: Array = self._valid(records) & (records["seq"] == numbers)
-        return found
-
-    def _valid(self, records: Array) -> Array:
+    def _checks(self, records: Array) -> Array:
+        """Return the checksum that each record should have. Vectorised where they are many."""
         words = _words(records)
-        valid = np.zeros(len(records), np.bool_)
-        if len(records) < _FEW:
-            for i, row in enumerate(words):
-                valid[i] = self._check_of(row.tobytes()) == row[-1]
-            return valid
-        for at in range(0, len(records), BLOCK):
-            block = words[at : at + BLOCK].copy()
-            block[:, _FLAGS_WORD] &= _ALL_BUT_DROPPED
-            valid[at : at + BLOCK] = xxh3_64_of_rows(block, self._seed) == block[:, -1]
-        return valid
+        if len(words) < _FEW:
+            return np.array([self._check_of(row.tobytes()) for row in words], np.uint64)
+        words = words.copy()
+        words[:, _FLAGS_WORD] &= _ALL_BUT_DROPPED
+        return xxh3_64_of_rows(words, self._seed)
 
     def _check_of(self, data: bytes) -> int:
         if data[_FLAGS_BYTE] & DROPPED:
-            kept = data[_FLAGS_BYTE] & ~DROPPED & 0xFF
-            data = data[:_FLAGS_BYTE] + bytes((kept,)) + data[_FLAGS_BYTE + 1 :]
+            data = data[:_FLAGS_BYTE] + bytes((data[_FLAGS_BYTE] & ~DROPPED & 0xFF,)) + data[_FLAGS_BYTE + 1 :]
         return xxhash.xxh3_64_intdigest(data[:_CHECKED], self._seed)
 
 
 def _words(records: Array) -> Array:
     """Return the records as 64-bit words, one row each. No copy."""
-    return records.view("<u8").reshape(len(records), RECORD.itemsize // 8)
+    return records.view("<u8").reshape(len(records), _NBYTES // 8)
