@@ -94,5 +94,5 @@ def test_no_lock_of_a_compressed_column_is_held_in_a_child():
         column.sync()
         return sound(buf, 2)
 
-    with held(column._lock, column._cache._lock):
+    with held(column._lock):
         assert Child(child).result() is True

@@ -431,11 +431,14 @@ class ZarrColumn(Column, Forkable):
         self._last = None
 
 
-class ChunkCache(Forkable):
-    """The most recently used chunks, decoded or as in their files. Thread-safe; O(1), amortized.
+class ChunkCache:
+    """The most recently used chunks, decoded or as in their files. O(1), amortized.
 
     A chunk is kept with the head at which it was read. A live row never changes, so it is valid for all positions below
     that head, and for no others: those were written later. No message has to tell a reader that a chunk was replaced.
+
+    Thread-safe, without a lock that a fork or a handler could meet: each step is one call of a dictionary. Calls at the
+    same time, or an interrupt, leave at most the count of bytes wrong, which `_shrink` mends.
 
     Args:
         limit: maximum size in bytes.
@@ -443,53 +446,48 @@ class ChunkCache(Forkable):
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._chunks: OrderedDict[int, tuple[Chunk, int]] = OrderedDict()
-        self._nbytes = 0
-        self._lock = threading.Lock()
+        self.clear()
 
     def get(self, chunk: int, position: int) -> Chunk | None:
         """Return a chunk if it is valid for `position`, the highest one requested from it; it is not written to."""
-        with thread.searching, self._lock:
-            content, head = self._chunks.get(chunk, (None, 0))
-            if content is None or position >= head:
-                return None
+        content, head = self._chunks.get(chunk, (None, 0))
+        if content is None or position >= head:
+            return None
+        try:
             self._chunks.move_to_end(chunk)
-            return content
+        except KeyError:  # another thread dropped it since
+            pass
+        return content
 
     def put(self, chunk: int, content: Chunk, head: int) -> None:
         """Store a chunk; `head` is from before it was read."""
         if _size(content) > self.limit:
             return
-        with thread.searching, self._lock:
-            before = self._chunks.pop(chunk, None)
-            if before is not None:
-                self._nbytes -= _size(before[0])
-                if before[1] > head:  # another thread read it later
-                    content, head = before
-            self._chunks[chunk] = content, head
-            self._nbytes += _size(content)
-            if self._nbytes > self.limit:
-                self._shrink()
+        before = self._chunks.pop(chunk, None)
+        if before is not None:
+            self._nbytes -= _size(before[0])
+            if before[1] > head:  # another thread read it later
+                content, head = before
+        self._chunks[chunk] = content, head
+        self._nbytes += _size(content)
+        if self._nbytes > self.limit:
+            self._shrink()
 
     def _shrink(self) -> None:
-        """Drop the oldest chunks, an eighth of all bytes at least: counted anew, since an interrupt leaves the count
-        wrong."""
-        nbytes = sum(_size(content) for content, _ in self._chunks.values())
-        while nbytes > self.limit - self.limit // 8:
-            _, (oldest, _) = self._chunks.popitem(last=False)
-            nbytes -= _size(oldest)
+        """Drop the oldest chunks, an eighth of all bytes at least."""
+        nbytes = sum(_size(content) for content, _ in list(self._chunks.values()))
+        try:
+            while nbytes > self.limit - self.limit // 8:
+                _, (oldest, _) = self._chunks.popitem(last=False)
+                nbytes -= _size(oldest)
+        except KeyError:  # other threads dropped the rest
+            nbytes = 0
         self._nbytes = nbytes
 
     def clear(self) -> None:
-        """Drop all chunks. Without the lock, so that a change of memory can: a call that runs beside it may leave the
-        count wrong, which `_shrink` mends."""
-        self._chunks, self._nbytes = OrderedDict(), 0
-
-    def reset_after_fork(self, renewed: Renew) -> None:
-        """Replace the lock, which another thread may have held at the fork, and drop all chunks."""
-        super().reset_after_fork(renewed)
-        self._lock = threading.Lock()
-        self._chunks, self._nbytes = OrderedDict(), 0
+        """Drop all chunks."""
+        self._chunks: OrderedDict[int, tuple[Chunk, int]] = OrderedDict()
+        self._nbytes = 0
 
 
 def _size(content: Chunk) -> int:
