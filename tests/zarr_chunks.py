@@ -4,7 +4,7 @@ import numpy as np
 import zarr
 from zarr.storage import MemoryStore
 
-from ringmap.storage.columns.codecs import chain_of
+from ringmap.storage.columns.zarr import chain_of
 
 
 class ByZarr:

@@ -15,7 +15,7 @@ from ringmap.data import (
     load_dataset,
 )
 from ringmap.errors import InputError
-from ringmap.storage.columns.nested import flattened, nested
+from ringmap.storage.columns.values import flattened, nested
 
 T = 6
 LEFT = np.arange(T * 12, dtype=np.uint8).reshape(T, 2, 2, 3)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from ringmap.errors import CorruptError, InputError
 from ringmap.storage.columns.backends import Zarr, check_storage, choose
-from ringmap.storage.columns.codecs import NAMED, Codec, Undecodable
+from ringmap.storage.columns.base import Undecodable
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.columns.zarr import ChunkCache, ZarrColumn, chunk_steps, read_zarr_label
+from ringmap.storage.columns.zarr import NAMED, ChunkCache, Codec, ZarrColumn, chunk_steps, read_zarr_label
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.testing.columns import SPECS, ColumnTests, rows_of

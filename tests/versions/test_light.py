@@ -14,8 +14,8 @@ import ringmap
 from ringmap.data import ReplayBuffer, get_format, list_formats, load_dataset
 from ringmap.errors import CorruptError
 from ringmap.formats.zarr.store import InsideStore
-from ringmap.storage.columns.codecs import NAMED, Codec
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.columns.zarr import NAMED, Codec
 from tests.zarr_chunks import ByZarr
 
 STORAGES = {

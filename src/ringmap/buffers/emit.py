@@ -15,7 +15,7 @@ import numpy as np
 
 from ringmap.errors import InputError
 from ringmap.extras import require
-from ringmap.storage.columns.nested import nested
+from ringmap.storage.columns.values import nested
 
 __all__ = ["Emit", "as_tensordict", "check_device"]
 

@@ -29,8 +29,8 @@ from ringmap.datasets.batch import ClipBatch, Layout, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_clips, of_columns
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.copying import aligned
-from ringmap.storage.columns.nested import flat
 from ringmap.storage.columns.schema import TEXT
+from ringmap.storage.columns.values import flat
 
 __all__ = [
     "STANDS",

@@ -6,7 +6,7 @@ Where shapes are not declared, a ring of batches records beside the rows that a 
 flat column may contain a slash.
 
 Invariants: leaves keep the order of their declaration, and are returned with the declared dtype, or an error names the
-leaf. Not here: how keys are joined (storage/columns/nested.py), the form in which batches are returned (emit.py).
+leaf. Not here: how keys are joined (storage/columns/values.py), the form in which batches are returned (emit.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.storage.columns.nested import flat, is_nested, nested
 from ringmap.storage.columns.schema import ColumnSpec, portable
-from ringmap.storage.columns.values import as_array, cast
+from ringmap.storage.columns.values import as_array, cast, flat, is_nested, nested
 
 __all__ = ["Leaves", "dtype_of", "leaf_array"]
 

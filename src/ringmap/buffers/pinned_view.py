@@ -38,7 +38,7 @@ from ringmap.datasets.batch import Layout, worker
 from ringmap.datasets.choose import choose
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError, StaleCopyError
-from ringmap.storage.columns.nested import nested
+from ringmap.storage.columns.values import nested
 
 __all__ = ["EpisodeNumbers", "Live", "PinnedView"]
 

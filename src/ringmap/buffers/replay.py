@@ -53,8 +53,8 @@ from ringmap.formats.common.fill import fill
 from ringmap.formats.common.refusals import Drop
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
-from ringmap.storage.columns.nested import flattened, nested
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.columns.values import flattened, nested
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.open_episode import OpenEpisode, finish_open

@@ -37,7 +37,7 @@ from ringmap.clips.window import Wanted, WindowSpec, check_anchors, warn_unreach
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.fleet.pace import Pace
-from ringmap.storage.columns.nested import nested
+from ringmap.storage.columns.values import nested
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.ring.ring import ClipId
 

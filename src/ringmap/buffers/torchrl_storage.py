@@ -22,7 +22,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import ClipIndexError, InputError, RoleError
 from ringmap.extras import require
-from ringmap.storage.columns.nested import flat, is_tensordict
+from ringmap.storage.columns.values import flat, is_tensordict
 
 __all__ = ["to_torchrl", "torchrl_storage"]
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError, UnknownColumnError
-from ringmap.storage.columns.nested import flattened
 from ringmap.storage.columns.schema import Schema, as_columns
-from ringmap.storage.columns.values import as_array, cast
+from ringmap.storage.columns.values import as_array, cast, flattened
 
 __all__ = ["updated"]
 

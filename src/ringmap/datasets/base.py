@@ -47,8 +47,8 @@ from ringmap.errors import (
     UnknownColumnError,
 )
 from ringmap.storage.columns.copying import aligned
-from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.values import nested
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.live import LiveEpisodes

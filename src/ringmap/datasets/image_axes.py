@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ringmap.storage.columns.nested import nested
+from ringmap.storage.columns.values import nested
 
 if TYPE_CHECKING:
     from ringmap.storage.columns.schema import ColumnSpec

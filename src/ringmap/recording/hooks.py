@@ -19,9 +19,8 @@ from gymnasium import spaces
 from ringmap.errors import InputError
 from ringmap.recording.adapters import Sink
 from ringmap.recording.keys import Keys, nested
-from ringmap.storage.columns.nested import flattened
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.columns.values import as_array, cast
+from ringmap.storage.columns.values import as_array, cast, flattened
 
 __all__ = ["Hooks"]
 

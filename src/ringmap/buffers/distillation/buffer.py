@@ -31,7 +31,7 @@ from ringmap.buffers.options import check_whole
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, NoClipsError, ReadOnlyError
-from ringmap.storage.columns.nested import nested
+from ringmap.storage.columns.values import nested
 from ringmap.storage.disk.calls import note_nested
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import local_path

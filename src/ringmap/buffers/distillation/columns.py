@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.storage.columns.nested import flat, is_tensordict, root
 from ringmap.storage.columns.schema import Schema, as_columns
-from ringmap.storage.columns.values import as_array, cast
+from ringmap.storage.columns.values import as_array, cast, flat, is_tensordict, root
 
 __all__ = ["fitted_labels", "row_columns"]
 

@@ -19,8 +19,8 @@ from ringmap.buffers.distillation.labels import LABELS_PER_ROW, LabelLog
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing, whole
 from ringmap.errors import UnknownFormatError
-from ringmap.storage.columns.nested import root
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.columns.values import root
 from ringmap.storage.directory import examine
 from ringmap.storage.disk.calls import Turn
 from ringmap.storage.disk.files import Disk

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.distillation.lanes import pieces_of
-from ringmap.storage.columns.nested import root
+from ringmap.storage.columns.values import root
 
 __all__ = ["Read", "epoch", "sequences"]
 

@@ -30,7 +30,7 @@ from ringmap.clips.samplers.base import BaseSampler, as_sampler
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.image_axes import PictureAxes
 from ringmap.errors import InputError, NoClipsError
-from ringmap.storage.columns.nested import flat, is_tensordict
+from ringmap.storage.columns.values import flat, is_tensordict
 
 __all__ = ["BatchSource", "StepsHalf", "half_of", "is_torchrl"]
 

@@ -36,8 +36,7 @@ from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
-from ringmap.storage.columns.nested import nested
-from ringmap.storage.columns.values import as_array
+from ringmap.storage.columns.values import as_array, nested
 from ringmap.storage.disk.calls import note_nested
 from ringmap.storage.disk.files import Disk
 

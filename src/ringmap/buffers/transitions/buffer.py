@@ -62,9 +62,8 @@ from ringmap.extras import require
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.formats.catalog.convert import convert
 from ringmap.formats.registry import resolve_format
-from ringmap.storage.columns.nested import nested
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.columns.values import as_array, cast
+from ringmap.storage.columns.values import as_array, cast, nested
 from ringmap.storage.commit.commit import UNNUMBERED
 from ringmap.storage.commit.store import Store
 from ringmap.storage.directory import examine, read_manifest

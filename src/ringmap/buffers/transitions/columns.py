@@ -22,9 +22,8 @@ from ringmap.buffers.nested import Leaves, dtype_of, leaf_array
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.cut import Layout
 from ringmap.errors import InputError
-from ringmap.storage.columns.nested import root
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.columns.values import cast
+from ringmap.storage.columns.values import cast, root
 from ringmap.storage.commit.commit import NUMBERS
 from ringmap.storage.records.step_file import Unlinked
 

@@ -37,7 +37,7 @@ from ringmap.formats.common.untrusted import (
     read_json,
     refuse_elsewhere,
 )
-from ringmap.storage.columns.codecs import most_encoded
+from ringmap.storage.columns.zarr import most_encoded
 from ringmap.storage.disk.system import NotAFileError
 
 __all__ = ["KNOWN", "InsideStore", "refuse_bomb"]

@@ -16,10 +16,9 @@ from typing import Any
 from ringmap.arguments import positive
 from ringmap.errors import InputError
 from ringmap.storage.columns.base import Column
-from ringmap.storage.columns.codecs import NAMED
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps
+from ringmap.storage.columns.zarr import NAMED, ZarrColumn, chunk_steps
 
 __all__ = [
     "BACKENDS",

@@ -20,7 +20,7 @@ from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import Room
 
-__all__ = ["LARGE_NBYTES", "Column", "Live"]
+__all__ = ["LARGE_NBYTES", "Column", "Live", "Undecodable"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Live = Callable[[int, int], bool]
@@ -28,6 +28,10 @@ Live = Callable[[int, int], bool]
 
 LARGE_NBYTES = 64 << 20
 """A smaller column is read into memory in a few reads without hints."""
+
+
+class Undecodable(CorruptError):
+    """The bytes of a chunk differ from what was written."""
 
 
 class Column:

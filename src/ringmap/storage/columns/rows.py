@@ -21,8 +21,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import xxhash
 
-from ringmap.storage.columns.base import Column, Live
-from ringmap.storage.columns.codecs import Undecodable
+from ringmap.storage.columns.base import Column, Live, Undecodable
 from ringmap.storage.columns.copying import take
 from ringmap.storage.columns.memmap import HEADER_NBYTES, AdjacentColumn
 from ringmap.storage.columns.schema import Schema

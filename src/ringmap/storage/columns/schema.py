@@ -21,8 +21,7 @@ import numpy as np
 
 from ringmap.arguments import flag
 from ringmap.errors import InputError
-from ringmap.storage.columns.nested import flattened, is_nested
-from ringmap.storage.columns.values import as_array, cast, in_words
+from ringmap.storage.columns.values import as_array, cast, flattened, in_words, is_nested
 
 __all__ = ["TEXT", "Column", "ColumnSpec", "Schema", "as_columns", "portable", "stored_spec"]
 

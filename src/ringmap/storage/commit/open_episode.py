@@ -23,10 +23,9 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, InputError, ReplacedError, RingmapError, RoleError
-from ringmap.storage.columns.nested import flattened
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.text import Words
-from ringmap.storage.columns.values import NUMBERS, as_array
+from ringmap.storage.columns.values import NUMBERS, as_array, flattened
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store

@@ -38,8 +38,8 @@ from ringmap.errors import (
 )
 from ringmap.storage.columns.backends import BACKENDS, Choice
 from ringmap.storage.columns.base import Column
-from ringmap.storage.columns.codecs import NAMED
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.columns.zarr import NAMED
 from ringmap.storage.disk.checksums import decode_signed, encode_signed, json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import COLUMNS, STATE, TABLE
