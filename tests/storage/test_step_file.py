@@ -81,12 +81,12 @@ FORGED = {
     "a negative size": {"after": AFTER, "nbytes": -1},
     "too much before": {"earlier": EARLIER_LIMIT + 1},
     "values of no column": {"earlier": 5, "unlinked": None},
-    "lanes that are no integers": {"lanes": "n"},
-    "lanes that are none": {"lanes": "x"},
-    "no column": {"unlinked": []},
-    "a part of three": {"part": [0, 0, 0]},
-    "a part before all": {"part": [-2, 0, 0, 0]},
-    "a lane beyond all": {"part": [0, 0, 0, 1 << 32]},
+    "lanes that are no integers": {"unlinked": [[["n", [3], "<i4"]], "n"]},
+    "lanes that are none": {"unlinked": [[["n", [3], "<i4"]], "x"]},
+    "no column": {"unlinked": [[], "lanes"]},
+    "a part of four": {"part": [0, 0, 0, 0]},
+    "a part before all": {"part": [-2, 0, 0, 0, 0]},
+    "a lane beyond all": {"part": [0, 0, 0, 0, 1 << 32]},
     "data that are none": {"data": "YWJj"},
 }
 

@@ -142,9 +142,7 @@ class CommitFiles:
     def adopt(self, recovered: RecoveredState) -> None:
         """Continue after the existing segments, and delete those that no record names."""
         last = recovered.live.segments
-        on_disk = self.segments.numbers()
-        self.segments.adopt({n: last.get(n, 0) for n in on_disk}, max([recovered.segment, *last]))
-        self.segments.delete_orphans()
+        self.segments.adopt(last, max([recovered.segment, *last]))
 
     def _write_state(self, **changes: Any) -> None:
         """Write the next state, with these fields; raise OSError, and keep the one before."""

@@ -134,28 +134,18 @@ def decode_small_state(text: bytes) -> dict[str, Any]:
 
 def check_small_state(state: Any) -> None:
     """Raise ValueError unless the known sections of a small state are valid."""
-    if not isinstance(state, dict):
-        raise ValueError(f"it is of type {type(state).__name__}")
-    if not _is_list_of_str(state.get("finished", [])):
-        raise ValueError("its finished streams are no list of names")
-    if not isinstance(state.get("notes", {}), dict):
-        raise ValueError("its notes have no names")
-    sampling = state.get("sampling")
-    if sampling is None:
-        return
     try:
-        step, sampler = sampling["step"], sampling.get("sampler")
-        good = type(step) is int and 0 <= step < 1 << 63
-        good = good and (sampler is None or isinstance(sampler, dict))
-        np.random.default_rng(0).bit_generator.state = sampling["rng"]
+        finished, sampling = state.get("finished", []), state.get("sampling")
+        good = type(finished) is list and all(type(name) is str for name in finished)
+        good &= isinstance(state.get("notes", {}), dict)
+        if sampling is not None:
+            step, sampler = sampling["step"], sampling.get("sampler")
+            good &= type(step) is int and 0 <= step < 1 << 63 and (sampler is None or isinstance(sampler, dict))
+            np.random.default_rng(0).bit_generator.state = sampling["rng"]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"its state of sampling is none: {error!r}") from None
+        raise ValueError(f"its sections are none: {error!r}") from None
     if not good:
-        raise ValueError("its state of sampling is none")
-
-
-def _is_list_of_str(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        raise ValueError("its sections are none: finished streams (names), notes (by name), state of sampling")
 
 
 def encode_data(values: Mapping[str, Any], where: str) -> bytes:
@@ -303,21 +293,20 @@ class Segments:
         """Return the path of a segment."""
         return os.path.join(self.folder, segment_name(number))
 
-    def numbers(self) -> list[int]:
-        """Return the numbers of the segments on disk, in order."""
-        found = (segment_number(name) for name in self._disk.names(self.folder))
-        return sorted(n for n in found if n is not None)
-
     def adopt(self, last_seq: Mapping[int, int], beyond: int) -> None:
-        """Start from a recovered state; the next append opens a new segment.
+        """Start from a recovered state: segments that no record names are deleted, the next append opens a new one.
 
         Args:
-            last_seq: segment -> newest record that names it, for every segment on disk (0: none).
+            last_seq: segment -> newest record that names it.
             beyond: neither this number nor any below it is reused.
         """
         self._let_go()
-        self._last_seq = dict(last_seq)
-        self._next = max(n for n in (0, beyond, *last_seq) if n <= LAST_SEGMENT) + 1
+        on_disk = sorted(n for name in self._disk.names(self.folder) if (n := segment_number(name)) is not None)
+        self._last_seq = {number: last_seq.get(number, 0) for number in on_disk}
+        self._next = max(n for n in (0, beyond, *last_seq, *on_disk) if n <= LAST_SEGMENT) + 1
+        for number in on_disk:
+            if number not in last_seq:
+                self._delete(number)
 
     @property
     def next_offset(self) -> int:
@@ -381,10 +370,6 @@ class Segments:
         if self._closed:
             raise ClosedError(f"{self.folder}: the buffer was closed meanwhile; open it again")
 
-    def current(self) -> File:
-        """Return the open file of the segment that the last append went to."""
-        return self._open[self.number]
-
     def unsynced(self) -> dict[int, File]:
         """Return the files written since their last known sync."""
         return dict(self._open)
@@ -408,24 +393,16 @@ class Segments:
                     file.sync()
         self._disk.sync_folder(self.folder)
 
-    def delete_orphans(self) -> None:
-        """Delete every segment that no record names."""
-        for number in [n for n, last in self._last_seq.items() if not last]:
-            self._delete(number)
-
     def delete_before(self, first: int, newest: int) -> None:
-        """Delete every segment whose last record comes before record `first`.
+        """Delete every segment whose last record comes before record `first`, whose retirement of them is durable.
 
-        The caller knows that the retirement of those records is durable. The segment of record
-        `newest` and the one of the next append stay.
+        The segment of record `newest` and the one of the next append stay.
         """
-        for number in list(self._last_seq):
-            last = self._last_seq[number]
-            if last >= first or last == newest or number == self.number:
-                if last >= first:
-                    return  # segments are in commit order
-                continue
-            self._delete(number)  # an open file stays so: a sync may be using it
+        for number, last in list(self._last_seq.items()):
+            if last >= first:
+                return  # segments are in commit order
+            if last != newest and number != self.number:
+                self._delete(number)  # an open file stays so: a sync may be using it
 
     def _delete(self, number: int) -> None:
         try:

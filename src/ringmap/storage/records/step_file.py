@@ -17,6 +17,7 @@ Not here: when rows are committed (commit/), how words are packed (columns/text.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import uuid
@@ -31,7 +32,7 @@ import xxhash
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.columns.text import Words, unpack
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.frames import CUT, DAMAGED, END, HEADER, FrameReader, FrameWriter, framed
+from ringmap.storage.disk.frames import DAMAGED, END, HEADER, FrameReader, FrameWriter, framed
 from ringmap.storage.disk.paths import STREAM, WORDS
 from ringmap.storage.records.blobs import LARGEST_BLOB, decode_data
 from ringmap.storage.records.table import MOST, PartOf
@@ -41,14 +42,12 @@ __all__ = ["EARLIER_LIMIT", "Heading", "OpenRows", "StepFile", "StoredSteps", "U
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_HEADING_LIMIT = 1 << 24
+_HEADING_LIMIT, _CHUNK_NBYTES = 1 << 24, 1 << 20
 EARLIER_LIMIT = 1 << 29
 """Bytes of values of earlier rows in a group, encoded: so much memory a forged file may take."""
 
 _BEGIN = 1 << 16
 """Of a file that holds something, this much is not all zeros."""
-
-_CHUNK_NBYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +90,17 @@ class Heading:
 
     def encode(self) -> bytes:
         """Return it as JSON."""
-        found: dict[str, Any] = {"columns": _described(self.schema), "salt": self.salt}
-        if self.after is not None:
-            found |= {"after": list(self.after), "nbytes": self.nbytes}
-        if self.unlinked is not None:
-            found |= {"unlinked": _described(self.unlinked.schema), "lanes": self.unlinked.lanes}
-        if self.earlier:
-            found["earlier"] = self.earlier
-        if self.part is not None:
-            part = self.part
-            found["part"] = [part.chain, part.step, part.number, part.lane]
-        if self.data:
-            found["data"] = base64.b64encode(self.data).decode()
-        return json.dumps(found).encode()
+        said = {
+            "columns": _described(self.schema),
+            "salt": self.salt,
+            "part": self.part and self.part[:5],
+            "data": base64.b64encode(self.data).decode(),
+            "after": self.after,
+            "nbytes": self.nbytes,
+            "unlinked": self.unlinked and [_described(self.unlinked.schema), self.unlinked.lanes],
+            "earlier": self.earlier,
+        }
+        return json.dumps({key: value for key, value in said.items() if value}).encode()
 
     @classmethod
     def decode(cls, text: bytes) -> Heading:
@@ -118,30 +115,33 @@ class Heading:
             raise ValueError(f"frame 0, which names the columns, does not make sense: {error}") from None
 
     @classmethod
-    def _decode(cls, found: Any) -> Heading:
-        schema, part, unlinked = _schema_of(found["columns"]), None, None
-        after, nbytes, earlier = found.get("after"), found.get("nbytes", 0), found.get("earlier", 0)
-        if "part" in found:
-            chain, step, number, lane = found["part"]
-            limits = ((chain, MOST), (step, MOST), (number, 1 << 32), (lane, 1 << 32))
-            if not all(type(n) is int and NONE <= n < most for n, most in limits):
-                raise ValueError(f"is part {found['part']!r}")
-            part = PartOf(chain, max(0, step), number=max(0, number), lane=max(0, lane))
-        data = base64.b64decode(found.get("data", ""), validate=True)
+    def _decode(cls, said: Any) -> Heading:
+        schema, part, after, unlinked = _schema_of(said["columns"]), said.get("part"), said.get("after"), None
+        nbytes, earlier = _counts([said.get("nbytes", 0), said.get("earlier", 0)], 1 << 64, EARLIER_LIMIT + 1)
+        if part is not None:
+            chain, step, previous, number, lane = part
+            _counts([chain - NONE, step, previous - NONE, number, lane], MOST, MOST, MOST, 1 << 32, 1 << 32)
+            part = PartOf(chain, step, previous, number, lane)
+        if after is not None:
+            _counts(after, *[1 << 64] * 4)
+        data = base64.b64decode(said.get("data", ""), validate=True)
         decode_data(data)  # raises if it can't be shown
-        counts = [*([] if after is None else after), nbytes, earlier]
-        if not all(type(n) is int and 0 <= n < 1 << 64 for n in counts) or earlier > EARLIER_LIMIT:
-            raise ValueError(f"follows {after!r}, with {earlier!r} bytes before it, in {nbytes!r}")
-        if after is not None and len(after) != 4:
-            raise ValueError(f"follows {after!r}")
-        if "unlinked" in found:
-            unlinked = Unlinked(_schema_of(found["unlinked"]), found["lanes"])
-            lanes = next((c for c in schema.columns if c.name == unlinked.lanes), None)
+        if "unlinked" in said:
+            columns, name = said["unlinked"]
+            unlinked = Unlinked(_schema_of(columns), name)
+            lanes = next((c for c in schema.columns if c.name == name), None)
             if lanes is None or lanes.shape or lanes.dtype.kind != "i":
-                raise ValueError(f"{unlinked.lanes!r} is no column of integers")
+                raise ValueError(f"{name!r} is no column of integers")
         elif earlier:
             raise ValueError("has values of earlier rows, of no column")
-        return cls(schema, part, data, after, nbytes, unlinked, earlier, str(found.get("salt")))
+        return cls(schema, part, data, after, nbytes, unlinked, earlier, str(said.get("salt")))
+
+
+def _counts(numbers: Any, *limits: int) -> list[int]:
+    """Return integers from 0 to their limits; raise ValueError for others."""
+    if not all(type(n) is int and 0 <= n < most for n, most in zip(numbers, limits, strict=True)):
+        raise ValueError(f"numbers {numbers!r}")
+    return list(numbers)
 
 
 def _described(schema: Schema) -> list[list[Any]]:
@@ -312,58 +312,53 @@ def read_steps(disk: Disk, path: str, most: int) -> StoredSteps:
         OSError: there is no such file, or it can't be read.
     """
     with closing(disk.open(path)) as file:
-        reader = FrameReader(file, chunk=_CHUNK_NBYTES)
-        first = reader.next(_HEADING_LIMIT)
-        if first is None:
-            return StoredSteps(fault=_why_no_heading(file, reader))
+        reader, header = FrameReader(file, chunk=_CHUNK_NBYTES), file.read(HEADER.size, 0)
         try:
-            heading = Heading.decode(first)
+            heading = _next_heading(reader)
         except ValueError as error:
             return StoredSteps(fault=str(error))
-        reader.seed = seed_of(first)
+        if heading is None:
+            is_begun = _is_begun(file, reader)
+            return StoredSteps(fault="frame 0, which names the columns, is damaged" if is_begun else "")
         found = _rows_in(file, reader, heading, most)
         if found.count and any(spec.is_text for spec in heading.specs):
             found = found.with_words(Words(read_words(disk, os.path.dirname(path), reader.seed)))
-        if file.read(len(first), HEADER.size) != first:  # a writer has begun the next group meanwhile
+        if file.read(HEADER.size, 0) != header:  # a writer has begun the next group meanwhile
             return StoredSteps(heading)
     return found
 
 
-def _why_no_heading(file: File, reader: FrameReader) -> str:
-    """Return what is wrong with a file without a whole frame 0, in words; a kill may have come before it, or in it."""
-    is_cut = False
+def _next_heading(reader: FrameReader) -> Heading | None:
+    """Read frame 0, and take its seed for the frames behind it; None if it is not whole."""
+    first = reader.next(_HEADING_LIMIT)
+    if first is None:
+        return None
+    reader.seed = seed_of(first)
+    return Heading.decode(first)
+
+
+def _is_begun(file: File, reader: FrameReader) -> bool:
+    """Tell whether there was a whole frame 0, which is damaged: else a kill came before it, or within it."""
     if reader.ending == END:
-        is_cut = not any(file.read(min(reader.stop, _BEGIN), 0))
-    elif reader.ending == CUT:
-        is_cut = not reader.size or not _holds_json(file.read(min(reader.stop, _HEADING_LIMIT), HEADER.size))
-    return "" if is_cut else "frame 0, which names the columns, is damaged"
-
-
-def _holds_json(data: bytes) -> bool:
-    """Tell whether a description of columns is complete: then its size is the fault."""
-    try:
-        json.JSONDecoder().raw_decode(data.decode("latin1"))
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return bool(file.read(min(reader.stop, _BEGIN), 0).strip(b"\0"))
+    data = file.read(min(reader.stop, _HEADING_LIMIT), HEADER.size)
+    with contextlib.suppress(ValueError, RecursionError):
+        return bool(json.JSONDecoder().raw_decode(data.decode("latin1")))  # complete: then its size is the fault
+    return reader.ending == DAMAGED
 
 
 def _rows_in(file: File, reader: FrameReader, heading: Heading, most: int) -> StoredSteps:
     """Return the rows behind frame 0."""
-    row, found = heading.row_nbytes, StoredSteps(heading, nbytes=reader.at)
-    if heading.unlinked is not None and heading.earlier:
-        payload = reader.next(heading.earlier)
-        if payload is None:
-            second = FrameReader(file, reader.seed, reader.at + HEADER.size + heading.earlier, 2)
-            return replace(found, fault="frame 1 is damaged" if second.next(most * row) is not None else "")
+    row, is_group, earlier, payload = heading.row_nbytes, heading.nbytes > 0, dict[str, Any](), None
+    if not row and is_group:
+        return StoredSteps(heading, nbytes=reader.at, fault=f"frame {reader.number} has rows of 0 bytes")
+    if heading.unlinked is not None and heading.earlier and (payload := reader.next(heading.earlier)) is not None:
         try:
-            found = replace(found, earlier=_earlier_in(payload, heading.unlinked))
+            earlier = _earlier_in(payload, heading.unlinked)
         except (ValueError, LookupError, AttributeError) as error:
-            return replace(found, fault=f"frame 1 does not make sense: {error}")
-    if not row and heading.nbytes:
-        return replace(found, fault=f"frame {reader.number} has rows of 0 bytes")
+            return StoredSteps(heading, nbytes=reader.at, fault=f"frame 1 does not make sense: {error}")
     rows, count, ends = list[bytes](), 0, [(0, reader.at)]
-    while (payload := reader.next((most - count) * row if heading.nbytes else row)) is not None:
+    while not reader.ending and (payload := reader.next((most - count) * row if is_group else row)) is not None:
         more = len(payload) // row if row else 1
         if count + more > most or len(payload) != more * row:
             break
@@ -371,14 +366,14 @@ def _rows_in(file: File, reader: FrameReader, heading: Heading, most: int) -> St
         count += more
         ends.append((count, reader.at))
     fault = _why_it_ends(file, reader, heading, payload is not None, count, most)
-    return replace(found, rows=b"".join(rows), count=count, nbytes=ends[-1][1], ends=ends, fault=fault)
+    return StoredSteps(heading, b"".join(rows), count, ends[-1][1], fault, earlier, ends=ends)
 
 
 def _why_it_ends(file: File, reader: FrameReader, heading: Heading, is_whole: bool, count: int, most: int) -> str:
-    """Return what is wrong with the frame after `count` rows, in words; "" for what a kill leaves.
+    """Return what is wrong with the frame after `count` rows, in words; "" for what a kill leaves. O(bytes).
 
     A group's file has its full size from its begin, and bytes of earlier groups. So there a frame that is not whole is
-    a fault only if another one of the group follows, or if the file was cut: else a kill left it. O(bytes).
+    a fault only if another one of the group follows, or if the file was cut: else a kill left it.
     """
     row, begin, frame = heading.row_nbytes, reader.at + HEADER.size, f"frame {reader.number - is_whole}"
     if is_whole or (reader.ending == DAMAGED and not heading.nbytes):
@@ -387,14 +382,15 @@ def _why_it_ends(file: File, reader: FrameReader, heading: Heading, is_whole: bo
         return f"{frame} is damaged" if reader.size == row else f"{frame} has {reader.size} bytes, with rows of {row}"
     if reader.stop < heading.nbytes and reader.ending != END:
         return f"the file is cut in {frame}: it has {reader.stop} bytes, expected {heading.nbytes}"
-    data = file.read(max(0, min(reader.stop - begin, (most - count + 1) * (HEADER.size + row))), begin)
-    if row and len(data) > row + HEADER.size:
-        values, starts = np.frombuffer(data, np.uint8), np.arange(row, len(data) - HEADER.size, row)
-        sizes = sum(values[starts + i].astype(np.int64) << 8 * i for i in range(4))
-        for at in starts[(sizes > 0) & (sizes % row == 0)].tolist():
-            after = FrameReader(file, reader.seed, begin + at, reader.number + 1, chunk=HEADER.size)
-            if after.next(len(data)) is not None:
-                return f"{frame} is damaged"
+    first = heading.earlier if heading.earlier and reader.number == 1 else row
+    size = first + (most - count + 1) * (HEADER.size + row)
+    values = np.frombuffer(file.read(max(0, min(reader.stop - begin, size)), begin), np.uint8)
+    starts = np.arange(first, len(values) - HEADER.size, row) if row else values[:0]
+    sizes = sum(values[starts + i].astype(np.int64) << 8 * i for i in range(4))
+    for at in starts[(sizes > 0) & (sizes % row == 0)].tolist() if len(starts) else ():
+        after = FrameReader(file, reader.seed, begin + at, reader.number + 1, chunk=HEADER.size)
+        if after.next(len(values)) is not None:
+            return f"{frame} is damaged"
     return ""
 
 
@@ -456,12 +452,11 @@ class OpenRows:
             if header != self._header:  # another group: the checksum of frame 0 covers its salt
                 self._header, self.after, self.count = b"", None, 0
                 reader = FrameReader(file)
-                first = reader.next(_HEADING_LIMIT)
-                if first is None:
+                heading = _next_heading(reader)
+                if heading is None:
                     return
-                heading = Heading.decode(first)
                 before = HEADER.size + heading.earlier if heading.earlier else 0
-                self._place = seed_of(first), reader.at + before, 2 if before else 1
+                self._place = reader.seed, reader.at + before, 2 if before else 1
                 self._row, self._header, self.after = heading.row_nbytes, header, heading.after
             if self.after is None or not self._row:
                 return
