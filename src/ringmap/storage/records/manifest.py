@@ -87,7 +87,7 @@ _OPENED_BY = {
     LABELS: "DistillationBuffer, which takes the directory above",
 }
 
-_REVISION = 1
+_REVISION = 2
 """Of the files that no structure below describes: another one whenever their layout changes."""
 
 LAYOUT = json_checksum([RECORD.descr, SLOT.format, _REVISION])
