@@ -35,6 +35,12 @@ def undisturbed(set=setattr, looks=5):
     set(scan, "pool", lambda count, name: None)
 
 
+def descriptor_of(file):
+    """Return the descriptor of a file of the real disk, which the caller owns from now on."""
+    fd, file.fd = file.fd, -1
+    return fd
+
+
 class Cut(BaseException):
     """The process dies here: from now on nothing it does reaches the disk."""
 

@@ -17,7 +17,7 @@ import uuid
 
 from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.disk.system import System
-from tests.disks import FaultyDisk
+from tests.disks import FaultyDisk, descriptor_of
 
 GRANULE = 64
 
@@ -90,12 +90,12 @@ class RecordingDisk(FaultyDisk):
         return path[len(self.root) :].split(os.sep)[1:] or ["."]
 
     def create(self, path, size=0):
-        fd = super().create(path, size).detach()
+        file = super().create(path, size)
         self.note("create", path, size)
-        return RecordingHandle(self, fd, path)
+        return RecordingHandle(self, descriptor_of(file), path)
 
     def open(self, path, write=False):
-        return RecordingHandle(self, super().open(path, write).detach(), path)
+        return RecordingHandle(self, descriptor_of(super().open(path, write)), path)
 
     def make_folder(self, path):
         super().make_folder(path)

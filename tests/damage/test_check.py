@@ -759,7 +759,7 @@ def test_check_of_a_buffer_in_ram_sees_its_rows():
     buf = ReplayBuffer(60)
     for number in range(4):
         buf.write_episode(episode_of(number, 5))
-    files = buf.engine.owned.disk._files
+    files = buf.engine.owned.disk._tree
     name = next(name for name in files if name.endswith("pixels.npy"))
     files[name].data[4096 + 16 * 7] ^= 1
     assert [str(f) for f in buf.check()] == [f"{PIXELS}: rows of record 2 (positions 5 to 10) are damaged"]

@@ -21,7 +21,7 @@ from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 from tests.crash.priorities import Late, recover_if_stale
 from tests.crash.recording import Always, Model, RecordingDisk, materialise
-from tests.disks import Cut, ram_folder
+from tests.disks import Cut, descriptor_of, ram_folder
 from tests.sidecars.test_mutable import home_of
 from tests.tiers import few
 
@@ -192,7 +192,7 @@ class Striking(FileHandle):
 
 class StrikingDisk(Disk):
     def open(self, path, write=False):
-        return Striking(self, super().open(path, write).detach(), path)
+        return Striking(self, descriptor_of(super().open(path, write)), path)
 
 
 @pytest.mark.parametrize("at", range(1, 14))

@@ -70,7 +70,7 @@ def test_a_link_is_removed_and_not_what_it_leads_to(system, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/file").touch()
     os.symlink("folder", tmp_path / "link")
-    Disk(system).remove_folder(str(tmp_path / "link"))
+    Disk(system).discard(str(tmp_path / "link"))
     assert (tmp_path / "folder/file").exists()
     assert not os.path.lexists(tmp_path / "link")
 

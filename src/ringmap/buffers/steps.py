@@ -476,7 +476,7 @@ def whole(disk: Disk, path: str, where: str) -> Iterator[str]:
         raise ExistsError(f"{where}: something is at {path}; choose another path")
     building = f"{path}.saving"
     if disk.exists(building):
-        disk.remove_folder(building)  # of a process that was killed
+        disk.discard(building)  # of a process that was killed
     make_folder(disk, building)
     try:
         yield building
@@ -485,5 +485,5 @@ def whole(disk: Disk, path: str, where: str) -> Iterator[str]:
         disk.sync_folder(os.path.dirname(path))
     except BaseException:
         if disk.exists(building):
-            disk.remove_folder(building)
+            disk.discard(building)
         raise

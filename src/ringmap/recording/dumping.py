@@ -64,7 +64,7 @@ def _replace(disk: Disk, make: Any, target: str) -> None:
     parent, name = os.path.split(target)
     beside = os.path.join(parent, f".{name}.dump")
     if disk.exists(beside):
-        disk.remove_folder(beside)  # of a process that was killed
+        disk.discard(beside)  # of a process that was killed
     make(beside)
     if not exchange(beside, target):
         # No such system call: after a kill between these two, the new copy is complete, under the name beside.
@@ -72,7 +72,7 @@ def _replace(disk: Disk, make: Any, target: str) -> None:
         disk.rename(beside, target)
         beside = f"{beside}.old"
     disk.sync_folder(parent)
-    disk.remove_folder(beside)
+    disk.discard(beside)
 
 
 def _check_is_buffer(disk: Disk, folder: str, where: str) -> None:

@@ -25,6 +25,7 @@ from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
 from tests.crash.kill import victim
 from tests.crash.kill.blows import CrashDisk
+from tests.disks import descriptor_of
 
 _KIND_AT = RECORD.fields["kind"][1]
 _KINDS = {0: "wipe", EPISODE: "record", RETIRE: "retire"}
@@ -78,11 +79,11 @@ class HoldBack(CrashDisk):
 
     def create(self, path, size=0):
         file = super().create(path, size)
-        return HeldFile(self, file.detach(), path)
+        return HeldFile(self, descriptor_of(file), path)
 
     def open(self, path, write=False):
         file = super().open(path, write)
-        return HeldFile(self, file.detach(), path)
+        return HeldFile(self, descriptor_of(file), path)
 
     def put(self, path, beside, data, synced):
         self.make(kind_of("put", path), lambda: super(HoldBack, self).put(path, beside, data, synced))

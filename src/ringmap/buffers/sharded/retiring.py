@@ -72,7 +72,7 @@ def remove_ring(folder: str, where: str, disk: Disk | None = None) -> None:
         disk.discard(target)
         with contextlib.suppress(OSError):  # another process is deleting one there
             if not disk.names(beside):
-                disk.remove_folder(beside)
+                disk.discard(beside)
 
 
 class Retiring:

@@ -101,12 +101,12 @@ def make_columns(disk: Disk, paths: Paths, manifest: Manifest, sync_folder: Call
     `sync_folder` syncs a folder, and ends the writer if that fails: the directory stays, and a second sync of it
     may report success wrongly. (Files left by an earlier try are made again, and synced as new files.)
     """
-    disk.remove_folder(paths.new_columns)
+    disk.discard(paths.new_columns)
     disk.make_folder(paths.new_columns)
     for column in manifest.columns(disk, paths.new_columns):
         column.create()
     sync_folder(paths.new_columns)
-    disk.remove_folder(paths.columns)
+    disk.discard(paths.columns)
     disk.rename(paths.new_columns, paths.columns)
     sync_folder(paths.folder)
     if manifest.schema is not None and manifest.schema.mutable.columns:

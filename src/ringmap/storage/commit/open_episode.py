@@ -315,7 +315,7 @@ class OpenEpisode:
 
     def _begin(self, schema: Schema) -> StepFile:
         store, folder, is_part = self._store, self._folder, self._every is not None
-        store.disk.remove_folder(folder)  # of an append that a full disk refused
+        store.disk.discard(folder)  # of an append that a full disk refused
         file = StepFile(store.disk, folder)
         try:
             file.begin(Heading(schema, self._part if is_part else None, self._encoded if is_part else b""))
@@ -393,7 +393,7 @@ def _end_chains(store: Store) -> None:
 
 def _remove(disk: Disk, folder: str, durably: bool = False) -> None:
     try:
-        disk.remove_folder(folder)
+        disk.discard(folder)
         if durably:
             disk.sync_folder(os.path.dirname(folder))
     except (OSError, ReplacedError) as error:

@@ -241,7 +241,7 @@ class Store(Committer):
                     self.commit(left)
                     self.flush(folder)  # what an opening shows is durable
                     log.info("%s: stored %d rows of a group that was open", self.folder, left.records[0].length)
-                self.disk.remove_folder(folder)
+                self.disk.discard(folder)
                 # Else a power cut could bring it back, when the record that it follows is the newest one again.
                 self.disk.sync_folder(self.paths.open)
 

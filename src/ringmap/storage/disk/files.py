@@ -165,8 +165,7 @@ class FileHandle(File):
         return data
 
     def read_into(self, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the
-        file."""
+        """Read at `offset` into a buffer of bytes, and return how many were read."""
         system = self.disk.system
         done = system.pread_into(self.fd, room, offset)
         while 0 < done < len(room):
@@ -259,11 +258,6 @@ class FileHandle(File):
         except (AttributeError, OSError):  # half made; closed by other code
             pass
 
-    def detach(self) -> int:
-        """Return the descriptor, which the caller owns from now on."""
-        fd, self.fd = self.fd, -1
-        return fd
-
 
 class BriefFile:
     """A file of a held folder that is only read, and opened anew for each call: it holds no descriptor.
@@ -274,17 +268,13 @@ class BriefFile:
     Cost: 5 us for each call.
     """
 
-    __slots__ = ("disk", "path", "which")
+    __slots__ = ("disk", "path", "status")
 
     def __init__(self, disk: Disk, path: str) -> None:
         self.disk, self.path = disk, path
-        self.which: tuple[int, int] | None = None
-        self.which = self._which(self.held())
-
-    @staticmethod
-    def _which(file: FileHandle) -> tuple[int, int]:
-        found = os.fstat(file.fd)
-        return found.st_dev, found.st_ino
+        self.status: os.stat_result | None = None
+        file = self.held()
+        self.status = os.fstat(file.fd)
 
     def held(self) -> FileHandle:
         """Return the file, open until the last reference is dropped.
@@ -293,13 +283,12 @@ class BriefFile:
             ReplacedError: another file is there now.
         """
         try:
-            file = self.disk.open(self.path)
+            file = cast(FileHandle, self.disk.open(self.path))
         except FileNotFoundError:
             raise ReplacedError(
                 f"{self.path}: was removed since the buffer was opened; open the buffer where it is now"
             ) from None
-        assert isinstance(file, FileHandle)
-        if self.which is not None and self._which(file) != self.which:
+        if self.status is not None and not os.path.samestat(self.status, os.fstat(file.fd)):
             raise ReplacedError(f"{self.path}: is another file than when the buffer was opened; open the buffer again")
         return file
 
@@ -378,12 +367,8 @@ class _Folder:
 class Disk:
     """The real disk."""
 
-    __slots__ = (
-        "__dict__",
-        "__weakref__",
-        "_held",
-        "_is_let_go",
-    )  # the last two: separate for each handle
+    __slots__ = ("__dict__", "__weakref__", "_held", "_is_let_go")
+    """The last two are separate for each handle."""
 
     volatile = False
     """Whether all data end with the process: then there is nothing to lock, and no other process to tell."""
@@ -503,11 +488,8 @@ class Disk:
     def extend(self, path: str, size: int) -> None:
         """Restore the size of a truncated file (repair only: the new bytes are zero)."""
         self.before("extend", path, size)
-        fd, _ = self._open(path, os.O_RDWR | _BINARY)
-        try:
-            os.ftruncate(fd, size)
-        finally:
-            os.close(fd)
+        with contextlib.closing(cast(FileHandle, self.open(path, write=True))) as file:
+            os.ftruncate(file.fd, size)
 
     def make_folder(self, path: str) -> None:
         """Create a folder; its parent must exist."""
@@ -532,29 +514,18 @@ class Disk:
         self.before("unlink", path)
         self._do(os.unlink, path)
 
-    def remove_folder(self, path: str) -> None:
-        """Remove one of our folders with its files; a missing folder is ignored.
+    def discard(self, path: str) -> None:
+        """Remove what is at a path, a folder with all its content; a missing path is ignored.
 
         A link to a folder is removed itself, never its target.
         """
-        if stat.S_ISLNK(self._mode(path)):
-            self.remove(path)
-            return
-        for name in self.names(path):
-            inner = os.path.join(path, name)
-            if self.is_folder(inner):
-                self.remove_folder(inner)
-            else:
-                self.remove(inner)
-        if self.is_folder(path):
+        mode = self._mode(path)
+        if stat.S_ISDIR(mode):
+            for name in self.names(path):
+                self.discard(os.path.join(path, name))
             self.before("rmdir", path)
             self._do(os.rmdir, path)
-
-    def discard(self, path: str) -> None:
-        """Remove what is at a path, a folder with all its content; a missing path is ignored."""
-        if self.is_folder(path):
-            self.remove_folder(path)
-        elif self.exists(path):
+        elif mode:
             self.remove(path)
 
     def sync_folder(self, path: str) -> None:
@@ -593,7 +564,7 @@ class Disk:
             NotAFileError: the path is not a regular file. It is not opened.
         """
         flags = (os.O_RDWR if write else os.O_RDONLY) | _BINARY
-        return FileHandle(self, self._open(path, flags)[0], path)
+        return FileHandle(self, self._do(self.system.open_file, path, flags, name=path)[0], path)
 
     def open_briefly(self, path: str) -> File:
         """Open a regular file to read it through a map: without a descriptor, where a file is found again below the
@@ -601,19 +572,10 @@ class Disk:
         held = self._held
         return self.open(path) if held is None or held.fd is None else cast(File, BriefFile(self, path))
 
-    def _open(self, path: str, flags: int) -> tuple[int, os.stat_result]:
-        found: tuple[int, os.stat_result] = self._do(self.system.open_file, path, flags, name=path)
-        return found
-
     def read_file(self, path: str, limit: int) -> bytes:
-        """Return a whole file of at most `limit` bytes (more is not read).
-
-        Raises:
-            NotAFileError: the path is not a regular file. It is not opened.
-        """
-        fd, found = self._open(path, os.O_RDONLY | _BINARY)
-        with contextlib.closing(FileHandle(self, fd, path)) as file:
-            return file.read(min(limit, found.st_size), 0)
+        """Return a whole file of at most `limit` bytes (more is not read). Raises what `open` does."""
+        with contextlib.closing(self.open(path)) as file:
+            return file.read(min(limit, file.size()), 0)
 
     def exists(self, path: str) -> bool:
         """Tell whether a file or folder exists.
@@ -663,10 +625,9 @@ class Disk:
     def is_at(self, file: File, path: str) -> bool:
         """Tell whether an open file is what is at a path now, and not another one with its name."""
         try:
-            found, own = self._stat(path), os.fstat(cast(FileHandle, file.held()).fd)
+            return os.path.samestat(self._stat(path), os.fstat(cast(FileHandle, file.held()).fd))
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
 
     def size(self, path: str) -> int:
         """Return a file's size in bytes."""
@@ -694,24 +655,17 @@ class Disk:
         parent, name = os.path.split(pattern)
         if not glob.has_magic(pattern) or not parent or parent == pattern:
             return [pattern] if self.exists(pattern) else []
-        if not glob.has_magic(parent):
-            return self._matching_in(parent, name)
-        found = list[str]()
-        for folder in self.matching(parent, unlisted):
+        many, found = glob.has_magic(parent), list[str]()
+        for folder in self.matching(parent, unlisted) if many else [parent]:
             try:
-                found += self._matching_in(folder, name)
+                names = fnmatch.filter(self.names(folder), name) if glob.has_magic(name) else [name]
+                paths = [os.path.join(folder, n) for n in names if name[0] == "." or n[0] != "."]
+                found += paths if glob.has_magic(name) else filter(self.exists, paths)
             except OSError as error:
-                if unlisted is None:
+                if unlisted is None or not many:
                     raise
                 unlisted[folder] = error
         return found
-
-    def _matching_in(self, folder: str, pattern: str) -> list[str]:
-        if not glob.has_magic(pattern):
-            path = os.path.join(folder, pattern)
-            return [path] if self.exists(path) else []
-        names = fnmatch.filter(self.names(folder), pattern)
-        return [os.path.join(folder, n) for n in names if pattern[0] == "." or n[0] != "."]
 
     def free(self, path: str) -> int | None:
         """Return the free bytes of the file system of an existing folder, or None if it does not tell."""

@@ -51,12 +51,11 @@ class MemoryFile(File):
             self.used = stop
 
     def read(self, size: int, offset: int) -> bytes:
-        """Read up to `size` bytes at `offset`; fewer at the end of the file."""
+        """Read up to `size` bytes at `offset`."""
         return self.data[offset : min(offset + size, self.used)].tobytes()
 
     def read_into(self, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the
-        file."""
+        """Read at `offset` into a buffer of bytes, and return how many were read."""
         data = self.data[offset : min(offset + len(room), self.used)]
         room[: len(data)] = data.data
         return len(data)
@@ -83,8 +82,7 @@ class MemoryDisk(Disk):
 
     def __init__(self) -> None:
         super().__init__()
-        self._files: dict[str, MemoryFile] = {}
-        self._folders: set[str] = set()
+        self._tree: dict[str, MemoryFile | None] = {}  # None for a folder
 
     def hold(self, folder: str) -> Self:
         """Return itself: a tree in RAM can't be replaced."""
@@ -96,35 +94,31 @@ class MemoryDisk(Disk):
 
     def create(self, path: str, size: int = 0) -> File:
         """Create a file of `size` zero bytes and open it for writing."""
-        file = self._files[path] = MemoryFile(path, size)
+        file = self._tree[path] = MemoryFile(path, size)
         return file
 
     def make_folder(self, path: str) -> None:
         """Create a folder."""
-        self._folders.add(path)
+        self._tree[path] = None
+
+    def _below(self, path: str) -> list[str]:
+        """Return a path, and all that is below it; nothing if it does not exist."""
+        if self._mode(path) != stat.S_IFDIR:
+            return [path] if path in self._tree else []
+        inside = path + os.sep
+        return [p for p in self._tree if p == path or p.startswith(inside)]
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file or folder."""
-        if source in self._files:
-            file = self._files[target] = self._files.pop(source)
-            file.path = target
-            return
-        inside = source + os.sep
-        for folder in [f for f in self._folders if f == source or f.startswith(inside)]:
-            self._folders.remove(folder)
-            self._folders.add(target + folder[len(source) :])
-        for path in [p for p in self._files if p.startswith(inside)]:
-            self._files[target + path[len(source) :]] = self._files.pop(path)
+        for path in self._below(source):
+            self._tree[target + path[len(source) :]] = self._tree.pop(path)
 
-    def remove(self, path: str) -> None:
-        """Remove a file."""
-        self._files.pop(path, None)
+    def discard(self, path: str) -> None:
+        """Remove a file, or a folder with all its content; a missing path is ignored."""
+        for inner in self._below(path):
+            del self._tree[inner]
 
-    def remove_folder(self, path: str) -> None:
-        """Remove a folder with all its content."""
-        for inner in [p for p in self._files if p.startswith(path + os.sep)]:
-            self._files.pop(inner, None)
-        self._folders = {p for p in self._folders if p != path and not p.startswith(path + os.sep)}
+    remove = discard
 
     def sync_folder(self, path: str) -> None:
         """Do nothing: RAM has no cache to sync."""
@@ -135,27 +129,21 @@ class MemoryDisk(Disk):
 
     def open(self, path: str, write: bool = False) -> File:
         """Open a file that exists."""
-        try:
-            return self._files[path]
-        except KeyError:
-            raise FileNotFoundError(path) from None
-
-    def read_file(self, path: str, limit: int) -> bytes:
-        """Return a whole file of at most `limit` bytes."""
-        file = self.open(path)
-        return file.read(min(limit, file.size()), 0)
+        file = self._tree.get(path)
+        if file is None:
+            raise FileNotFoundError(path)
+        return file
 
     def _mode(self, path: str) -> int:
-        if path in self._files:
-            return stat.S_IFREG
-        return stat.S_IFDIR if path in self._folders else 0
+        if path not in self._tree:
+            return 0
+        return stat.S_IFDIR if self._tree[path] is None else stat.S_IFREG
 
     def size(self, path: str) -> int:
         """Return a file's size in bytes."""
-        return self._files[path].used
+        return self.open(path).size()
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a folder."""
-        prefix = path + os.sep
-        inside = [p[len(prefix) :] for p in [*self._files, *self._folders] if p.startswith(prefix)]
-        return sorted({name.split(os.sep)[0] for name in inside})
+        inside = path + os.sep
+        return sorted({p[len(inside) :].split(os.sep)[0] for p in self._tree if p.startswith(inside)})

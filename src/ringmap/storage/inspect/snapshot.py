@@ -129,7 +129,7 @@ def workplace(own: str, disk: Disk, folder: str, where: str) -> Iterator[str]:
             try:
                 disk.sync_folder(parent)
             except OSError:  # it may be there after a power cut, or not: better not
-                disk.remove_folder(folder)
+                disk.discard(folder)
                 raise
 
 
@@ -165,7 +165,7 @@ def _held(disk: Disk, beside: str, folder: str, where: str) -> Iterator[None]:
                 f"{where}: another copy to {folder} ended just now; look at what is there, and call it again"
             ) from None
         if disk.exists(beside) and set(disk.names(beside)) <= {LOCK}:
-            disk.remove_folder(beside)
+            disk.discard(beside)
         raise
     try:
         left = set(disk.names(beside)) - {LOCK}
@@ -180,7 +180,7 @@ def _held(disk: Disk, beside: str, folder: str, where: str) -> Iterator[None]:
             yield
         except BaseException:
             with contextlib.suppress(OSError):  # what stays goes with the next try
-                disk.remove_folder(beside)
+                disk.discard(beside)
             raise
     finally:
         lock.release()

@@ -236,7 +236,7 @@ class StepFile:
     def remove(self) -> None:
         """Remove the files."""
         self.close()
-        self._disk.remove_folder(self.folder)
+        self._disk.discard(self.folder)
 
     def close(self) -> None:
         """Release the descriptors."""
