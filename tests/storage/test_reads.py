@@ -237,8 +237,8 @@ def test_a_read_that_returns_less_goes_on(tmp_path, monkeypatch):
     with ReplayBuffer(400, 3, path=tmp_path / "buf", sync_every_s=0) as buffer:
         fill(buffer)
     buffer.close()
-    whole = System.pread_into
-    monkeypatch.setattr(System, "pread_into", lambda self, fd, room, offset: whole(self, fd, room[:11], offset))
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, rooms, offset: whole(fd, (rooms[0][:11],), offset))
     buffer = ReplayBuffer.open(tmp_path / "buf", reads="pread")
     use(buffer)
     buffer.close()

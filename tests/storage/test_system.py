@@ -76,8 +76,8 @@ def test_a_link_is_removed_and_not_what_it_leads_to(system, tmp_path):
 
 
 def test_bytes_go_where_they_are_told(system, fd):
-    assert system.pwrite(fd, b"hello", 3) == 5
-    assert system.pwrite(fd, memoryview(np.array([33], np.uint8)), 8) == 1
+    system.pwrite(fd, b"hello", 3)
+    system.pwrite(fd, memoryview(np.array([33], np.uint8)), 8)
     assert system.pread(fd, 100, 2) == b"\0hello!"
     assert system.pread(fd, 2, 4) == b"el"
     assert system.pread(fd, 5, 100) == b""

@@ -63,9 +63,7 @@ except (OSError, TypeError):  # Windows
 
 def write(fd: int, view: memoryview, offset: int) -> None:
     """Write all of `view` at `offset`, or raise OSError."""
-    done = 0
-    while done < len(view):  # a full disk writes less than requested, and raises the reason at the next try
-        done += _system.pwrite(fd, view[done:], offset + done)
+    _system.pwrite(fd, view, offset)
 
 
 def truncate(fd: int, size: int) -> None:
@@ -190,14 +188,8 @@ def sync_all(folder: str) -> None:
 
 def read_into(fd: int, view: memoryview, offset: int) -> None:
     """Fill `view` from `offset` on, with zeros beyond the end of the file."""
-    done = 0
-    while done < len(view):
-        part = _system.pread(fd, len(view) - done, offset + done)
-        view[done : done + len(part)] = part
-        done += len(part)
-        if not part:
-            view[done:] = bytes(len(view) - done)
-            return
+    done = _system.pread_into(fd, view, offset)
+    view[done:] = bytes(len(view) - done)
 
 
 # -- the lock -------------------------------------------------------------------------------------

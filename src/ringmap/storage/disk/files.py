@@ -136,44 +136,22 @@ class FileHandle(File):
         """Write all of `data` at `offset`, or raise OSError."""
         disk = self.disk
         disk.before("write", self.path, offset, data)
-        size = data.nbytes if type(data) is memoryview else len(data)
-        done = disk.system.pwrite(self.fd, data, offset)
-        while done < size:  # a disk that fills writes less than asked, and says why at the next try
-            rest = memoryview(data).cast("B")[done:]
-            done += disk.system.pwrite(self.fd, rest, offset + done)
+        disk.system.pwrite(self.fd, data, offset)
 
     def write_each(self, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
         """Write all of each piece at its offset, one after the other, or raise OSError."""
-        if type(self.disk).before is not Disk.before:  # each write is announced
+        if type(self.disk).before is Disk.before:
+            self.disk.system.pwrite_each(self.fd, pieces, offsets)
+        else:  # each write is announced
             super().write_each(pieces, offsets)
-            return
-        written = self.disk.system.pwrite_each(self.fd, pieces, offsets)
-        sizes = list(map(len, pieces))
-        if written != sizes:
-            for piece, offset, done in zip(pieces, offsets, written, strict=True):
-                if done < len(piece):
-                    self.write(memoryview(piece)[done:], offset + done)
 
     def read(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes at `offset`; fewer at the end of the file."""
-        data = self.disk.system.pread(self.fd, size, offset)
-        while 0 < len(data) < size:
-            more = self.disk.system.pread(self.fd, size - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
-        return data
+        return self.disk.system.pread(self.fd, size, offset)
 
     def read_into(self, room: memoryview, offset: int) -> int:
         """Read at `offset` into a buffer of bytes, and return how many were read."""
-        system = self.disk.system
-        done = system.pread_into(self.fd, room, offset)
-        while 0 < done < len(room):
-            more = system.pread_into(self.fd, room[done:], offset + done)
-            if not more:
-                break
-            done += more
-        return done
+        return self.disk.system.pread_into(self.fd, room, offset)
 
     def copy_from(self, source: File, offset: int, nbytes: int) -> int:
         """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
@@ -215,9 +193,8 @@ class FileHandle(File):
             mapped = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ)
         except (OSError, OverflowError, ValueError) as error:
             number = getattr(error, "errno", None) or errno.ENOMEM
-            needs = "raise the limit of address space (ulimit -v)"
-            if isinstance(error, OSError) and number != errno.ENOMEM:
-                needs = remedy(error)
+            is_memory = number == errno.ENOMEM
+            needs = "raise the limit of address space (ulimit -v)" if is_memory else remedy(OSError(number, ""))
             raise EnvironmentFault(
                 number,
                 f"{self.path}: {self.size():,} bytes can't be mapped ({error}); {needs}, or open the buffer with "
@@ -331,32 +308,27 @@ class _Folder:
     in the middle of a call, and the number could be another file's by then.
     """
 
-    __slots__ = ("fd", "inside", "path", "system", "which")
+    __slots__ = ("fd", "inside", "path", "status")
 
     def __init__(self, system: System, path: str) -> None:
         self.path, self.inside = path, os.path.join(path, "")
-        self.system = system
         self.fd = system.hold_folder(path)
-        found = os.stat(path) if self.fd is None else os.fstat(self.fd)
-        self.which = found.st_dev, found.st_ino
-
-    def fate(self) -> str:
-        """Return what happened to the folder at its path, in words; "" for nothing. One system call."""
-        try:
-            found = os.stat(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            if self.fd is None:
-                return "was removed or renamed"
-            return "was renamed" if os.fstat(self.fd).st_nlink else "was removed"
-        return "" if (found.st_dev, found.st_ino) == self.which else "was replaced by another one"
+        self.status = os.stat(path) if self.fd is None else os.fstat(self.fd)
 
     def check(self, where: str) -> None:
-        """Raise ReplacedError unless the folder is still at its path."""
-        if fate := self.fate():
-            raise ReplacedError(
-                f"{where}: the directory {self.path} {fate} since it was opened; this handle reads and writes nothing "
-                "there any more: close it, and open the buffer where it is now"
-            )
+        """Raise ReplacedError unless the folder is still at its path. One system call."""
+        try:
+            if os.path.samestat(os.stat(self.path), self.status):
+                return
+            fate = "was replaced by another one"
+        except (FileNotFoundError, NotADirectoryError):
+            fate = "was removed or renamed"
+            if self.fd is not None:
+                fate = "was renamed" if os.fstat(self.fd).st_nlink else "was removed"
+        raise ReplacedError(
+            f"{where}: the directory {self.path} {fate} since it was opened; this handle reads and writes nothing "
+            "there any more: close it, and open the buffer where it is now"
+        )
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         fd = getattr(self, "fd", None)
@@ -460,28 +432,18 @@ class Disk:
         self.before("create", path, size)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
         file = FileHandle(self, self._do(os.open, path, flags, 0o666), path)
-        try:
-            if size:
-                os.ftruncate(file.fd, size)
-        except BaseException:
-            file.close()
-            raise
+        if size:
+            os.ftruncate(file.fd, size)
         return file
 
     def share(self, source: File, path: str) -> File | None:
         """Create a file that shares all bytes of another; return None, and create no file, if that is impossible."""
         if not isinstance(source, FileHandle):
             return None
-        file = self.create(path)
-        assert isinstance(file, FileHandle)
-        try:
+        with contextlib.closing(cast(FileHandle, self.create(path))) as file:
             self.before("share", path)
             if self.system.share(source.fd, file.fd):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
+                return self.open(path, write=True)
         self.remove(path)
         return None
 

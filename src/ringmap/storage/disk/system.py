@@ -143,6 +143,7 @@ class System:
 
     def __init__(self, portable: bool = False) -> None:
         self.portable = portable
+        self._direct = hasattr(os, "pwrite") and not portable
         self._seek = threading.Lock()  # needs no hook at forks: a system that forks has pread
         self._boot: bytes | None = None
 
@@ -215,37 +216,49 @@ class System:
             raise
         return fd, found
 
-    def pwrite_each(self, fd: int, pieces: Sequence[Data], offsets: Sequence[int]) -> list[int]:
-        """Write pieces at their offsets, and return the bytes written of each; see `pwrite`.
+    def pwrite_each(self, fd: int, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
+        """Write all of each piece at its offset; see `pwrite`. A Python function per piece would cost a tenth of the
+        write itself."""
+        written = list(map(os.pwrite if self._direct else self._write_at, repeat(fd), pieces, offsets))
+        if written != list(map(len, pieces)):
+            for piece, offset, done in zip(pieces, offsets, written, strict=True):
+                self.pwrite(fd, memoryview(piece)[done:], offset + done)
 
-        A Python function per piece would cost a tenth of the write itself.
-        """
-        direct = hasattr(os, "pwrite") and not self.portable
-        return list(map(os.pwrite if direct else self.pwrite, repeat(fd), pieces, offsets))
+    def pwrite(self, fd: int, data: Data, offset: int) -> None:
+        """Write all of `data` at `offset`, or raise OSError."""
+        write = os.pwrite if self._direct else self._write_at
+        done, size = write(fd, data, offset), data.nbytes if type(data) is memoryview else len(data)
+        while done < size:  # a disk that fills writes less than asked, and says why at the next try
+            done += write(fd, memoryview(data).cast("B")[done:], offset + done)
 
-    def pwrite(self, fd: int, data: Data, offset: int) -> int:
-        """Write at `offset` and return the bytes written, fewer than requested when the disk fills."""
-        if hasattr(os, "pwrite") and not self.portable:
-            return os.pwrite(fd, data, offset)
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        """Read `size` bytes at `offset`, fewer at the end of the file."""
+        read = os.pread if self._direct else self._read_at
+        data = read(fd, size, offset)
+        while 0 < len(data) < size and (more := read(fd, size - len(data), offset + len(data))):
+            data += more
+        return data
+
+    def pread_into(self, fd: int, room: memoryview, offset: int) -> int:
+        """Read at `offset` into `room` (bytes) and return how many were read, fewer at the end of the file."""
+        if self.portable or not hasattr(os, "preadv"):
+            data = self.pread(fd, len(room), offset)
+            room[: len(data)] = data
+            return len(data)
+        done = os.preadv(fd, (room,), offset)
+        while 0 < done < len(room) and (more := os.preadv(fd, (room[done:],), offset + done)):
+            done += more
+        return done
+
+    def _write_at(self, fd: int, data: Data, offset: int) -> int:
         with self._seek:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.write(fd, data)
 
-    def pread(self, fd: int, size: int, offset: int) -> bytes:
-        """Read up to `size` bytes at `offset`."""
-        if hasattr(os, "pread") and not self.portable:
-            return os.pread(fd, size, offset)
+    def _read_at(self, fd: int, size: int, offset: int) -> bytes:
         with self._seek:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.read(fd, size)
-
-    def pread_into(self, fd: int, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room` (bytes) and return how many were read, fewer at the end of the file."""
-        if hasattr(os, "preadv") and not self.portable:
-            return os.preadv(fd, (room,), offset)
-        data = self.pread(fd, len(room), offset)
-        room[: len(data)] = data
-        return len(data)
 
     def share(self, source: int, fd: int) -> bool:
         """Let an empty file share all bytes of another (a reflink); False where the file system can't."""
