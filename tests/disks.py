@@ -32,7 +32,7 @@ def undisturbed(set=setattr, looks=5):
     set(Handle, "retry_s", 0)
     set(two_slots, "_LOOKS", looks)
     set(scan, "_LOOKS", 1)
-    set(scan, "pool", lambda count, name: None)
+    set(scan, "mapped", lambda work, items, count, name: map(work, items))
 
 
 def descriptor_of(file):

@@ -680,7 +680,7 @@ class Judge:
                 self.wrong.append(f"repaired, but serves {fault}")
             kept = {number_in(columns) for columns, _ in found.value[0]}
             expected = {n for seq, n in self.truth.episodes.items() if seq != self.plan.seq}
-            if self.plan.newest and self.plan.field.startswith("tail"):  # its word is what is live
+            if self.plan.newest and self.plan.field.startswith(("tail", "first")):  # its word is what is live
                 expected = set()
             if not expected <= kept:
                 self.wrong.append(f"lost whole episodes: {sorted(expected - kept)} of {len(expected)}")

@@ -3,7 +3,6 @@
 `python -m pytest -m campaign tests/damage/test_forged.py` runs the fuzz at length.
 """
 
-import itertools
 import json
 import logging
 import math
@@ -26,7 +25,6 @@ from ringmap.errors import CorruptError, NewerVersionError
 from ringmap.storage.disk.checksums import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect import scan as survey
-from ringmap.storage.inspect.repair import longest_rise
 from ringmap.storage.read import recovery
 from ringmap.storage.records.table import EpisodeTable
 from tests import ROOT
@@ -249,19 +247,6 @@ def test_a_forged_tail_costs_no_episode(bench, forger, at):
     assert "has a smaller tail than the record before it" in result["findings"][0]
 
 
-def test_longest_rise():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        values = rng.integers(0, 5, 7)
-        at = np.flatnonzero(rng.random(7) < 0.7).tolist()
-        parts = (p for n in range(len(at) + 1) for p in itertools.combinations(at, n))
-        longest = max(len(p) for p in parts if (np.diff(values[list(p)]) >= 0).all())
-        found = longest_rise(at, values)
-        assert found == sorted({*found} & {*at})
-        assert (np.diff(values[found]) >= 0).all()
-        assert len(found) == longest
-
-
 def test_the_judge_is_not_misled_by_a_legal_setting(bench, forger):
     forger.body["settings"]["frameskip"] = 3
     sign(forger)
@@ -321,7 +306,7 @@ def test_control_data_that_check_does_not_decode(bench, forger, monkeypatch):
 
 
 def test_control_codes_that_check_does_not_look_up(bench, forger, monkeypatch):
-    monkeypatch.setattr(survey.Scan, "_strange_codes", lambda *_: [])
+    monkeypatch.setattr(survey.Scan, "_strange_codes", lambda *_: {})
     number = forger.numbers()[2]
     give_blob(forger, number, BAD_BLOBS["codes beyond the words"])
     assert any(what.startswith("sound, but open r:") for what in judged(bench, number)["wrong"])

@@ -1,6 +1,7 @@
 """The page on errors: each message that it has is raised by the class that it names, and by a call here."""
 
 import errno
+import json
 import os
 import pickle
 import re
@@ -20,6 +21,7 @@ from ringmap import (
 )
 from ringmap.data import ShardedReplayBuffer, get_format, load_dataset
 from ringmap.samplers import PrioritizedSampler
+from ringmap.storage.disk.checksums import encode_signed
 from ringmap.storage.disk.files import Disk
 from tests import ROOT
 
@@ -199,13 +201,11 @@ def of_damage(error):
     yield error(ReplayBuffer.open, "runs/single")
     with open("runs/other/manifest.json") as file:
         text = file.read()
-    for old, new in (
-        ('"max_steps": 512', '"max_steps": 9999'),
-        ('"version": 3', '"version": 4'),
-        ('"version": 3', '"version": 2'),
-    ):
+    body = {key: value for key, value in json.loads(text).items() if key != "checksum"}
+    versions = (encode_signed({**body, "version": version}).decode() for version in (4, 2))
+    for changed in (text.replace('"max_steps": 512', '"max_steps": 9999'), *versions):
         with open("runs/other/manifest.json", "w") as file:
-            file.write(text.replace(old, new))
+            file.write(changed)
         yield error(ReplayBuffer.open, "runs/other")
 
 

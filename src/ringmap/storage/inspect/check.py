@@ -5,25 +5,22 @@ writer was killed, and on one so damaged that it can't be opened. Takes no lock,
 
 Invariants, of which each finding is a breach:
 
-manifest.json   JSON of a version that we know, its checksum holds, another file knows its uuid;
-                its counts are those of the record that they name, and that record is not newer than the table
-episodes.npy    its size and header; records [first, seq] are whole, start where the one before them
-                ends, and their tails never decrease; first is the oldest live one; at most
-                max_steps lie between tail and head; it reaches whatever was synced; each is of a kind
-                that we know; an opening takes it
-state.bin       its size; both slots are whole, their generations differ by one; each shows what the
-                record of that number says; the newest record is shown, or the one before it
+manifest.json   JSON whose checksum holds, of a version that we know; another file knows its uuid; no record that it
+                counts is newer than the table
+episodes.npy    its size and header; records [first, seq] are whole; an opening takes them; it reaches whatever was
+                synced
+state.bin       its size; both slots are whole; the newer one shows what the record of that number says; the newest
+                record is shown, or the one before it
 columns/        each file is there, with its size, header and label; rows of every live episode
                 match the checksum in its record
 data/           the blob of every live episode, and of the newest record, matches its checksum and
-                decodes; the newest small state makes sense; each segment is named by a record, or newer than all of
-                them
+                decodes; the newest small state makes sense
 sidecars        if one is there: what its own `Sidecar.faults` says
 open/           the frames of an episode being recorded are whole, but for one that was cut at the end
 all over        nothing lies there that is not part of a buffer; no file is another one by its bytes
 
 A writer that goes on meanwhile makes findings that are none. It never breaks one thing twice: numbers of records are
-never used again. So what is found beside one counts if a second look finds the same.
+never used again. So what is found counts if two more looks find the same.
 Rows of an open group are neither a finding nor lost: a commit stores them, or the next opening for writing
 (describe.py counts them).
 Until a record is stored, `columns/` counts only if a schema was given: else it is made again.
@@ -52,6 +49,9 @@ from ringmap.storage.read.recovery import Progress
 from ringmap.storage.records.table import Record, are_live
 
 __all__ = ["Finding", "check", "check_folder", "check_ring", "check_source", "rings_below"]
+
+_LOOKS = 2
+"""So many more looks must find the same."""
 
 
 def check(path: str | os.PathLike[str], progress: Progress | None = None) -> list[Finding]:
@@ -140,22 +140,18 @@ def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> l
         paths = [os.path.join(folder, name) for name in links]
         return [Finding(n, what.format(disk.kind(p) or "a file")) for n, p in zip(links, paths, strict=True)]
     try:
-        found, has_moved = _look(disk, folder, progress, None)
-        if found and has_moved:
-            again, _ = _look(disk, folder, None, {one.seq for one in found if one.seq is not None})
+        found = _look(disk, folder, progress, None)
+        for _ in range(_LOOKS if found else 0):
+            again = _look(disk, folder, None, {one.seq for one in found if one.seq is not None})
             found = [one for one in found if one in again]
     except (NewerVersionError, UnreleasedVersionError) as error:
         return [Finding(MANIFEST, str(error).removeprefix(f"{Paths(folder).manifest}: "))]
     return found
 
 
-def _look(
-    disk: Disk, folder: str, progress: Progress | None, among: Collection[int] | None
-) -> tuple[list[Finding], bool]:
-    """Return what one look finds, and whether a writer went on meanwhile."""
+def _look(disk: Disk, folder: str, progress: Progress | None, among: Collection[int] | None) -> list[Finding]:
     with closing(Scan(disk, folder)) as scan:
-        found = list(scan.findings(progress, among))
-        return found, bool(found) and scan.has_moved()
+        return scan.findings(progress, among)
 
 
 def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:

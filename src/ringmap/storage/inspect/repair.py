@@ -20,19 +20,16 @@ Not here: what is wrong (scan.py), the end, which is that of each opening for wr
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
-from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-import numpy as np
-
-from ringmap.errors import CorruptError, EnvironmentFault, NewerVersionError, SyncFailedError
+from ringmap.errors import CorruptError, EnvironmentFault, SyncFailedError
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.directory import refuse_links
@@ -53,32 +50,27 @@ from ringmap.storage.disk.paths import (
 )
 from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.disk.two_slots import SLOT_NBYTES
-from ringmap.storage.inspect.scan import ORPHAN, Scan
+from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.snapshot import refuse_target, workplace
 from ringmap.storage.read.reader import HELD_S
-from ringmap.storage.read.recovery import Progress, RecoveredState, breaks_of, live_records
-from ringmap.storage.records.manifest import TRANSITIONS, Manifest
+from ringmap.storage.read.recovery import Progress, SmallState, find, refuse_impossible
+from ringmap.storage.records.blobs import decode_blob
+from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import (
     DROPPED,
     EPISODE,
     LAST_ORDINAL,
-    MANY,
     MOST_U4,
-    PART,
-    RECORD,
     EpisodeTable,
     Record,
     are_live,
     next_ordinals,
 )
-from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
 
-__all__ = ["Action", "copy_repaired", "longest_rise", "repair", "repair_folder"]
-
-Array = np.ndarray[Any, np.dtype[Any]]
+__all__ = ["Action", "copy_repaired", "repair", "repair_folder"]
 
 _BLOCK, _PAGE = 1 << 20, 4096
 _LOOKS = 5
@@ -175,13 +167,16 @@ def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | N
     """Mend the buffer in `folder` of a disk; see `repair`."""
     refuse_links(disk, folder)
     if dry_run:
+        planned = list[Action]()
         for _ in range(_LOOKS):  # what a writer changes meanwhile is no damage
+            before = planned
             with closing(Plan(disk, folder, progress)) as plan:
-                if not (plan.actions and plan.scan.has_moved()):
-                    break
-        return plan.actions
+                planned = plan.actions
+            if planned in ([], before) or disk.system.is_locked(Paths(folder).lock) is False:
+                break
+        return planned
     with closing(Scan(disk, folder)) as scan:  # before the lock leaves a file in a directory that is not ours
-        _refuse_foreign(scan)
+        refuse_foreign(scan)
     said, then = "what is not damaged is as it was", "free space or mend the disk, and repair again: it goes on"
     with clear_errors("ringmap.repair", folder, lambda: said, then):
         lock = WriterLock(disk, Paths(folder).lock, folder)
@@ -198,7 +193,8 @@ def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | N
             lock.release()
 
 
-def _refuse_foreign(scan: Scan) -> None:
+def refuse_foreign(scan: Scan) -> None:
+    """Raise CorruptError if a file is something else by its bytes."""
     for name, what in scan.foreign.items():
         raise CorruptError(
             f"{scan.path(name)}: {what}; put each file back under its own name, or move this one away, and repair "
@@ -207,7 +203,7 @@ def _refuse_foreign(scan: Scan) -> None:
 
 
 class Plan:
-    """What a repair does: decided in memory, by the code of opening where that says the same.
+    """What a repair does: decided in memory, then held against what an opening accepts.
 
     Args:
         disk: where the buffer is.
@@ -225,13 +221,14 @@ class Plan:
         self.disk, self.paths = disk, Paths(folder)
         self.actions: list[Action] = []
         self._work: tuple[list[Work], ...] = ([], [], [], [])
+        self._changed = set[int]()  # the numbers of the records that are written
         self._renews = False  # whether a file that readers may have open is made anew
         self.scan = scan = Scan(disk, folder)
         try:
-            _refuse_foreign(scan)
-            self._findings = list(scan.findings(progress))
+            refuse_foreign(scan)
+            self._findings = scan.findings(progress)
             if self._findings:
-                self._decide(self._refuse_hopeless())
+                self._decide()
         except BaseException:
             scan.close()
             raise
@@ -255,28 +252,10 @@ class Plan:
 
     # -- deciding ----------------------------------------------------------------------------------
 
-    def _refuse_hopeless(self) -> Manifest:
-        scan, path = self.scan, self.paths.manifest
-        _refuse_foreign(scan)  # segments are looked at where a blob is missing
-        if isinstance(scan.refused, NewerVersionError):
-            raise scan.refused
-        if scan.manifest is None:
-            raise CorruptError(
-                f"{path}: can't be made again, the other files do not say enough; put it back from a backup, or, "
-                "if nothing was stored, remove the directory"
-            )
-        for row in scan.live()[-8:] if scan.has_columns else ():
-            count = scan.num_sums(Record.of(row))
-            if count is not None and count != len(scan.manifest.files):
-                raise CorruptError(
-                    f"{path}: can't be made again: {count} columns were stored, and the files of "
-                    f"{len(scan.manifest.files)} are there; put it or the missing ones back from a backup"
-                )
-        return scan.manifest
-
-    def _decide(self, manifest: Manifest) -> None:
+    def _decide(self) -> None:
         scan, disk = self.scan, self.disk
-        self.records, self._manifest = scan.records.copy(), manifest
+        self._manifest = manifest = self._fixed_manifest()
+        self.records = scan.records.copy()
         dropped = self._drop()
         for name in (DATA, OPEN, *([COLUMNS] if scan.has_columns else [])):
             if not disk.exists(path := scan.path(name)):
@@ -288,12 +267,31 @@ class Plan:
             elif file in scan.faults:
                 self._act(file, "give it its size, header and label back", work=column.mend)
         self._decide_beside(dropped)
-        lost = self._complete(dropped)
-        small = next(scan.small_states())
-        files = {finding.file for finding in self._findings}
-        if self.actions or small.fault or files & {MANIFEST, STATE}:
-            self._decide_manifest(manifest, dropped | lost, small.fault)
+        self._decide_table(manifest)
+        faults = {finding.file for finding in self._findings}
+        if self.actions or {MANIFEST, STATE} & faults or next(scan.small_states()).fault:
+            self._decide_manifest(manifest, MANIFEST in faults)
             self._act(STATE, "show readers the repaired state")
+
+    def _fixed_manifest(self) -> Manifest:
+        """Return the manifest, or raise if nothing tells what it was."""
+        scan, path = self.scan, self.paths.manifest
+        refuse_foreign(scan)  # segments are looked at where a blob is missing
+        if scan.manifest is None:
+            raise CorruptError(
+                f"{path}: can't be made again, the other files do not say enough; put it back from a backup, or, "
+                "if nothing was stored, remove the directory"
+            )
+        count, newest = len(scan.manifest.files), scan.newest() if scan.is_made_again else None
+        if newest is not None and (blob := scan.blob(newest)) is not None:
+            with contextlib.suppress(ValueError):
+                count = len(decode_blob(blob)[0])
+        if count != len(scan.manifest.files):
+            raise CorruptError(
+                f"{path}: can't be made again: {count} columns were stored, and the files of "
+                f"{len(scan.manifest.files)} are there; put it or the missing ones back from a backup"
+            )
+        return scan.manifest
 
     def _make_anew(self, name: str, create: Work) -> None:
         """Make a file as at birth, in the place of nothing, a link, a pipe or an empty folder."""
@@ -305,34 +303,31 @@ class Plan:
         self._act(name, "make it anew, empty", work=work)
         self._renews = True
 
-    def _at(self, seq: int) -> Any:
-        return self.records[seq - self.scan.reached.first]
+    def _put(self, record: Record) -> None:
+        self.records[record.seq - self.scan.reached.first] = (*record, 0)
+        self._changed.add(record.seq)
 
     def _drop(self) -> set[int]:
         """Flag the records of episodes that are not whole; return their numbers."""
         scan, why = self.scan, dict[int, str]()
+        first, dropped = scan.reached.first, set[int]()
         for index, file in enumerate(scan.fixed.files if scan.has_columns else ()):
             if scan.is_gone(index):
                 why.update(dict.fromkeys(map(int, scan.live()["seq"]), f"{file}: {scan.faults[file][0]}"))
-        gaps = {seq for first, last in scan.broken() for seq in range(first, last + 1)}
         for finding in self._findings:
-            if finding.seq is not None and finding.seq not in gaps:
+            if finding.seq is not None and scan.valid[finding.seq - first]:
                 why.setdefault(finding.seq, str(finding))
-        dropped = set[int]()
         for seq, fault in sorted(why.items()):
-            row = self._at(seq)
-            if row["kind"] == EPISODE:
-                row["flags"] |= DROPPED
+            record = Record.of(self.records[seq - first])
+            if record.kind == EPISODE:
+                self._put(record._replace(flags=record.flags | DROPPED))
                 dropped.add(seq)
-                self._act(TABLE, f"drop the episode of record {seq}: {fault}", seq, 1, int(row["length"]))
+                self._act(TABLE, f"drop the episode of record {seq}: {fault}", seq, 1, record.length)
             else:
-                for name in ("blob_segment", "blob_offset", "blob_size", "blob_sum"):
-                    row[name] = 0
+                self._put(record._replace(blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0))
                 self._act(TABLE, f"go back to the small state before record {seq}: {fault}", seq)
-        flags = self.records["flags"] & DROPPED
-        for row in self.records[scan.valid & (flags != 0) & (flags != DROPPED)]:
-            seq = int(row["seq"])
-            self._at(seq)["flags"] &= ~np.uint8(DROPPED)
+        for seq in set(scan.flagged) - dropped:
+            self._changed.add(seq)
             self._act(TABLE, f"mend the flag of record {seq}: its episode is whole", seq)
         return dropped
 
@@ -350,14 +345,12 @@ class Plan:
                 self._unlink(name, "remove it: nothing in it is whole, or it is of another buffer")
         for finding in self._findings:
             name, folder = finding.file, finding.file.removesuffix(f"/{STREAM}")
-            if finding.what == ORPHAN:
-                self._unlink(name, "remove it: nothing names it")
-            elif name.startswith(f"{DATA}/") and "expected a regular file" in finding.what:
+            if name.startswith(f"{DATA}/") and "expected a regular file" in finding.what:
                 self._unlink(name, "remove it: nothing of the buffer is in it")
             elif name.startswith(f"{OPEN}/") and folder != name and (stream := scan.stream_of(folder)):
-                if stream.fault and stream.heading is None:
+                if stream.heading is None:
                     self._unlink(folder, "remove it: no step in it can be read")
-                elif stream.fault:
+                else:
                     what = f"cut it after its {stream.count} whole steps"
                     self._act(name, what, work=partial(self.disk.extend, scan.path(name), stream.nbytes))
 
@@ -365,104 +358,64 @@ class Plan:
         if not self.disk.is_folder(self.scan.path(name)) or name.startswith(f"{OPEN}/"):
             self._act(name, what, work=partial(self.disk.discard, self.scan.path(name)))
 
-    def _complete(self, dropped: set[int]) -> set[int]:
-        """Put dropped records in the places of lost ones; return the numbers of these."""
-        scan, reached, table = self.scan, self.scan.reached, (self.disk, self.paths.table, self.scan.table.slots)
-        runs = self._fillers(self._in_order(dropped))
-        for number in scan.strays:
-            self._act(TABLE, f"wipe the slot of record {number}: it can't be of this ring", number)
-        if not self.disk.is_file(self.paths.table):
-            self._make_anew(TABLE, partial(EpisodeTable.create, *table))
+    def _decide_table(self, manifest: Manifest) -> None:
+        """Put dropped records in the places of lost ones. What comes of it, an opening must accept: records that
+        contradict each other, though their checksums hold, were forged, and none of them is believed."""
+        scan, path, slots = self.scan, self.paths.table, manifest.table_slots
+        if not self.disk.is_file(path):
+            self._make_anew(TABLE, partial(EpisodeTable.create, self.disk, path, slots))
         elif TABLE in scan.faults:
-            self._act(TABLE, "give it its size and header back", work=partial(EpisodeTable.mend, *table))
-        for run in runs:
-            first, last = run[0], run[-1]
-            numbers = f"records {first.seq} to {last.seq}" if len(run) > 1 else f"record {first.seq}"
-            steps = f"positions {first.start} to {last.head}"
-            what = f"put a dropped episode in the place of {numbers}: what {steps} stored is lost"
-            self._act(TABLE, what, first.seq, len(run), last.head - first.start)
-            for record in run:
-                self._put(record)
-        lost = {record.seq for run in runs for record in run}
-        if reached.seq and (newest := self._at(reached.seq))["first"] != reached.first:
-            newest["first"] = reached.first
-            what = f"let record {reached.seq} name the oldest live one: {reached.first}"
-            self._act(TABLE, what, reached.seq)
-        for name in scan.orphans(lost) if lost else []:
-            self._unlink(name, "remove it: no record names it any more")
-        return lost
+            mend = partial(EpisodeTable.mend, self.disk, path, slots)
+            self._act(TABLE, "give it its size and header back", work=mend)
+        for first, last in scan.lost():
+            self._fill(first, last)
+        state = scan.reached.seq, scan.reached.tail, scan.reached.head
+        try:
+            refuse_impossible(self.records, state, manifest.max_steps, slots, path)
+        except CorruptError as error:
+            raise CorruptError(
+                f"{str(error).partition(';')[0]}, though checksums hold: no accident does this, and nothing was "
+                "changed; put the file back from a backup"
+            ) from None
 
-    def _put(self, record: Record) -> None:
-        self.records[record.seq - self.scan.reached.first] = (*record, 0)
+    def _fill(self, first: int, last: int) -> None:
+        """Put dropped records in the places of records `[first, last]`: the first has all steps between its neighbours,
+        unless they are more than a record can say."""
+        reached, before = self.scan.reached, None
+        if first > reached.first:
+            before = Record.of(self.records[first - 1 - reached.first])
+        elif first > 1:
+            before = self.scan.table.read(first - 1)
+        # What the next one calls live: with the tail of the one before, more than max_steps might be.
+        after = Record.of(self.records[last + 1 - reached.first]) if last < reached.seq else None
+        tail, first_live = (reached.tail, reached.first) if after is None else (after.tail, after.first)
+        stop = reached.head if after is None else after.start
+        at = min(reached.tail if before is None else before.head, stop)
+        ordinal, moment = (0, 0) if before is None else (before.next_ordinal, before.time)
+        if after is None:  # no ordinal that one of them may have given is given again: each has a step
+            ordinal += reached.head if before is None else stop - at
+        what = f"what positions {at} to {stop} stored is lost"
+        numbers = f"records {first} to {last}" if first < last else f"record {first}"
+        count = last + 1 - first
+        self._act(TABLE, f"put a dropped episode in the place of {numbers}: {what}", first, count, stop - at)
+        for seq in range(first, last + 1):
+            length = min(stop - at, MOST_U4)
+            self._put(Record(seq, at, tail, first_live, length=length, ordinal=ordinal, time=moment, flags=DROPPED))
+            at = Position(at + length)
 
-    def _in_order(self, dropped: set[int]) -> Array:
-        """Tell which records stay: the valid ones. Where these contradict each other, as only forged ones do, the whole
-        episodes stay.
-
-        Their rows prove where they start and end, but not their tails, times and ordinals: those that are out of order
-        follow from the newest state and from their neighbours.
-        """
-        scan, reached, records = self.scan, self.scan.reached, self.records.copy()
-        records["flags"] &= ~np.uint8(DROPPED)  # a dropped episode contradicts no other record
-        kept = scan.valid.copy()
-        if not _breaks(records, kept):
-            return kept
-        kept &= np.isin(records["seq"], list(set(scan.live()["seq"].tolist()) - dropped))
-        at, tails = np.flatnonzero(kept), records["tail"][kept]
-        if (np.diff(tails) < 0).any() or (tails > np.minimum(records["start"][kept], reached.tail)).any():
-            records["tail"][at], records["first"][at] = reached.tail, reached.first
-        records["time"][at] = np.minimum.accumulate(records["time"][at][::-1])[::-1]
-        _count_again(records, at)
-        while found := _breaks(records, kept):  # of a chain: what does not fit is lost
-            kept[[seq - reached.first for seq, _ in found]] = False
-        records["flags"] = self.records["flags"]
-        if (records[kept] != self.records[kept]).any():
-            self._act(TABLE, "let records whose episodes are whole not contradict each other: by the newest state")
-        self.records[kept] = records[kept]
-        return kept
-
-    def _fillers(self, kept: Array) -> list[list[Record]]:
-        """Return runs of dropped records that take the places of those that are lost."""
-        records, reached, found = self.records, self.scan.reached, list[list[Record]]()
-        for run in np.split(np.arange(len(records)), np.flatnonzero(np.diff(kept)) + 1):
-            if not len(run) or kept[run[0]]:
-                continue
-            before = Record.of(records[run[0] - 1]) if run[0] else None
-            if before is None and reached.first > 1:
-                before = self.scan.table.read(reached.first - 1)
-            after = Record.of(records[run[-1] + 1]) if run[-1] + 1 < len(records) else None
-            stop = after.start if after is not None else reached.head
-            at = min(before.head if before is not None else reached.tail, stop)
-            # What the next one calls live: with the tail of the one before, more than max_steps might be.
-            tail, first = (reached.tail, reached.first) if after is None else (after.tail, after.first)
-            numbers = [reached.first + int(i) for i in run]
-            begun = len(numbers)
-            if self.scan.fixed.kind == TRANSITIONS:  # each row may have begun an episode
-                begun += stop - (0 if before is None else before.head)
-            ordinal, moment = _counted_between(before, after, numbers, begun)
-            made = list[Record]()
-            for number in numbers:  # the first has all steps, unless they are more than a record can say
-                length = min(stop - at, MOST_U4)
-                made.append(Record(number, at, tail, first, length=length, ordinal=ordinal, time=moment, flags=DROPPED))
-                at = Position(at + length)
-            found.append(made)
-        return found
-
-    def _decide_manifest(self, manifest: Manifest, lost: set[int], fault: str) -> None:
-        """Write the manifest again if it is wrong, or to have an older small state if the newest one has a `fault`."""
-        scan, reached, said = self.scan, self.scan.reached, manifest.table
-        stale = said.get("seq") == reached.seq and said.get("first") != reached.first
-        stale |= said.get("seq", 0) > reached.seq
-        if not (lost or stale or fault or any(finding.file == MANIFEST for finding in self._findings)):
+    def _decide_manifest(self, manifest: Manifest, is_wrong: bool) -> None:
+        """Write the manifest again if it is wrong, if episodes are lost, or to have an older small state."""
+        scan, reached = self.scan, self.scan.reached
+        fault = next(scan.small_states()).fault
+        small = next((small for small in scan.small_states() if not small.fault), SmallState({}, 0))
+        if not (is_wrong or self._changed or fault):
             return
         count = int(are_live(self.records, reached.tail).sum())
-        counts = {"first": reached.first, "tail": reached.tail, "head": reached.head, "seq": reached.seq}
-        carried = dict(scan.carried)
         if fault:
-            older = next(small for small in scan.small_states() if not small.fault)
-            carried = {"seq": reached.seq, "state": older.state}
-            self._act(MANIFEST, f"go back to the small state of record {older.seq}: {fault}")
-        manifest = replace(manifest, table={"count": count, **counts}, carried=carried)
+            self._act(MANIFEST, f"go back to the small state of record {small.seq}: {fault}")
+        counts = {"count": count, "first": reached.first, "tail": reached.tail, "head": reached.head}
+        carried = {"seq": reached.seq, "state": small.state}
+        manifest = replace(manifest, table={**counts, "seq": reached.seq}, carried=carried)
         what = f"write it again: {count} episodes"
         if scan.is_made_again:
             given = int(next_ordinals(self.records[-1:])[0]) if len(self.records) else 0
@@ -484,7 +437,7 @@ class Plan:
             for work in works:
                 work()
             if when == _SHAPES:
-                self._write_records(self._manifest)
+                self._write_records()
             elif when == _FILES:
                 for folder in filter(self.disk.is_folder, (self.paths.columns, self.paths.data, self.paths.open)):
                     self.disk.sync_folder(folder)
@@ -503,17 +456,12 @@ class Plan:
                 if at < file.size():
                     file.write(bytes(min(StateFile.form.size + 8, file.size() - at)), at)
 
-    def _write_records(self, manifest: Manifest) -> None:
-        """Write the records that differ, and wipe those that can't be of this ring; durably, before any file is given
-        the size of rows that it lacks."""
-        scan = self.scan
-        path = self.paths.table
-        with closing(EpisodeTable.open(self.disk, path, manifest.table_slots, manifest.uuid, True, False)) as table:
-            before, after = (r.view("<u8").reshape(len(r), RECORD.itemsize // 8) for r in (scan.records, self.records))
-            for row in self.records[~scan.valid | (before != after).any(axis=1)]:
-                table.write(Record.of(row))
-            for number in scan.strays:
-                table.zero(number % table.slots)
+    def _write_records(self) -> None:
+        """Write the records that differ, durably, before any file is given the size of rows that it lacks."""
+        fixed = self._manifest.table_slots, self._manifest.uuid
+        with closing(EpisodeTable.open(self.disk, self.paths.table, *fixed, True, False)) as table:
+            for seq in sorted(self._changed):
+                table.write(Record.of(self.records[seq - self.scan.reached.first]))
             table.sync()
 
     def _show(self, manifest: Manifest) -> None:
@@ -525,25 +473,16 @@ class Plan:
             disk.create(path, StateFile.nbytes).close()
         elif StateFile.faults(disk, path):
             disk.extend(path, StateFile.nbytes)
-        known, reached = [state for state in scan.states if state is not None], scan.reached
+        known = [state for state in scan.states if state is not None]
         rows: Rows | None = None
         files = CommitFiles(disk, self.paths, manifest, power=False, mapped=False)
         try:
-            state = reached.seq, reached.tail, reached.head
-            mark = min(reached.seq, max((state.mark for state in known), default=0))
-            found = RecoveredState(
-                reached.seq,
-                reached.first,
-                reached.tail,
-                reached.head,
-                mark,
-                # Without a valid state nothing tells the last era; the clock is ahead of any count of openings.
-                max((state.era for state in known), default=time.time_ns()),
-                max((state.generation for state in known), default=1),
-                scan.clean,
-                live_records(files.table, reached.first, state, manifest.max_steps, self.paths.table),
-                self.records[:0] if scan.clean else self.records[self.records["seq"] > mark],
-            )
+            found = find(files.table, None, None, manifest, self.paths.table)
+            # Without a valid state nothing tells the last era; the clock is ahead of any count of openings.
+            found.era = max((state.era for state in known), default=time.time_ns())
+            found.generation = max((state.generation for state in known), default=1)
+            found.mark = min(found.seq, max((state.mark for state in known), default=0))
+            found.unsynced = found.unsynced[(found.unsynced["seq"] > found.mark) & (not scan.clean)]
             if scan.has_columns and manifest.schema is not None:
                 columns = manifest.columns(disk, self.paths.columns)
                 rows = Rows(manifest.schema, columns, manifest.ring).open(write=True, head=0, mapped=False)
@@ -557,63 +496,6 @@ class Plan:
             files.close()
             if rows is not None:
                 rows.close()
-
-
-def _breaks(records: Array, kept: Array) -> list[tuple[int, str]]:
-    """Return where records that stay, and follow each other, contradict each other."""
-    runs = np.split(np.arange(len(records)), np.flatnonzero(np.diff(kept)) + 1)
-    return [one for run in runs if len(run) and kept[run[0]] for one in breaks_of(records[run])]
-
-
-def _count_again(records: Array, at: Array) -> None:
-    """Give records whose ordinal is out of order one that lies between their neighbours', and those of no chain no
-    place in one."""
-    nexts, ordinal = next_ordinals(records), np.int64(0)
-    counted = set(longest_rise(at.tolist(), nexts))
-    for i in at.tolist():
-        row = records[i]
-        if not row["part"] & PART:
-            row["chain"], row["step"], row["previous"] = NONE, 0, NONE
-            behind = int(row["behind"]) if row["part"] & MANY and row["behind"] <= row["length"] else 1
-            if i not in counted or row["behind"] != behind:
-                row["ordinal"], row["behind"] = ordinal, behind
-            nexts[i] = row["ordinal"] + behind
-        ordinal = nexts[i]
-
-
-def _counted_between(before: Record | None, after: Record | None, numbers: list[int], begun: int) -> tuple[int, int]:
-    """Return ordinal and time of the dropped records that replace those of these numbers.
-
-    An ordinal that one of them may have given must not be given again. `begun`: how many they gave at most.
-    """
-    moment = 0 if before is None else before.time
-    if after is not None:
-        begins = after.kind == EPISODE and after.chain in (NONE, after.start)
-        begins &= after.behind == 1 or bool(after.part & MANY)
-        return after.ordinal if begins else after.next_ordinal, moment
-    if before is not None:
-        return before.next_ordinal + begun, moment
-    return max(numbers[-1], begun), moment
-
-
-def longest_rise(at: list[int], values: Array) -> list[int]:
-    """Return the longest part of the indices `at`, in order, whose values never fall. O(n log n).
-
-    Example:
-        >>> longest_rise([0, 1, 2, 4], np.array([3, 9, 4, 0, 4]))
-        [0, 2, 4]
-    """
-    lows: list[int] = []  # of all parts of each length, the lowest last value
-    ends: list[tuple[int, Any]] = []  # of the same part: its last index, and the part before it
-    for i in at:
-        n = bisect_right(lows, int(values[i]))
-        lows[n : n + 1] = [int(values[i])]
-        ends[n : n + 1] = [(i, ends[n - 1] if n else None)]
-    part, found = ends[-1] if ends else None, list[int]()
-    while part is not None:
-        found.append(part[0])
-        part = part[1]
-    return found[::-1]
 
 
 # -- to another place ------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ __all__ = [
     "Progress",
     "RecoveredState",
     "SmallState",
+    "bad_columns",
     "bad_episodes",
     "bad_rows",
     "breaks_of",
@@ -403,7 +404,8 @@ def is_next(record: Record, tail: int, head: int, ordinal: int, time: int, max_s
 def breaks_of(records: Array) -> list[tuple[int, str]]:
     """Return, in words, where consecutive records contradict themselves or each other, by the number of the first
     record of each contradiction. O(records log records), vectorised."""
-    return [*_breaks_of_chains(records[records["part"] & PART != 0]), *_breaks_of_order(records)]
+    parts = records[records["part"] & PART != 0]
+    return [*(_breaks_of_chains(parts) if len(parts) > 1 else ()), *_breaks_of_order(records)]
 
 
 def _breaks_of_order(records: Array) -> list[tuple[int, str]]:
@@ -470,7 +472,7 @@ def _numbered(records: Array, faults: Mapping[str, Array]) -> list[tuple[int, st
 
 def refuse_impossible(records: Array, state: tuple[int, int, int], max_steps: int, slots: int, path: str) -> None:
     """Raise if consecutive records with valid checksums, or the state `(seq, tail, head)`, are impossible for a ring.
-    Chains are not compared. O(records), vectorised.
+    O(records log records), vectorised.
 
     Args:
         records: consecutive records, or none.
@@ -490,7 +492,7 @@ def refuse_impossible(records: Array, state: tuple[int, int, int], max_steps: in
         _refuse(f"the state of record {seq} reaches from position {tail} to {head}", head, max_steps, path)
     if not fits.all():
         _refuse(why_impossible(Record.of(records[int(np.argmin(fits))])), head, max_steps, path)
-    for number, what in _breaks_of_order(records):
+    for number, what in breaks_of(records):
         _refuse(f"record {number} {what}", head, max_steps, path)
 
 
@@ -617,21 +619,30 @@ def bad_episodes(records: Array, rows: Rows, segments: Segments, progress: Progr
 
 
 def bad_rows(record: Record, names: list[str], sums: list[int], blob: bytes | None) -> str | None:
-    """Return the fault in the rows of an episode, with the columns, or None when sound.
+    """Return the fault in the rows of an episode, with the columns, or None when sound. See `bad_columns`.
+
+    `names`: of the columns, schema order.
+    """
+    try:
+        bad = bad_columns(record, sums, blob)
+    except ValueError as error:
+        return f"blob of record {record.seq}: {error}"
+    where = f"rows of record {record.seq} (positions {record.start} to {record.head})"
+    return f"columns {[names[i] for i in bad]}: {where} are damaged" if bad else None
+
+
+def bad_columns(record: Record, sums: list[int], blob: bytes | None) -> list[int]:
+    """Return the columns whose rows are not what an episode was stored with; all, where nothing tells which.
 
     Args:
         record: the episode's record.
-        names: column names, schema order.
         sums: present checksum of each column's rows.
         blob: the record's blob, which has the checksum of each column; None if it was deleted.
+
+    Raises:
+        ValueError: the blob makes no sense.
     """
     if combine(sums) == record.rows_sum:
-        return None
-    if blob is not None:
-        try:
-            expected = decode_blob(blob)[0]
-        except ValueError as error:
-            return f"blob of record {record.seq}: {error}"
-        names = [n for n, got, want in zip(names, sums, expected, strict=False) if got != want] or names
-    where = f"rows of record {record.seq} (positions {record.start} to {record.head})"
-    return f"columns {names}: {where} are damaged"
+        return []
+    expected = [] if blob is None else decode_blob(blob)[0]
+    return [i for i, (got, want) in enumerate(zip(sums, expected, strict=False)) if got != want] or [*range(len(sums))]

@@ -265,14 +265,14 @@ class Manifest:
             raise CorruptError(f"{path}: the manifest {fault}; run ringmap.check on the buffer")
         if body.get("format") != "ringmap":
             raise UnknownFormatError(f"{path}: not a ringmap buffer: expected format 'ringmap'; choose another path")
+        if fault:
+            raise CorruptError(
+                f"{path}: the manifest {fault}; put the original back, or run ringmap.repair on the buffer"
+            )
         version = body.get("version")
         if not isinstance(version, int) or version > VERSION:
             raise NewerVersionError(
                 f"{path}: format version {version!r}, this ringmap reads up to {VERSION}; upgrade ringmap"
-            )
-        if fault and version == VERSION:
-            raise CorruptError(
-                f"{path}: the manifest {fault}; put the original back, or run ringmap.repair on the buffer"
             )
         if version < VERSION or body.get("layout") != LAYOUT:
             raise UnreleasedVersionError(
@@ -290,15 +290,16 @@ class Manifest:
     def of_labels(cls, labels: Sequence[dict[str, Any]]) -> Manifest | None:
         """Return the manifest, but for its settings, of a ring whose columns have these labels; None if it has not."""
         known: dict[str, Any] = {"schema_from": "episode", "settings": {}, "fps": None, "reward_at": None}
-        known |= {"table_slots": 1, "table": {}, "carried": {}, "ordinal": 0, "closed": None}
+        known |= {"table": {}, "carried": {}, "ordinal": 0, "closed": None}
         try:
+            known["table_slots"] = labels[0]["max_steps"] + labels[0]["spare"] + SPARE_SLOTS
             made = cls._parse({**known, **labels[0], "columns": labels}, "labels")
         except (LookupError, TypeError, ValueError):
             return None
         if [made.label(i) for i in range(len(labels))] != labels:
             return None
         locked = any(spec.mutable for spec in made.schema.columns) if made.schema else False
-        return replace(made, table_slots=made.rows + SPARE_SLOTS, locked_by_argument=locked)
+        return replace(made, locked_by_argument=locked)
 
     @classmethod
     def _parse(cls, body: dict[str, Any], path: str) -> Manifest:
@@ -306,7 +307,7 @@ class Manifest:
             if not is_good(body[key]):
                 raise ValueError(f"{key} {body[key]!r}")
         max_steps, spare, older = (body[key] for key in ("max_steps", "spare", "older"))
-        if body["table_slots"] > 4 * (max_steps + spare) + 4096:  # it is read into memory when it is checked
+        if body["table_slots"] != max_steps + spare + SPARE_SLOTS:
             raise ValueError(f"table_slots {body['table_slots']} for {max_steps + spare} rows")
         if (body["capacity"] or max_steps) > max_steps - older:
             raise ValueError(f"capacity {body['capacity']}, older {older} for {max_steps} steps")
