@@ -365,7 +365,7 @@ class Plan:
         if not self.disk.is_file(path):
             self._make_anew(TABLE, partial(EpisodeTable.create, self.disk, path, slots))
         elif TABLE in scan.faults:
-            mend = partial(EpisodeTable.mend, self.disk, path, slots)
+            mend = partial(EpisodeTable.create, self.disk, path, slots)
             self._act(TABLE, "give it its size and header back", work=mend)
         for first, last in scan.lost():
             self._fill(first, last)

@@ -77,34 +77,6 @@ it is in one byte, which no crash can tear, and outside the checksum, which cont
 rest; it has five bits, so that a flipped bit is detected.
 """
 
-RECORD = np.dtype(
-    [
-        ("seq", "<u8"),
-        ("start", "<i8"),
-        ("tail", "<i8"),
-        ("first", "<u8"),
-        ("rows_sum", "<u8"),
-        ("blob_sum", "<u8"),
-        ("length", "<u4"),
-        ("blob_segment", "<u4"),
-        ("blob_offset", "<u4"),
-        ("blob_size", "<u4"),
-        ("ordinal", "<u8"),
-        ("time", "<i8"),
-        ("chain", "<i8"),
-        ("step", "<i8"),
-        ("previous", "<i8"),
-        ("number", "<u4"),
-        ("lane", "<u4"),
-        ("kind", "u1"),
-        ("flags", "u1"),
-        ("part", "<u2"),
-        ("behind", "<u4"),
-        ("check", "<u8"),
-    ]
-)
-"""128 bytes; a record never crosses a page, so a write of one is never torn by a kill."""
-
 LAST_ORDINAL = 1 << 55
 """No ordinal beyond it is left out: one so large was forged, and the next ones must stay possible."""
 
@@ -123,21 +95,9 @@ two ends a chain whose last part is stored already."""
 SPARE_SLOTS = 64
 """Slots of the table beyond one per row, for retire and clear records."""
 
-_PACK = struct.Struct("<QqqQQQIIIIQqqqqIIBBHIQ")
-_NBYTES = RECORD.itemsize
-_CHECKED = ROW_NBYTES
-_FLAGS_BYTE = 113
-_FLAGS_WORD = _FLAGS_BYTE // 8
-_ALL_BUT_DROPPED = np.uint64(~(DROPPED << 8 * (_FLAGS_BYTE % 8)) & (1 << 64) - 1)
-_WALKED_FIELDS = "start", "kind", "flags", "seq"
-_WALKED = 4096
-"""Records read at a time in a walk over all: they stay in the cache."""
-_FEW = 512
-"""Number of records below which separate calls of xxhash are faster than the same in NumPy."""
-
 
 class Record(NamedTuple):
-    """The result of one commit: the fields of `RECORD`, in its order, without the checksum. See the module."""
+    """The result of one commit: the fields of a record in the table, in order, without its checksum. See the module."""
 
     seq: int
     start: Position
@@ -192,6 +152,26 @@ class Record(NamedTuple):
         return cls(*row.item()[:-1])
 
 
+_PACK = struct.Struct("<QqqQQQIIIIQqqqqIIBBHIQ")
+"""The type of each field of a record, and of its checksum."""
+
+RECORD = np.dtype(
+    [(name, np.dtype(f"<{kind}").str) for name, kind in zip((*Record._fields, "check"), _PACK.format[1:], strict=True)]
+)
+"""128 bytes; a record never crosses a page, so a write of one is never torn by a kill."""
+
+_NBYTES = RECORD.itemsize
+_CHECKED = ROW_NBYTES
+_FLAGS_BYTE = 113
+_FLAGS_WORD = _FLAGS_BYTE // 8
+_ALL_BUT_DROPPED = np.uint64(~(DROPPED << 8 * (_FLAGS_BYTE % 8)) & (1 << 64) - 1)
+_WALKED_FIELDS = "start", "kind", "flags", "seq"
+_WALKED = 4096
+"""Records read at a time in a walk over all: they stay in the cache."""
+_FEW = 512
+"""Number of records below which separate calls of xxhash are faster than the same in NumPy."""
+
+
 class PartOf(NamedTuple):
     """Which part of a chain a commit stores: see `Record`.
 
@@ -237,10 +217,7 @@ def are_live(records: Array, tail: int) -> Array:
 
 def parts_of(records: Array) -> Parts | None:
     """Return the chains of the records of episodes; None if none is of a part."""
-    part = records["part"]
-    if not part.any():
-        return None
-    is_part = part & PART != 0
+    is_part = records["part"] & PART != 0
     if not is_part.any():
         return None
     lanes = records["lane"].astype(np.int64)  # as of 4 bytes, NONE would be their greatest number
@@ -298,8 +275,13 @@ class EpisodeTable:
 
     @classmethod
     def create(cls, disk: Disk, path: str, slots: int) -> None:
-        """Make an empty table, at its full (sparse) size, and sync it."""
-        with closing(disk.create(path, cls.nbytes(slots))) as file:
+        """Make an empty table, at its full (sparse) size, or restore size and header of one that is there; and sync."""
+        nbytes = cls.nbytes(slots)
+        if not disk.exists(path):
+            disk.create(path, nbytes).close()
+        elif disk.size(path) != nbytes:
+            disk.extend(path, nbytes)
+        with closing(disk.open(path, write=True)) as file:
             file.write(npy_header(RECORD.descr, (slots,)), 0)
             file.sync()
 
@@ -319,15 +301,6 @@ class EpisodeTable:
             if file.read(HEADER_NBYTES, 0) != npy_header(RECORD.descr, (slots,)):
                 return [f"header is not that of {slots} records"]
             return []
-
-    @classmethod
-    def mend(cls, disk: Disk, path: str, slots: int) -> None:
-        """Restore the size and the header of the file. Records do not change."""
-        if disk.size(path) != cls.nbytes(slots):
-            disk.extend(path, cls.nbytes(slots))
-        with closing(disk.open(path, write=True)) as file:
-            file.write(npy_header(RECORD.descr, (slots,)), 0)
-            file.sync()
 
     # -- one record --------------------------------------------------------------------------
 
