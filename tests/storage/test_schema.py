@@ -309,46 +309,66 @@ ROWS = {"obs": np.zeros((7, 3), np.float32), "flag": np.ones(7, np.bool_)}
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ">f4"])
-def test_floats_of_another_size_are_converted_as_fit_converts_them(dtype, rng):
+def test_floats_of_another_size_are_converted_as_those_of_a_list(dtype, rng):
     schema, obs = Schema.of(ROWS), rng.normal(size=(7, 3)).astype(dtype)
-    found = schema.matched({**ROWS, "obs": obs}, "safe", "here")
-    fitted = list(schema.fit({**ROWS, "obs": obs}, "safe", "here").values())
-    assert found is not None
-    for one, other in zip(found, fitted, strict=True):
+    fitted = schema.fit({**ROWS, "obs": obs}, "safe", "here")
+    listed = schema.fit({**ROWS, "obs": list(obs)}, "safe", "here")
+    for one, other in zip(fitted.values(), listed.values(), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_float_that_is_too_large_is_refused_as_fit_refuses_it():
+def test_a_float_that_is_too_large_is_refused_as_one_of_a_list():
     rows = {**ROWS, "obs": np.full((7, 3), 1e300)}
     with pytest.raises(InputError) as one:
-        Schema.of(ROWS).matched(rows, "safe", "here")
-    with pytest.raises(InputError) as other:
         Schema.of(ROWS).fit(rows, "safe", "here")
+    with pytest.raises(InputError) as other:
+        Schema.of(ROWS).fit({**rows, "obs": list(rows["obs"])}, "safe", "here")
     assert str(one.value) == str(other.value)
 
 
-def test_rows_that_match_are_what_fit_returns():
-    schema = Schema.of(ROWS)
-    found = schema.matched(dict(reversed(ROWS.items())), "safe", "here")
-    fitted = list(schema.fit(ROWS, "safe", "here").values())
-    assert found is not None
-    assert all(one is other for one, other in zip(found, fitted, strict=True))
+def test_rows_that_match_are_not_copied():
+    fitted = Schema.of(ROWS).fit(dict(reversed(ROWS.items())), "safe", "here")
+    assert list(fitted) == list(ROWS)
+    assert all(one is ROWS[name] for name, one in fitted.items())
+
+
+def test_no_rows_fit_every_schema():
+    fitted = Schema.of(ROWS).fit({"other": []}, "safe", "here")
+    assert {name: (values.shape, values.dtype) for name, values in fitted.items()} == {
+        "obs": ((0, 3), np.float32),
+        "flag": ((0,), np.bool_),
+    }
 
 
 @pytest.mark.parametrize(
-    "rows",
+    ("rows", "words"),
     [
-        {"obs": ROWS["obs"]},
-        {**ROWS, "other": ROWS["flag"]},
-        {**ROWS, "obs": ROWS["obs"].astype(np.int64)},
-        {**ROWS, "obs": ROWS["obs"].astype(np.longdouble)},
-        {**ROWS, "obs": np.zeros((3, 7), np.float32).T},
-        {**ROWS, "obs": np.zeros((7, 4), np.float32)},
-        {**ROWS, "flag": np.ones(6, np.bool_)},
-        {**ROWS, "flag": np.array(True)},
-        {**ROWS, "flag": [True] * 7},
+        ({"obs": ROWS["obs"]}, "missing columns"),
+        ({**ROWS, "other": ROWS["flag"]}, "extra columns"),
+        ({**ROWS, "obs": ROWS["obs"].astype(np.longdouble)}, "dtype"),
+        ({**ROWS, "obs": np.zeros((7, 4), np.float32)}, "per-step shape"),
+        ({**ROWS, "flag": np.ones(6, np.bool_)}, "has 6 steps, expected 7"),
+        ({**ROWS, "flag": np.array(True)}, "is a scalar"),
     ],
 )
-def test_other_rows_do_not_match(rows):
-    assert Schema.of(ROWS).matched(rows, "safe", "here") is None
+def test_rows_that_do_not_match(rows, words):
+    with pytest.raises(InputError, match=f"here: .*{words}"):
+        Schema.of(ROWS).fit(rows, "safe", "here")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"obs": ROWS["obs"].astype(np.int64)},
+        {"obs": np.zeros((3, 7), np.float32).T},
+        {"flag": [True] * 7},
+        {"flag": np.ones(7, object)},
+    ],
+)
+def test_rows_that_are_converted(change):
+    fitted = Schema.of(ROWS).fit({**ROWS, **change}, "safe", "here")
+    for name, values in fitted.items():
+        assert values.flags.c_contiguous
+        assert values.dtype == ROWS[name].dtype
+        np.testing.assert_array_equal(values, ROWS[name])

@@ -452,9 +452,11 @@ class ReplayBuffer(Sampled[BufferView]):
             return
         store.recover_if_stale()
         schema = store.schema
-        fitted = None if schema is None else schema.matched(episode, self.options.casting, where)
-        arrays = episode if fitted is not None else as_columns(episode, where)
-        length = len(next(iter(arrays.values())))
+        if schema is None:
+            episode = as_columns(episode, where)
+            schema = Schema.of(episode)
+        rows = schema.fit(episode, self.options.casting, where)
+        length = len(next(iter(rows.values())))
         if not length:
             return
         if length > self.max_steps:
@@ -462,15 +464,11 @@ class ReplayBuffer(Sampled[BufferView]):
                 f"{where}: episode of {length} steps exceeds max_steps={self.max_steps}; raise max_steps or "
                 "split the episode"
             )
-        if schema is None:
-            schema = Schema.of(arrays)
-        if fitted is None:
-            fitted = list(schema.fit(arrays, self.options.casting, where).values())
         encoded = encode_data(data, where) if data else b""
-        flags = _flags(arrays, -1)
+        flags = _flags(rows, -1)
         with self.engine.committing(notes) as small:
             one = NewRecord(length, encoded, flags)
-            store.commit(Commit([one], where, schema, fitted, small=small, sync=sync))
+            store.commit(Commit([one], where, schema, list(rows.values()), small=small, sync=sync))
 
     def write_joined(
         self,
@@ -514,10 +512,8 @@ class ReplayBuffer(Sampled[BufferView]):
                 return 0
             if type(self) is not ReplayBuffer:  # it may have a `write_episode` of its own
                 return 0
-            arrays = schema.matched(rows, self.options.casting, where)
-            if arrays is None:
-                rows = as_columns(rows, where)
-                arrays = list(schema.fit(rows, self.options.casting, where).values())
+            rows = schema.fit(rows, self.options.casting, where)
+            arrays = list(rows.values())
             if not len(lengths) or min(lengths) < 1 or len(arrays[0]) != total:
                 return 0
             episodes, stop = [], 0

@@ -113,10 +113,8 @@ class Schema:
     columns: tuple[ColumnSpec, ...]
     texts: frozenset[str] = field(init=False, repr=False, compare=False)
     """The names of the columns of text."""
-    _named: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_named", frozenset(spec.name for spec in self.columns))
         texts = frozenset(spec.name for spec in self.columns if spec.is_text)
         object.__setattr__(self, "texts", texts)
 
@@ -195,69 +193,52 @@ class Schema:
             )
         return cls(tuple(specs)) if specs else cls.of(as_columns(example, where))
 
-    def fit(self, arrays: Mapping[str, Array], casting: str, where: str) -> dict[str, Array]:
-        """Return `arrays` in this schema's order and dtypes, or raise before anything changes.
+    def fit(self, rows: Mapping[Any, Any], casting: str, where: str) -> dict[str, Array]:
+        """Return rows, as a user gives them, in this schema's order and dtypes, or raise before anything changes.
 
-        A mutable column that is missing is filled with zeros.
+        A mutable column that is missing is filled with zeros. No rows fit every schema.
 
         Raises:
-            InputError: a column is missing or extra, a step has another shape, or (with
+            InputError: as `as_columns`; a column is missing or extra, a step has another shape, or (with
                 casting="safe") a value can't be held by the column's dtype.
         """
-        if arrays.keys() != self._named:
-            arrays = self._completed(arrays)
-        if arrays.keys() != self._named:
-            missing = [s.name for s in self.columns if s.name not in arrays]
-            extra = [name for name in arrays if name not in set(self.names)]
+        fitted: dict[str, Array] = {}
+        steps: int | None = None
+        for spec in self.columns:
+            values = rows.get(spec.name)
+            if type(values) is not np.ndarray or values.shape[1:] != spec.shape or not values.ndim:
+                break
+            if steps is None:
+                steps = len(values)
+            elif len(values) != steps:
+                break
+            if not spec.has(values.dtype):
+                if _is_no_column(values.dtype):
+                    break
+                values = cast(values, spec.dtype, casting, f"{where}: column {spec.name!r}")
+            fitted[spec.name] = values if values.flags.c_contiguous else np.ascontiguousarray(values)
+        if len(fitted) == len(self.columns) == len(rows):
+            return fitted
+        return self.fit(self._completed(as_columns(rows, where), where), casting, where)
+
+    def _completed(self, arrays: dict[str, Array], where: str) -> dict[str, Array]:
+        """Return the arrays with zeros for the mutable columns that are missing, or raise for others or other
+        shapes."""
+        steps = len(next(iter(arrays.values()), ()))
+        if arrays and not steps:
+            return {spec.name: np.empty((0, *spec.shape), spec.dtype) for spec in self.columns}
+        left_out = [spec for spec in self.columns if spec.name not in arrays]
+        missing = [spec.name for spec in left_out if not spec.mutable]
+        extra = [name for name in arrays if name not in self.names]
+        if extra or missing:
             raise InputError(
                 f"{where}: schema mismatch: missing columns {missing}, extra columns {extra}; "
                 f"the schema was locked to {self.names}"
             )
-        fitted: dict[str, Array] = {}
         for spec in self.columns:
-            values = arrays[spec.name]
-            if values.shape[1:] != spec.shape:
-                raise InputError(
-                    f"{where}: column {spec.name!r} has per-step shape {values.shape[1:]}, expected {spec.shape}"
-                )
-            if not spec.has(values.dtype):
-                values = cast(values, spec.dtype, casting, f"{where}: column {spec.name!r}")
-            if not values.flags.c_contiguous:
-                values = np.ascontiguousarray(values)
-            fitted[spec.name] = values
-        return fitted
-
-    def matched(self, rows: Mapping[Any, Any], casting: str, where: str) -> list[Array] | None:
-        """Return rows as `fit` would, in this schema's order, if they are arrays of its shapes; else None: `as_columns`
-        and `fit` say why.
-
-        A fifth of the time of these two, for short episodes. Floats of another size are converted: most rewards are.
-
-        Raises:
-            InputError: as `fit`, of a value that the column's dtype can't hold.
-        """
-        if len(rows) != len(self.columns):
-            return None
-        found: list[Array] = []
-        for spec in self.columns:
-            values = rows.get(spec.name)
-            if type(values) is not np.ndarray or not values.flags.c_contiguous:
-                return None
-            shape = values.shape
-            if shape[1:] != spec.shape or not shape or (found and shape[0] != len(found[0])):
-                return None
-            if not spec.has(values.dtype):
-                if not values.dtype.kind == spec.dtype.kind == "f" or values.dtype.char in "gG":
-                    return None
-                values = cast(values, spec.dtype, casting, f"{where}: column {spec.name!r}")
-            found.append(values)
-        return found
-
-    def _completed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the arrays with zeros for the mutable columns that are missing."""
-        steps = len(next(iter(arrays.values()), ()))
-        left_out = (s for s in self.mutable.columns if s.name not in arrays)
-        return {**arrays, **{s.name: np.zeros((steps, *s.shape), s.dtype) for s in left_out}}
+            if (shape := arrays.get(spec.name, np.empty((0, *spec.shape))).shape[1:]) != spec.shape:
+                raise InputError(f"{where}: column {spec.name!r} has per-step shape {shape}, expected {spec.shape}")
+        return arrays | {s.name: np.zeros((steps, *s.shape), s.dtype) for s in left_out}
 
 
 def stored_spec(name: Any, shape: Any, dtype: Any, mutable: bool = False) -> ColumnSpec:
@@ -294,6 +275,11 @@ def stored_spec(name: Any, shape: Any, dtype: Any, mutable: bool = False) -> Col
     return spec
 
 
+def _is_no_column(dtype: np.dtype[Any]) -> bool:
+    """Tell whether values of a dtype have no fixed size, or not one meaning on every machine."""
+    return dtype.kind not in _KINDS or dtype.char in "gG"
+
+
 def portable(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the little-endian form of a dtype."""
     return dtype.newbyteorder("<") if dtype.byteorder not in "<|" or dtype.isnative is False else dtype
@@ -325,7 +311,7 @@ def as_columns(episode: Mapping[Any, Any], where: str) -> dict[str, Array]:
                 f"{where}: column {name!r} is a scalar; expected one value per step, that is an "
                 "array or list whose first axis is time"
             )
-        if array.dtype.kind not in _KINDS or array.dtype.char in "gG":
+        if _is_no_column(array.dtype):
             array = as_array(array, f"{where}: column {name!r}")
             _check_dtype(name, array.dtype, where)
         arrays[name] = array
