@@ -41,16 +41,13 @@ class Column:
     also while rows are written: the result may then mix old and new rows, and the caller validates it.
 
     Args:
-        disk: where its file or folder is.
-        path: of the file or folder.
-        spec: what a row is.
-        rows: number of rows.
+        disk, path: where its file or folder is.
+        spec, rows: what a row is, and how many there are.
         label: what the file or folder says of itself; it has the options of the backend, too.
     """
 
     is_quick_apart = False
-    """Whether rows cost about as much in several calls of `take` as in one: they lie in memory, not in chunks or
-    behind reads."""
+    """Whether rows cost about as much in several calls of `take` as in one."""
 
     def __init__(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
         self.disk, self.path, self.spec, self.rows, self.label = disk, path, spec, rows, label
@@ -137,8 +134,7 @@ class Column:
         raise NotImplementedError
 
     def writable(self, slot: int, count: int) -> Array | None:
-        """Return `count` rows from `slot` (no wrap) to write to; None where only `write` writes: on a disk, or rows in
-        chunks."""
+        """Return `count` rows from `slot` (no wrap) to write to; None where only `write` writes."""
         return None
 
     def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
@@ -155,8 +151,7 @@ class Column:
         return slot, slot + count
 
     def rewrite(self, slot: int, count: int) -> None:
-        """Write these rows again, with the same bytes, so that the next `sync` counts; a power cut meanwhile loses
-        none."""
+        """Write these rows again, with the same bytes, for the next `sync`; a power cut meanwhile loses none."""
         self.write(slot, self.read(slot, count))
 
     def touched(self, slot: int, count: int) -> None:
@@ -186,8 +181,7 @@ class Column:
         """Ask for the rows at `slots`, which will be taken soon. A hint: nothing changes."""
 
     def map_into(self, room: Room, at: int) -> bool:
-        """Map all rows, in order and read-only, into a room, from its byte `at` on; False where they are in no map of
-        one file."""
+        """Map all rows, in order, into a room from its byte `at` on; False where they are in no map of one file."""
         return False
 
     def forget(self) -> None:

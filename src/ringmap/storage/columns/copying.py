@@ -8,16 +8,9 @@ before.
 
     slots -> bytes -> pages -> runs, in the file's order -> one hint each
 
-XLA, the compiler behind JAX, takes the memory of another library only at multiples of 64, and copies anything else
-(tried with jax 0.10: `jax.dlpack.from_dlpack` and `jax.device_put`).
-
-NumPy releases the interpreter lock while it copies rows. Small gathers stay on the calling thread: starting other
-threads takes longer than the copy.
-
 A touched page that is not in memory is read alone, or with megabytes of neighbours that are not needed, while
 the disk could serve 30 reads at once. So a large column turns the system's own readahead off, and names
-each batch's pages beforehand. That costs half a millisecond per batch, which is wasted if all rows are in memory: after
-a period in which nothing was read from the disk, hints stop until something is.
+each batch's pages beforehand, which costs half a millisecond per batch.
 
 Invariants: an array of `LEAST_NBYTES` or more begins at a multiple of `ALIGNMENT`; every array is C-contiguous and
 writable; a hint changes no byte, and may be left out.
@@ -57,16 +50,14 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT = 64
-"""Bytes: what XLA asks for, and a line of the processor's cache."""
+"""Bytes: XLA, the compiler behind JAX, takes the memory of others only at multiples of 64 (tried with jax 0.10)."""
 
 LEAST_NBYTES = 1 << 16
-"""Bytes below which an array begins where NumPy puts it. Finding an array's address costs 1 us when measured alone and
-5 us within a call, as much as the copy of 64 KiB; the call that hands an array to JAX costs 50 us, with such a copy or
-without. Decision 157."""
+"""Bytes below which an array begins where NumPy puts it: finding an array's address takes as long as the copy of 64
+KiB. Decision 157."""
 
 SPLIT_NBYTES = 1 << 21
-"""Bytes below which a second thread does not pay off: 2 MiB are copied in 0.2 ms, starting the work in it takes 0.05
-ms."""
+"""Bytes below which a second thread does not pay off: they are copied in 0.2 ms, starting work in it takes 0.05 ms."""
 
 _PAGE = 4096
 _QUIET_BATCHES = 16
@@ -156,10 +147,9 @@ def runs(slots: Array, row_nbytes: int, offset: int) -> list[tuple[int, int]]:
 
 
 class Readahead:
-    """Decides whether hints pay off, from how much gathering has read from the disk so far.
+    """Decides whether hints pay off: after a period in which nothing was read from the disk, not until something is.
 
-    Args:
-        system: tells how much this thread has read.
+    `system` tells how much this thread has read.
     """
 
     __slots__ = ("_quiet", "_seen", "_system")
