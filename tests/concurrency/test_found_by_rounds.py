@@ -13,7 +13,7 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.clips.gather import PINNED
 from ringmap.errors import RoleError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.commit.sync import BackgroundSync
+from ringmap.storage.commit.background import Background
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import Segments
 
@@ -107,15 +107,15 @@ def test_a_handler_that_samples_in_the_middle_of_a_draw():
 
 JOINS_TWICE = """
 import linecache, signal, sys
-from ringmap.storage.commit.sync import BackgroundSync
+from ringmap.storage.commit.background import Background
 
 class Target:
     folder = "here"
     def sync_behind(self): pass
 
 target = Target()
-sync = BackgroundSync(target, 1e-3, type(target).sync_behind)
-sync.committed()
+sync = Background(target)
+sync.within(1e-3, type(target).sync_behind)
 struck = []
 
 def line(frame, event, arg):
@@ -151,12 +151,15 @@ class Target:
     def sync_behind(self):
         return None
 
+    def commit_behind(self):
+        return None
+
 
 def syncing(others):
     """Return a target, its background sync, and the thread of that: the one that is not among the others."""
     target = Target()
-    sync = BackgroundSync(target, 3600, type(target).sync_behind)
-    sync.committed()
+    sync = Background(target)
+    sync.within(3600, type(target).sync_behind)
     (thread,) = set(threading.enumerate()) - others
     return target, sync, thread
 
@@ -189,7 +192,7 @@ def test_a_sync_that_was_taken_for_ended():
     others = set(threading.enumerate())
     target, sync, thread = syncing(others)
     thread._is_stopped, runs = True, thread._is_stopped  # as after the interrupt
-    sync.committed()
+    sync.within(3600, type(target).commit_behind)
     thread._is_stopped = runs
     assert len(set(threading.enumerate()) - others) == 2
     sync.stop()

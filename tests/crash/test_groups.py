@@ -19,9 +19,9 @@ from ringmap import TransitionReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.commit import group as group_module
+from ringmap.storage.commit import commit as commit_module
 from ringmap.storage.commit import store as store_module
-from ringmap.storage.commit.group import Groups, OpenGroup
+from ringmap.storage.commit.group import OpenGroup
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import STREAM
@@ -410,7 +410,7 @@ def test_rows_after_a_clear():
 def steps_after_a_shorter_group(folder):
     """Write three calls, then one call of another group over them; return how many rows the file holds."""
     disk = Disk()
-    long, short = (OpenGroup(SCHEMA, None, Position(0), 5, 16, [0] * 4) for _ in range(2))
+    long, short = (OpenGroup(SCHEMA, None, Position(0), 5, [0] * 4) for _ in range(2))
     long.begin(disk, str(folder))
     for n in range(3):
         long.append(list(rows_of(n, 1).values()), 1)
@@ -481,20 +481,20 @@ def any_record(record):
     return [0, 0, 0, 0]
 
 
-def commit_nothing_first(self, of, files, where, small):
+def commit_nothing_first(self, files, where, small):
     """Remove the file of a group before its commit."""
-    if self.open is not None:
-        self.open.file.remove()
-        self.open.file = None
-    COMMIT(self, of, files, where, small)
+    if self.pending is not None:
+        self.pending.file.remove()
+        self.pending.file = None
+    COMMIT(self, files, where, small)
 
 
-COMMIT = Groups.commit
+COMMIT = Store.commit_group
 
 PLANTED = {
-    "any record": (False, [(store_module, "follows", any_record), (group_module, "follows", any_record)]),
+    "any record": (False, [(store_module, "follows", any_record), (commit_module, "follows", any_record)]),
     "not synced": (True, [(StepFile, "sync", lambda self: None)]),
-    "file removed first": (False, [(Groups, "commit", commit_nothing_first)]),
+    "file removed first": (False, [(Store, "commit_group", commit_nothing_first)]),
     "left where it is": (False, [(Store, "_finish_groups", lambda self: None)]),
 }
 

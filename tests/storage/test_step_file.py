@@ -223,7 +223,7 @@ def test_rows_of_a_group_are_counted_while_they_come(tmp_path):
 def interrupted_append(folder):
     """Interrupt a call after its frame is written; return what the file then holds, after another call."""
     schema, disk = Schema.of({"n": np.zeros(1, np.int64), "t": np.array(["a"])}), Disk()
-    group = OpenGroup(schema, None, Position(0), 8, 16, AFTER)
+    group = OpenGroup(schema, None, Position(0), 8, AFTER)
     os.makedirs(folder)
     group.begin(disk, str(folder))
     group.append([np.array([0]), np.array(["zero"])], 1)

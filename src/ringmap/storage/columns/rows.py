@@ -161,7 +161,7 @@ class Rows:
         known = [rows for rows in found if rows is not None]
         return known if len(known) == len(found) else None
 
-    def write(self, position: Position, arrays: list[Array], live: Live | None = None) -> None:
+    def write(self, position: Position, arrays: Sequence[Array], live: Live | None = None) -> None:
         """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous; `live`: as for
         `Column.write`."""
         pieces = self.ring.pieces(position, len(arrays[0]))

@@ -5,7 +5,7 @@
     files             the files of a commit, and which of their content is durable
     group             rows that are stored alone, and committed together
     open_episode      an episode that is being recorded
-    sync              a sync: what it covers, and the thread that makes commits durable every few seconds
+    background        the thread that syncs every few seconds, and commits old groups
     store             the writer: roles, the lock, recovery after an interrupt, flushes, the end
 
 A commit writes rows, then the blob, then the record, which is the commit, then `state.bin`, which shows it to readers.

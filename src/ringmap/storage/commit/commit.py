@@ -22,26 +22,29 @@ Not here: who may write, and when (store.py); which files these are (files.py); 
 
 from __future__ import annotations
 
+import contextlib
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.errors import InputError
+from ringmap.errors import InputError, ReplacedError
 from ringmap.storage.columns.backends import Storage, choose
 from ringmap.storage.columns.rows import Rows, combine, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words, coded
 from ringmap.storage.commit.create import make_columns, warn_of_space
 from ringmap.storage.commit.files import BlobPlace, CommitFiles
-from ringmap.storage.commit.sync import BackgroundSync
+from ringmap.storage.commit.group import OpenGroup, Values, follows
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.process import begin
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.records.blobs import LARGEST_BLOB, names_origin
+from ringmap.storage.records.blobs import LARGEST_BLOB, encode_data, names_origin
 from ringmap.storage.records.manifest import TRANSITIONS, Manifest
+from ringmap.storage.records.step_file import StepFile, Unlinked
 from ringmap.storage.records.table import COPIED, EPISODE, MANY, MOST_U4, RETIRE, PartOf, Record
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal, Position
@@ -50,7 +53,6 @@ from ringmap.storage.sidecars.successors import Successors
 __all__ = ["ENDS", "LANES", "NUMBERS", "UNNUMBERED", "Commit", "Committer", "NewRecord", "Values", "numbered"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Values = Mapping[str, Array]
 
 LANES, ENDS, NUMBERS = "lanes", ("dones", "truncated"), "_episode"
 """Names of columns of transitions."""
@@ -113,7 +115,8 @@ class Commit(NamedTuple):
 
 
 class Committer(Handle):
-    """A handle that makes commits: the base of `Store`.
+    """A handle that makes commits: what is in memory, and its files, after each. The base of `Store`, which says who
+    may write, and when.
 
     Args:
         disk, folder, manifest, mapped: as for `Handle`.
@@ -128,12 +131,16 @@ class Committer(Handle):
         self.ring = manifest.ring
         self.power = power and not disk.volatile
         self._storage: Storage = storage
+        self._are_numbered = manifest.kind == TRANSITIONS
         self._stale = True
         """Whether memory and files may differ: an interrupt or an error came in the middle of a change."""
         self._torn_memory = False
         """Whether memory does not even agree with itself."""
-        self._background: BackgroundSync[Any] | None = None
-        """Makes commits durable, after each."""
+        self._sync_soon: Callable[[], None] | None = None
+        """Called after each commit, where the background makes them durable."""
+        self._group: OpenGroup | None = None
+        self._spent: StepFile | None = None
+        """The file of a group that is committed, for the next one."""
         self._successors = Successors(self.home)
         self._turned_for = -1
         """The number of the record for which the files of next observations were last turned."""
@@ -147,52 +154,58 @@ class Committer(Handle):
             InputError: another schema was fixed; a record can't say how large an episode is. Nothing was stored.
             OSError, RingmapError: as `Store.commit`.
         """
-        records, arrays, rows = new.records, new.arrays, self.rows
-        words = [b""] * len(records)
+        records, schema, arrays, rows = new.records, new.schema, new.arrays, self.rows
         start, need, begun = self.committed_head, 0, None
-        if new.schema is not None:
+        stop, words = start, [b""] * len(records)
+        sums: list[list[int]] = [[]] * len(records)
+        if schema is not None:
             # 1. Check, convert.
             if new.words is not None:
                 words = [new.words.pack()]
-            elif new.schema.texts:
-                arrays, own = coded(new.schema, list(arrays), [one.length for one in records])
+            elif schema.texts:
+                arrays, own = coded(schema, list(arrays), [one.length for one in records])
                 words = [each.pack() for each in own]
-            for one, packed in zip(records, words, strict=True):
-                if one.part is not None or one.length > _MOST_STEPS or len(packed) + len(one.data) > _MOST_DATA:
-                    self._refuse_large(one, len(packed) + len(one.data), new.where)
-            rows = self._rows_for(files, new.schema, new.where)
-            if self.manifest.kind == TRANSITIONS:
+            for at, one in enumerate(records):
+                if one.length > _MOST_STEPS or len(words[at]) + len(one.data) > _MOST_DATA or one.part is not None:
+                    self._refuse_large(one, len(words[at]) + len(one.data), new.where)
+            if rows is None or rows.schema is not schema:
+                rows = self._rows_for(files, schema, new.where)
+            if self._are_numbered:
                 before = partial(self._numbers_of, rows)
-                arrays, begun = numbered(new.schema.names, arrays, start, self.next_ordinal, before)
+                arrays, begun = numbered(schema.names, arrays, start, self.next_ordinal, before)
             # 2. Reserve, and retire first what is live there.
-            count = len(arrays[0])
-            rows.reserve(start, count)
-            need = self.ring.overwritten(start + count)
+            stop = Position(start + len(arrays[0]))
+            rows.reserve(start, len(arrays[0]))
+            need = self.ring.overwritten(stop)
             if need > self.tail:
                 self._retire(files, need)
         self._stale = True
         # 3. Sync the table, if the disk still calls these rows or the slot live.
         files.protect(need, self.seq + 1, files.state)
         # 4. Rows, blobs and next observations.
-        sums = self._write(rows, start, arrays, records)
+        if rows is not None and schema is not None:
+            is_large = len(arrays[0]) * rows.row_nbytes >= _HELPED_NBYTES
+            helped = begin(partial(_sums_of, arrays, records)) if is_large else None
+            rows.write(start, arrays, self._is_live)
+            sums = _sums_of(arrays, records) if helped is None else helped.end()
         files.carry(new.small)
         if new.finished is not None:
             files.carry_finished(new.finished)
-        places = files.write_blobs(self.seq + len(records), sums, [one.data for one in records], words)
+        segment, places = files.write_blobs(self.seq + len(records), sums, [one.data for one in records], words)
         if new.next_observations is not None:
-            self._write_successors(files, Position(start + count), combine(sums[0]), new.next_observations)
+            self._write_successors(files, stop, combine(sums[0]), new.next_observations)
         durable = self.power and new.sync
         if durable:
             files.sync_written(rows)
-        last = len(records) - 1
-        for number, one in enumerate(records):
-            if number:
+        for at, one in enumerate(records):
+            if at:
                 files.publish_again()  # state.bin may lag by one record, not by two
                 files.protect(0, self.seq + 1, files.state)
             # 5. The record. 6. The state.
-            record = self._record(one, self.committed_head, combine(sums[number]), places[number], begun)
-            files.append(record, durable and number == last)
+            record = self._record(one, start, combine(sums[at]), segment, places[at], begun)
+            files.append(record, durable and at == len(records) - 1)
             self._remember(record)
+            start = record.head
             if stored is not None:
                 stored.append(one)
         if new.next_observations is not None:
@@ -201,43 +214,26 @@ class Committer(Handle):
         if durable:
             files.drop_retired()
         self._stale = False
-        if self._background is not None:
-            self._background.committed()
+        if self._sync_soon is not None:
+            self._sync_soon()
 
-    def _write(
-        self, rows: Rows | None, start: Position, arrays: Sequence[Array], records: Sequence[NewRecord]
-    ) -> list[list[int]]:
-        """Write rows, and return for each record the checksum of each column."""
-        if not arrays or rows is None:
-            return [[] for _ in records]
-        summed = partial(_sums_of, arrays, records)
-        helped = begin(summed) if len(arrays[0]) * rows.row_nbytes >= _HELPED_NBYTES else None
-        rows.write(start, list(arrays), self._is_live)
-        return summed() if helped is None else helped.end()
-
-    def _record(self, one: NewRecord, start: Position, rows_sum: int, place: BlobPlace, begun: int | None) -> Record:
-        """Return the record that comes next.
-
-        Args:
-            one: what it is of.
-            start: its first position.
-            rows_sum: the checksum of its rows.
-            place: that of its blob.
-            begun: how many episodes begin in it, if its rows are of many.
-        """
-        seq, part, data = self.seq + 1, one.part, one.data
-        tail, first = self._after(seq, Position(start + one.length), self.tail if one.tail is None else one.tail)
-        segment, offset, size, blob_sum = place
-        ordinal, behind, bits = self.next_ordinal, 1 if one.length else 0, 0
-        in_chain = _NO_PART
+    def _record(
+        self, one: NewRecord, start: Position, rows_sum: int, segment: int, place: BlobPlace, begun: int | None
+    ) -> Record:
+        """Return the record that comes next: `begun` episodes begin in it, if its rows are of many."""
+        seq, length, part = self.seq + 1, one.length, one.part
+        tail, first = self._after(seq, Position(start + length), self.tail if one.tail is None else one.tail)
+        ordinal, behind, bits, in_chain = self.next_ordinal, 1 if length else 0, 0, _NO_PART
         if part is not None:
             in_chain, bits = part.place(start), part.bits
-            if part.chain != NONE and one.length:
+            if part.chain != NONE and length:
                 ordinal, behind = part.ordinal, self.next_ordinal - part.ordinal
         if begun is not None:
             behind, bits = begun, MANY
-        elif data and names_origin(data):
+        elif one.data and names_origin(one.data):
             bits |= COPIED
+        offset, size, blob_sum = place
+        moment = max(time.time_ns(), self.time)  # never falls, whatever the clock does
         return Record(
             seq,
             start,
@@ -245,12 +241,12 @@ class Committer(Handle):
             first,
             rows_sum,
             blob_sum,
-            one.length,
+            length,
             segment,
             offset,
             size,
             ordinal,
-            max(time.time_ns(), self.time),  # never falls, whatever the clock does
+            moment,
             *in_chain,
             one.kind,
             one.flags,
@@ -279,22 +275,9 @@ class Committer(Handle):
         with self.lock:
             self._torn_memory = True
             if record.start < self.head:
-                self.let_group_go()
+                self._group = None  # its rows are committed
             self._take_next(record)
             self._torn_memory = False
-
-    def let_group_go(self) -> None:
-        """Forget the open group: its rows are committed. Holds `lock`."""
-
-    def show_pending(self, start: Position, count: int) -> None:
-        """Let memory show `count` rows from `start` on, which are not committed yet. Holds `lock`."""
-        self._torn_memory = True
-        if self.head > start:  # some are shown already
-            self.live.grow(count)
-        else:
-            self.live.append(start, count, origin=self.next_ordinal)
-        self.head = Position(start + count)
-        self._torn_memory = False
 
     def _retire(self, files: CommitFiles, need: int) -> None:
         """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""
@@ -361,6 +344,78 @@ class Committer(Handle):
         known: Array = np.where(np.any(ended, 0), UNNUMBERED, numbers)
         return known
 
+    # -- groups ------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> OpenGroup | None:
+        """The rows of the open group."""
+        return self._group
+
+    @property
+    def committed_head(self) -> Position:
+        """One past the newest committed row."""
+        group = self._group
+        return self.head if group is None else group.start
+
+    def begin_group(
+        self, files: CommitFiles, count: int, limit: int, unlinked: Unlinked | None, earlier: Callable[[], Values]
+    ) -> OpenGroup:
+        """Begin a group for `limit` rows, at least for the first call's `count`.
+
+        Raises:
+            OSError, SyncFailedError: the disk is full or fails.
+        """
+        rows, start, disk = self.rows, self.head, self.disk
+        assert rows is not None
+        rows.reserve(start, limit)
+        in_place = None
+        if disk.volatile:
+            first = self.ring.pieces(start, limit)[0][1]
+            if first >= count and not rows.schema.texts:  # it ends where the ring wraps
+                limit, in_place = first, rows.writable(start, first)
+        group = OpenGroup(rows.schema, unlinked, start, limit, follows(self.newest_record()), earlier(), in_place)
+        if not disk.volatile:
+            spent, self._spent = self._spent, None
+            try:
+                group.begin(disk, self.paths.open, spent)
+                self._sync_group(files, group)
+            except BaseException:
+                remove_file(group.file)
+                raise
+        if not group.is_in_place:
+            rows.show(pending=rows_beside(self))
+        self._group = group
+        return group
+
+    def _sync_group(self, files: CommitFiles, group: OpenGroup) -> None:
+        """Make the rows of a group durable, at durability "power"."""
+        if self.power and group.file is not None:
+            with files.poisoning():
+                group.file.sync()
+
+    def show_pending(self, group: OpenGroup) -> None:
+        """Let memory show the rows of the open group. Holds `lock`."""
+        self._torn_memory = True
+        if self.head > group.start:  # some are shown already
+            self.live.grow(group.count)
+        else:
+            self.live.append(group.start, group.count, origin=self.next_ordinal)
+        self.head = Position(group.start + group.count)
+        self._torn_memory = False
+
+    def commit_group(self, files: CommitFiles, where: str, small: Mapping[str, Any] | None) -> None:
+        """Commit the rows of the open group, if there is one."""
+        group = self._group
+        if group is None:
+            return
+        if group.count:
+            kept, newest = group.kept()
+            one = NewRecord(group.count, encode_data(kept, where))
+            arrays = group.columns()
+            new = Commit([one], where, group.schema, arrays, group.words, small, next_observations=newest)
+            self.commit_now(files, new)
+        self._group, self._spent = None, group.file
+
     # -- next observations -------------------------------------------------------------------
 
     def _write_successors(self, files: CommitFiles, head: Position, rows_sum: int, values: Values) -> None:
@@ -393,15 +448,34 @@ class Committer(Handle):
             return self.record_of(Ordinal(live.first + last)) if last >= 0 else None
 
 
+def rows_beside(handle: Committer) -> Callable[[], OpenGroup | None]:
+    """Return a function that returns the open group if its rows are not in the columns. It does not keep the handle."""
+    known = weakref.ref(handle)
+
+    def group() -> OpenGroup | None:
+        alive = known()
+        group = None if alive is None else alive.pending
+        return None if group is None or group.is_in_place else group
+
+    return group
+
+
+def remove_file(file: StepFile | None) -> None:
+    """Remove the file of a group; the next opening does it if this fails."""
+    if file is not None:
+        with contextlib.suppress(OSError, ReplacedError):
+            file.remove()
+
+
 def _sums_of(arrays: Sequence[Array], records: Sequence[NewRecord]) -> list[list[int]]:
     """Return for each record the checksum of each column's rows."""
     if len(records) == 1:
         return [[sum_of(values) for values in arrays]]
-    sums, at = list[list[int]](), 0
-    for one in records:
-        sums.append([sum_of(values[at : at + one.length]) for values in arrays])
-        at += one.length
-    return sums
+    stops = np.cumsum([one.length for one in records]).tolist()
+    return [
+        [sum_of(values[stop - one.length : stop]) for values in arrays]
+        for one, stop in zip(records, stops, strict=True)
+    ]
 
 
 def numbered(

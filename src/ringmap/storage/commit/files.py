@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,8 +38,8 @@ log = logging.getLogger("ringmap")
 
 _FINISHED_MAX = 32
 
-BlobPlace = tuple[int, int, int, int]
-"""The fields `blob_segment`, `blob_offset`, `blob_size` and `blob_sum` of a record."""
+BlobPlace = tuple[int, int, int]
+"""The fields `blob_offset`, `blob_size` and `blob_sum` of a record."""
 
 
 class CommitFiles:
@@ -113,7 +114,7 @@ class CommitFiles:
                 rows.sync()
             self.segments.sync_all(n for n, seq in recovered.live.segments.items() if seq > recovered.mark)
             self.disk.sync_folder(self.paths.folder)  # a kill may have come right after a rename
-            self.disk.sync_folder(self.paths.open)  # a removed stream must not come back
+            self.disk.sync_folder(self.paths.open)  # a removed step file must not come back
             self.table.sync()
         self._write_state(mark=recovered.seq, era=recovered.era + 1, boot=NO_BOOT)
         self._write_state(boot=(self.disk.boot_id() if trusted else None) or NO_BOOT)
@@ -175,15 +176,15 @@ class CommitFiles:
             self.carried = {**self.carried, **small}
             self._carried_at = None
 
-    def carry_finished(self, stream: str) -> None:
-        """Name the stream that this commit finishes, while its file may come back."""
+    def carry_finished(self, episode: str) -> None:
+        """Name the open episode that this commit finishes, while its file may come back."""
         finished = self.carried.get("finished", [])
-        if len(finished) >= _FINISHED_MAX:  # else each blob would name all streams since the last sync
-            gone = self.finished_streams_gone()
+        if len(finished) >= _FINISHED_MAX:  # else each blob would name all of them since the last sync
+            gone = self.finished_gone()
             with self.poisoning():
                 self.disk.sync_folder(self.paths.open)
             finished = [name for name in finished if name not in gone]
-        self.carry({"finished": [*finished, stream]})
+        self.carry({"finished": [*finished, episode]})
 
     def protect(self, need: int, seq: int, now: State) -> None:
         """Sync the table if rows below `need`, or the slot of `seq`, are live in a record that the disk may hold as
@@ -219,23 +220,18 @@ class CommitFiles:
 
     def write_blobs(
         self, last: int, sums: Sequence[list[int]], data: Sequence[bytes], words: Sequence[bytes]
-    ) -> list[BlobPlace]:
-        """Write the blobs of the records up to `last`, one behind the other, each of checksums, data and words.
-
-        Returns:
-            The fields of each record that say where its blob is.
-        """
+    ) -> tuple[int, list[BlobPlace]]:
+        """Write the blobs of the records up to `last`, one behind the other, each of checksums, data and words. Return
+        their segment, and where in it each is."""
         blobs: list[bytes] = []
-        at = self.segments.next_offset
-        for i in range(len(sums)):
-            blobs.append(self._blob(at, sums[i], data[i], words[i]))
-            at += len(blobs[-1])
-        number, offset = self.segments.append(b"".join(blobs), last)
         places: list[BlobPlace] = []
-        for blob in blobs:
-            places.append((number, offset, len(blob), xxhash.xxh3_64_intdigest(blob)))
-            offset += len(blob)
-        return places
+        at = self.segments.next_offset
+        for each in zip(sums, data, words, strict=True):
+            blob = self._blob(at, *each)
+            blobs.append(blob)
+            places.append((at, len(blob), xxhash.xxh3_64_intdigest(blob)))
+            at += len(blob)
+        return self.segments.append(b"".join(blobs), last)[0], places
 
     def _blob(self, at: int, sums: list[int], data: bytes, words: bytes) -> bytes:
         """Return a blob that begins at byte `at` of its segment. If no blob before it there has the small state, this
@@ -292,8 +288,27 @@ class CommitFiles:
 
     # -- syncs -------------------------------------------------------------------------------
 
-    def sync_all(self, rows: Rows | None, segments: Mapping[int, File]) -> None:
+    def begin_sync(
+        self, rows: Rows | None, beside: Sequence[Callable[[], None]]
+    ) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Return what syncs all that was written by now, and what then sets the mark.
+
+        Begun and ended with the writer's lock; the sync itself may run without it, in the background. If it fails,
+        with OSError, nothing is known of what reached the disk: its caller poisons the files.
+
+        Args:
+            rows: the columns, if they exist.
+            beside: syncs of sidecars, which come first.
+        """
+        segments, gone = self.segments.unsynced(), self.finished_gone()
+        return partial(self.sync_all, rows, segments, beside), partial(self.mark_synced, self.state, segments, gone)
+
+    def sync_all(
+        self, rows: Rows | None, segments: Mapping[int, File], beside: Sequence[Callable[[], None]] = ()
+    ) -> None:
         """Sync everything written so far, the table last. Raises OSError: the caller poisons the files."""
+        for sync in beside:
+            sync()
         if rows is not None:
             rows.sync()
         for file in segments.values():
@@ -313,8 +328,8 @@ class CommitFiles:
         if upto.seq > self.state.mark:
             self._publish(self.state._replace(generation=self.state.generation + 1, mark=upto.seq))
 
-    def finished_streams_gone(self) -> list[str]:
-        """Return the finished streams that are unlinked: durably so once `open/` is synced."""
+    def finished_gone(self) -> list[str]:
+        """Return the finished episodes whose files are unlinked: durably so once `open/` is synced."""
         finished = self.carried.get("finished", [])
         left = set(self.disk.names(self.paths.open)) if finished else set()
         return [name for name in finished if name not in left]

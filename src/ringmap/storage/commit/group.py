@@ -21,36 +21,29 @@ Not here: when a group is committed (store.py), what its file holds (records/ste
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import ReplacedError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words
-from ringmap.storage.commit.commit import Commit, Committer, NewRecord, Values
-from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.frames import HEADER
-from ringmap.storage.disk.paths import STREAM
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, Unlinked, read_steps
+from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, Unlinked
 from ringmap.storage.records.table import DROPPED, Record
 from ringmap.storage.ring.arrays import found_in
 from ringmap.storage.ring.ring import Position
 
-__all__ = ["Groups", "OpenGroup", "follows", "left_open", "split_unlinked"]
+__all__ = ["OpenGroup", "follows", "rows_left", "split_unlinked"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-log = logging.getLogger("ringmap")
-
+Values = Mapping[str, Array]
 
 _DROPPED = (1 << 64) - 1
 
@@ -95,12 +88,10 @@ def split_unlinked(lanes: Array, unlinked: Values, earlier: Values) -> tuple[Val
     in_turn = bool((each[newest:] == each[-1]).all())
     left = np.flatnonzero(~goes_on[:newest] if in_turn else ~goes_on)
     newest_values = {name: np.ascontiguousarray(values[newest:]) for name, values in unlinked.items()}
-    if not earlier:
-        kept = {"rows": left.astype(np.int32), **{n: v[left] for n, v in unlinked.items()}}
-        return (kept if len(left) else {}), newest_values
-    kept = {"rows": np.concatenate([earlier["rows"], left.astype(np.int32)])}
-    kept |= {n: np.concatenate([earlier[n], v[left]]) for n, v in unlinked.items()}
-    return kept, newest_values
+    kept = {"rows": left.astype(np.int32), **{n: v[left] for n, v in unlinked.items()}}
+    if earlier:
+        kept = {n: np.concatenate([earlier[n], values]) for n, values in kept.items()}
+    return (kept if len(kept["rows"]) else {}), newest_values
 
 
 class OpenGroup:
@@ -111,7 +102,6 @@ class OpenGroup:
         unlinked: further columns, and the column that tells which rows keep them.
         start: the position of the first row.
         limit: rows that fit.
-        rows: of the ring.
         after: the record that the group follows, as `follows` names it.
         earlier: unlinked values of rows before the group, as for `split_unlinked`.
         in_place: the rows of the columns at its slots, to write to; None: the group keeps its rows.
@@ -123,7 +113,6 @@ class OpenGroup:
         unlinked: Unlinked | None,
         start: Position,
         limit: int,
-        rows: int,
         after: list[int],
         earlier: Values | None = None,
         in_place: Sequence[Array] | None = None,
@@ -150,8 +139,6 @@ class OpenGroup:
         self._fields = {name: str(i) for i, name in enumerate(schema.names)}
         kept = self._values[len(schema.columns) :]
         self._unlinked = dict(zip(unlinked.schema.names, kept, strict=True)) if unlinked else {}
-        self._ring = rows
-        self._first_slot = start % rows
         self.file: StepFile | None = None
         self._end = (0, 0)
         """Bytes and frames that count, as of `StepFile.frames`."""
@@ -271,122 +258,7 @@ class OpenGroup:
         return [self.words.decode(v) if name in texts else v for name, v in columns]
 
 
-class Groups:
-    """The open group of a writer: how it begins, is due, is committed and ends. Whoever calls has the writer's lock.
-
-    Attributes:
-        open: the group, None for none.
-    """
-
-    def __init__(self) -> None:
-        self.open: OpenGroup | None = None
-        self._spent: StepFile | None = None
-        """The file of a group that is committed, for the next one."""
-
-    def rows_beside(self) -> OpenGroup | None:
-        """Return the group whose rows are not in the columns, None for none."""
-        group = self.open
-        return None if group is None or group.is_in_place else group
-
-    def is_older(self, age_s: float) -> bool:
-        """Tell whether the group has rows, and was begun longer ago."""
-        group = self.open
-        return group is not None and group.count > 0 and time.monotonic() - group.begun_at > age_s
-
-    def begin(
-        self,
-        of: Committer,
-        files: CommitFiles,
-        count: int,
-        limit: int,
-        unlinked: Unlinked | None,
-        earlier: Callable[[], Values],
-    ) -> OpenGroup:
-        """Begin a group for `limit` rows, at least for the first call's `count`.
-
-        Raises:
-            OSError, SyncFailedError: the disk is full or fails.
-        """
-        rows, start, disk = of.rows, of.head, of.disk
-        assert rows is not None
-        rows.reserve(start, limit)
-        after = follows(of.newest_record())
-        in_place = None
-        if disk.volatile:
-            first = of.ring.pieces(start, limit)[0][1]
-            if first >= count and not rows.schema.texts:  # it ends where the ring wraps
-                limit, in_place = first, rows.writable(start, first)
-        group = OpenGroup(rows.schema, unlinked, start, limit, of.ring.rows, after, earlier(), in_place)
-        if not disk.volatile:
-            spent, self._spent = self._spent, None
-            try:
-                group.begin(disk, of.paths.open, spent)
-                if of.power and group.file is not None:
-                    with files.poisoning():
-                        group.file.sync()
-            except BaseException:
-                _remove(group.file)
-                raise
-        if not group.is_in_place:
-            rows.show(pending=self.rows_beside)
-        self.open = group
-        return group
-
-    def commit(self, of: Committer, files: CommitFiles, where: str, small: Mapping[str, Any] | None) -> None:
-        """Commit the rows of the open group, if there is one."""
-        group = self.open
-        if group is None:
-            return
-        if group.count:
-            kept, newest = group.kept()
-            one = NewRecord(group.count, encode_data(kept, where))
-            of.commit_now(
-                files, Commit([one], where, group.schema, group.columns(), group.words, small, next_observations=newest)
-            )
-        self.open, self._spent = None, group.file
-
-    def close(self) -> None:
-        """Release all descriptors."""
-        for file in (None if self.open is None else self.open.file, self._spent):
-            if file is not None:
-                file.close()
-
-    def remove_spent(self) -> None:
-        """Remove the file of the last group."""
-        _remove(self._spent)
-
-
-def _remove(file: StepFile | None) -> None:
-    if file is not None:
-        with contextlib.suppress(OSError, ReplacedError):  # the next opening does it
-            file.remove()
-
-
-def left_open(of: Committer) -> Iterator[tuple[str, Commit | None]]:
-    """Yield the folder of each group that a killed process left open, and what is to be committed of it."""
-    for name in of.disk.names(of.paths.open):
-        folder = os.path.join(of.paths.open, name)
-        path = os.path.join(folder, STREAM)
-        if not of.disk.is_folder(folder) or not of.disk.is_file(path):
-            continue
-        steps = read_steps(of.disk, path, of.ring.spare)
-        heading, count = steps.heading, steps.count
-        if steps.fault and (steps.after is not None or heading is None):
-            log.warning("%s: %s; the %d rows before it count", path, steps.fault, count)
-        if heading is None or heading.after is None:
-            continue
-        fits = heading.schema == of.schema and of.rows is not None
-        if fits and count and heading.after == follows(of.newest_record()):
-            arrays, data, newest = _rows_left(steps)
-            one = NewRecord(count, encode_data(data, folder))
-            yield folder, Commit([one], folder, heading.schema, arrays, next_observations=newest)
-            continue
-        if count and heading.after[0] >= of.seq:  # else they were committed
-            log.warning("%s: dropped %d rows of an open group: the rows before them are lost", of.folder, count)
-        yield folder, None
-
-
-def _rows_left(steps: StoredSteps) -> tuple[list[Array], Values, Values | None]:
+def rows_left(steps: StoredSteps) -> tuple[list[Array], Values, Values | None]:
     """Return the columns of a group that its writer left open, and of these what `OpenGroup.kept` returns."""
     heading, arrays = steps.heading, steps.arrays()
     assert heading is not None

@@ -30,11 +30,10 @@ from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.paths import STREAM
 from ringmap.storage.disk.system import clear_reads
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, read_steps
+from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, read_folder
 from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED, PartOf
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal
@@ -195,14 +194,7 @@ class OpenEpisode:
         if self._every is None or self.id not in self._store.carried.get("finished", []):
             return
         part, file = self._part, self._file
-        is_first = part.chain == NONE
-        upcoming = part._replace(
-            chain=self._begins if is_first else part.chain,
-            step=part.step + self._pending,
-            number=part.number + 1,
-            previous=self._begins,
-            ordinal=self._ordinal if is_first else part.ordinal,
-        )
+        upcoming = part.next(self._begins, self._pending, self._ordinal)
         fresh, words = uuid.uuid4().hex, Words()
         self._part = upcoming  # no call from here on, so no interrupt comes in between
         self.id = fresh
@@ -306,7 +298,7 @@ class OpenEpisode:
             return
         if kind is None:
             self.finish()
-        elif self._store.writable_here:  # else the stream is not ours: a forked child's parent continues it
+        elif self._store.writable_here:  # else the file is not ours: a forked child's parent continues it
             self.abandon()
 
     @property
@@ -387,7 +379,7 @@ def _end_chains(store: Store) -> None:
     for record in newest.values():
         part = PartOf.of(record)
         assert part is not None
-        upcoming = part._replace(step=part.step + record.length, number=part.number + 1, previous=record.start)
+        upcoming = part.next(record.start, record.length, record.ordinal)
         store.commit(Commit.of_end(upcoming, INTERRUPTED, store.folder))
 
 
@@ -411,12 +403,9 @@ def _as_stored(store: Store, steps: StoredSteps, count: int, casting: str, where
 
 def _read_steps(disk: Disk, folder: str, max_steps: int) -> StoredSteps | None:
     """Return the whole steps of an open episode, or None without any."""
-    path = os.path.join(folder, STREAM)
-    if not disk.is_folder(folder) or not disk.is_file(path):  # links lead elsewhere
-        return None
-    steps = read_steps(disk, path, max_steps)
+    steps = read_folder(disk, folder, max_steps)
     if steps.fault:
-        log.warning("%s: %s; the %d steps before it count", path, steps.fault, steps.count)
+        log.warning("%s: %s; the %d steps before it count", folder, steps.fault, steps.count)
     return steps if steps.count else None
 
 

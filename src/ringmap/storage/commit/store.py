@@ -9,7 +9,7 @@ Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (files a
 end wait for a sync that runs beside the writer), `lock` (live episodes change, or are searched). Whoever takes
 `_mutex` sets the mark of its thread (disk/calls.py): a call inside a call is refused.
 Not here: what a commit stores (buffers/), in which order (commit.py), how a group is kept (group.py), how a directory
-is created (create.py), when the background syncs (sync.py).
+is created (create.py), the thread of the background (background.py).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,11 +43,11 @@ from ringmap.errors import (
 from ringmap.storage.columns.backends import Storage
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.commit.commit import Commit, Committer, NewRecord, Values
+from ringmap.storage.commit.background import Background
+from ringmap.storage.commit.commit import Commit, Committer, NewRecord, remove_file
 from ringmap.storage.commit.create import make_folder, make_home
 from ringmap.storage.commit.files import CommitFiles
-from ringmap.storage.commit.group import Groups, OpenGroup, follows, left_open
-from ringmap.storage.commit.sync import BackgroundSync, Sync
+from ringmap.storage.commit.group import Values, follows, rows_left
 from ringmap.storage.directory import examine, hold, read_manifest
 from ringmap.storage.disk.calls import end_noted, lifted, nested, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
@@ -55,8 +56,9 @@ from ringmap.storage.disk.paths import Paths
 from ringmap.storage.disk.system import clear_error, clear_errors, clear_reads
 from ringmap.storage.read.handle import Texts
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
+from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
-from ringmap.storage.records.step_file import Unlinked
+from ringmap.storage.records.step_file import Unlinked, read_folder
 from ringmap.storage.records.table import CLEAR, DROPPED, LAST_ORDINAL, PART, SPARE_SLOTS, Record, are_live
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
@@ -125,13 +127,10 @@ class Store(Committer):
         self._syncing = threading.Lock()
         self._closed = False
         self._child = False
-        self._groups = Groups()
         self._ready_until = 0.0
-        self._grouping: BackgroundSync[Store] | None = None
+        self._background = Background(self)
         if settings.sync_every_s > 0 and not self.power and not disk.volatile:
-            self._background = BackgroundSync(self, settings.sync_every_s, Store.sync_behind)
-        if settings.group_s > 0 and not disk.volatile:
-            self._grouping = BackgroundSync(self, settings.group_s / 2, Store.commit_behind, "ringmap-group")
+            self._sync_soon = partial(self._background.within, settings.sync_every_s, Store.sync_behind)
         _stores.add(self)
 
     # -- opening -----------------------------------------------------------------------------
@@ -235,15 +234,28 @@ class Store(Committer):
 
     def _finish_groups(self) -> None:
         """Commit the rows of a group that a killed process left open, and remove its file."""
+        disk = self.disk
         with clear_reads("ReplayBuffer", self.folder):
-            for folder, left in left_open(self):
-                if left is not None:
-                    self.commit(left)
+            for name in disk.names(self.paths.open):
+                folder = os.path.join(self.paths.open, name)
+                steps = read_folder(disk, folder, self.ring.spare)
+                heading, count, after = steps.heading, steps.count, steps.after
+                if steps.fault and (after is not None or heading is None):
+                    log.warning("%s: %s; the %d rows before it count", folder, steps.fault, count)
+                if heading is None or after is None:
+                    continue
+                fits = heading.schema == self.schema and self.rows is not None
+                if fits and count and after == follows(self.newest_record()):
+                    arrays, kept, newest = rows_left(steps)
+                    one = NewRecord(count, encode_data(kept, folder))
+                    self.commit(Commit([one], folder, heading.schema, arrays, next_observations=newest))
                     self.flush(folder)  # what an opening shows is durable
-                    log.info("%s: stored %d rows of a group that was open", self.folder, left.records[0].length)
-                self.disk.discard(folder)
+                    log.info("%s: stored %d rows of a group that was open", self.folder, count)
+                elif count and after[0] >= self.seq:  # else they were committed
+                    log.warning("%s: dropped %d rows of an open group: the rows before them are lost", folder, count)
+                disk.discard(folder)
                 # Else a power cut could bring it back, when the record that it follows is the newest one again.
-                self.disk.sync_folder(self.paths.open)
+                disk.sync_folder(self.paths.open)
 
     def _adopt(self, rows: Rows) -> None:
         super()._adopt(rows)
@@ -310,15 +322,14 @@ class Store(Committer):
                 recovered.drop(bad)
                 self._take(recovered, recovered.live, anew=True)
                 self.next_ordinal = max(self.next_ordinal, manifest.ordinal)
-                group = self._groups.open
+                group = self._group
                 if group is not None and group.after != follows(self.newest_record()):
-                    group = self._groups.open = None  # the interrupted call committed it
+                    group = self._group = None  # the interrupted call committed it
                 if group is not None and group.count:
-                    self.show_pending(group.start, group.count)
+                    self.show_pending(group)
                 self._torn_memory = False
-            if self.power and group is not None and group.file is not None:
-                with files.poisoning():  # the call may have been interrupted before it: what is shown now is durable
-                    group.file.sync()
+            if group is not None:  # the call may have been interrupted before it: what is shown now is durable
+                self._sync_group(files, group)
             self._stale = False
 
     def _beyond_lost(self, recovered: RecoveredState) -> int:
@@ -383,35 +394,36 @@ class Store(Committer):
 
     def exclusively(self, where: str, work: Callable[[CommitFiles], T], small: Mapping[str, Any] | None = None) -> T:
         """Commit the open group, with `small`, then do `work` while other writing calls are kept out; raise unless this
-        handle may write.
+        handle may write."""
+        done: T = self.alone(where, self._ready_for, where, work, small)
+        return done
 
-        Takes a function, and is not a context manager: an interrupt between a
-        Python `__enter__` and its block would leave the mutex locked forever.
-        """
-
-        def whole() -> T:
-            tail = None
-            try:
-                files = self._ready(where)
-                self._groups.commit(self, files, where, small)
+    def _ready_for(self, where: str, work: Callable[[CommitFiles], T], small: Mapping[str, Any] | None) -> T:
+        tail = None
+        try:
+            files = self._ready(where)
+            if self._group is not None:
+                self.commit_group(files, where, small)
                 files.publish_again()  # state.bin may lag by one record, not by two
-                tail = self.tail
-                return work(files)
-            except RingmapError:
-                raise
-            except OSError as error:
-                has_retired = tail is not None and tail != self.tail
-                raise clear_error(error, where, self.folder, _OLDEST_LOST if has_retired else _NOTHING_LOST) from error
+            tail = self.tail
+            return work(files)
+        except RingmapError:
+            raise
+        except OSError as error:
+            has_retired = tail is not None and tail != self.tail
+            raise clear_error(error, where, self.folder, _OLDEST_LOST if has_retired else _NOTHING_LOST) from error
 
-        return self.alone(where, whole)
+    def alone(self, where: str, work: Callable[..., T], *args: Any) -> T:
+        """Do `work` while other writing calls are kept out, whether or not this handle may write.
 
-    def alone(self, where: str, work: Callable[[], T]) -> T:
-        """Do `work` while other writing calls are kept out, whether or not this handle may write."""
+        Takes a function, and is not a context manager: an interrupt between a Python `__enter__` and its block would
+        leave the mutex locked forever.
+        """
         refuse_nested(where)
         try:
             thread.inside = True
             with self._mutex:
-                return work()
+                return work(*args)
         finally:
             thread.inside = False
             if thread.noted:
@@ -542,8 +554,8 @@ class Store(Committer):
         if self.power:
             with files.poisoning():
                 newest.sync(mark=False)
-        elif self._background is not None:
-            self._background.committed()
+        elif self._sync_soon is not None:
+            self._sync_soon()
         return len(positions)
 
     def clear(self, small: Mapping[str, Any] | None = None) -> None:
@@ -557,17 +569,6 @@ class Store(Committer):
         self.exclusively("ReplayBuffer.clear", work)
 
     # -- rows stored alone -------------------------------------------------------------------
-
-    @property
-    def pending(self) -> OpenGroup | None:
-        """The rows of the open group."""
-        return self._groups.open
-
-    @property
-    def committed_head(self) -> Position:
-        """One past the newest committed row."""
-        group = self._groups.open
-        return self.head if group is None else group.start
 
     def append(
         self,
@@ -606,91 +607,80 @@ class Store(Committer):
 
         Cost: one write, at durability "power" with one sync; one commit for `limit` rows.
         """
-        try:
-            thread.inside = True
-            with self._mutex:
-                group = self._groups.open
-                if group is None or not group.has_room(count) or not self._is_ready():
-                    group = self._next_group(count, limit, where, unlinked, earlier, small)
-                group.refuse_large(arrays, where)
-                position = Position(group.start + group.count)
-                self._stale = True
-                try:
-                    group.append(arrays, count, is_single, self.power)
-                except OSError as error:
-                    self._stale = False  # nothing changed
-                    raise clear_error(error, where, self.folder, _NOTHING_LOST) from error
-                if self.power and group.file is not None:
-                    assert self.files is not None
-                    with self.files.poisoning():
-                        group.file.sync()
-                with self.lock:
-                    self.show_pending(group.start, group.count)
-                self._stale = False
-                return position
-        finally:
-            thread.inside = False
-            if thread.noted:
-                end_noted()
+        return self.alone(where, self._append, arrays, count, limit, where, unlinked, earlier, small, is_single)
 
-    def _is_ready(self) -> bool:
-        """Tell whether this handle may write, and its group goes on, without a system call: `_ready` said so less than
-        100 ms ago."""
-        files = self.files
-        if files is None or self._closed or self._child or self._stale:
-            return False
-        is_recent = time.monotonic() < self._ready_until
-        return is_recent and files.poison is None and not files.unpublished
-
-    def _is_due(self) -> bool:
-        """Tell whether a call commits the group before it adds to another; the thread does that for an idle writer."""
-        most = self.settings.group_s
-        return most > 0 and not self.disk.volatile and self._groups.is_older(most / 2)
-
-    def _next_group(
+    def _append(
         self,
+        arrays: Sequence[Any],
         count: int,
         limit: int,
         where: str,
         unlinked: Unlinked | None,
         earlier: Callable[[], Values],
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]],
-    ) -> OpenGroup:
-        """Return the open group if it goes on; else commit it, and begin another."""
-        with clear_errors(where, self.folder, lambda: _NOTHING_LOST):
-            files, groups = self._ready(where), self._groups
-            self._ready_until = time.monotonic() + _READY_S
-            group = groups.open
-            if group is None or not group.has_room(count) or self._is_due():
-                if group is not None:
-                    with small() as state:
-                        groups.commit(self, files, where, state)
-                group = groups.begin(self, files, count, limit, unlinked, earlier)
-                if self._grouping is not None:
-                    self._grouping.committed()
-            return group
+        is_single: bool,
+    ) -> Position:
+        group, files = self._group, self.files
+        if group is None or not group.has_room(count) or files is None or not self._is_ready(files):
+            with clear_errors(where, self.folder, lambda: _NOTHING_LOST):
+                files = self._ready(where)
+                self._ready_until = time.monotonic() + _READY_S
+                group = self._group
+                if group is None or not group.has_room(count) or self._is_due():
+                    if group is not None:
+                        with small() as state:
+                            self.commit_group(files, where, state)
+                    group = self.begin_group(files, count, limit, unlinked, earlier)
+                    if self.settings.group_s > 0 and not self.disk.volatile:
+                        self._background.within(self.settings.group_s / 2, Store.commit_behind)
+        group.refuse_large(arrays, where)
+        position = Position(group.start + group.count)
+        self._stale = True
+        try:
+            group.append(arrays, count, is_single, self.power)
+        except OSError as error:
+            self._stale = False  # nothing changed
+            raise clear_error(error, where, self.folder, _NOTHING_LOST) from error
+        if self.power:
+            self._sync_group(files, group)
+        with self.lock:
+            self.show_pending(group)
+        self._stale = False
+        return position
+
+    def _is_ready(self, files: CommitFiles) -> bool:
+        """Tell whether this handle may write, and its group goes on, without a system call: `_ready` said so less than
+        100 ms ago."""
+        if self._closed or self._child or self._stale or time.monotonic() >= self._ready_until:
+            return False
+        return files.poison is None and not files.unpublished
+
+    def _is_due(self) -> bool:
+        """Tell whether a call commits the group before it adds to another; the thread does that for an idle writer."""
+        group, most = self._group, self.settings.group_s
+        if group is None or not group.count or most <= 0 or self.disk.volatile:
+            return False
+        return time.monotonic() - group.begun_at >= most / 2
 
     def commit_pending(self, where: str, small: Mapping[str, Any] | None = None) -> None:
         """Commit the rows of the open group, so that other handles find them."""
-        if self._groups.open is not None and self.writable_here:
+        if self._group is not None and self.writable_here:
             self.exclusively(where, lambda files: None, small)
 
     def commit_behind(self) -> None:
-        """Commit the rows of a group that no call has committed in time, in a background thread."""
+        """Commit the rows of a group that no call has committed in time, in the background thread."""
 
         def work() -> None:
             files = self.files
             if files is not None and self._may_sync(files) and self._is_due():
-                self._groups.commit(self, files, "ReplayBuffer", None)
+                self.commit_group(files, "ReplayBuffer", None)
 
         try:
             self.alone("ReplayBuffer", work)
         except (OSError, RingmapError) as error:  # the next writing call tries again
             log.warning("%s: rows can't be committed yet: %s", self.folder, error)
-
-    def let_group_go(self) -> None:
-        """Forget the open group: its rows are committed. Holds `lock`."""
-        self._groups.open = None
+        if self._group is not None and self.writable_here:
+            self._background.within(self.settings.group_s / 2, Store.commit_behind)
 
     # -- syncs -------------------------------------------------------------------------------
 
@@ -709,10 +699,10 @@ class Store(Committer):
             if self.disk.volatile:
                 return
             beside = [] if self.values is None else [self.values.sync]
-            sync = Sync.begin(files, self.rows, [*beside, self._successors.sync_all])
+            sync, mark = files.begin_sync(self.rows, [*beside, self._successors.sync_all])
             with files.poisoning():
-                sync.run()
-            sync.end()
+                sync()
+            mark()
             with files.poisoning():  # the mark is durable
                 files.state_file.sync()
             table = {
@@ -751,11 +741,11 @@ class Store(Committer):
                 return
             if files.state.seq <= files.state.mark and values is None:
                 return
-            sync = Sync.begin(files, self.rows, [] if values is None else [values.sync])
+            sync, mark = files.begin_sync(self.rows, [] if values is None else [values.sync])
             self._syncing.acquire()  # a recovery waits for us
         failed: OSError | None = None
         try:
-            sync.run()
+            sync()
         except OSError as error:
             failed = error
         except ReplacedError:  # the next writing call raises it
@@ -767,7 +757,7 @@ class Store(Committer):
                 with contextlib.suppress(SyncFailedError):  # the next writing call raises it
                     files.poisoned(failed)
             elif self._may_sync(files):
-                sync.end()
+                mark()
                 # If this fails the mark is older after a power cut, and more is verified: no harm.
                 with contextlib.suppress(OSError):
                     files.state_file.sync()
@@ -794,11 +784,11 @@ class Store(Committer):
             if not self._child and not self.is_poisoned:
                 with clear_errors(where, self.folder, lambda: _NOTHING_LOST):
                     files = self._ready(where)
-                    self._groups.commit(self, files, where, small)
+                    self.commit_group(files, where, small)
                     self._flush(files, small, closes=True)
                     if self.values is not None:
                         self.values.seal()
-                    self._groups.remove_spent()
+                    remove_file(self._spent)
 
         self._end(where, flush)
 
@@ -811,8 +801,6 @@ class Store(Committer):
         self._end("ReplayBuffer.close", lambda: None)
 
     def _end(self, where: str, first: Callable[[], None]) -> None:
-        threads = [one for one in (self._background, self._grouping) if one is not None]
-
         def end() -> None:
             try:
                 if not self._closed:
@@ -820,8 +808,7 @@ class Store(Committer):
             finally:
                 with self._syncing:  # waits for a running sync
                     self._closed = True
-                    for one in threads:
-                        one.stop()
+                    self._background.stop()
                     try:
                         self.close_files()
                     finally:  # an interrupt in between must not keep the next writer out
@@ -829,8 +816,7 @@ class Store(Committer):
                             self._lock.release()
 
         self.alone(where, end)
-        for one in threads:
-            one.join()  # with no lock held: it may be waiting for one
+        self._background.join()  # with no lock held: it may be waiting for one
 
     def shown_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now.
@@ -849,7 +835,9 @@ class Store(Committer):
         if self.files is not None:
             self.files.close()
             self.files = None
-        self._groups.close()
+        for file in (None if self._group is None else self._group.file, self._spent):
+            if file is not None:
+                file.close()
         self._successors.close()
         if self.values is not None:
             self.values.close()
@@ -862,11 +850,11 @@ class Store(Committer):
         self._child = True
         self._mutex, self._syncing = threading.Lock(), threading.Lock()
         self.lock = threading.Lock()
-        self._background = self._grouping = None
+        self._background, self._sync_soon = Background(self), None
         if self._lock is not None:
             self._lock.drop_in_child()
         if not self.disk.volatile:
-            self._groups.open = None
+            self._group = None
             self.close_files()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -38,7 +38,17 @@ from ringmap.storage.records.blobs import LARGEST_BLOB, decode_data
 from ringmap.storage.records.table import MOST, PartOf
 from ringmap.storage.ring.links import NONE
 
-__all__ = ["EARLIER_LIMIT", "Heading", "OpenRows", "StepFile", "StoredSteps", "Unlinked", "read_steps", "read_words"]
+__all__ = [
+    "EARLIER_LIMIT",
+    "Heading",
+    "OpenRows",
+    "StepFile",
+    "StoredSteps",
+    "Unlinked",
+    "read_folder",
+    "read_steps",
+    "read_words",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -326,6 +336,12 @@ def read_steps(disk: Disk, path: str, most: int) -> StoredSteps:
         if file.read(HEADER.size, 0) != header:  # a writer has begun the next group meanwhile
             return StoredSteps(heading)
     return found
+
+
+def read_folder(disk: Disk, folder: str, most: int) -> StoredSteps:
+    """Return what the file in a folder of `open/` holds, as `read_steps` does; nothing if it has none, or a link."""
+    path = os.path.join(folder, STREAM)
+    return read_steps(disk, path, most) if disk.is_folder(folder) and disk.is_file(path) else StoredSteps()
 
 
 def _next_heading(reader: FrameReader) -> Heading | None:

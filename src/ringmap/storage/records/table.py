@@ -197,6 +197,12 @@ class PartOf(NamedTuple):
         place = record.chain, record.step, record.previous, record.number, record.lane
         return cls(*place, bool(record.part & END), record.ordinal)
 
+    def next(self, start: int, length: int, ordinal: int) -> PartOf:
+        """Return the part that follows this one, which has `length` steps from position `start` on, and, if it is the
+        first one, got this ordinal."""
+        chain, ordinal = (start, ordinal) if self.chain == NONE else (self.chain, self.ordinal)
+        return PartOf(chain, self.step + length, start, self.number + 1, self.lane, ordinal=ordinal)
+
     def place(self, start: int) -> tuple[int, int, int, int, int]:
         """Return the fields `chain` to `lane` of a record that begins at position `start`."""
         chain = start if self.chain == NONE else self.chain
