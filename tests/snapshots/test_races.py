@@ -5,7 +5,6 @@ rows are copied; the controls are of that kind. The campaign makes 100 snapshots
 """
 
 import shutil
-from unittest import mock
 
 import pytest
 
@@ -14,7 +13,6 @@ from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, LappedError
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.calls import thread
-from ringmap.storage.inspect import snapshot as module
 from ringmap.storage.inspect.snapshot import Copy
 from tests.concurrency.conftest import fast  # noqa: F401 - a fixture
 from tests.snapshots.race import (
@@ -171,8 +169,7 @@ def handles(request, fast):  # noqa: F811
     with logged() as log:
         writer, number = full_buffer(str(fast / "buf"), RING)
         who = writer if request.param == "writer" else ReplayBuffer.open(fast / "buf")
-        with mock.patch.object(module, "_LITTLE_NBYTES", 0):
-            yield writer, number, who, log
+        yield writer, number, who, log
         who.close()
         writer.close()
 
@@ -249,7 +246,7 @@ def test_control_without_the_second_look(fast, monkeypatch, handles):  # noqa: F
 
 
 def test_control_without_the_checksum(fast, monkeypatch, handles):  # noqa: F811
-    monkeypatch.setattr("ringmap.storage.inspect.snapshot.bad_rows", lambda *_: None)
+    monkeypatch.setattr("ringmap.storage.inspect.snapshot.bad_columns", lambda *_: [])
     assert strike_and_see(fast, monkeypatch, handles) == "caught"
 
 

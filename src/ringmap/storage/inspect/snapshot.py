@@ -3,11 +3,10 @@
     look -> copy rows [tail, head)  -> look again -> what came in meanwhile: copy that -> look again ...
             all of them, or reflinks                  little, and less each time
 
-A row that is still live at a look was not overwritten before it. So of the rows copied before a look, those that are
-still live are whole. Only rows copied since the previous look, and retired at this one, may be torn. The copy is
-complete, and holds the state at the start of the round, if there are none, or if their episodes are whole by their
-checksums. A fast writer could make
-rounds endless: on the writer's own handle, no other thread writes during the last one.
+A row that is still live at a look was not overwritten before it: of the copied rows, those are whole. Others may be
+torn: the copy is complete, and holds the state at the start of the round, if the episodes that were retired since are
+whole by their checksums. A fast writer could make rounds endless: on the writer's own handle, no other thread writes
+during the last one.
 
     .NAME.ringmap-unfinished/    columns, segments, table, state, manifest -> synced -> renamed to NAME
 
@@ -42,7 +41,7 @@ from ringmap.storage.disk.paths import LOCK, NAMES, Paths
 from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.read.recovery import bad_rows, small_state_of
+from ringmap.storage.read.recovery import bad_columns, small_state_of
 from ringmap.storage.records.blobs import Segments, segment_name
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
@@ -58,8 +57,9 @@ Kept = Mapping[type[Sidecar], Callable[[Copied], Any]]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _TRIES = 10
-_LITTLE_NBYTES = 4 << 20
-"""What is left to copy when a writer may be kept waiting for it: a millisecond or two."""
+
+_ROUNDS = 4
+"""After so many, a writer is kept waiting for what is left: the writes of the last one."""
 
 
 def snapshot(source: Handle, disk: Disk, folder: str, where: str, kept: Kept | None = None) -> None:
@@ -74,13 +74,14 @@ def snapshot(source: Handle, disk: Disk, folder: str, where: str, kept: Kept | N
     """
     own = "" if source.disk.volatile else source.folder
     with workplace(own, disk, folder, where) as beside, _followed(source) as followed:
-        for _ in range(_TRIES):
-            if (writer := _writer_of(followed)) is not None:  # says now if this handle may not keep writing out
+        for _ in range(_TRIES):  # a recovery may come in between, and use positions again
+            writer = followed if isinstance(followed, Store) and followed.writable_here else None
+            if writer is not None:  # says now if this handle may not keep writing out
                 writer.exclusively(where, lambda _: None)
-            now = Moment.of(followed)
-            with contextlib.suppress(StartOver), closing(Copy(followed, disk, beside, now)) as copy:
-                copy.finish(_follow(followed, copy, now, where), kept or {})
-                return
+            with closing(Copy(followed, disk, beside, Moment.of(followed))) as copy:
+                if copy.follow(writer, where):
+                    copy.finish(kept or {})
+                    return
             for name in set(disk.names(beside)) - {LOCK}:
                 disk.discard(os.path.join(beside, name))
         raise LappedError(f"{where}: {source.folder}: writers opened the buffer again and again")
@@ -210,57 +211,6 @@ class Moment:
             return cls(live.era, source.seq, source.first, source.tail, head, starts)
 
 
-class StartOver(Exception):
-    """Positions may have been used again: a recovery came in between."""
-
-
-def _writer_of(source: Handle) -> Store | None:
-    return source if isinstance(source, Store) and source.writable_here else None
-
-
-def _follow(source: Handle, copy: Copy, now: Moment, where: str) -> Moment:
-    """Copy round by round until the copy is whole; return the state that it is."""
-    writer, left = _writer_of(source), float("inf")
-    for _ in range(_TRIES):
-        if copy.take(now):
-            then = Moment.of(source)
-            if copy.is_whole(now, then):
-                return now
-        else:
-            then = Moment.of(source)
-            if then.seq == now.seq and then.era == now.era:
-                raise CorruptError(f"{source.folder}: {copy.missing}; run ringmap.check on the buffer")
-        todo = copy.left(then)
-        if writer is not None and (todo < _LITTLE_NBYTES or todo > left / 2):
-            break
-        now, left = then, todo
-    if writer is not None:
-        return _finish_alone(writer, copy, where)
-    raise LappedError(
-        f"{where}: the writer of {source.folder} overtook this reader {_TRIES} times in a row; raise max_steps, or "
-        "call it on the writer's own handle"
-    )
-
-
-def _finish_alone(writer: Store, copy: Copy, where: str) -> Moment:
-    """Copy the rest while nobody writes."""
-    done: list[Moment | OSError] = []
-
-    def last_round(_: Any) -> None:
-        try:
-            now = Moment.of(writer)
-            if not copy.take(now):
-                raise CorruptError(f"{writer.folder}: {copy.missing}; run ringmap.check on the buffer")
-            done.append(now)
-        except OSError as error:  # of the copy's disk: no word on what the writer stores
-            done.append(error)
-
-    writer.exclusively(where, last_round)
-    if isinstance(done[0], OSError):
-        raise done[0]
-    return done[0]
-
-
 # -- the copy --------------------------------------------------------------------------------------
 
 
@@ -277,8 +227,7 @@ class Copy:
     """
 
     def __init__(self, source: Handle, disk: Disk, folder: str, now: Moment) -> None:
-        self.source, self.disk, self.paths = source, disk, Paths(folder)
-        self.missing = ""
+        self.source, self.disk, self.paths, self.now = source, disk, Paths(folder), now
         manifest = source.manifest
         if not now.seq and not manifest.locked_by_argument:
             manifest = manifest.without_columns()
@@ -286,10 +235,8 @@ class Copy:
         make_parts(disk, self.paths, manifest)
         table = disk, self.paths.table, manifest.table_slots, manifest.uuid
         self._table = EpisodeTable.open(*table, write=True, mapped=False)
-        self._era = now.era
         self._next = 1  # records before it are copied, or are not live
         self._head = now.tail  # likewise rows
-        self._fresh: list[tuple[int, int]] = []  # slots copied in this round
         self._copied: dict[int, int] = {}  # number of a segment -> bytes that the copy has
         self._rows = None if manifest.schema is None else self._make_columns(manifest, now)
 
@@ -305,7 +252,7 @@ class Copy:
             else:
                 shared &= column.create_copy(rows.columns[i])
         if now.seq and shared:
-            self._head, self._fresh = now.head, [(0, manifest.rows)]
+            self._head = now.head
         else:  # a compressed column takes nobody knows how much less
             ways = zip(columns, manifest.choices, strict=True)
             plain = (column.spec.row_nbytes for column, way in ways if way.backend == "memmap")
@@ -319,24 +266,64 @@ class Copy:
             what = f"the copy takes {need:,} bytes, only {free:,} are free"
             raise OSError(errno.ENOSPC, what, self.paths.folder)
 
-    def take(self, now: Moment) -> bool:
-        """Copy what the state has and the copy has not; False if a part of it is gone, which `missing` names."""
-        if now.era != self._era:
-            raise StartOver
-        return not now.seq or (self._take_records(now) and self._take_blobs(now) and self._take_rows(now))
+    def follow(self, writer: Store | None, where: str) -> bool:
+        """Copy round by round until the copy is whole; False if a recovery came in between.
 
-    def _take_records(self, now: Moment) -> bool:
+        Args:
+            writer: who can keep all others from writing, if that is the source.
+            where: the method to name in an error.
+        """
+        for _ in range(_TRIES if writer is None else _ROUNDS):
+            fault = self._take()
+            then = Moment.of(self.source)
+            if then.era != self.now.era:
+                return False
+            if not fault and self.is_whole(then):
+                return True
+            if fault and then.seq == self.now.seq:
+                raise CorruptError(f"{self.source.folder}: {fault}; run ringmap.check on the buffer")
+            self.now = then
+        if writer is None:
+            raise LappedError(
+                f"{where}: the writer of {self.source.folder} overtook this reader {_TRIES} times in a row; raise "
+                "max_steps, or call it on the writer's own handle"
+            )
+        done: list[str | OSError] = []
+
+        def last_round(_: Any) -> None:
+            era, self.now = self.now.era, Moment.of(writer)
+            try:
+                done.append(self._take() if self.now.era == era else "")
+            except OSError as error:  # of the copy's disk: no word on what the writer stores
+                done.append(error)
+
+        era = self.now.era
+        writer.exclusively(where, last_round)
+        if isinstance(done[0], OSError):
+            raise done[0]
+        if done[0]:
+            raise CorruptError(f"{self.source.folder}: {done[0]}; run ringmap.check on the buffer")
+        return self.now.era == era
+
+    def _take(self) -> str:
+        """Copy what the state has and the copy has not. Return, in words, what of it is gone."""
+        if not self.now.seq:
+            return ""
+        fault = self._take_records(self.now) or self._take_blobs(self.now)
+        if not fault:
+            self._take_rows(self.now)
+        return fault
+
+    def _take_records(self, now: Moment) -> str:
         fresh = max(self._next, now.first)
         records, valid = self.source.table.read_range(fresh, now.seq)
         if not valid.all():
-            bad = fresh + int(np.argmin(valid))
-            self.missing = f"record {bad} of {self.source.paths.table} is damaged"
-            return False
+            return f"record {fresh + int(np.argmin(valid))} of {self.source.paths.table} is damaged"
         gone = are_live(records, now.tail) & ~np.isin(records["start"], now.starts)
         records["flags"][gone] |= DROPPED  # damaged ones of which a reader alone may know
         self._table.write_many(records)
         self._next = now.seq + 1
-        return True
+        return ""
 
     def _needed(self, now: Moment) -> dict[int, int]:
         """Return the segments with blobs of live episodes, and up to which byte each is needed."""
@@ -347,15 +334,14 @@ class Copy:
         np.maximum.at(ends, which, records["blob_offset"].astype(np.int64) + records["blob_size"])
         return dict(zip(numbers.tolist(), ends.tolist(), strict=True))
 
-    def _take_blobs(self, now: Moment) -> bool:
+    def _take_blobs(self, now: Moment) -> str:
         for number, end in self._needed(now).items():
             if not self._copy_blobs(number, end):
-                self.missing = f"{self.source.segments.path(number)} is missing or cut"
-                return False
+                return f"{self.source.segments.path(number)} is missing or cut"
         newest = self._table.read(now.seq)
         if newest is not None:  # without an episode it may be lost, and its small state in the manifest
             self._copy_blobs(newest.blob_segment, newest.blob_offset + newest.blob_size)
-        return True
+        return ""
 
     def _copy_blobs(self, number: int, end: int) -> bool:
         """Copy a segment up to byte `end`; False if it is not there, or ends before."""
@@ -374,48 +360,31 @@ class Copy:
         self._copied[number] = end
         return True
 
-    def _take_rows(self, now: Moment) -> bool:
+    def _take_rows(self, now: Moment) -> None:
         assert self._rows is not None
         assert self.source.rows is not None
         start = Position(max(self._head, now.tail))
         for slot, count in self._rows.ring.pieces(start, now.head - start):
             for target, source in zip(self._rows.columns, self.source.rows.columns, strict=True):
-                self._fresh.append(target.copy_from(source, slot, count))
+                target.copy_from(source, slot, count)
         self._head = now.head
-        return True
 
-    def left(self, then: Moment) -> int:
-        """Return the bytes of rows that the next round has to copy."""
-        row = self._rows.row_nbytes if self._rows is not None else 0
-        return row * (then.head - max(self._head, then.tail))
-
-    def is_whole(self, now: Moment, then: Moment) -> bool:
+    def is_whole(self, then: Moment) -> bool:
         """Tell whether the copy is the state `now`, given that the writer had come to `then` when it was complete."""
-        if then.era != now.era:
-            raise StartOver
-        fresh, self._fresh = self._fresh, []
-        if then.tail <= now.tail or self._rows is None:
+        if then.tail <= self.now.tail or self._rows is None:
             return True
-        records, _ = self._table.read_range(now.first, now.seq)
-        start, count = records["start"], records["length"]
-        retired = are_live(records, now.tail) & (start < then.tail)
-        slots, rows = start % self._rows.ring.rows, self._rows.ring.rows
-        copied = np.zeros(len(records), np.bool_)
-        for first, stop in fresh:
-            copied |= (slots < stop) & (slots + count > first)
-            copied |= slots + count - rows > first  # those that wrap
-        for row in records[retired & copied]:
+        records, _ = self._table.read_range(self.now.first, self.now.seq)
+        for row in records[are_live(records, self.now.tail) & (records["start"] < then.tail)]:
             record = Record.of(row)
-            sums = self._rows.sums(record.start, record.length)
-            if bad_rows(record, self._rows.schema.names, sums, None) is not None:
+            if bad_columns(record, self._rows.sums(record.start, record.length), None):
                 return False
         return True
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def finish(self, now: Moment, kept: Kept) -> None:
+    def finish(self, kept: Kept) -> None:
         """Make the copy a buffer of that state, and sync all of it; `kept` is what a handle has of its sidecars."""
-        disk, paths, manifest = self.disk, self.paths, self._manifest
+        disk, paths, manifest, now = self.disk, self.paths, self._manifest, self.now
         newest = self._table.read(now.seq) if now.seq else None
         used = set(self._needed(now)) | ({newest.blob_segment} if newest is not None else set())
         for number in set(self._copied) - used:
