@@ -174,19 +174,19 @@ def pending_at(folder: str) -> int:
 
 
 def _pending_in(reader: Reader) -> int:
-    disk, paths = reader.disk, reader.paths
     for _ in range(_TRIES):  # a writer may be going on
         newest = reader.table.read(reader.seq) if reader.seq else None
-        groups = [s for s in _streams_in(disk, paths, reader) if s.after is not None]
-        rows = [s.count for s in groups if s.after == follows(newest)]
+        groups = [stream for stream in _streams_in(reader) if stream.after is not None]
+        rows = [stream.count for stream in groups if stream.after == follows(newest)]
         if rows or not groups or not reader.refresh():
             return sum(rows)
     return 0
 
 
-def _streams_in(disk: Disk, paths: Paths, reader: Reader) -> Iterator[StoredSteps]:
-    for name in disk.names(paths.open):
-        path = os.path.join(paths.open, name, STREAM)
+def _streams_in(reader: Reader) -> Iterator[StoredSteps]:
+    disk = reader.disk
+    for name in disk.names(reader.paths.open):
+        path = os.path.join(reader.paths.open, name, STREAM)
         # A link leads elsewhere; a writer may remove the file meanwhile.
         with contextlib.suppress(FileNotFoundError):
             if disk.is_folder(os.path.dirname(path)) and disk.is_file(path):
@@ -234,18 +234,14 @@ def nbytes_of(path: str | os.PathLike[str]) -> int:
 
     What can't be looked at, or is gone meanwhile, counts nothing. Links are not followed.
     """
-    try:
-        if not os.path.isdir(path) or os.path.islink(path):
-            return os.lstat(os.path.realpath(path)).st_blocks * 512
-    except OSError:
-        return 0
+    if os.path.isdir(path) and not os.path.islink(path):
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+    else:
+        paths = [os.path.realpath(path)]
     total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            except OSError:
-                continue
+    for each in paths:
+        with contextlib.suppress(OSError):
+            total += os.lstat(each).st_blocks * 512
     return total
 
 
@@ -280,18 +276,11 @@ def commits_of(path: str | os.PathLike[str]) -> Commits:
         ([20, 40, 60, 80], [20, 40, 40, 40], [0, 0, 20, 20])
     """
     with closing(Reader(Disk(), local_path(path))) as reader:
-        records, valid, _ = reader.table.scan()
-        newest = reader.seq
-    records = records[valid]
-    records = records[records["seq"] <= newest]
-    records = records[np.argsort(records["seq"], kind="stable")]
-    if len(records):  # behind a gap lie commits of long ago
-        gaps = np.flatnonzero(np.diff(records["seq"].astype(np.int64)) != 1)
-        records = records[int(gaps[-1]) + 1 if len(gaps) else 0 :]
+        records, valid = reader.table.read_range(max(1, reader.seq + 1 - reader.table.slots), reader.seq)
+    if not valid.all():  # before a gap lie commits of long ago
+        records = records[int(np.flatnonzero(~valid)[-1]) + 1 :]
     heads, tails = records["start"] + records["length"], records["tail"]
-    before = tails[:1] if len(records) and int(records["seq"][0]) > 1 else np.zeros(min(1, len(records)))
-    evicted = np.diff(np.concatenate([before, tails])) if len(records) else tails
-    return Commits(heads.astype(np.int64), (heads - tails).astype(np.int64), evicted.astype(np.int64))
+    return Commits(heads, heads - tails, np.diff(tails, prepend=tails[:1]))
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:

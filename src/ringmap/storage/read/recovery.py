@@ -1,9 +1,18 @@
 """Recovery: finds the committed state of a directory, whatever was interrupted.
 
-Two cases. In the boot in which state.bin was written, the page cache has every write in order:
-the state is the one shown, or one record more. After a reboot (or when the boot is unknown),
-the disk may hold any mix of old and new: the state is the newest one whose live
-records are all whole, and the episodes that no sync covers are verified.
+An opening goes in this order:
+
+    manifest (directory.py) -> table, state.bin    sizes, headers
+    -> find         which state counts             here, strictly; leniently in inspect/scan.py
+    -> bad_episodes rows and blobs behind the mark   if the page cache was lost
+    -> small_state_of
+    -> a writer makes the files agree with it      commit/files.py, in the order of `restore`
+
+In the boot in which state.bin was written, the page cache has every write in order: the state is the one shown, with
+the records that follow it. A kill leaves one such record at most; for a reader two are an old copy of state.bin
+(reader.py), and a writer takes them all. After a reboot (or when the boot is unknown), the disk may hold any mix of old
+and new: the state is the newest one whose live records are all whole, and the episodes that no sync covers are
+verified.
 
 Invariants: the search changes nothing; a state below a witness (state.bin, its mark, the
 manifest) is damage, and never taken.
@@ -12,7 +21,7 @@ Not here: how a writer then repairs the files (files.py).
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -74,14 +83,11 @@ __all__ = [
     "small_state_in",
     "small_state_of",
     "small_states",
-    "why_impossible",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]
 """Called with `(done, of)` while episodes are verified."""
-
-log = logging.getLogger("ringmap")
 
 _WORDS = (0, 1, 2, 3, 8, 9)
 _LIMITS = np.array([MOST, MOST, MOST, MOST, MOST, LAST_TIME], np.uint64)
@@ -118,6 +124,12 @@ class LiveRecords:
     bad: int = 0
     hashed: bool = True
 
+    def keep(self, kept: Any) -> None:
+        """Leave out all live episodes but those of a slice or mask."""
+        self.starts, self.lengths, self.origins = self.starts[kept], self.lengths[kept], self.origins[kept]
+        if self.parts is not None:
+            self.parts = Parts(*(column[kept] for column in _columns(self.parts)))
+
     @classmethod
     def none(cls) -> LiveRecords:
         """Return those of no record."""
@@ -148,15 +160,10 @@ class RecoveredState:
 
     def drop(self, numbers: Collection[int]) -> None:
         """Leave out the episodes of these unsynced records."""
-        if not numbers:
-            return
-        live = self.live
-        gone = np.isin(self.unsynced["seq"], list(numbers))
-        kept = ~np.isin(live.starts, self.unsynced["start"][gone])
-        live.starts, live.lengths, live.origins = live.starts[kept], live.lengths[kept], live.origins[kept]
-        if live.parts is not None:
-            live.parts = Parts(*(column[kept] for column in _columns(live.parts)))
-        live.ends = [(chain, seq) for chain, seq in live.ends if seq not in numbers]
+        if numbers:
+            gone = np.isin(self.unsynced["seq"], list(numbers))
+            self.live.keep(~np.isin(self.live.starts, self.unsynced["start"][gone]))
+            self.live.ends = [(chain, seq) for chain, seq in self.live.ends if seq not in numbers]
 
     def doubtful(self) -> Array:
         """Return the records of the live episodes whose rows may not be durable."""
@@ -195,14 +202,8 @@ def find(table: EpisodeTable, shown: State | None, boot: bytes | None, manifest:
             f"{path}: the newest whole state is that of record {recovered.seq}, but record {witness} was "
             "stored durably: the table is damaged or an old copy; run ringmap.check on the buffer"
         )
-    if recovered.first > max(recovered.seq, 1):
-        raise CorruptError(
-            f"{path}: record {recovered.seq} calls record {recovered.first} the oldest live one, which is newer; "
-            "run ringmap.check on the buffer"
-        )
-    recovered.live = live_records(
-        table, recovered.first, (recovered.seq, recovered.tail, recovered.head), manifest.max_steps, path
-    )
+    state = recovered.seq, recovered.tail, recovered.head
+    recovered.live = live_records(table, recovered.first, state, manifest.max_steps, path)
     if not clean:
         recovered.unsynced, valid = table.read_range(max(recovered.first, recovered.mark + 1), recovered.seq)
         if not valid.all():
@@ -235,6 +236,8 @@ def live_records(
         CorruptError: a record, or the state, is impossible for such a ring.
     """
     seq, tail, head = state
+    if first > seq + 1:
+        _refuse(f"record {seq} calls record {first} the oldest live one", head, max_steps, path)
     count = table.count(first, seq)
     live = LiveRecords(np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64))
     of_chains, at = list[Array](), 0
@@ -274,10 +277,7 @@ def live_records(
         _note_segments(live.segments, number, block[0 if is_first else 1 :]["blob_segment"])
     for number, what in _breaks_of_chains(np.concatenate(of_chains)) if any(map(len, of_chains)) else ():
         _refuse(f"record {number} {what}", head, max_steps, path)
-    kept = slice(int(live.starts[:at].searchsorted(tail)), at)
-    live.starts, live.lengths, live.origins = live.starts[kept], live.lengths[kept], live.origins[kept]
-    if live.parts is not None:
-        live.parts = Parts(*(column[kept] for column in _columns(live.parts)))
+    live.keep(slice(int(live.starts[:at].searchsorted(tail)), at))
     live.newest = Record.of(block[-1]) if len(block) else None
     return live
 
@@ -491,7 +491,8 @@ def refuse_impossible(records: Array, state: tuple[int, int, int], max_steps: in
     if not (0 <= tail <= head < MOST and head - tail <= max_steps):
         _refuse(f"the state of record {seq} reaches from position {tail} to {head}", head, max_steps, path)
     if not fits.all():
-        _refuse(why_impossible(Record.of(records[int(np.argmin(fits))])), head, max_steps, path)
+        record = Record.of(records[int(np.argmin(fits))])
+        _refuse(f"record {record.seq} can't be right: it is {record}", head, max_steps, path)
     for number, what in breaks_of(records):
         _refuse(f"record {number} {what}", head, max_steps, path)
 
@@ -512,12 +513,6 @@ def _refuse(fault: str, head: int, max_steps: int, path: str) -> NoReturn:
         f"{path}: {fault}, in a ring of max_steps={max_steps} that was written up to position {head}; "
         "run ringmap.check on the buffer"
     )
-
-
-def why_impossible(record: Record) -> str:
-    """Return, in words, that a record is not `possible` for a ring."""
-    names = "start", "length", "tail", "first", "blob_offset", "blob_size", "ordinal", "time"
-    return f"record {record.seq} can't be right: it has " + ", ".join(f"{n} {getattr(record, n)}" for n in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -580,7 +575,7 @@ def small_states(
 
 def small_state_in(record: Record, blob: bytes, blob_of: Callable[[Record], bytes | None]) -> SmallState:
     """Return the small state that the blob of a record names: its bytes lie in the same segment."""
-    seq, segment = record.seq, record.blob_segment
+    seq, segment, lost, what = record.seq, record.blob_segment, True, "is damaged or missing"
     try:
         offset, size, check = decode_blob(blob)[1]
         place = record._replace(blob_offset=offset, blob_size=size, blob_sum=check)
@@ -588,10 +583,8 @@ def small_state_in(record: Record, blob: bytes, blob_of: Callable[[Record], byte
         if text is not None:
             return SmallState(decode_small_state(text), seq, at=(segment, offset, size))
     except ValueError as error:
-        what = f"the small state that record {seq} names does not make sense: {error}"
-        return SmallState({}, seq, fault=what)
-    what = f"the small state that record {seq} names is damaged or missing"
-    return SmallState({}, seq, fault=what, lost=True)
+        lost, what = False, f"does not make sense: {error}"
+    return SmallState({}, seq, fault=f"the small state that record {seq} names {what}", lost=lost)
 
 
 def bad_episodes(records: Array, rows: Rows, segments: Segments, progress: Progress | None = None) -> dict[int, str]:
@@ -619,16 +612,10 @@ def bad_episodes(records: Array, rows: Rows, segments: Segments, progress: Progr
 
 
 def bad_rows(record: Record, names: list[str], sums: list[int], blob: bytes | None) -> str | None:
-    """Return the fault in the rows of an episode, with the columns, or None when sound. See `bad_columns`.
-
-    `names`: of the columns, schema order.
-    """
-    try:
-        bad = bad_columns(record, sums, blob)
-    except ValueError as error:
-        return f"blob of record {record.seq}: {error}"
+    """Return the fault in the rows of an episode, with the columns, or None when sound. See `bad_columns`."""
+    bad = [names[i] for i in bad_columns(record, sums, blob)]
     where = f"rows of record {record.seq} (positions {record.start} to {record.head})"
-    return f"columns {[names[i] for i in bad]}: {where} are damaged" if bad else None
+    return f"columns {bad}: {where} are damaged" if bad else None
 
 
 def bad_columns(record: Record, sums: list[int], blob: bytes | None) -> list[int]:
@@ -638,11 +625,10 @@ def bad_columns(record: Record, sums: list[int], blob: bytes | None) -> list[int
         record: the episode's record.
         sums: present checksum of each column's rows.
         blob: the record's blob, which has the checksum of each column; None if it was deleted.
-
-    Raises:
-        ValueError: the blob makes no sense.
     """
     if combine(sums) == record.rows_sum:
         return []
-    expected = [] if blob is None else decode_blob(blob)[0]
+    expected: list[int] = []
+    with contextlib.suppress(ValueError):  # of a forged blob
+        expected = decode_blob(blob or b"")[0]
     return [i for i, (got, want) in enumerate(zip(sums, expected, strict=False)) if got != want] or [*range(len(sums))]
