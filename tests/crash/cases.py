@@ -283,9 +283,11 @@ class Case:
         """Make the package use this case's small sizes."""
         from ringmap.storage.commit import store
         from ringmap.storage.read import recovery
+        from ringmap.storage.records import manifest
         from ringmap.storage.records.blobs import Segments
 
-        monkeypatch.setattr(store, "SPARE_SLOTS", self.slots)
+        for place in (store, manifest):
+            monkeypatch.setattr(place, "SPARE_SLOTS", self.slots)
         monkeypatch.setattr(Segments.__init__, "__defaults__", (self.segment,))
         monkeypatch.setattr(recovery, "mapped", in_line)  # threads cost more than it all
         undisturbed(monkeypatch.setattr, looks=2)

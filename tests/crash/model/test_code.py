@@ -17,6 +17,7 @@ from ringmap.storage.commit.open_episode import finish_open
 from ringmap.storage.commit.store import Settings, Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.reader import Reader
+from ringmap.storage.records import manifest
 from ringmap.storage.records.blobs import Segments
 from ringmap.storage.records.table import RECORD, PartOf
 from ringmap.storage.sidecars import values as module_of_values
@@ -167,7 +168,8 @@ def settings_of(script):
 def played(folder, script, monkeypatch, at=lambda number: None):
     """Do the calls of a script; return what was changed. A `Cut` ends them."""
     shape = script.shape
-    monkeypatch.setattr(module, "SPARE_SLOTS", shape.slots - shape.rows)
+    for place in (module, manifest):
+        monkeypatch.setattr(place, "SPARE_SLOTS", shape.slots - shape.rows)
     disk = Log()
     store = Store.create(disk, folder, shape.max_steps, shape.spare, settings_of(script), SCHEMA)
     disk.changes, disk.at = [], at
