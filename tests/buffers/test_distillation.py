@@ -11,19 +11,17 @@ import torch
 
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers import engine
-from ringmap.buffers.distillation.beta import ExponentialBeta, LinearBeta
-from ringmap.buffers.distillation.labels import LABELS_PER_ROW, LabelLog
-from ringmap.buffers.distillation.lanes import episodes_of, pieces_of
+from ringmap.buffers.distillation.passes import episodes_of, pieces_of
+from ringmap.buffers.distillation.rounds import ExponentialBeta, LinearBeta
+from ringmap.buffers.steps import StepRing
 from ringmap.data import DistillationBuffer
 from ringmap.errors import (
     ExistsError,
     InputError,
-    LappedError,
     NoClipsError,
     ReadOnlyError,
     UnknownFormatError,
 )
-from ringmap.storage.read.handle import Handle
 from tests.disks import FaultyDisk, kill
 from tests.tiers import few
 
@@ -48,9 +46,9 @@ def make(buffer):
 
 def die(buf):
     """Let go of the files as a kill does: no flush, no close."""
-    for part in (buf._ring.buffer, *([buf._rows.log.log] if buf._rows.log else [])):
-        part.engine.owned.abandon()
-        part.engine.is_closed = True
+    engine = buf._ring.engine
+    engine.owned.abandon()
+    engine.is_closed = True
 
 
 def rows(start, count, label=0):
@@ -416,6 +414,7 @@ def test_relabel_is_refused_when_it_does_not_fit(make):
         (lambda b: b["teacher_actions"] + 0.5, "teacher_actions"),
         (lambda b: {"teacher_actions": b["teacher_actions"], "extra": b["ids"]}, "schema mismatch"),
         (lambda b: {}, "schema mismatch"),
+        (lambda b: b["teacher_actions"].astype(str), "teacher_actions"),
     ):
         with pytest.raises(ValueError, match=message):
             buf.relabel(None, wrong)
@@ -432,14 +431,16 @@ def test_all_the_columns_of_a_teacher_are_relabelled_together(make):
     labels = {"teacher_actions": np.ones((3, 2)), "teacher_log_std": np.full((3, 2), -2.0)}
     assert buf.relabel(None, lambda b: {n: v[: len(b["ids"])] for n, v in labels.items()}) == 3
     assert (buf.batch(5)["teacher_log_std"] == -2).all()
+    with pytest.raises(InputError, match="missing columns .'teacher_log_std'"):
+        buf.add(np.zeros((3, 2)), np.zeros((3, 2)))
 
 
 def test_labels_are_those_of_a_dict(make):
-    """Adds that evict, relabellings of some, reopenings: against a dict; the log is gone through many times."""
+    """Adds that evict, relabellings of some, reopenings: against a dict."""
     rng = np.random.default_rng(1)
     capacity, options = 40, {"retention": "fifo"}
     buf = make(capacity, **options)
-    model, total, commits = {}, 0, 0
+    model, total = {}, 0
     for turn in range(150):
         count = int(rng.integers(1, 5))
         buf.add(*rows(total, count), dones=rng.random(count) < 0.3)
@@ -452,44 +453,12 @@ def test_labels_are_those_of_a_dict(make):
             by = int(rng.integers(1, 10))
             buf.relabel(some, better(by))
             model |= {int(n): int(n) * 10 + by for part in some for n in part}
-            commits += sum(len(part) for part in some)
         assert stored(buf) == model
         if make.on_disk and turn % 25 == 10:
             die(buf)
-            buf = make(capacity, path=buf._rows.path, **options)
+            buf = make(capacity, path=buf._ring.path, **options)
             assert stored(buf) == model
-    assert buf._rows.log.log.engine.source.head > 4 * LABELS_PER_ROW * capacity > commits / 4
     assert buf.check() == []
-
-
-def test_without_carrying_forward_labels_are_lost(make, monkeypatch):
-    """A control: the log must have been gone through in the test above."""
-    monkeypatch.setattr("ringmap.buffers.distillation.labels.LabelLog._make_room", lambda self, count: None)
-    buf = make(10)
-    buf.add(*rows(0, 10), actor_id=[0] * 10, dones=[1] * 10)
-    buf.relabel([0], better(1))
-    for turn in range(40):
-        buf.relabel([1], better(turn % 10))
-    monkeypatch.setattr(Handle, "retry_s", 0)
-    with pytest.raises(LappedError):
-        stored(buf)
-
-
-def test_a_label_of_another_row_at_the_same_place_is_left_out(tmp_path):
-    """After a power cut positions may be given to other rows: a label with another stamp is not theirs."""
-    path = tmp_path / "buf"
-    with DistillationBuffer(20, path=path) as buf:
-        fill(buf, 4)
-        buf.relabel(None, better(7))
-    buf.close()
-    for name in sorted((path / "rows").rglob("*"), reverse=True):
-        name.rmdir() if name.is_dir() else name.unlink()
-    with DistillationBuffer(20, path=path) as buf:
-        fill(buf, 4)
-        assert all(label == n * 10 for n, label in stored(buf).items())
-        buf.relabel([2], better(3))
-        assert stored(buf)[2] == 23
-    buf.close()
 
 
 # -- what survives -----------------------------------------------------------------------------
@@ -515,64 +484,67 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a 
 
 
 @needs_fork
-@pytest.mark.parametrize("log", few(["full", "new"]))
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
-def test_a_kill_at_every_change_of_a_relabelling(home, log, every):
-    kill_at_every_change(home / "buf", log, every)
+@pytest.mark.parametrize("relabelled", few([True, False]))
+def test_a_kill_at_every_change_of_a_relabelling(home, relabelled):
+    kill_at_every_change(home / "buf", relabelled)
 
 
 @needs_fork
-def test_labels_row_by_row_are_caught(home, monkeypatch):
-    """A control: the same, if each row were a commit of its own."""
-    whole = LabelLog.write
+def test_labels_without_their_round_are_caught(home, monkeypatch):
+    """A control: the same, if labels and their round were two updates."""
+    update = StepRing.update
 
-    def by_row(self, ids, round, labels):
-        for i in range(len(ids)):
-            whole(self, ids[i : i + 1], round, {n: v[i : i + 1] for n, v in labels.items()})
+    def apart(self, ids, values, where):
+        for name, each in values.items():
+            update(self, ids, {name: each}, where)
 
-    monkeypatch.setattr(LabelLog, "write", by_row)
+    monkeypatch.setattr(StepRing, "update", apart)
     with pytest.raises(AssertionError):
-        kill_at_every_change(home / "buf", "full", 3)
+        kill_at_every_change(home / "buf", True)
 
 
-def kill_at_every_change(path, log, every):
-    buf = DistillationBuffer(12, path=path, sync_every_s=0, retention="fifo")
+def kill_at_every_change(path, relabelled):
+    """Each row has its label and the round of it, or the ones before, whenever a relabelling is killed."""
+
+    def open():
+        return DistillationBuffer(12, path=path, sync_every_s=0, retention="fifo")
+
+    def labels(buf):
+        batch = buf.rows(np.concatenate(buf.episodes()))
+        each = zip(batch["teacher_actions"].tolist(), batch["label_round"].tolist(), strict=True)
+        return dict(zip(numbers(batch).tolist(), each, strict=True))
+
+    buf = open()
     fill(buf, 6)
-    by = 1
-    if log == "full":
-        for by in range(1, 5):
-            buf.relabel(buf.episodes()[1:], better(by % 10))
-        buf.relabel(buf.episodes()[:1], better(by))
+    if relabelled:
+        buf.start_round()
+        buf.relabel(buf.episodes()[1:], better(1))
     buf.close()
 
     def work(disk, change):
-        inner = DistillationBuffer(12, path=path, sync_every_s=0, retention="fifo")
+        inner = open()
         disk.fail(change, kill)
-        inner.relabel(None, better(by))
+        inner.relabel(None, better(inner.round % 10))
 
-    seen, change, killed = set(), 1 - every, True
+    seen, change, killed = set(), 0, True
     while killed:
-        change, by = change + every, by % 9 + 1
-        with DistillationBuffer(12, path=path, sync_every_s=0, retention="fifo") as buf:
-            before = stored(buf)
-            parts = [part.tolist() for part in buf.episodes()]
+        change += 1
+        with open() as buf:
+            round = buf.start_round()
+            before = labels(buf)
         buf.close()
         killed = killed_at(change, work)
-        with DistillationBuffer(12, path=path, sync_every_s=0, retention="fifo") as buf:
-            after = stored(buf)
-            assert [part.tolist() for part in buf.episodes()] == parts
+        with open() as buf:
+            after = labels(buf)
             assert buf.check() == []
         buf.close()
-        done = []
-        for part in parts:
-            whole = [{n: n * 10 + by for n in part}, {n: before[n] for n in part}]
-            assert {n: after[n] for n in part} in whole  # never a part of an episode
-            done.append({n: after[n] for n in part} == whole[0])
-        assert done == sorted(done, reverse=True)  # one after the other
-        seen.add(sum(done))
-        assert killed or all(done)
-    assert len(seen) >= 3
-    assert change > 10
+        assert list(after) == list(before)
+        new = {n for n in after if after[n] == (n * 10 + round % 10, round)}
+        assert {n: after[n] for n in after if n not in new} == {n: before[n] for n in before if n not in new}
+        seen.add(len(new))
+        assert killed or len(new) == len(after)
+    assert len(seen) >= 2
+    assert change > 3
 
 
 @needs_fork
@@ -599,7 +571,7 @@ def test_a_state_from_before_the_first_row(make):
     if make.on_disk:
         buf.flush()
         buf.close()
-        buf = make(path=buf._rows.path, beta=0.5)
+        buf = make(path=buf._ring.path, beta=0.5)
     assert buf.start_round() == 0
     assert buf.round == 0
 
@@ -622,7 +594,7 @@ def test_state(make):
     buf.flush()
     if make.on_disk:
         die(buf)
-        buf = make(path=buf._rows.path, beta=0.5)
+        buf = make(path=buf._ring.path, beta=0.5)
         assert buf.round == 1
         assert play() == expected
 
@@ -651,7 +623,7 @@ def test_an_error_while_saving_leaves_nothing(tmp_path, monkeypatch):
     buf = DistillationBuffer(50)
     fill(buf, 6)
     buf.relabel([2, 3], better(5))
-    monkeypatch.setattr(buf._rows.log.log, "snapshot", lambda path: 1 / 0)
+    monkeypatch.setattr(buf._ring.buffer, "snapshot", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         buf.save(tmp_path / "kept")
     assert list(tmp_path.iterdir()) == []
@@ -694,7 +666,7 @@ def test_readers(tmp_path):
         other.close()
 
 
-def test_a_reader_follows_a_log_that_laps_it(tmp_path):
+def test_a_reader_follows_labels_that_come_again_and_again(tmp_path):
     path = tmp_path / "buf"
     buf = DistillationBuffer(20, path=path, retention="fifo")
     reader = None
@@ -706,29 +678,6 @@ def test_a_reader_follows_a_log_that_laps_it(tmp_path):
             reader = DistillationBuffer.open(path, retention="fifo")
         if turn % 7 == 0:
             assert stored(reader) == stored(buf)
-    reader.close()
-    buf.close()
-
-
-def test_a_reader_that_is_lapped_while_it_takes_labels_in_goes_on(tmp_path, monkeypatch):
-    """It refreshes outside of the lock of the log: inside, what is being searched stands still."""
-    buf = DistillationBuffer(20, path=tmp_path / "buf", retention="fifo")
-    fill(buf, 10)
-    buf.relabel(None, better(1))
-    reader = DistillationBuffer.open(tmp_path / "buf", retention="fifo")
-    assert stored(reader) == stored(buf)
-    buf.relabel(None, better(2))
-    clips = reader._rows.log.log.engine.reader
-    starts, laps = clips.starts, iter(range(3, 9))
-
-    def lapped(*args):
-        for turn in laps:
-            buf.relabel(None, better(turn))
-        return starts(*args)
-
-    monkeypatch.setattr(clips, "starts", lapped)
-    assert stored(reader) == stored(buf)
-    assert not list(laps)
     reader.close()
     buf.close()
 
@@ -873,6 +822,7 @@ def test_reopened_before_the_first_row(tmp_path):
     [
         ("actor_id", np.array([2**64 - 1, 0], np.uint64), "actor_id"),
         ("dones", [np.nan, 0], "0 or 1"),
+        ("teacher_logits", np.array(["left", "right"]), "must be numbers"),
         ("executed_actions", torch.zeros(2, dtype=torch.bfloat16), "can't be made an array"),
     ],
 )
@@ -924,8 +874,11 @@ def test_a_directory_of_something_else(tmp_path):
     other.close()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    for name in ("buf", "mine"):
+    for name, error, message in (
+        ("buf", InputError, "holds transitions, expected distillation; open it with TransitionReplayBuffer"),
+        ("mine", UnknownFormatError, "something else"),
+    ):
         before = sorted((tmp_path / name).iterdir())
-        with pytest.raises(UnknownFormatError, match="something else"):
+        with pytest.raises(error, match=message):
             DistillationBuffer(10, path=tmp_path / name)
         assert sorted((tmp_path / name).iterdir()) == before

@@ -426,7 +426,7 @@ def test_a_value_whose_row_is_gone_may_be_written_over(tmp_path, is_live):
     with ReplayBuffer.open(tmp_path / "b") as reader:
         values = reader.engine.owned.values
         value = np.zeros((1, 200), np.int64)
-        values.put_into("big", np.array([3]), value)
+        values.put_into({"big": value}, np.array([3]))
         assert (value == 7).all()
         if not is_live:
             buf.write_episode({"obs": np.arange(40)})
@@ -438,9 +438,9 @@ def test_a_value_whose_row_is_gone_may_be_written_over(tmp_path, is_live):
             file.write(b"\1" * 800)
         if is_live:
             with pytest.raises(CorruptError, match="the value of position 3 .generation 1. is damaged"):
-                values.put_into("big", np.array([3]), value)
+                values.put_into({"big": value}, np.array([3]))
         else:
-            values.put_into("big", np.array([3]), value)
+            values.put_into({"big": value}, np.array([3]))
         assert bool(ringmap.check(tmp_path / "b")) == is_live
     buf.close()
 

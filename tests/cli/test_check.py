@@ -121,19 +121,19 @@ def test_a_writer_at_work_is_no_answer(cli, tmp_path):
     buffer.close()
 
 
-def test_both_parts_of_a_teachers_buffer(cli, tmp_path):
+def test_a_teachers_buffer(cli, tmp_path):
     buffer = DistillationBuffer(100, path=tmp_path / "d", seed=0)
     buffer.start_round()
     buffer.add(np.zeros((8, 4), np.float32), np.arange(8))
     buffer.close()
-    column = next((tmp_path / "d/rows/columns").iterdir())
+    column = next((tmp_path / "d/columns").iterdir())
     flip(column, 4096)
     done = cli("check", "d")
     assert done.code == 1
-    assert done.out.startswith(f"rows/columns/{column.name}: rows of record 1")
+    assert done.out.startswith(f"columns/{column.name}: rows of record 1")
     done = cli("repair", "d", "--apply")
     assert done.code == 0
-    assert "rows/episodes.npy: drop the episode of record 1" in done.out
+    assert "episodes.npy: drop the episode of record 1" in done.out
     assert cli("check", "d").code == 0
 
 

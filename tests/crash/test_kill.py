@@ -199,7 +199,7 @@ CAUGHT = {
     "successors written after the commit": ("changes", "transitions: first calls"),
     "leaves of priorities written in place": ("changes", "priorities: a log that fills"),
     "values written over the newest, in two pieces": ("changes", "values: updates"),
-    "each row relabelled for itself": ("changes", "labels: first relabelling"),
+    "labels and their round apart": ("changes", "labels: first relabelling"),
 }
 OF_CHUNKS = [planted for planted in CAUGHT if "chunk" in planted]
 CAUGHT_COMPRESSED = ["record before rows", "rows overwritten before their retire record"]

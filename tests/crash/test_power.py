@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
-from ringmap.buffers.distillation.labels import LabelLog
+from ringmap.buffers.steps import StepRing
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.zarr import ZarrColumn
@@ -228,11 +228,11 @@ FOUND_ELSEWHERE = {
     "priorities closed": (PrioritySession, [False, True], (U, ("reopen", "close"), U, U), {}),
     # The capacity rode with the first rows: a cut that took them left a buffer that could not be opened.
     "first rows of a ring lost": (LabelSession, [False], (W, W, R), {"warm": 0}),
-    # A failed sync of the log of labels kept the buffer from being closed.
+    # A failed sync of labels kept the buffer from being closed.
     "close after a failed sync of labels": (
         LabelSession,
         [True],
-        (W, ("relabel", 0.0, ("sync", 2)), W, R),
+        (W, ("relabel", 0.0, ("sync", 1)), W, R),
         {},
     ),
 }
@@ -567,14 +567,14 @@ def unsynced_fold(patch):
     patch.setattr(PriorityFile, "_write_leaves", wrong)
 
 
-def labels_row_by_row(patch):
-    whole = LabelLog.write
+def labels_and_rounds_apart(patch):
+    update = StepRing.update
 
-    def wrong(self, ids, round, labels):
-        for i in range(len(ids)):
-            whole(self, ids[i : i + 1], round, {n: v[i : i + 1] for n, v in labels.items()})
+    def wrong(self, ids, values, where):
+        for name, each in values.items():
+            update(self, ids, {name: each}, where)
 
-    patch.setattr(LabelLog, "write", wrong)
+    patch.setattr(StepRing, "update", wrong)
 
 
 def while_joined(owner, name, wrong):
@@ -603,7 +603,7 @@ def set_to(owner, name, value):
 NAMED = property(lambda self: True, lambda self, value: None)
 CALLS = (W, ("write", 3), W, W, ("sync",), W)
 UPDATES = (U, W, U, U, ("flush",), U, U, ("write", 3), U, U, U)
-RELABELS = (("write", 3), R, ("write", 2), R)
+RELABELS = (("write", 3), ("round", None), R, ("write", 2), ("round", None), R)
 JOINED = (W, ("flush",), *[("several", (1, 2), None), ("several", (1, 1, 1), None)] * 3)
 PLANTED_ELSEWHERE = {
     "successors are written after the commit": (TransitionSession, True, CALLS, late_successors, None),
@@ -638,8 +638,8 @@ PLANTED_ELSEWHERE = {
         set_to(PriorityFile, "recover", lambda *_: []),
         None,
     ),
-    "each row is relabelled for itself": (LabelSession, True, RELABELS, labels_row_by_row, None),
-    "labels are not synced before their record": (LabelSession, True, RELABELS, None, synced("/labels/")),
+    "labels and their round are two updates": (LabelSession, True, RELABELS, labels_and_rounds_apart, None),
+    "labels are not synced": (LabelSession, True, RELABELS, None, synced("mutable.bin")),
     "the capacity rides with the first rows": (
         LabelSession,
         False,

@@ -101,9 +101,39 @@ class NextObservations(Priorities):
         buf.save(path)
 
 
-class Labels(Priorities):
-    files = ("labels",)
+class Newest(Priorities):
+    files = ("mutable.bin",)
+    is_needed = True
 
+    @staticmethod
+    def empty():
+        return {row: row / 2 for row in range(40)}
+
+    @staticmethod
+    def make(path):
+        schema = {"x": ((), "<i8"), "value": ringmap.Column((20,), "<f8", mutable=True)}
+        buf = ReplayBuffer(100, path=path, schema=schema, sync_every_s=0)
+        value = np.repeat(np.arange(40)[:, None] / 2, 20, 1)
+        buf.write_episode({"x": np.arange(40), "value": value})
+        return buf
+
+    @staticmethod
+    def open(path, mode="r+"):
+        return ReplayBuffer.open(path, mode)
+
+    @staticmethod
+    def give(buf, tag):
+        value = np.repeat(tag + np.arange(40)[:, None] / 64, 20, 1)
+        assert buf.update(np.arange(40), {"value": value}) == 40
+
+    @staticmethod
+    def values(buf):
+        value = buf.load_episode(0)["value"]
+        assert (value == value[:, :1]).all()
+        return dict(enumerate(value[:, 0].tolist()))
+
+
+class Labels(Newest):
     @staticmethod
     def empty():
         return {row: row * 10 for row in range(12)}
@@ -136,42 +166,6 @@ class Labels(Priorities):
     @staticmethod
     def copy(buf, path):
         buf.save(path)
-
-    @staticmethod
-    def rings(path):
-        return [p for p in (path / "rows", path / "labels") if p.exists()]
-
-
-class Newest(Priorities):
-    files = ("mutable.bin",)
-    is_needed = True
-
-    @staticmethod
-    def empty():
-        return {row: row / 2 for row in range(40)}
-
-    @staticmethod
-    def make(path):
-        schema = {"x": ((), "<i8"), "value": ringmap.Column((20,), "<f8", mutable=True)}
-        buf = ReplayBuffer(100, path=path, schema=schema, sync_every_s=0)
-        value = np.repeat(np.arange(40)[:, None] / 2, 20, 1)
-        buf.write_episode({"x": np.arange(40), "value": value})
-        return buf
-
-    @staticmethod
-    def open(path, mode="r+"):
-        return ReplayBuffer.open(path, mode)
-
-    @staticmethod
-    def give(buf, tag):
-        value = np.repeat(tag + np.arange(40)[:, None] / 64, 20, 1)
-        assert buf.update(np.arange(40), {"value": value}) == 40
-
-    @staticmethod
-    def values(buf):
-        value = buf.load_episode(0)["value"]
-        assert (value == value[:, :1]).all()
-        return dict(enumerate(value[:, 0].tolist()))
 
 
 class OfPeople(Newest):
@@ -219,7 +213,5 @@ def check(kind, path):
 
 
 def files_of(kind, path):
-    """Return the files that hold the values: of labels those of their ring's rows."""
-    for name in kind.files:
-        place = path / name
-        yield from place.glob("columns/*teacher*") if place.is_dir() else [place]
+    """Return the files that hold the values."""
+    return [path / name for name in kind.files]

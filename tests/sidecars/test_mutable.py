@@ -54,7 +54,7 @@ def look(file, positions):
     """Return the value of each position, 0 for none; each is proven by all its bytes."""
     found = values_of(positions * 0)
     for name in NAMES:
-        file.put_into(name, positions, found[name])
+        file.put_into({name: found[name]}, positions)
     latent, label = found["latent"], found["label"]
     assert (latent == latent[:, :1]).all(), f"torn: {latent}"
     assert (label == latent[:, 0]).all()
@@ -117,8 +117,8 @@ def test_a_column_that_is_left_out_keeps_its_value():
         update(file, [2], [5])
         file.update(np.array([1, 2]), {"latent": values_of([6, 7])["latent"]}, stored)
         label, latent = np.zeros(4, np.int32), np.zeros((4, 30), np.int64)
-        file.put_into("label", np.arange(4), label)
-        file.put_into("latent", np.arange(4), latent)
+        file.put_into({"label": label}, np.arange(4))
+        file.put_into({"latent": latent}, np.arange(4))
         assert label.tolist() == [0, 4, 5, 4]
         assert latent[:, 0].tolist() == [0, 6, 7, 0]
 

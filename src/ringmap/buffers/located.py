@@ -1,8 +1,7 @@
 """Find out what a path holds: a kind of buffer, or a dataset of a format.
 
-    DIR/manifest.json                         a buffer: of episodes, of transitions, of rows; the manifest says which
-    DIR/rows/manifest.json, DIR/labels/...    a buffer of a student's rows and a teacher's labels
-    anything else                             a dataset of a registered format
+    DIR/manifest.json   a buffer: of episodes, of transitions, of rows; the manifest says which
+    anything else       a dataset of a registered format
 
 Not here: the datasets of a format (formats/), the output.
 """
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 from ringmap.errors import DamageError, InputError, NotFoundError, UnknownFormatError
 from ringmap.storage.disk.paths import local_path, refuse_address
-from ringmap.storage.records.manifest import DISTILLATION, EPISODES, LABELS, ROWS, TRANSITIONS
+from ringmap.storage.records.manifest import DISTILLATION, EPISODES, ROWS, TRANSITIONS
 
 __all__ = [
     "BUFFERS",
@@ -25,13 +24,13 @@ __all__ = [
     "TRANSITIONS",
     "Located",
     "buffer_at",
-    "folders_of",
+    "has_parts",
     "holds_rings",
     "is_dataset",
     "look",
 ]
 
-BUFFERS = (EPISODES, TRANSITIONS, ROWS, DISTILLATION, LABELS)
+BUFFERS = (EPISODES, TRANSITIONS, ROWS, DISTILLATION)
 DATASET = "dataset"
 
 
@@ -39,18 +38,11 @@ DATASET = "dataset"
 class Located:
     """What lies at a path.
 
-    `kind`: one of `BUFFERS`, or "dataset"; `folders`: a buffer's directories, by what is in them, "" if it has
-    but one.
+    `kind`: one of `BUFFERS`, or "dataset".
     """
 
     path: str
     kind: str
-    folders: dict[str, str]
-
-    @property
-    def main(self) -> str:
-        """The directory of the rows."""
-        return next(iter(self.folders.values()))
 
 
 def look(path: str, where: str, only: tuple[str, ...] = ()) -> Located:
@@ -69,7 +61,7 @@ def look(path: str, where: str, only: tuple[str, ...] = ()) -> Located:
     if found is None:
         if only and DATASET not in only:
             _refuse(path, where)
-        found = Located(path, DATASET, {})
+        found = Located(path, DATASET)
     if only and found.kind not in only:
         raise InputError(
             f"{where}: {path} is a buffer of {found.kind}, whose commits are no episodes; expected a buffer "
@@ -94,17 +86,12 @@ def buffer_at(path: str) -> Located | None:
     refuse_address(path)
     if not os.path.isdir(path):
         return None
-    folders = folders_of(path)
-    main = next(iter(folders.values()))
-    if not Disk().exists(Paths(main).manifest):
+    if not Disk().exists(Paths(path).manifest):
         return None
     try:
-        kind = read_manifest(Disk(), local_path(main)).kind
+        return Located(path, read_manifest(Disk(), local_path(path)).kind)
     except UnknownFormatError:  # another program's manifest
         return None
-    if len(folders) > 1 or "" not in folders:
-        return Located(path, DISTILLATION, folders)
-    return Located(path, kind, folders)
 
 
 def holds_rings(path: str) -> bool:
@@ -134,25 +121,18 @@ def holds_rings(path: str) -> bool:
     return False
 
 
-def folders_of(path: str) -> dict[str, str]:
-    """Return the directories of a buffer at a path, by their contents, however damaged they are."""
+def has_parts(path: str) -> bool:
+    """Return whether a directory has files of a buffer, however damaged."""
     from ringmap.storage.disk.paths import SIGNS
 
-    own = any(os.path.lexists(os.path.join(path, name)) for name in SIGNS)
-    parts = {name: os.path.join(path, name) for name in ("rows", "labels")}
-    if own or not os.path.isdir(parts["rows"]):
-        return {"": path}
-    return {name: folder for name, folder in parts.items() if os.path.isdir(folder)}
+    return os.path.isdir(path) and any(os.path.lexists(os.path.join(path, name)) for name in SIGNS)
 
 
 def is_dataset(path: str) -> bool:
     """Return whether a dataset of a format is at a path, and not a (damaged) buffer."""
     from ringmap.formats.registry import detect_format, refuse_missing
-    from ringmap.storage.disk.paths import SIGNS
 
-    if os.path.isdir(path) and any(
-        os.path.lexists(os.path.join(f, name)) for f in folders_of(path).values() for name in SIGNS
-    ):
+    if has_parts(path):
         return False
     found = detect_format(path)
     if found is None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from ringmap.clips.cut import ANCHOR, Cut
 from ringmap.clips.draws import integers
 from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, NoClipsError
 from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.columns.values import root
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.directory import examine, read_manifest
@@ -43,7 +45,7 @@ from ringmap.storage.read.recovery import small_state_in
 from ringmap.storage.records.manifest import ROWS, Kind, must_be
 from ringmap.storage.ring.ring import spare_rows
 
-__all__ = ["ROW", "StepRing", "whole"]
+__all__ = ["ROW", "StepRing"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -68,6 +70,7 @@ class StepRing:
         older: rows before the newest `capacity` that stay stored.
         kind: what the rows are, as the manifest says it.
         stack: of the observations in them: the number of frames and the padding; None for none.
+        mutable: names of the columns that `update` may change, and of those that nest some.
         options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads.
 
     Raises:
@@ -83,6 +86,8 @@ class StepRing:
         (4, [2, 3, 4, 5])
     """
 
+    mutable: Collection[str] = ()
+
     def __init__(
         self,
         capacity: int,
@@ -94,11 +99,13 @@ class StepRing:
         older: int = 0,
         kind: str = ROWS,
         stack: tuple[int, str] | None = None,
+        mutable: Collection[str] = (),
         **options: Any,
     ) -> None:
         capacity = positive(where, "capacity", capacity)
         self.capacity = int(capacity)
         self.group = spare_rows(self.capacity) if group is None else group
+        self.mutable = mutable
         if path is not None and examine(door(disk), local_path(path)) == "buffer":
             found = self.capacity_at(path, where, disk, kind)
             if found != self.capacity:
@@ -328,22 +335,33 @@ class StepRing:
 
         Cost: one commit for each `group` rows; a kill in the middle of several leaves the first groups stored.
         """
-        buffer = self.buffer
         store = self.engine.writer(where)
         arrays: Mapping[str, Array] = as_columns(rows, where)
         count = len(next(iter(arrays.values()))) if arrays else 0
         if count > self.capacity:
             raise InputError(f"{where}: {count} rows exceed capacity={self.capacity}; raise it, or add fewer at a time")
         store.recover_if_stale()
-        if count > self.group:  # a value that does not fit must be found before the first commit
-            schema = Schema.of(arrays) if store.schema is None else store.schema
-            arrays = schema.fit(arrays, buffer.options.casting, where)
         first = self.added
+        if not count:
+            return np.empty(0, np.int64)
+        schema = self._schema_of(arrays) if store.schema is None else store.schema
+        fitted = schema.fit(arrays, self.buffer.options.casting, where).values()
         for at in range(0, count, self.group):
-            part = {name: values[at : at + self.group] for name, values in arrays.items()}
-            last = at + self.group >= count
-            buffer.write_episode(part, notes=notes if last else None)
+            part = [values[at : at + self.group] for values in fitted]
+            with self.engine.committing(notes if at + self.group >= count else None) as small:
+                store.commit(Commit([NewRecord(len(part[0]))], where, schema, part, small=small))
         return np.arange(first, first + count)
+
+    def _schema_of(self, arrays: Mapping[str, Array]) -> Schema:
+        """Return the columns of the first rows."""
+        specs = (replace(s, mutable=root(s.name) in self.mutable) for s in Schema.of(arrays).columns)
+        return Schema(tuple(specs))
+
+    def update(self, ids: Array, values: Mapping[str, Array], where: str) -> None:
+        """Change values of rows, in mutable columns, as `ReplayBuffer.update` does. Values have the columns' dtypes."""
+        store = self.engine.writer(where)
+        store.recover_if_stale()
+        store.update(ids, values, where)
 
     def append(
         self, rows: Mapping[str, Any], notes: Mapping[str, Any] | None = None, where: str = "StepRing.append"
@@ -432,14 +450,14 @@ class StepRing:
         """Flush, and release files and lock."""
         self.buffer.close()
 
-    def copy_to(self, path: str | os.PathLike[str], notes: Mapping[str, Any]) -> None:
+    def copy_to(self, path: str | os.PathLike[str], notes: Mapping[str, Any], where: str) -> None:
         """Write a copy of what is stored, with these notes added, to a new directory: whole, or not at all.
 
         Raises:
             ExistsError: the directory exists.
         """
         kind = self.engine.owned.manifest.kind
-        with whole(self.engine.disk, local_path(path), "StepRing.copy_to") as folder:
+        with _whole(self.engine.disk, local_path(path), where) as folder:
             self.buffer.snapshot(folder)
             copy = ReplayBuffer.open(folder, mode="r+", disk=self.engine.disk, kind=kind)
             try:
@@ -466,7 +484,7 @@ class StepRing:
 
 
 @contextlib.contextmanager
-def whole(disk: Disk, path: str, where: str) -> Iterator[str]:
+def _whole(disk: Disk, path: str, where: str) -> Iterator[str]:
     """Yield a folder to build in; it is renamed to `path` on success and removed on failure.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ringmap.buffers.located import folders_of, is_dataset
+from ringmap.buffers.located import is_dataset
 from ringmap.cli.console import count, show, show_json
 from ringmap.cli.options import AsJson, Place, Quiet
 from ringmap.cli.progress import bar
@@ -50,7 +50,7 @@ def pending_at(path: str) -> int:
     """Return how many rows of the buffer at a path are stored, but not committed yet."""
     from ringmap.storage.inspect import describe
 
-    return sum(describe.pending_at(folder) for folder in _parts_of(path).values())
+    return sum(describe.pending_at(os.path.join(path, name)) for name in _rings_of(path) or [""])
 
 
 def _rings_of(path: str) -> list[str]:
@@ -59,11 +59,6 @@ def _rings_of(path: str) -> list[str]:
     from ringmap.storage.inspect.check import rings_below
 
     return rings_below(Disk(), local_path(path))
-
-
-def _parts_of(path: str) -> dict[str, str]:
-    """Return the directories of the buffer at a path, or of the rings below it."""
-    return {n: os.path.join(path, n) for n in _rings_of(path)} or folders_of(path)
 
 
 def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
@@ -86,10 +81,8 @@ def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
             with bar(f"check {name}") as progress:
                 found += [(x.file, x) for x in check_ring(Disk(), local_path(path), name, progress)]
         return found
-    for part, folder in folders_of(path).items():
-        with bar(f"check {part}".strip()) as progress:
-            found += [(f"{part}/{x.file}" if part else x.file, x) for x in check_buffer(folder, progress)]
-    return found
+    with bar("check") as progress:
+        return [(finding.file, finding) for finding in check_buffer(path, progress)]
 
 
 def _of_dataset(path: str) -> list[tuple[str, Finding]]:

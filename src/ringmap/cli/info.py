@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringmap.buffers.located import EPISODES, holds_rings, look
+from ringmap.buffers.located import DATASET, EPISODES, holds_rings, look
 from ringmap.cli.console import count, nbytes, percent, show, show_json, show_table
 from ringmap.cli.options import AsJson, Place
 
@@ -23,15 +23,12 @@ def info(path: Place, as_json: AsJson = False) -> None:
         _show_rings(path, as_json)
         return
     found = look(path, "info")
-    if not found.folders:
+    if found.kind == DATASET:
         _show_dataset(path, as_json)
         return
-    from ringmap.storage.inspect.describe import facts_of, nbytes_of
+    from ringmap.storage.inspect.describe import facts_of
 
-    facts, episodic = facts_of(found.main), found.kind == EPISODES
-    taken, full = nbytes_of(path), facts.nbytes_full
-    if full is not None:
-        full += taken - facts.nbytes  # of a buffer of several folders: the labels
+    facts, episodic = facts_of(path), found.kind == EPISODES
     described: dict[str, Any] = {
         "path": path,
         "kind": found.kind,
@@ -47,8 +44,8 @@ def info(path: Place, as_json: AsJson = False) -> None:
         "commits": facts.commits,
         "lengths": _spread(facts.lengths) if episodic else None,
         "settings": facts.settings,
-        "nbytes": taken,
-        "nbytes_full": full,
+        "nbytes": facts.nbytes,
+        "nbytes_full": facts.nbytes_full,
         "writer": {
             "alive": facts.writer.alive,
             "pid": facts.writer.pid,

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ringmap.buffers.located import folders_of
 from ringmap.cli.check import findings_at
 from ringmap.cli.console import count, show, show_json
 from ringmap.cli.options import AsJson, Buffer
@@ -35,12 +34,9 @@ def repair(path: Buffer, apply: Apply = False, to: To = None, as_json: AsJson = 
 
     if not os.path.lexists(local_path(path)):
         raise NotFoundError(f"repair: {path}: nothing is there")
-    actions = []
-    for part, folder in folders_of(path).items():
-        with bar(f"repair {part}".strip()) as progress:
-            goal = os.path.join(to, part) if to and part else to
-            done = repair_buffer(folder, dry_run=not apply, progress=progress, to=goal)
-        actions += [(f"{part}/{x.file}" if part else x.file, x) for x in done]
+    with bar("repair") as progress:
+        done = repair_buffer(path, dry_run=not apply, progress=progress, to=to)
+    actions = [(action.file, action) for action in done]
     left = findings_at(to or path, "repair") if apply or not actions else []
     episodes = sum(action.episodes for _, action in actions)
     steps = sum(action.steps for _, action in actions)

@@ -52,7 +52,7 @@ def watch(path: Buffer, once: Once = False, interval: Interval = 1.0, as_json: A
         _watch_rings(path, once, interval, as_json)
         return
     found = look(path, "watch", BUFFERS)
-    reader = Reader(Disk(), local_path(found.main))
+    reader = Reader(Disk(), local_path(path))
     noun = "step" if found.kind == EPISODES else "row"
     try:
         first = seen = _look(reader)

@@ -25,14 +25,14 @@ from ringmap.buffers.located import (
     EPISODES,
     TRANSITIONS,
     buffer_at,
-    folders_of,
+    has_parts,
     is_dataset,
 )
 from ringmap.errors import NotFoundError, RingmapError
 from ringmap.formats.registry import detect_format
 from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.paths import SIGNS, Paths, refuse_address
+from ringmap.storage.disk.paths import Paths, refuse_address
 
 __all__ = ["FLEET", "PROBLEM", "Place", "find"]
 
@@ -191,9 +191,7 @@ def _place(path: str, name: str) -> Place | None:
     buffer = buffer_at(path)
     if buffer is not None:
         return Place(key_of(path), path, name, buffer.kind)
-    if os.path.isdir(path) and any(
-        os.path.lexists(os.path.join(folder, sign)) for folder in folders_of(path).values() for sign in SIGNS
-    ):
+    if has_parts(path):
         read_manifest(Disk(), path)  # it is what is left of a buffer: this says what is wrong
         return None
     if is_dataset(path):

@@ -247,13 +247,13 @@ class Library:
                 told["thumbnail"] = self._fleet(place.key).has_pictures
                 told["columns"] = self._fleet(place.key).column_names
             else:
-                facts = facts_of(_main_of(place))
+                facts = facts_of(place.path)
             if place.path:
                 told["nbytes"] = nbytes_of(place.path)
             if facts is not None and place.path:
                 told = {"steps": facts.steps, "max_steps": facts.max_steps - facts.spare} | told
                 told.setdefault("writer", _writer(facts))
-                told["committed_s"] = idle_s(_main_of(place))
+                told["committed_s"] = idle_s(place.path)
         except (RingmapError, OSError) as error:
             told["problem"] = str(error)
         return told, facts
@@ -307,11 +307,6 @@ class Library:
             for opened in self._opened.values():
                 opened.close()
             self._opened.clear()
-
-
-def _main_of(place: Place) -> str:
-    rows = os.path.join(place.path, "rows")
-    return rows if place.kind == "distillation" and os.path.isdir(rows) else place.path
 
 
 def _writer(facts: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Planted at seams that stay: a method is replaced, what it replaces is called. On
 import gc
 import itertools
 
-from ringmap.buffers.distillation.labelled import LabelledRows
+from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online import batch_source as halves
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.transitions.next_observations import NextObservations
@@ -113,15 +113,15 @@ def one_look():
 
 def other_label():
     """Labels are read a little later than the round that they are of."""
-    read = LabelledRows.read
+    read = DistillationBuffer._read
 
-    def careless(rows, ids):
-        columns, held = read(rows, ids)
+    def careless(buffer, ids):
+        columns, held = read(buffer, ids)
         if len(columns.get("label_round", ())) > 1:
             columns["label_round"] = columns["label_round"][::-1].copy()
         return columns, held
 
-    LabelledRows.read = careless
+    DistillationBuffer._read = careless
 
 
 def other_half():

@@ -1,7 +1,6 @@
 """Hands for the other buffers: what they store besides episodes must be that of a stored call too."""
 
 import json
-import os
 
 import numpy as np
 
@@ -132,7 +131,7 @@ class ValueHands(Hands):
 
 
 class LabelHands(Hands):
-    """A write is an episode of one actor; a relabelling gives all its rows the number of the call."""
+    """A write is an episode of one actor; a relabelling gives its rows the number of the call."""
 
     def open(self):
         return DistillationBuffer(MAX_STEPS // 2, seed=0, retention="fifo", sync_every_s=0, **self.label_options)
@@ -144,17 +143,13 @@ class LabelHands(Hands):
     def open_reader(self):
         return DistillationBuffer.open(self.folder, "r", retention="fifo")
 
-    @property
-    def home(self):
-        return os.path.join(self.folder, "rows")
-
     def store(self, buffer):
         return buffer._ring.buffer.engine.owned
 
     def write(self, buffer, k, steps):
         buffer.add(
             labels.rows_of(k, steps, buffer.round),
-            np.zeros(steps, np.int64),
+            np.full(steps, labels.label_of(0, buffer.round)),
             actor_id=np.full(steps, k),
             dones=np.arange(steps) == steps - 1,
         )
@@ -170,7 +165,8 @@ class LabelHands(Hands):
             parts = self.buffer.episodes()
             numbers = [int(self.buffer.rows(p[:1])["student_observations"][0, 0]) for p in parts]
             parts = [p for p, k in zip(parts, numbers, strict=True) if k in op[1:] or not op[1:]]
-            self.buffer.relabel(parts, lambda rows: np.full(len(rows["ids"]), index + 1))
+            label = labels.label_of(index + 1, self.buffer.round)
+            self.buffer.relabel(parts, lambda rows: np.full(len(rows["ids"]), label))
         elif op[0] == "sample":
             self.buffer.batch(2)
         else:
@@ -178,6 +174,11 @@ class LabelHands(Hands):
 
     def given(self, buffer):
         return labels.look(buffer)[1]
+
+    def agrees(self, given, model):
+        new = dict(model.also)
+        old = new if model.before is None else dict(model.before)
+        return all(label in (new.get(k, 0), old.get(k, 0)) for (k, _), label in given.items())
 
     def check_clips(self, buffer, model):
         labels.look(buffer)

@@ -10,8 +10,8 @@ import os
 import numpy as np
 
 from ringmap.buffers import engine
-from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.steps import StepRing
 from ringmap.storage.commit import commit, files, store
 from ringmap.storage.commit.open_episode import OpenEpisode
 from ringmap.storage.disk import lock
@@ -277,14 +277,14 @@ def leaves_in_place():
     priorities.begin = AtOnce
 
 
-def labels_row_by_row():
-    whole = LabelLog.write
+def labels_and_rounds_apart():
+    update = StepRing.update
 
-    def wrong(self, ids, round, labels):
-        for i in range(len(ids)):
-            whole(self, ids[i : i + 1], round, {n: v[i : i + 1] for n, v in labels.items()})
+    def wrong(self, ids, values, where):
+        for name, each in values.items():
+            update(self, ids, {name: each}, where)
 
-    LabelLog.write = wrong
+    StepRing.update = wrong
 
 
 def values_in_place():
@@ -322,7 +322,7 @@ PLANTS = {
     "successors written after the commit": successors_after_the_commit,
     "leaves of priorities written in place": leaves_in_place,
     "values written over the newest, in two pieces": values_in_place,
-    "each row relabelled for itself": labels_row_by_row,
+    "labels and their round apart": labels_and_rounds_apart,
 }
 """Name -> what plants it in this process."""
 

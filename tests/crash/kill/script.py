@@ -38,6 +38,8 @@ class Model:
     saved: int = -1
     also: tuple = ()
     """What was given besides, newest last: (number, value), of the family's own kind."""
+    before: tuple | None = None
+    """What was given before a call that may have reached some rows only; None: no such call is under way."""
 
     def given(self):
         """Return number -> the value that counts, of the episodes that are stored."""
@@ -122,7 +124,9 @@ class Model:
     def allowed(self, op, index, keep=False):
         """Return every model that a kill in the middle of the call may leave."""
         after = self.after(op, index, keep)
-        if op[0] in ("relabel", "put"):  # an episode after the other
+        if op[0] == "relabel":  # row by row
+            return [replace(after, before=self.also)]
+        if op[0] == "put":  # an episode after the other
             new = after.also[len(self.also) :]
             return [replace(self, also=(*self.also, *new[:n])) for n in range(len(new) + 1)]
         if op[0] == "open":
@@ -338,9 +342,11 @@ SCENARIOS_OF_OTHERS = {
             family="values",
         ),
         Scenario("labels: birth", [OPEN, *writes(3)], family="labels"),
-        Scenario("labels: first relabelling", [("relabel",)], [OPEN, *writes(4, 3)], [OPEN], family="labels"),
         Scenario(
-            "labels: a log that wraps",
+            "labels: first relabelling", [("round",), ("relabel",)], [OPEN, *writes(4, 3)], [OPEN], family="labels"
+        ),
+        Scenario(
+            "labels: again and again",
             [("round",), ("relabel", 4, 3), *writes(5, first=9), ("relabel",), ("flush",)],
             [*FULL, *[("relabel",)] * 5],
             [OPEN],

@@ -168,6 +168,7 @@ class Writer:
         """Close the file, and open it again."""
         self.sync()
         self._put_header(self.header._replace(synced=self.header.highest))
+        self._sync()
         self._begin()
 
     def _put_header(self, header):

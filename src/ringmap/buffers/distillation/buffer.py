@@ -5,24 +5,23 @@
                                 relabel
 
 Invariants: a row keeps its round, policy version and actor for life; drawn rows lie in the window
-that `retention` keeps; an episode has the labels of one relabelling or of none.
-Not here: rows and labels on disk (labelled.py), the input of `add` (columns.py), rounds.py, retention.py, passes.py.
+that `retention` keeps; the labels of a row are of one relabelling, that of the round `label_round`, or its first ones.
+Not here: rows on disk (steps.py), the input of `add` (columns.py), rounds.py, retention.py, passes.py.
 """
 
 from __future__ import annotations
 
 import operator
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ringmap.arguments import positive
-from ringmap.buffers.distillation.columns import fitted_labels, row_columns
-from ringmap.buffers.distillation.labelled import LabelledRows, rows_path
-from ringmap.buffers.distillation.lanes import episodes_of
-from ringmap.buffers.distillation.passes import epoch, sequences
+from ringmap.buffers.distillation.columns import LABEL_ROUND, MUTABLE, fitted_labels, row_columns
+from ringmap.buffers.distillation.passes import episodes_of, epoch, sequences
 from ringmap.buffers.distillation.retention import Retention
 from ringmap.buffers.distillation.rounds import Rounds, mixed, version_of
 from ringmap.buffers.emit import Emit
@@ -34,7 +33,7 @@ from ringmap.errors import InputError, NoClipsError, ReadOnlyError
 from ringmap.storage.columns.values import nested
 from ringmap.storage.disk.calls import note_nested
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.paths import local_path
+from ringmap.storage.read.read_live import redraw_lost
 from ringmap.storage.records.manifest import DISTILLATION
 
 __all__ = ["DistillationBuffer"]
@@ -44,6 +43,9 @@ Batch = dict[str, Any]
 TeacherFn = Callable[[Batch], Any]
 
 _WHERE = "DistillationBuffer"
+
+_AT_ONCE, _AT_ONCE_S = 1 << 14, 1.0
+"""Labels that are stored together: how many, and within how many seconds."""
 
 
 class DistillationBuffer(Unindexed):
@@ -70,8 +72,8 @@ class DistillationBuffer(Unindexed):
         InputError: an argument is wrong, or contradicts a value on disk.
         LockedError: another handle is writing to it.
 
-    Cost: an `add` is one commit. Memory: grows as the rows fill, in RAM; eight to sixteen bytes per row after
-        the first relabelling.
+    Cost: an `add` is one commit. Memory: grows as the rows fill, in RAM. Labels take three times their size once they
+        are given again: what they were stored with, and two copies of the newest.
 
     Processes and threads: one writer; `DistillationBuffer.open(path)` is a live reader, in any process. A pickled
     buffer with a path becomes a reader.
@@ -109,14 +111,12 @@ class DistillationBuffer(Unindexed):
         self._choose(retention, keep_rounds, obs_shape, beta, seed, out)
         capacity = positive(_WHERE, "capacity", capacity)
         options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
-        folder = None if path is None else local_path(path)
-        rows = None if folder is None else rows_path(folder, _WHERE, door(disk))
-        self._ring = StepRing(capacity, path=rows, where=_WHERE, disk=disk, kind=DISTILLATION, **options)
+        options |= {"kind": DISTILLATION, "mutable": MUTABLE}
+        self._ring = StepRing(capacity, path=path, where=_WHERE, disk=disk, **options)
         try:
             saved = self._ring.buffer.notes.get("distillation")
             if saved is not None:
                 self._rounds.state = saved
-            self._rows = LabelledRows(self._ring, folder, options)
         except BaseException:
             self._ring.close()
             raise
@@ -143,13 +143,8 @@ class DistillationBuffer(Unindexed):
             NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.
         """
         disk = door(options.get("disk"))
-        rows = rows_path(path, f"{_WHERE}.open", disk)
         if mode == "r+":
-            buffer = cls(
-                StepRing.capacity_at(rows, f"{_WHERE}.open", disk, DISTILLATION),
-                path=path,
-                **options,
-            )
+            buffer = cls(StepRing.capacity_at(path, f"{_WHERE}.open", disk, DISTILLATION), path=path, **options)
             buffer._keep_as_noted(options)
             return buffer
         if mode != "r":
@@ -162,8 +157,7 @@ class DistillationBuffer(Unindexed):
         if options:
             raise InputError(f"{_WHERE}.open: unknown options {sorted(options)} for a reader")
         buffer._choose(**asked, out=out)
-        buffer._ring = StepRing.open(rows, disk=disk, kind=DISTILLATION, where=f"{_WHERE}.open")
-        buffer._rows = LabelledRows(buffer._ring, local_path(path), {})
+        buffer._ring = StepRing.open(path, disk=disk, kind=DISTILLATION, where=f"{_WHERE}.open")
         buffer._keep_as_noted(named)
         return buffer
 
@@ -305,9 +299,10 @@ class DistillationBuffer(Unindexed):
     def relabel(self, which: Any, teacher_fn: TeacherFn) -> int:
         """Let a teacher label stored rows again, and return the number of relabelled rows.
 
-        All later reads return the new labels. The labels of an episode are one commit: a kill leaves all of them
-        or none. An episode whose labels do not fit raises and keeps its old labels; the episodes
-        before it are relabelled.
+        All later reads return the new labels, and `label_round` is the present round. A row has all of its new labels
+        or none, after a kill, too; which rows of an episode have them, `label_round` says. Labels are stored about a
+        second after the teacher gave them, or when 16,384 are there. An episode whose labels do not fit raises and
+        keeps its old labels; the episodes before it are relabelled.
 
         Args:
             which: ids of rows; or some of `episodes()`; or None for all. Ids of evicted rows are left out.
@@ -318,27 +313,26 @@ class DistillationBuffer(Unindexed):
         Raises:
             InputError: labels of the wrong columns, shape or dtype.
 
-        Cost: reads the rows; writes the labels once, and as much again, amortised, to keep room in the log.
+        Cost: reads the rows of each episode, and stores labels as `ReplayBuffer.update` does.
         """
         where = f"{_WHERE}.relabel"
-        self._writer("relabel")
+        ring = self._writer("relabel")
         groups = self._grouped(which, where)
-        schema = self._rows.labels()
+        schema = ring.schema
         if schema is None:
             return 0
-        done = 0
-        for ids in groups:
-            columns, held = self._rows.read(ids)
-            if not held.all():
-                ids, columns = ids[held], {n: v[held] for n, v in columns.items()}
-            if not len(ids):
-                continue
-            labels = fitted_labels(teacher_fn(self._as_asked(columns)), schema, len(ids), where)
-            held = self._ring.holds(ids)  # the teacher may have taken long
-            if held.any():
-                self._rows.relabel(ids[held], self.round, {n: v[held] for n, v in labels.items()})
-            done += int(held.sum())
-        return done
+        labelled = _Labelled(ring, where)
+        try:
+            for ids in groups:
+                columns, held = self._read(ids)
+                if not held.all():
+                    ids, columns = ids[held], {n: v[held] for n, v in columns.items()}
+                if len(ids):
+                    labels = fitted_labels(teacher_fn(self._as_asked(columns)), schema, len(ids), where)
+                    labelled.add({"ids": ids, LABEL_ROUND: np.full(len(ids), self.round), **labels})
+        finally:
+            labelled.store()
+        return labelled.count
 
     def _grouped(self, which: Any, where: str) -> list[Array]:
         """Return ids in the window, by episode."""
@@ -392,13 +386,26 @@ class DistillationBuffer(Unindexed):
         """
         batch_size = positive(f"{_WHERE}.batch", "batch_size", batch_size)
         self._look()
-        count = operator.index(batch_size)
         rng = self._rounds.draws.rng
 
         def draw(count: int) -> Array:
             return self._ring.draw(count, rng, since=self._first())
 
-        columns = self._rows.drawn(draw, count, f"{_WHERE}.batch")
+        ids = draw(operator.index(batch_size))
+        columns, held = self._read(ids)
+        if not held.all():  # evicted meanwhile: redrawn
+
+            def gather(which: Array) -> Array:
+                again, good = self._read(ids[which])
+                for name, values in again.items():
+                    columns[name][which] = values
+                return good
+
+            def redraw(which: Array) -> Array:
+                return draw(len(which))
+
+            source, where = self._ring.engine.source, f"{_WHERE}.batch"
+            redraw_lost(source, ids, ~held, gather, redraw, where, "raise the capacity", self.refresh)
         return self._as_asked(columns)
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
@@ -415,7 +422,7 @@ class DistillationBuffer(Unindexed):
         self.refresh()
         asked = np.asarray(ids, np.int64).reshape(-1)
         known = (asked >= self._first()) & self._ring.holds(asked)
-        columns, held = self._rows.read(asked) if known.all() else ({}, known)
+        columns, held = self._read(asked) if known.all() else ({}, known)
         if not held.all():
             raise InputError(f"{_WHERE}.rows: row {asked[~held][0]} is not stored, or not any more")
         return self._as_asked(columns)
@@ -450,7 +457,7 @@ class DistillationBuffer(Unindexed):
             self._look()
             ids = self._ids()
             order = self._rounds.draws.rng.permutation(ids) if shuffle else ids
-            yield from map(self._as_asked, epoch(self._rows.read, order, size, drop))
+            yield from map(self._as_asked, epoch(self._read, order, size, drop))
 
     def sequences(
         self,
@@ -493,10 +500,16 @@ class DistillationBuffer(Unindexed):
             self._look()
             ids, bounds = self._episodes()
             rng = self._rounds.draws.rng if shuffle else None
-            batches = sequences(self._rows.read, ids, bounds, length, batch_size, drop, rng)
+            batches = sequences(self._read, ids, bounds, length, batch_size, drop, rng)
             yield from map(self._as_asked, batches)
 
     # -- rows --------------------------------------------------------------------------------
+
+    def _read(self, ids: Array) -> tuple[dict[str, Array], Array]:
+        """Return rows by id, flat, and `ids`; and which of them are still stored: the others are meaningless."""
+        columns, held = self._ring.read(ids)
+        columns["ids"] = ids.copy()
+        return columns, held
 
     def _first(self) -> int:
         """Return the oldest id that retention keeps, one past the newest if there is none."""
@@ -535,19 +548,20 @@ class DistillationBuffer(Unindexed):
 
     @property
     def _writes(self) -> bool:
-        return self._rows.writes
+        return self._ring.buffer.mode == "r+"
 
     def _writer(self, method: str) -> StepRing:
         if not self._writes:
             raise ReadOnlyError(
-                f"{_WHERE}.{method}: this handle of {self._rows.path} only reads; write in the process that opened it "
+                f"{_WHERE}.{method}: this handle of {self._ring.path} only reads; write in the process that opened it "
                 "with mode='r+'"
             )
         return self._ring
 
     def refresh(self) -> None:
         """Move a reader to the newest state. Methods that draw do this themselves; a writer is always up to date."""
-        self._rows.refresh()
+        if not self._writes:
+            self._ring.buffer.refresh()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the round, the policy version and the generator, to store with a checkpoint."""
@@ -566,7 +580,7 @@ class DistillationBuffer(Unindexed):
         if note_nested(self.flush):
             return
         if self._writes:
-            self._rows.flush({"distillation": self._noted()})
+            self._ring.buffer.flush(notes={"distillation": self._noted()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy to a new directory, for `open`: whole, or not at all.
@@ -574,8 +588,7 @@ class DistillationBuffer(Unindexed):
         Raises:
             ExistsError: the directory exists.
         """
-        self._writer("save")
-        self._rows.copy_to(path, {"distillation": self._noted()}, f"{_WHERE}.save")
+        self._writer("save").copy_to(path, {"distillation": self._noted()}, f"{_WHERE}.save")
 
     def close(self) -> None:
         """Flush, and release files and locks. Closing twice is allowed."""
@@ -587,11 +600,11 @@ class DistillationBuffer(Unindexed):
             if self._writes and not self._ring.engine.owned.is_poisoned:
                 self._ring.buffer.flush(notes={"distillation": self._noted()})
         finally:
-            self._rows.close()
+            self._ring.close()
 
     def check(self) -> list[Any]:
         """Return the faults of rows and labels, each finding with its file; empty when sound."""
-        return self._rows.check()
+        return self._ring.buffer.check()
 
     def __enter__(self) -> DistillationBuffer:
         return self
@@ -602,13 +615,44 @@ class DistillationBuffer(Unindexed):
             self.flush()
 
     def __repr__(self) -> str:
+        path = None if self._ring.path is None else str(self._ring.path)
         if self._ring.closed:
-            return f"{_WHERE}(closed, path={self._rows.path!r})"
-        place = "" if self._rows.path is None else f", path={self._rows.path!r}"
+            return f"{_WHERE}(closed, path={path!r})"
+        place = "" if path is None else f", path={path!r}"
         return (
             f"{_WHERE}(rows={len(self)}/{self._ring.capacity}, round={self.round}, "
             f"retention={self._retention!r}{place})"
         )
+
+
+class _Labelled:
+    """New labels that are stored together: rows of many actors lie side by side, those of one episode do not."""
+
+    def __init__(self, ring: StepRing, where: str) -> None:
+        self.count = 0
+        """How many rows have theirs."""
+        self._ring, self._where = ring, where
+        self._parts: list[dict[str, Array]] = []
+        self._waiting, self._since = 0, time.monotonic()
+
+    def add(self, labels: dict[str, Array]) -> None:
+        """Add labels of rows by `ids`, and store all if they are many, or if a slow teacher gave the first long ago."""
+        self._parts.append(labels)
+        self._waiting += len(labels["ids"])
+        if self._waiting >= _AT_ONCE or time.monotonic() - self._since > _AT_ONCE_S:
+            self.store()
+
+    def store(self) -> None:
+        """Store what was added, for rows that are still there."""
+        parts, self._parts, self._waiting = self._parts, [], 0
+        if parts:
+            labels = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            order = np.argsort(labels["ids"])
+            order = order[self._ring.holds(labels["ids"][order])]
+            labels = {name: values[order] for name, values in labels.items()}
+            self._ring.update(labels.pop("ids"), labels, self._where)
+            self.count += len(order)
+        self._since = time.monotonic()
 
 
 _OUT = (("to", None), ("device", None), ("pin_memory", False))

@@ -1,16 +1,18 @@
 """The columns of a student's rows: converts the input of `add`, one step or many, to columns of one length.
 
     student_observations[/leaf]...  teacher_actions  [teacher_log_std  teacher_logits  executed_actions  ...]
-    actor_id  dones  round  policy_version  stamp        in every row
+    actor_id  dones  round  policy_version  label_round  in every row
 
-Invariants: `actor_id` and `dones` have one number per row, whatever axes the input had.
-Not here: where rows are stored (labelled.py), nested names (nested.py).
+Labels and their round are mutable columns: `label_round` is the round of the row's newest label.
+
+Invariants: `actor_id` and `dones` have one number per row, whatever axes the input had; a row has all labels.
+Not here: where rows are stored (steps.py), nested names (nested.py).
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,14 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.values import as_array, cast, flat, is_tensordict, root
 
-__all__ = ["fitted_labels", "row_columns"]
+__all__ = ["LABEL_ROUND", "MUTABLE", "fitted_labels", "row_columns"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_LABELS = ("teacher_actions", "teacher_log_std", "teacher_logits")
+LABEL_ROUND = "label_round"
+MUTABLE = (*_LABELS, LABEL_ROUND)
+"""The columns that a relabelling replaces."""
 
 
 def row_columns(
@@ -38,7 +45,8 @@ def row_columns(
         where: the method to name in an error.
 
     Raises:
-        InputError: unequal lengths, or `actor_id` or `dones` without exactly one number per row.
+        InputError: unequal lengths, `actor_id` or `dones` without exactly one number per row, a label that is missing
+            or text.
     """
     rows, _ = flat({name: value for name, value in given.items() if value is not None}, where)
     columns: dict[str, Any] = {n: as_array(v, f"{where}: {n}", "row") for n, v in rows.items()}
@@ -55,13 +63,19 @@ def row_columns(
     dones = arrays.get("dones", np.zeros(count))
     if not np.isin(dones, (0, 1)).all():
         raise InputError(f"{where}: dones must be 0 or 1, got {dones}")
-    return arrays | {
+    for name in arrays:
+        if root(name) in _LABELS and arrays[name].dtype.kind not in "biufc":
+            raise InputError(f"{where}: {name} must be numbers, got {arrays[name].dtype}; store indices of texts")
+    arrays |= {
         "actor_id": cast(actors, np.dtype(np.int64), "safe", f"{where}: actor_id"),
         "dones": dones != 0,
         "round": np.full(count, round),
         "policy_version": np.full(count, version),
-        "stamp": np.full(count, secrets.randbits(64), np.uint64),
+        LABEL_ROUND: np.full(count, round),
     }
+    if schema is not None and arrays.keys() != set(schema.names):
+        _without_defaults(schema).fit(arrays, "safe", where)  # raises
+    return arrays
 
 
 def fitted_labels(given: Any, schema: Schema, count: int, where: str) -> dict[str, Array]:
@@ -69,7 +83,7 @@ def fitted_labels(given: Any, schema: Schema, count: int, where: str) -> dict[st
 
     Args:
         given: their `teacher_actions`, or a mapping of all labels.
-        schema: the label columns of the rows.
+        schema: of the rows.
         count: number of rows.
         where: the method to name in an error.
 
@@ -82,7 +96,13 @@ def fitted_labels(given: Any, schema: Schema, count: int, where: str) -> dict[st
     arrays = as_columns(labels, where)
     if arrays and len(next(iter(arrays.values()))) != count:
         raise InputError(f"{where}: {len(next(iter(arrays.values())))} labels for {count} rows; expected one for each")
-    return schema.fit(arrays, "safe", where)
+    own = Schema(tuple(spec for spec in schema.columns if root(spec.name) in _LABELS))
+    return _without_defaults(own).fit(arrays, "safe", where)
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """Return columns none of which may be missing: a mutable one that is would be zeros."""
+    return Schema(tuple(replace(spec, mutable=False) for spec in schema.columns))
 
 
 def _is_single(columns: Mapping[str, Any], schema: Schema | None, obs_shape: Any, where: str) -> bool:

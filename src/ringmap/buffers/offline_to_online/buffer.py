@@ -454,7 +454,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                 f"{_WHERE}.save: the online half is a {type(self.online_buffer).__name__} of yours; save it by its "
                 "own means, and state_dict() beside it"
             )
-        self._ring.copy_to(path, {"mix": self._mix()})
+        self._ring.copy_to(path, {"mix": self._mix()}, f"{_WHERE}.save")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], offline_dataset: Any, **options: Any) -> OfflineToOnlineReplayBuffer:

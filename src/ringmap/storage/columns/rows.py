@@ -58,9 +58,9 @@ class Changes(Protocol):
         """The names of the columns that may have some."""
         ...
 
-    def put_into(self, name: str, positions: Array, taken: Array) -> None:
-        """Replace the rows that have a newer value, in an array `(*positions.shape, ...)` of the rows at these
-        positions."""
+    def put_into(self, taken: Mapping[str, Array], positions: Array) -> None:
+        """Replace the rows that have newer values, in an array `(*positions.shape, ...)` of each column. What it puts
+        into one row is of one update."""
         ...
 
 
@@ -197,9 +197,10 @@ class Rows:
 
     def _lay_changes(self, names: Sequence[str], positions: Array, taken: Sequence[Array]) -> None:
         if (changes := self._changes) is not None:
-            for name, values in zip(names, taken, strict=True):
-                if name in changes.columns:
-                    changes.put_into(name, positions, values)
+            columns = changes.columns
+            mutable = {name: values for name, values in zip(names, taken, strict=True) if name in columns}
+            if mutable:
+                changes.put_into(mutable, positions)
 
     def take(
         self,

@@ -50,7 +50,6 @@ from ringmap.storage.ring.ring import Ring
 __all__ = [
     "DISTILLATION",
     "EPISODES",
-    "LABELS",
     "LARGEST",
     "LAYOUT",
     "ROWS",
@@ -76,15 +75,14 @@ _CHUNK_MOST = 1 << 30
 _FILE_NAME = re.compile(COLUMNS + r"/[0-9]{3,6}-[a-z0-9-]{0,40}\.(npy|zarr)")
 
 EPISODES, TRANSITIONS, ROWS = "episodes", "transitions", "rows"
-DISTILLATION, LABELS = "distillation", "labels"
-"""A student's rows, and the log of a teacher's labels beside them."""
+DISTILLATION = "distillation"
+"""A student's rows, with a teacher's labels."""
 
 _OPENED_BY = {
     EPISODES: "ReplayBuffer",
     TRANSITIONS: "TransitionReplayBuffer",
     ROWS: "OfflineToOnlineReplayBuffer",
-    DISTILLATION: "DistillationBuffer, which takes the directory above",
-    LABELS: "DistillationBuffer, which takes the directory above",
+    DISTILLATION: "DistillationBuffer",
 }
 
 _REVISION = 2
@@ -136,7 +134,7 @@ class Manifest:
 
     @property
     def kind(self) -> str:
-        """What the rows are: "episodes", "transitions", "rows", "distillation" or "labels"."""
+        """What the rows are: "episodes", "transitions", "rows" or "distillation"."""
         return self.born.name
 
     @property

@@ -418,10 +418,12 @@ class MutableValues(Sidecar):
         self._durable = upto
 
     def seal(self) -> None:
-        """Note that this opening updates no more, if all of its updates are durable: no copy of it can be torn."""
+        """Note that this opening updates no more, if all of its updates are durable: no copy of it can be torn. The
+        note is durable: a copy of a buffer is whole."""
         if not self.is_dirty:
             with contextlib.suppress(OSError):  # then the next opening looks for what is torn
                 self._put_header(self._header._replace(synced=self._header.highest))
+                self._sync_file()
 
     def close(self) -> None:
         """Release the file."""
@@ -430,21 +432,22 @@ class MutableValues(Sidecar):
 
     # -- reads -------------------------------------------------------------------------------
 
-    def put_into(self, name: str, positions: Array, taken: Array) -> None:
-        """Replace the rows that have a newer value, in a C-contiguous array `(*positions.shape, ...)` of the rows at
-        these positions.
+    def put_into(self, taken: Mapping[str, Array], positions: Array) -> None:
+        """Replace the rows that have newer values, in a C-contiguous array `(*positions.shape, ...)` of each column.
+        What it puts into one row is of one update.
 
         Raises:
             CorruptError: a value is damaged.
             LappedError: a value was updated again and again during the read.
 
-        Cost: the heads of two copies for each row; for one that has a newer value, a copy and a checksum of it.
+        Cost: the heads of two copies for each row; for one that has newer values, a copy and a checksum of it.
         """
         which, _, newest = self._find(positions.reshape(-1))
         if len(which):
-            if not taken.flags.c_contiguous:
-                raise ValueError("expected a C-contiguous array")
-            taken.reshape(positions.size, *taken.shape[positions.ndim :])[which] = newest[_field(name)]
+            for name, values in taken.items():
+                if not values.flags.c_contiguous:
+                    raise ValueError("expected a C-contiguous array")
+                values.reshape(positions.size, *values.shape[positions.ndim :])[which] = newest[_field(name)]
 
     def _find(self, positions: Array) -> tuple[Array, Array, Array]:
         """Return which rows have a newest value, the planes of these, and copies of them."""
