@@ -240,7 +240,7 @@ def test_a_flush_in_the_middle_of_a_write_is_done_when_it_ends(tmp_path):
     disk.act = made.flush
     made.write_episode(episode(3))
     store = made.engine.owned
-    assert store.files.state.mark == store.seq == 4
+    assert store.files.state.synced == store.seq == 4
     made.close()
 
 

@@ -27,7 +27,7 @@ def use(path, alone):
         buf.write_episode(episode(k))
     assert buf.num_episodes == 6, buf.num_episodes
     store = buf.engine.owned
-    assert not alone or store.files.state.mark == store.seq  # each commit was due to sync
+    assert not alone or store.files.state.synced == store.seq  # each commit was due to sync
     assert buf.sample(256)["obs"].nbytes > 1 << 21
     with buf.batches(4, steps=3) as batches:
         assert len(list(batches)) == 3

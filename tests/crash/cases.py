@@ -639,7 +639,7 @@ class Session:
         kept = sampled if sampled and not self.lags else before.newest_samplings | sampled
         done = replace(during, power=self.is_durable, newest=one, newest_samplings=kept)
         if syncs:
-            synced = self.store_now.files.state.mark >= seq
+            synced = self.store_now.files.state.synced >= seq
             assert synced or syncs != "surely", "flush returned, and nothing was synced"
             if synced:
                 self.abandoned.clear()

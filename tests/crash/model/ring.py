@@ -36,7 +36,7 @@ class State(NamedTuple):
     first: int = 1
     tail: int = 0
     head: int = 0
-    mark: int = 0
+    synced: int = 0
     era: int = 1
     boot: bool = True
 
@@ -249,9 +249,9 @@ class Writer:
         if self.power:
             self.change("sync", "table")
         old = self.state
-        mark = record.seq if self.power else old.mark
+        synced = record.seq if self.power else old.synced
         self.state = State(
-            old.generation + 1, record.seq, record.first, record.tail, record.head, mark, old.era, old.boot
+            old.generation + 1, record.seq, record.first, record.tail, record.head, synced, old.era, old.boot
         )
         if self.variant == "segments deleted before the state":
             self._synced(self.state)
@@ -363,8 +363,8 @@ class Writer:
         self._ready()
         self.change("sync", "all")
         self._synced()
-        if self.seq > self.state.mark:
-            self.state = self.state._replace(generation=self.state.generation + 1, mark=self.seq)
+        if self.seq > self.state.synced:
+            self.state = self.state._replace(generation=self.state.generation + 1, synced=self.seq)
             self._show(self.state)
 
     # -- rows stored alone ---------------------------------------------------------------------

@@ -76,7 +76,7 @@ class Script:
         for step in steps:
             session.run([step])
             store = session.buf.engine.owned
-            self.marks.append((len(session.disk.log), store.seq if session.power else store.files.state.mark))
+            self.marks.append((len(session.disk.log), store.seq if session.power else store.files.state.synced))
 
     @property
     def moments(self):

@@ -95,7 +95,7 @@ class CommitFiles:
             recovered.first,
             recovered.tail,
             recovered.head,
-            recovered.mark,
+            recovered.synced,
             recovered.era,
         )
         for seq, fault in bad.items():
@@ -108,15 +108,15 @@ class CommitFiles:
         self._write_again(recovered, rows, bad)
         with self.poisoning():
             if rows is not None:
-                if recovered.seq > recovered.mark:  # last before the sync: the rewrites above must not be rushed
-                    start = self.table.start_of(max(recovered.first, recovered.mark + 1))
+                if recovered.seq > recovered.synced:  # last before the sync: the rewrites above must not be rushed
+                    start = self.table.start_of(max(recovered.first, recovered.synced + 1))
                     rows.touched(start, recovered.head - start)
                 rows.sync()
-            self.segments.sync_all(n for n, seq in recovered.live.segments.items() if seq > recovered.mark)
+            self.segments.sync_all(n for n, seq in recovered.live.segments.items() if seq > recovered.synced)
             self.disk.sync_folder(self.paths.folder)  # a kill may have come right after a rename
             self.disk.sync_folder(self.paths.open)  # a removed step file must not come back
             self.table.sync()
-        self._write_state(mark=recovered.seq, era=recovered.era + 1, boot=NO_BOOT)
+        self._write_state(synced=recovered.seq, era=recovered.era + 1, boot=NO_BOOT)
         self._write_state(boot=(self.disk.boot_id() if trusted else None) or NO_BOOT)
         with self.poisoning():
             self.state_file.sync()
@@ -259,9 +259,9 @@ class CommitFiles:
             with self.poisoning():
                 self.table.sync()
         old = self.state
-        mark = record.seq if durable else old.mark
+        synced = record.seq if durable else old.synced
         self._publish(
-            State(old.generation + 1, record.seq, record.first, record.tail, record.head, mark, old.era, old.boot)
+            State(old.generation + 1, record.seq, record.first, record.tail, record.head, synced, old.era, old.boot)
         )
 
     def drop_retired(self) -> None:
@@ -325,8 +325,8 @@ class CommitFiles:
         self._table_is_synced(upto)
         if gone:
             self.carry({"finished": [n for n in self.carried["finished"] if n not in gone]})
-        if upto.seq > self.state.mark:
-            self._publish(self.state._replace(generation=self.state.generation + 1, mark=upto.seq))
+        if upto.seq > self.state.synced:
+            self._publish(self.state._replace(generation=self.state.generation + 1, synced=upto.seq))
 
     def finished_gone(self) -> list[str]:
         """Return the finished episodes whose files are unlinked: durably so once `open/` is synced."""
@@ -348,7 +348,7 @@ class CommitFiles:
             self.poisoned(error)
 
     def poisoned(self, error: OSError) -> NoReturn:
-        """Stop writing for good after a failed sync, and mark the page cache as not trusted."""
+        """Stop writing for good after a failed sync, and say that the page cache is not trusted."""
         self.poison = error
         with contextlib.suppress(OSError):
             self._write_state(boot=NO_BOOT)

@@ -451,7 +451,7 @@ class Store(Committer):
         """Whether durability is "power", and there are commits that asked for no sync and had none since."""
         if not self.power or self.files is None:
             return False
-        return self.files.state.mark < self.files.state.seq
+        return self.files.state.synced < self.files.state.seq
 
     @property
     def writable_here(self) -> bool:
@@ -739,7 +739,7 @@ class Store(Committer):
             values = self.values if self.values is not None and self.values.is_dirty else None
             if files is None or not self._may_sync(files):
                 return
-            if files.state.seq <= files.state.mark and values is None:
+            if files.state.seq <= files.state.synced and values is None:
                 return
             sync, mark = files.begin_sync(self.rows, [] if values is None else [values.sync])
             self._syncing.acquire()  # a recovery waits for us
@@ -763,7 +763,7 @@ class Store(Committer):
                     files.state_file.sync()
 
     def _may_sync(self, files: CommitFiles) -> bool:
-        """Tell whether files and memory agree, so that a mark may be set."""
+        """Tell whether files and memory agree, so that what was synced may be told."""
         wrong = self._closed or self._child or self._stale or files.unpublished
         return not wrong and files.poison is None
 

@@ -481,8 +481,8 @@ class Plan:
             # Without a valid state nothing tells the last era; the clock is ahead of any count of openings.
             found.era = max((state.era for state in known), default=time.time_ns())
             found.generation = max((state.generation for state in known), default=1)
-            found.mark = min(found.seq, max((state.mark for state in known), default=0))
-            found.unsynced = found.unsynced[(found.unsynced["seq"] > found.mark) & (not scan.clean)]
+            found.synced = min(found.seq, max((state.synced for state in known), default=0))
+            found.unsynced = found.unsynced[(found.unsynced["seq"] > found.synced) & (not scan.clean)]
             if scan.has_columns and manifest.schema is not None:
                 columns = manifest.columns(disk, self.paths.columns)
                 rows = Rows(manifest.schema, columns, manifest.ring).open(write=True, head=0, mapped=False)

@@ -360,7 +360,7 @@ class Scan:
             one = Record.of(records[int(np.argmax(records["seq"]))])
             claims.append((one.seq, State(0, one.seq, one.first, one.tail, one.head)))
         if shown is not None:
-            claims.append((shown.seq if self.clean else shown.mark, shown))
+            claims.append((shown.seq if self.clean else shown.synced, shown))
         if {"seq", "first", "tail", "head"} <= counts.keys():
             tail, head = Position(counts["tail"]), Position(counts["head"])
             claims.append((counts["seq"], State(0, counts["seq"], counts["first"], tail, head)))
@@ -435,7 +435,7 @@ class Scan:
         record = self.table.read(shown.seq) if shown.seq else None
         # A kill may come between record and state: one is not shown then. A flush has shown all that it counts.
         least = max(stored - 1 if self.clean else 0, self.fixed.table.get("seq", 0))
-        if max(shown.mark, shown.seq if self.clean else 0) > stored:
+        if max(shown.synced, shown.seq if self.clean else 0) > stored:
             yield f"shows record {shown.seq}, but record {stored} is the newest"
         elif record is not None and (record.first, record.tail, record.head) != (shown.first, shown.tail, shown.head):
             yield f"disagrees with record {shown.seq}, which it shows"

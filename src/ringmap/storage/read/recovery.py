@@ -14,7 +14,7 @@ the records that follow it. A kill leaves one such record at most; for a reader 
 and new: the state is the newest one whose live records are all whole, and the episodes that no sync covers are
 verified.
 
-Invariants: the search changes nothing; a state below a witness (state.bin, its mark, the
+Invariants: the search changes nothing; a state below a witness (state.bin, what it says was synced, the
 manifest) is damage, and never taken.
 Not here: how a writer then repairs the files (files.py).
 """
@@ -149,7 +149,7 @@ class RecoveredState:
     first: int = 1
     tail: Position = ORIGIN
     head: Position = ORIGIN
-    mark: int = 0
+    synced: int = 0
     era: int = 0
     generation: int = 0
     clean: bool = True
@@ -195,8 +195,8 @@ def find(table: EpisodeTable, shown: State | None, boot: bytes | None, manifest:
     recovered = _shown(table, shown, path) if clean and shown is not None else _scan(table, manifest.max_steps)
     recovered.clean = clean
     if shown is not None:
-        recovered.mark, recovered.era, recovered.generation = shown.mark, shown.era, shown.generation
-    witness = max(manifest.witness, recovered.mark)
+        recovered.synced, recovered.era, recovered.generation = shown.synced, shown.era, shown.generation
+    witness = max(manifest.witness, recovered.synced)
     if recovered.seq < witness:
         raise CorruptError(
             f"{path}: the newest whole state is that of record {recovered.seq}, but record {witness} was "
@@ -205,7 +205,7 @@ def find(table: EpisodeTable, shown: State | None, boot: bytes | None, manifest:
     state = recovered.seq, recovered.tail, recovered.head
     recovered.live = live_records(table, recovered.first, state, manifest.max_steps, path)
     if not clean:
-        recovered.unsynced, valid = table.read_range(max(recovered.first, recovered.mark + 1), recovered.seq)
+        recovered.unsynced, valid = table.read_range(max(recovered.first, recovered.synced + 1), recovered.seq)
         if not valid.all():
             recovered.live.bad = int(recovered.unsynced["seq"][np.argmin(valid)])
     if recovered.live.bad:

@@ -32,9 +32,8 @@ NO_BOOT = bytes(16)
 class State(NamedTuple):
     """A committed state.
 
-    `seq, first, tail, head` as in the newest record; `mark`: every episode up to this record is
-    durable, with its rows; `era`: number of openings and recoveries by a writer; `boot`: the
-    boot during which the page cache can be trusted.
+    `seq, first, tail, head` as in the newest record; `synced`: every record up to this one is durable, with its rows;
+    `era`: number of openings and recoveries by a writer; `boot`: the boot during which the page cache can be trusted.
     """
 
     generation: int = 0
@@ -42,18 +41,9 @@ class State(NamedTuple):
     first: int = 1
     tail: Position = ORIGIN
     head: Position = ORIGIN
-    mark: int = 0
+    synced: int = 0
     era: int = 0
     boot: bytes = NO_BOOT
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether a writer could have shown this: a forged state may have a valid checksum."""
-        return (
-            max(self.generation, self.seq, self.mark, self.era, self.head) < MOST
-            and 1 <= self.first <= self.seq + 1
-            and 0 <= self.tail <= self.head
-        )
 
 
 class StateFile(TwoSlots[State]):
@@ -65,17 +55,17 @@ class StateFile(TwoSlots[State]):
 
     @staticmethod
     def decode(*fields: Any) -> State | None:
-        """Return the state with these fields, None for one that no writer shows."""
+        """Return the state with these fields, None for one that no writer shows: a forged one may have a checksum."""
         state = State(*fields)
-        return state if state.is_possible else None
+        fits = max(state.generation, state.seq, state.synced, state.era, state.head) < MOST
+        return state if fits and 1 <= state.first <= state.seq + 1 and 0 <= state.tail <= state.head else None
 
     @classmethod
     def create(cls, disk: Disk, path: str, salt: bytes) -> None:
         """Make the file with two valid slots of the empty state, and sync it."""
         with closing(disk.create(path, cls.nbytes)) as file:
             made = cls(file, salt)
-            made.write(State(generation=0))
-            made.write(State(generation=1))
+            made.write_both(State())
             file.sync()
 
     @classmethod
