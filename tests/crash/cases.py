@@ -281,13 +281,11 @@ class Case:
 
     def recover_if_stale(self, monkeypatch):
         """Make the package use this case's small sizes."""
-        from ringmap.storage.commit import store
         from ringmap.storage.read import recovery
         from ringmap.storage.records import manifest
         from ringmap.storage.records.blobs import Segments
 
-        for place in (store, manifest):
-            monkeypatch.setattr(place, "SPARE_SLOTS", self.slots)
+        monkeypatch.setattr(manifest, "SPARE_SLOTS", self.slots)
         monkeypatch.setattr(Segments.__init__, "__defaults__", (self.segment,))
         monkeypatch.setattr(recovery, "mapped", in_line)  # threads cost more than it all
         undisturbed(monkeypatch.setattr, looks=2)

@@ -304,7 +304,7 @@ def _(at, out):
     with open(join(at, "manifest.json"), "rb") as file:
         manifest = Manifest.decode(file.read(), "")
     rows = 1 << 33
-    manifest = replace(manifest, max_steps=rows - 40, spare=40, table_slots=rows + SPARE_SLOTS)
+    manifest = replace(manifest, max_steps=rows - 40, spare=40)
     for i, spec in enumerate(manifest.schema.columns):
         path = join(at, manifest.files[i])
         os.unlink(path)

@@ -31,7 +31,6 @@ def make(schema=SCHEMA, **change):
         uuid.UUID(int=5).bytes,
         100,
         50,
-        214,
         settings={"history_len": 4, "durability": "power"},
         table={"count": 3, "first": 2, "tail": 10, "head": 20, "seq": 4},
     )

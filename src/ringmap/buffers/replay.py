@@ -70,7 +70,7 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import EPISODES, Kind, Manifest, lineage_of, must_be
-from ringmap.storage.records.table import SPARE_SLOTS, TERMINATED, TRUNCATED
+from ringmap.storage.records.table import TERMINATED, TRUNCATED
 
 if TYPE_CHECKING:
     from ringmap.storage.inspect.check import Finding
@@ -296,7 +296,7 @@ class ReplayBuffer(Sampled[BufferView]):
         check_storage(storage, where)
         parsed = Schema.parse(schema)
         spare = spare_of(int(max_steps), spare_rows, where)
-        blank = Manifest(bytes(16), int(max_steps), spare, int(max_steps) + spare + SPARE_SLOTS)
+        blank = Manifest(bytes(16), int(max_steps), spare)
         sizes = sizes_when_full(blank.with_columns(parsed, choose(storage, parsed, where), locked=True))
         return {**sizes, "total": sum(sizes.values())}
 

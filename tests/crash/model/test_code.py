@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.commit import store as module
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.open_episode import finish_open
@@ -168,8 +167,7 @@ def settings_of(script):
 def played(folder, script, monkeypatch, at=lambda number: None):
     """Do the calls of a script; return what was changed. A `Cut` ends them."""
     shape = script.shape
-    for place in (module, manifest):
-        monkeypatch.setattr(place, "SPARE_SLOTS", shape.slots - shape.rows)
+    monkeypatch.setattr(manifest, "SPARE_SLOTS", shape.slots - shape.rows)
     disk = Log()
     store = Store.create(disk, folder, shape.max_steps, shape.spare, settings_of(script), SCHEMA)
     disk.changes, disk.at = [], at

@@ -59,7 +59,7 @@ from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
 from ringmap.storage.records.step_file import Unlinked, read_folder
-from ringmap.storage.records.table import CLEAR, DROPPED, LAST_ORDINAL, PART, SPARE_SLOTS, Record, are_live
+from ringmap.storage.records.table import CLEAR, DROPPED, LAST_ORDINAL, PART, Record, are_live
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
 
@@ -166,7 +166,6 @@ class Store(Committer):
                     uuid.uuid4().bytes,
                     max_steps,
                     spare,
-                    max_steps + spare + SPARE_SLOTS,
                     settings=dict(settings.remembered or {}),
                     table={"count": 0, "first": 1, "tail": 0, "head": 0, "seq": 0},
                     born=kind or Kind(),

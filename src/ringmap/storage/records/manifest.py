@@ -119,7 +119,6 @@ class Manifest:
     uuid: bytes
     max_steps: int
     spare: int
-    table_slots: int
     schema: Schema | None = None
     choices: tuple[Choice, ...] = ()
     files: tuple[str, ...] = ()
@@ -167,6 +166,11 @@ class Manifest:
     def rows(self) -> int:
         """Number of rows in every column."""
         return self.max_steps + self.spare
+
+    @property
+    def table_slots(self) -> int:
+        """Number of records that the table has room for."""
+        return self.rows + SPARE_SLOTS
 
     @property
     def ring(self) -> Ring:
@@ -236,6 +240,7 @@ class Manifest:
             "byte_order": "little",
             **self._birth(),
             "rows": self.rows,
+            "table_slots": self.table_slots,
             "schema_from": "argument" if self.locked_by_argument else "episode",
             "columns": None
             if self.schema is None
@@ -290,7 +295,6 @@ class Manifest:
         known: dict[str, Any] = {"schema_from": "episode", "settings": {}, "fps": None, "reward_at": None}
         known |= {"table": {}, "carried": {}, "ordinal": 0, "closed": None}
         try:
-            known["table_slots"] = labels[0]["max_steps"] + labels[0]["spare"] + SPARE_SLOTS
             made = cls._parse({**known, **labels[0], "columns": labels}, "labels")
         except (LookupError, TypeError, ValueError):
             return None
@@ -305,8 +309,6 @@ class Manifest:
             if not is_good(body[key]):
                 raise ValueError(f"{key} {body[key]!r}")
         max_steps, spare, older = (body[key] for key in ("max_steps", "spare", "older"))
-        if body["table_slots"] != max_steps + spare + SPARE_SLOTS:
-            raise ValueError(f"table_slots {body['table_slots']} for {max_steps + spare} rows")
         if (body["capacity"] or max_steps) > max_steps - older:
             raise ValueError(f"capacity {body['capacity']}, older {older} for {max_steps} steps")
         settings, stack = dict(body["settings"]), body["stack"] and tuple(body["stack"])
@@ -326,6 +328,8 @@ class Manifest:
             lineage=bytes.fromhex(body["lineage"]),
             **{key: body[key] for key in _PLAIN},
         )
+        if body.get("table_slots", made.table_slots) != made.table_slots:
+            raise ValueError(f"table_slots {body['table_slots']} for {made.rows} rows")
         if body["columns"] is None:
             return made
         specs = [stored_spec(c["name"], c["shape"], c["dtype"], c.get("mutable") is True) for c in columns]
@@ -378,7 +382,6 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "stack": lambda one: one is None or (len(one) == 2 and _is_count(one[0], 1) and type(one[1]) is str),
     "max_steps": lambda n: _is_count(n, 1),
     "spare": _is_count,
-    "table_slots": lambda n: _is_count(n, 1),
     "columns": lambda one: one is None or type(one) is list,
     "settings": lambda one: type(one) is dict,
     "table": lambda one: type(one) is dict and all(map(_is_count, one.values())),
@@ -390,7 +393,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 }
 """What holds of the keys of a manifest, each for itself."""
 
-_PLAIN = "table_slots", "table", "carried", "ordinal", "closed"
+_PLAIN = "table", "carried", "ordinal", "closed"
 """The keys that are fields, too, with the same values."""
 
 
