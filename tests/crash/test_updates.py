@@ -15,7 +15,7 @@ import pytest
 
 import ringmap
 from ringmap import Column, ReplayBuffer
-from ringmap.errors import EnvironmentFault, SyncFailedError
+from ringmap.errors import CorruptError, EnvironmentFault, SyncFailedError
 from ringmap.storage.sidecars import values
 from ringmap.storage.sidecars.values import MutableValues
 from tests.crash.cases import at_length
@@ -275,6 +275,86 @@ def test_a_missing_guard_is_seen(monkeypatch, judge):
     monkeypatch.setattr(MutableValues, "sync", lambda self, mark=True: None)
     with ram_folder() as folder, pytest.raises(AssertionError):
         judge(str(folder))
+
+
+# -- an update that stops in the middle ---------------------------------------------------------------
+
+ROWS = [(1, 0), (1, 1), (1, 2)]
+
+STOPS = {
+    "between two rows": (2, KeyboardInterrupt(), False),
+    "between two rows, and the disk fails": (2, OSError(errno.EIO, "planted"), True),
+    "within a row, and the disk fails": (1, OSError(errno.EIO, "planted"), True),
+}
+"""The change before which an update stops, with which error, and whether the disk then fails until it is mended."""
+
+
+def stopped_update(folder, power, stop, close):
+    """Stop update 2 of rows 0 and 2 in the middle, update row 1, flush, and close the buffer or kill its writer; open
+    it in the same boot, and after a power cut."""
+    at, error, sticky = STOPS[stop]
+    root = os.path.join(folder, "first")
+    materialise({}, root)
+    session = Updates(root, {}, 1, power, Values(), False)
+    buf = session.ring = session.make()
+    store(1)(buf)
+    buf.update([0, 1, 2], {"latent": latent_of(ROWS, 1), "label": [1, 1, 1]})
+    some = [ROWS[0], ROWS[2]]
+    session.disk.fail(at, error, sticky, partial=True)
+    changes = []
+
+    def torn_once(change, path):  # else half of what blanks the copy again would do
+        changes.append(change)
+        session.disk.partial = len(changes) <= at
+
+    session.disk.hook = torn_once
+    with pytest.raises((KeyboardInterrupt, EnvironmentFault)):
+        buf.update([0, 2], {"latent": latent_of(some, 2), "label": [2, 2]})
+    session.disk.lift()
+    session.disk.hook = None
+    buf.update([1], {"latent": latent_of([ROWS[1]], 3), "label": [3]})
+    buf.flush()
+    judge_stopped(buf, root)
+    if close:
+        buf.close()
+    else:
+        session.kill()
+    tree = session.disk.model.live()
+    model = Model({})
+    for change in session.disk.log:
+        model.apply(change)
+    for name, left, boot in (("kill", tree, 1), ("cut", model.crash(Always(0)), 2)):
+        left["buf"].pop("lock", None)
+        again = os.path.join(folder, name)
+        materialise(left, again)
+        after = Updates(again, left, boot, power, Values(), False)
+        buf = after.ring = after.make()
+        judge_stopped(buf, again)
+        buf.update([0, 2], {"latent": latent_of(some, 4), "label": [4, 4]})
+        assert look(buf) == {ROWS[0]: 4, ROWS[1]: 3, ROWS[2]: 4}
+        after.kill()
+
+
+def judge_stopped(buf, root):
+    seen = look(buf)
+    assert seen.pop(ROWS[1]) == 3
+    assert set(seen.values()) <= {1, 2}, seen
+    assert ringmap.check(os.path.join(root, "buf")) == []
+
+
+@LEVELS
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("close", [True, False])
+def test_an_update_that_stops_in_the_middle_is_no_damage(tmp_path, power, stop, close):
+    stopped_update(str(tmp_path), power, stop, close)
+
+
+@LEVELS
+def test_control_what_a_stopped_update_tore_stays(tmp_path, power, monkeypatch):
+    """Later updates are synced, and so it counts as whole: at the latest once the file is closed."""
+    monkeypatch.setattr(MutableValues, "_mend_interrupted", lambda self: None)
+    with pytest.raises(CorruptError, match="is damaged"):
+        stopped_update(str(tmp_path), power, "within a row, and the disk fails", True)
 
 
 def unsynced_headers(session, since):
