@@ -11,7 +11,6 @@ import numpy as np
 from ringmap import ReplayBuffer
 from ringmap.errors import NoClipsError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.disk.process import Begun
 from ringmap.storage.sidecars import priorities
 from tests.crash.cases import STORAGES, Session, draw_step, look
 from tests.disks import Through
@@ -32,26 +31,11 @@ def draw(rng, max_steps, spare):
             return step
 
 
-class Late(Begun):
-    """Work of a helper: done at once for every other generation, else as the caller waits for it, or never."""
-
-    def __init__(self, work):
-        super().__init__(work, None)
-        self.generation = work.args[0]
-        if self.generation % 2 == 1:
-            work()
-
-    def drop(self):
-        if self.generation % 2 == 0 and self.generation % 8 != 6:
-            self._work()
-
-
-def recover_if_stale(patch):
-    """Make the file small, so that its log is soon full, and let the helper work at moments that a script decides."""
+def make_small(patch):
+    """Make the file small, so that its logs go round soon."""
     patch.setattr(priorities, "_PAGE", 64)
-    patch.setattr(priorities, "_LOG_LEAST", 256)
+    patch.setattr(priorities, "_LOG_LEAST", 192)
     patch.setattr(priorities, "_PIECE", 8)
-    patch.setattr(priorities, "begin", Late)
 
 
 def clips_of(episodes):
@@ -122,7 +106,6 @@ class PrioritySession(Session):
     """A session on a buffer with a `PrioritizedSampler`. `Expect.also`: a `Kept`."""
 
     draw_step = staticmethod(draw)
-    recover_if_stale = staticmethod(recover_if_stale)
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)

@@ -71,7 +71,7 @@ def run(base, monkeypatch):
             case.recover_if_stale(patch)
             same_ids(patch, seed)
             if options.get("session") is PrioritySession:
-                priorities.recover_if_stale(patch)
+                priorities.make_small(patch)
             campaign = run.last = Campaign(base, random.Random(seed), **options)
             campaign.run(case)
         return campaign
@@ -488,7 +488,7 @@ RARE = [
     "columns are not synced before their rename",
     "no table sync before a slot is used again",
     "a finished stream is not remembered",
-    "leaves are not synced before their log is overwritten",
+    "a flush writes no words of priorities",
     "priorities of rows that a cut took stay",
 ]
 
@@ -546,25 +546,8 @@ def priorities_by_slot(patch):
     patch.setattr(PrioritizedSampler, "update_priorities", wrong)
 
 
-def unsynced_fold(patch):
-    write_leaves = PriorityFile._write_leaves
-
-    class Unsynced:
-        def __init__(self, file):
-            self.write = file.write
-
-        def sync(self):
-            pass
-
-    def wrong(self, *args, **more):
-        file = self._file
-        self._file = Unsynced(file)
-        try:
-            write_leaves(self, *args, **more)
-        finally:
-            self._file = file
-
-    patch.setattr(PriorityFile, "_write_leaves", wrong)
+def synced_alone(self, leaves):
+    self._file.sync()
 
 
 def labels_and_rounds_apart(patch):
@@ -617,18 +600,18 @@ PLANTED_ELSEWHERE = {
     ),
     "successors count for their head alone": (TransitionSession, False, CALLS, successors_by_head_alone, None),
     "an update goes to a slot, not to an id": (PrioritySession, False, UPDATES, priorities_by_slot, None),
-    "leaves are not synced before their log is overwritten": (
+    "a flush writes no words of priorities": (
         PrioritySession,
         False,
         UPDATES,
-        unsynced_fold,
+        set_to(PriorityFile, "sync", synced_alone),
         None,
     ),
     "a flush does not sync priorities": (
         PrioritySession,
         True,
         UPDATES,
-        set_to(PriorityFile, "keep", lambda self, leaves: None),
+        set_to(PriorityFile, "sync", lambda self, leaves: None),
         None,
     ),
     "priorities of rows that a cut took stay": (

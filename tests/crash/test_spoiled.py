@@ -215,15 +215,14 @@ def test_flips_in_priorities_never_give_a_priority_of_another_clip(tmp_path, see
             history[place].add(float(np.float32(given[place])))
     buf.engine.owned.abandon()
     rng = np.random.default_rng(seed)
-    used = 8192 + 2 * 4096 + 5 * 512
+    used = 4096 + 5 * 512
     whole = (path / "priorities.bin").read_bytes()
     for _ in range(12):
         data = bytearray(whole)
         data[int(rng.integers(used))] ^= 1 << int(rng.integers(8))
         (path / "priorities.bin").write_bytes(data)
         manifest = buf.engine.owned.manifest
-        file = PriorityFile.open(Home(Disk(), str(path), manifest.uuid, manifest.rows), False)
-        leaves, faults = file.load()
+        file, leaves, faults = PriorityFile.open(Home(Disk(), str(path), manifest.uuid, manifest.rows), 40, write=False)
         file.close()
         assert [f.what for f in ringmap.check(path)] == faults
         for place in range(40 if leaves is not None else 0):

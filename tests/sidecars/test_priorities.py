@@ -1,5 +1,5 @@
-"""The file of priorities by itself: kills and then power cuts, readers beside turns, helpers that fail or go on
-unknown.
+"""The file of priorities by itself: kills and then power cuts, readers beside a writer that begins logs, interrupts, and
+syncs that fail.
 
 No two updates give the same priority, so one that stands says when it was given.
 """
@@ -8,18 +8,14 @@ import contextlib
 import errno
 import os
 import random
-import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ringmap.storage.disk.files import Disk, FileHandle
-from ringmap.storage.disk.frames import FrameWriter
-from ringmap.storage.disk.process import Begun
-from ringmap.storage.sidecars import priorities
-from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
-from tests.crash.priorities import Late, recover_if_stale
+from ringmap.storage.sidecars.priorities import Leaves, Points, PriorityFile, Range
+from tests.crash.priorities import make_small
 from tests.crash.recording import Always, Model, RecordingDisk, materialise
 from tests.disks import Cut, descriptor_of, ram_folder
 from tests.sidecars.test_mutable import home_of
@@ -32,23 +28,23 @@ class Handle:
     """A writer of the file, as a sampler is: `given` notes what each position was given, in order."""
 
     def __init__(self, home, given):
-        assert PriorityFile.recover(home, ROWS) is not None
-        self.file = PriorityFile.open(home, write=True)
-        self.leaves, _ = self.file.load()
+        PriorityFile.recover(home, ROWS)
+        self.file, self.leaves, _ = PriorityFile.open(home, ROWS, write=True)
         self.given = given
 
     def update(self, position, value):
         self.given.setdefault(position, []).append(value)
-        positions, values = np.array([position]), np.array([value], np.float32)
-        if not self.file.append_points(positions, values):
-            self.file.turn(self.leaves)
-            assert self.file.append_points(positions, values)
-        self.leaves.values[position] = value
+        self.change(np.array([position]), np.array([value], np.float32))
+
+    def change(self, positions, values):
+        self.file.append(self.leaves, Points(positions, values))
+        self.leaves.values[positions] = values
 
 
 def loaded(home):
-    with contextlib.closing(PriorityFile.open(home, write=False)) as file:
-        return file.load()
+    file, leaves, faults = PriorityFile.open(home, ROWS, write=False)
+    file.close()
+    return leaves, faults
 
 
 def made(folder, disk=None, rows=ROWS):
@@ -86,7 +82,7 @@ def lost_by(seed, folder, sessions=3, cuts=60):
                 handle.update(rng.randrange(4), value)
                 at.append((len(disk.log), {p: len(v) for p, v in given.items()}))
                 if rng.random() < 0.1:
-                    handle.file.keep(handle.leaves)
+                    handle.file.sync(handle.leaves)
                     synced.append((len(disk.log), {p: len(v) for p, v in given.items()}))
         disk.lift()
         found = loaded(home)[0].values  # a kill takes nothing that had returned
@@ -117,7 +113,7 @@ def lost_by(seed, folder, sessions=3, cuts=60):
 
 @pytest.fixture
 def small(monkeypatch):
-    recover_if_stale(monkeypatch)
+    make_small(monkeypatch)
     return monkeypatch
 
 
@@ -127,38 +123,13 @@ def test_a_power_cut_after_a_kill_leaves_what_was_synced(small, seed):
         assert [lost for at in range(10) if (lost := lost_by(10 * seed + at, folder))] == []
 
 
-def test_nothing_rests_on_what_a_killed_helper_did_not_sync(small):
-    with ram_folder() as folder:
-        root = str(folder / "root")
-        materialise({"buf": {}}, root)
-        disk = RecordingDisk(root, tree={"buf": {}})
-        handle = Handle(home := made(root, disk), {})
-        fill(handle, 10)
-        synced = handle.leaves.values.copy()
-        handle.file.keep(handle.leaves)
-        disk.fail(1, Cut(), only="sync")
-        with pytest.raises(Cut):
-            fill(handle, 40)
-        disk.lift()
-        first = len(disk.log)
-        fill(Handle(home, handle.given), 40)
-        for moment in range(first, len(disk.log) + 1):
-            model = Model({"buf": {}})
-            for entry in disk.log[:moment]:
-                model.apply(entry)
-            for seed in range(10):
-                materialise(model.crash(random.Random(seed)), left := f"{root}-{moment}-{seed}")
-                found, _ = loaded(home_of(Disk(), left, ROWS))
-                assert found is not None
-                assert (found.values >= synced).all(), "values only rise"
-
-
 def test_a_log_that_lost_its_end_is_told(small):
     with ram_folder() as folder:
         handle = Handle(home := made(folder), {})
-        generation, log = handle.file._newest
-        while handle.file._newest[0] == generation:
-            end, _ = log.end
+        fill(handle, 1)
+        number = handle.file._log.number
+        while handle.file._log.number == number:
+            end, _ = handle.file._log.frames.end
             fill(handle, 1)
         with contextlib.closing(home.disk.open(home.path("priorities.bin"), write=True)) as file:
             file.write(bytes(40), end - 40)
@@ -166,17 +137,90 @@ def test_a_log_that_lost_its_end_is_told(small):
 
 
 def test_positions_of_a_log_before_are_no_frame(small):
-    """What an earlier generation left behind the end of a log may look like the number of this one."""
+    """What an earlier log left behind the end of a log may look like the number of this one."""
     with ram_folder() as folder:
         handle, rng = Handle(home := made(folder), {}), random.Random(0)
+        fill(handle, 1)
         for _ in range(120):
-            places = np.full(rng.randint(1, 6), min(handle.file._newest[0] + 2, ROWS - 1))
-            values = np.ones(len(places), np.float32)
-            if not handle.file.append_points(places, values):
-                handle.file.turn(handle.leaves)
-                assert handle.file.append_points(places, values)
-            handle.leaves.values[places] = values
+            places = np.full(rng.randint(1, 6), min(handle.file._log.number + 2, ROWS - 1))
+            handle.change(places, np.ones(len(places), np.float32))
             np.testing.assert_array_equal(values_now(home), handle.leaves.values)
+
+
+@pytest.mark.parametrize("rows", [8, 20, 64, 200])
+def test_words_are_written_before_the_logs_that_they_need_are_gone(small, rows):
+    """Of changes of all sizes, some of them longer than a log."""
+    with ram_folder() as folder:
+        rng, home = random.Random(rows), made(folder, rows=rows)
+        file, leaves, _ = PriorityFile.open(home, rows, write=True)
+        value = 0.0
+        for _ in range(400):
+            places = np.array(rng.choices(range(rows), k=rng.choice([1, 2, 5, 12, 40])))
+            values = np.arange(len(places), dtype=np.float32) + value
+            value += len(places)
+            change = Points(places, values)
+            file.append(leaves, change)
+            change.apply(leaves)
+            again, found, faults = PriorityFile.open(home, rows, write=False)
+            again.close()
+            assert faults == []
+            np.testing.assert_array_equal(found.values, leaves.values)
+            assert found.highest == leaves.highest
+        file.close()
+
+
+def test_a_position_has_no_priority_of_another_lap(small):
+    with ram_folder() as folder:
+        home = made(folder)
+        file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
+        for change in (
+            Points(np.arange(20), np.arange(20, dtype=np.float32)),
+            Range(20, 33, 19.0),
+            Points(np.arange(28, 33), np.arange(28, 33, dtype=np.float32)),
+        ):
+            file.append(leaves, change)
+            change.apply(leaves)
+        for is_written in (False, True):
+            if is_written:
+                file.sync(leaves)
+            expected = {33: [*[19.0] * 8, *range(28, 33), *range(13, 20)], 30: [*[19.0] * 8, 28, 29, *range(10, 20)]}
+            for head in (33, 30):
+                again, found, faults = PriorityFile.open(home, head, write=False)
+                assert again._is_ahead == (head < 33)
+                again.close()
+                assert faults == []
+                assert found.upto == head
+                if is_written:  # a word of a lost row is no longer that of the lap before
+                    expected[30][10:13] = [32.0] * 3
+                assert found.values.tolist() == expected[head]
+        PriorityFile.recover(home, 30)
+        again, found, faults = PriorityFile.open(home, 33, write=False)
+        again.close()
+        assert faults == []
+        assert found.values[10:13].tolist() == [32.0] * 3
+        file.close()
+
+
+def test_a_word_that_is_damaged_is_no_priority(small):
+    with ram_folder() as folder:
+        home = made(folder)
+        file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
+        leaves.values[:] = np.arange(ROWS) + 7
+        file.sync(leaves)
+        file.close()
+        path = home.path("priorities.bin")
+        with open(path, "rb") as one:
+            whole = one.read()
+        for bit in range(64 * ROWS):
+            data = bytearray(whole)
+            data[bit // 8] ^= 1 << bit % 8
+            with open(path, "wb") as one:
+                one.write(data)
+            found, faults = loaded(home)
+            expected = leaves.values.tolist()
+            expected[bit // 64] = found.highest
+            assert found.values.tolist() == expected
+            assert faults == ["1 words are damaged: these priorities are lost"]
 
 
 class Striking(FileHandle):
@@ -217,109 +261,26 @@ def test_a_reader_has_what_was_given_before_however_often_the_writer_turns_meanw
         np.testing.assert_array_equal(found.values[:4], known[:4])
 
 
-@pytest.mark.parametrize("moment", [0, 2])
-def test_a_helper_that_an_interrupt_left_behind_writes_over_nothing(small, moment):
-    """The interrupt comes when the helper has the work, and its caller does not know of it yet.
-
-    moment: the change before which the helper has no processor; 0: before its work.
-    """
-    gate, begun, written = threading.Event(), [], []
-
-    class Slow(Disk):
-        def before(self, change, path, *details):
-            if threading.current_thread() in begun:
-                written.append(change)
-                if len(written) == moment:
-                    gate.wait(10)
-
-    def interrupted(work):
-        begun.append(threading.Thread(target=lambda: (moment or gate.wait(10), work())))
-        begun[0].start()
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("at", range(1, 13))
+def test_a_change_that_is_interrupted_harms_no_later_one(small, at, partial):
+    """At each change of the disk: of an update, of one that begins a log, and of words."""
+    error = OSError(errno.ENOSPC, "planted") if partial else KeyboardInterrupt()
     with ram_folder() as folder:
-        handle = Handle(home := made(folder, Slow()), {})
-        with small.context() as patch:
-            patch.setattr(priorities, "begin", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                fill(handle)
-        threading.Timer(0.2, gate.set).start()
-        generation = handle.file._newest[0]
-        while handle.file._newest[0] == generation:
-            fill(handle, 1)
-        gate.set()
-        begun[0].join()
-        fill(handle, 1)
-        np.testing.assert_array_equal(values_now(home), handle.leaves.values)
-        handle.file.close()
-
-
-@pytest.mark.parametrize("error", [OSError, MemoryError])
-def test_a_helper_that_fails_keeps_no_later_update_from_being_stored(small, error, caplog):
-    struck = []
-
-    class Failing(Disk):
-        def before(self, change, path, *details):
-            if threading.current_thread() is not threading.main_thread():
-                struck.append(change)
-                raise error("planted")
-
-    def done(work):
-        helper = threading.Thread(target=work)
-        helper.start()
-        helper.join()
-        return Begun(work, None)
-
-    small.setattr(priorities, "begin", done)
-    with ram_folder() as folder:
-        handle = Handle(home := made(folder, Failing()), {})
-        fill(handle)
-        handle.file.close()
-        assert struck
-        assert "the priorities are written again" in caplog.text
-        np.testing.assert_array_equal(values_now(home), handle.leaves.values)
-
-
-def test_what_a_handler_of_signals_raises_arrives(small):
-    """It is not taken for an error of the helper that is waited for."""
-
-    class Interrupted(Late):
-        def drop(self):
-            raise TimeoutError("planted")
-
-        end = drop
-
-    with ram_folder() as folder:
-        handle = Handle(home := made(folder), {})
-        with small.context() as patch:
-            patch.setattr(priorities, "begin", Interrupted)
-            with pytest.raises(TimeoutError, match="planted"):
-                fill(handle)
-        handle.file._helper = None
-        fill(handle)
-        np.testing.assert_array_equal(values_now(home), handle.leaves.values)
-
-
-def test_a_turn_that_was_interrupted_is_no_damage(small):
-    with ram_folder() as folder:
-        handle = Handle(home := made(folder), {})
-        write = FrameWriter.write
-
-        def interrupted(self, payload):
-            write(self, payload)
-            if priorities._FRAME.unpack_from(payload)[1] == priorities._TURNS:
-                raise KeyboardInterrupt
-
-        small.setattr(FrameWriter, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            while True:  # four at a time: behind them is room for one
-                values = np.arange(4, dtype=np.float32)
-                if not handle.file.append_points(np.arange(4), values):
-                    handle.file.turn(handle.leaves)
-                handle.leaves.values[:4] = values
-        small.setattr(FrameWriter, "write", write)
-        handle.update(3, 3.0)
-        np.testing.assert_array_equal(values_now(home), handle.leaves.values)
+        root = str(folder / "root")
+        materialise({"buf": {}}, root)
+        disk = RecordingDisk(root, tree={"buf": {}})
+        home = made(root, disk)
+        for skipped in range(0, 30, 3):
+            handle = Handle(home, {})
+            fill(handle, skipped)
+            disk.fail(at, error, partial=partial)
+            with pytest.raises(type(error)):
+                fill(handle, 30)
+            disk.lift()
+            fill(handle, 10)
+            np.testing.assert_array_equal(values_now(home), handle.leaves.values)
+            handle.file.close()
 
 
 def after_a_failed_sync(folder, at):
@@ -331,18 +292,18 @@ def after_a_failed_sync(folder, at):
     home = made(root, disk)
     handle = Handle(home, {})
     fill(handle, 10)
-    handle.file.keep(handle.leaves)
+    handle.file.sync(handle.leaves)
     first, least = len(disk.log), handle.leaves.values.copy()
     disk.fail(at, OSError(errno.EIO, "planted"), only="sync")
     while not any(entry[0] == "failed" for entry in disk.log):  # of a flush, or of a helper
         with contextlib.suppress(OSError):
             fill(handle, 3)
-            handle.file.keep(handle.leaves)
+            handle.file.sync(handle.leaves)
     disk.lift()
     handle.file.close()
     handle = Handle(home, handle.given)
     fill(handle, 3)
-    handle.file.keep(handle.leaves)
+    handle.file.sync(handle.leaves)
     synced, last = handle.leaves.values.copy(), len(disk.log)
     fill(handle, 40)
     lost = []
@@ -367,50 +328,85 @@ def test_a_failed_sync_is_known_to_who_opens_the_file_again(small, at):
 
 
 def test_control_nobody_knows_of_a_failed_sync(small):
-    small.setattr(PriorityFile, "_renew_bytes", lambda self: None)
+    """A file that is opened again goes on, and its next sync is only a sync."""
+    write = PriorityFile.write
+
+    def not_again(self, leaves):
+        if any(map(any, self._read_begins())):
+            self._log = self._log_of(1 + max(int.from_bytes(b[12:20], "little") for b in self._read_begins()), 0)
+        else:
+            write(self, leaves)
+
+    small.setattr(PriorityFile, "write", not_again)
     with ram_folder() as folder:
-        assert after_a_failed_sync(folder, 4)
+        assert after_a_failed_sync(folder, 2)
 
 
-def test_a_sync_that_failed_in_a_helper_is_known_to_a_flush():
-    """The frames before it count as clean, too: the flush writes all again, in place of a sync that would tell
-    nothing. The log is of full size: a small one would be full again, and written anew, before the flush."""
+def test_a_flush_after_a_failed_one_writes_all_again():
+    """What the failed one left counts as clean. The log is of full size: a small one would go over it again."""
     with ram_folder() as folder:
         root = str(folder / "root")
         materialise({"buf": {}}, root)
         disk = RecordingDisk(root, tree={"buf": {}})
         handle = Handle(made(root, disk), {})
+        fill(handle, 10)
         disk.fail(1, OSError(errno.EIO, "planted"), only="sync")
-        number = 0
-        while not any(entry[0] == "failed" for entry in disk.log[-9:]):
-            handle.update(number % 7, number := number + 1)
+        with pytest.raises(OSError, match="planted"):
+            handle.file.sync(handle.leaves)
         disk.lift()
-        handle.file.keep(handle.leaves)
+        handle.file.sync(handle.leaves)
         materialise(disk.model.crash(Always(0)), f"{root}-left")
         assert values_now(home_of(Disk(), f"{root}-left", ROWS)).tolist() == handle.leaves.values.tolist()
 
 
-def test_a_sync_that_succeeds_forgets_no_other_one_that_failed_beside_it(small):
-    """A helper's, beside that of a flush: the byte says that one of them failed."""
+def a_flush_then_a_cut(folder, later=14, cuts=25):
+    """Return what is lost of what a flush made durable, by so many cuts after each change of later updates."""
+    root = str(folder / "root")
+    materialise({"buf": {}}, root)
+    disk = RecordingDisk(root, tree={"buf": {}})
+    handle = Handle(made(root, disk), {})
+    fill(handle, 40)
+    handle.file.sync(handle.leaves)
+    synced, first = handle.leaves.values.copy(), len(disk.log)
+    fill(handle, later)
+    lost = []
+    for moment in range(first, len(disk.log) + 1):
+        model = Model({"buf": {}})
+        for entry in disk.log[:moment]:
+            model.apply(entry)
+        for seed in range(cuts):
+            materialise(model.crash(random.Random(seed)), left := f"{root}-{moment}-{seed}")
+            found, _ = loaded(home_of(Disk(), left, ROWS))
+            if (found.values < synced).any():  # values only rise
+                lost.append((moment, seed))
+    return lost
+
+
+def test_a_cut_leaves_what_was_flushed_or_newer(small):
     with ram_folder() as folder:
-        home = made(folder)
-        file = PriorityFile.open(home, write=True)
-        real, begun = FileHandle.sync, []
+        assert a_flush_then_a_cut(folder) == []
 
-        def beside():
-            with pytest.raises(OSError, match="planted"):
-                file.sync()
 
-        def sync(self):
-            if begun:
-                raise OSError(errno.EIO, "planted")
-            begun.append(threading.Thread(target=beside))
-            begun[0].start()
-            begun[0].join(0.1)
-            real(self)
+def only_a_sync(self, leaves):
+    if self._log is None:
+        self.write(leaves)
+    self._file.sync()
 
-        small.setattr(FileHandle, "sync", sync)
-        file.sync()
-        begun[0].join()
-        assert file.is_unsure
-        file.close()
+
+CONTROLS = {
+    "a flush writes no words": ("sync", only_a_sync),
+    "logs from before a flush count": ("_forget_logs", lambda self, but: None),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_control_of_cuts(small, name):
+    small.setattr(PriorityFile, *CONTROLS[name])
+    with ram_folder() as folder:
+        assert a_flush_then_a_cut(folder)
+
+
+def test_control_words_are_not_written_while_logs_go_round(small):
+    small.setattr(PriorityFile, "_write_words_due", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_words_are_written_before_the_logs_that_they_need_are_gone(small, 64)

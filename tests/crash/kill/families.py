@@ -54,7 +54,7 @@ class PriorityHands(Hands):
 
     def __init__(self, folder, scenario, level):
         super().__init__(folder, scenario, level)
-        priorities._PAGE, priorities._LOG_LEAST = 64, 512
+        priorities._PAGE, priorities._LOG_LEAST, priorities._PIECE = 64, 192, 8
 
     def open(self):
         self.sampler = PrioritizedSampler(rng=0)

@@ -19,7 +19,6 @@ from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.records import blobs
 from ringmap.storage.records.table import EPISODE, RECORD, RETIRE, EpisodeTable
 from ringmap.storage.ring import live
-from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars import values as mutable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
@@ -262,19 +261,8 @@ def successors_after_the_commit(put=setattr):
     put(Successors, "turn", turned)
 
 
-class AtOnce:
-    """A helper that has done its work before the caller goes on: a kill then comes in the middle of it each time."""
-
-    def __init__(self, work):
-        work()
-
-    def drop(self):
-        pass
-
-
-def leaves_in_place():
-    PriorityFile._area = lambda self, generation: 2 * priorities.SLOT_NBYTES
-    priorities.begin = AtOnce
+def words_not_written():
+    PriorityFile._write_words_due = lambda self, leaves, nbytes: None
 
 
 def labels_and_rounds_apart():
@@ -320,7 +308,7 @@ PLANTS = {
     "chunk removed before the new one is there": chunk_removed_first,
     "unfinished chunk never removed": leftovers_refused,
     "successors written after the commit": successors_after_the_commit,
-    "leaves of priorities written in place": leaves_in_place,
+    "words of priorities not written while logs go round": words_not_written,
     "values written over the newest, in two pieces": values_in_place,
     "labels and their round apart": labels_and_rounds_apart,
 }

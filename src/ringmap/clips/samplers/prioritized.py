@@ -46,7 +46,7 @@ from ringmap.storage.disk.process import Renew
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arrays import all_true, highest, lowest
 from ringmap.storage.ring.ring import Position, Ring, Slot
-from ringmap.storage.sidecars.priorities import Leaves, Opened, StoredPriorities
+from ringmap.storage.sidecars.priorities import Leaves, Opened, Points, Range, StoredPriorities
 
 __all__ = ["PrioritizedSampler", "checked_priorities"]
 
@@ -366,15 +366,9 @@ class PrioritizedSampler(DrawingSampler):
                 known, places, priorities = known[kept], places[kept], priorities[kept]
                 slots = slots[kept]
             if len(places):
-
-                def change(leaves: Leaves) -> None:
-                    leaves.values[slots] = priorities
-                    stored = leaves.values.take(slots)
-                    leaves.highest = max(leaves.highest, float(stored[stored.argmax()]))
-
                 assert self._stored is not None
                 assert self._leaves is not None
-                self._stored.change(lambda file: file.append_points(places, priorities), change)
+                self._stored.change(Points(places, priorities))
                 drawn = slots if is_known else slots[known]
                 tree.set(drawn, self._masses(self._leaves.values.take(drawn)))
                 self._changes += len(places)
@@ -418,12 +412,8 @@ class PrioritizedSampler(DrawingSampler):
         if head > self._high:
             fresh = max(source.tail, leaves.upto)  # also steps that are no anchors of this window
             if head > fresh:
-                highest = leaves.highest
                 assert self._stored is not None
-                self._stored.change(
-                    lambda file: file.append_range(fresh, head, highest),
-                    lambda leaves: leaves.put_range(fresh, head, highest),
-                )
+                self._stored.change(Range(fresh, head, leaves.highest))
             self._put(tree, self._high, head, window.starts(self._high, head))
             late = window.late(self._high)
             if len(late):
@@ -555,7 +545,7 @@ class PrioritizedSampler(DrawingSampler):
         kept = (positions >= tail) & (positions < head)
         leaves.highest = state["highest"]
         upto = int(positions[kept][-1]) + 1 if kept.any() else tail
-        leaves.put_range(max(tail, min(leaves.upto, upto)), max(upto, leaves.upto), leaves.highest)
+        Range(max(tail, min(leaves.upto, upto)), max(upto, leaves.upto), leaves.highest).apply(leaves)
         leaves.values[positions[kept] % len(leaves.values)] = values[kept]
         self._tree = None
         if self._stored is not None:

@@ -1,29 +1,19 @@
-"""Priorities of a buffer, in memory and in their file: a float32 for each row of the ring, and a log of changes.
+"""Priorities of a buffer, in memory and in their file: a word for each row of the ring, and logs of changes.
 
-    priorities.bin   [header 0, unsure][header 1][leaves 0][leaves 1][log 0: frame, frame, ...][log 1]
+    priorities.bin   [words][log 0: frame, frame, ...][log 1][log 2][log 3]
+    word             priority float32, lap of its position, check
+    frame            number of the log, end of the log before, highest priority, count, then
+                     positions int64, priorities float32; or, of count 0, a range of positions and one priority
 
-Generation g has header, leaves and log g % 2. An update is one frame at the end of the newest log, so always one
-`pwrite`.
-When that log is full, the next generation begins: its log continues the other one, and a helper writes its leaves and
-then its header, beside later updates. Once these are durable, the log before is not needed any more.
+A change is one frame, so one `pwrite`. Logs are written in turn, each over the oldest. While three of them fill, their
+changes also write all words, piece by piece, as they are in memory. So a word is not older than the oldest log, and
+with the frames since it is the priority. An older frame over a newer word is no harm, as its successors follow.
 
-    frame   generation, kind, count, then   POINTS: positions int64, priorities float32
-                                            RANGE:  first and last position + 1, one priority
-                                            TURN:   the end of the log that this one continues
+Nothing is synced but by `sync`, after `write`: all words, and a log that continues no other. After a power cut no frame
+from before is there, and each word is as of then or later: writes of words begin and end at multiples of 64 bytes, so
+none is torn.
 
-The helper reads leaves that later updates change. That is no harm: all of these are in the log of its generation, which
-is applied to them, and each frame says what a priority is, not how it changes.
-
-Leaf `position % rows` belongs to the newest position below `upto` in this slot: later positions
-have no priority yet, whatever an earlier lap left there.
-
-Invariants: a header counts with its checksum, which covers the buffer's UUID and the leaves;
-a frame counts after all frames before it, those of the log that its own continues included; after a power cut each
-priority is as of the last `sync` or later, and belongs to its own row.
-
-A failed sync leaves pages that count as clean and are not on the disk, and no later sync tells. So the byte `unsure` is
-1 from before a sync until it has succeeded, and from a failed one until all is in a new generation. Who opens the file
-for writing and finds it first writes all of its bytes again.
+Invariants: a word and a frame count with their checks, which cover the buffer's UUID, a word's the position.
 A reader and a forked child write nothing.
 Not here: the use of a priority (clips/samplers), which positions are live.
 """
@@ -33,8 +23,6 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import threading
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,61 +34,42 @@ import xxhash
 from ringmap.storage.disk.files import File, closed
 from ringmap.storage.disk.frames import END, HEADER, FrameReader, FrameWriter
 from ringmap.storage.disk.paths import PRIORITIES, UNFINISHED
-from ringmap.storage.disk.process import Begun, begin
 from ringmap.storage.disk.system import clear_errors
-from ringmap.storage.disk.two_slots import SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.table import Record
+from ringmap.storage.ring.ring import Position, Ring
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
 
-__all__ = ["Leaves", "PriorityFile", "StoredPriorities"]
+__all__ = ["Leaves", "Points", "PriorityFile", "Range", "StoredPriorities"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger("ringmap")
 
+_LOGS = 4
 _PAGE = 4096
-_UNSURE = 64
-"""The place of the byte `unsure`: behind header 0."""
-_FRAME = struct.Struct("<QII")
+_LOG_LEAST = 1 << 16
+_PIECE = 1 << 12
+"""Words that are written at once: a multiple of 8."""
+_FRAME = struct.Struct("<QQdI")
 _RANGE = struct.Struct("<qqd")
-_TURN = struct.Struct("<Q")
-_POINTS, _RANGES, _TURNS = 1, 2, 3
-_GENERATION = slice(HEADER.size, HEADER.size + 8)
-"""Where the generation stands in a frame."""
-_PIECE = 1 << 16
-"""Leaves that the helper writes at once."""
-_RENEWED = 1 << 20
-"""Bytes that are written over themselves at once."""
-_LOG_LEAST = 1 << 18
+_NUMBER = slice(HEADER.size, HEADER.size + 8)
+"""Where the number of its log stands in a frame."""
 _MOST = 1 << 48
-_NONE = -1
 _TRIES = 10
+_LAPS = 1 << 16
+_ODD, _MIX, _CHECK = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93), np.uint64(0xFFFF << 48)
 
 
 @dataclass(slots=True)
 class Leaves:
-    """Priorities by slot.
+    """Priorities by slot: `values[position % rows]` is that of the newest position below `upto` in this slot.
 
-    `values`: float32 `(rows,)`; `upto`: the position below which they count; `highest`: of all
-    priorities so far.
+    `values`: float32 `(rows,)`; `upto`: later positions have none yet; `highest`: of all priorities so far.
     """
 
     values: Array
     upto: int = 0
     highest: float = 1.0
-
-    def put_range(self, start: int, stop: int, priority: float) -> None:
-        """Set positions `[start, stop)` to one priority; `upto` is the first position without one."""
-        rows = len(self.values)
-        if stop - start >= rows:
-            self.values[:] = priority
-        elif stop > start:
-            first, last = start % rows, (stop - 1) % rows + 1
-            if first < last:
-                self.values[first:last] = priority
-            else:
-                self.values[first:], self.values[:last] = priority, priority
-        self.upto = max(self.upto, stop)
 
     def back_to(self, tail: int, head: int) -> Leaves:
         """Return a copy that is valid for positions `[tail, head)`.
@@ -108,25 +77,58 @@ class Leaves:
         Where positions from `head` on already have priorities, in slots of these, the highest priority replaces them.
         """
         values = self.values.copy()
-        kept = Leaves(values, min(self.upto, head), self.highest)
         for position in range(tail, min(head, self.upto - len(values))):
             values[position % len(values)] = self.highest
-        return kept
+        return Leaves(values, min(self.upto, head), self.highest)
 
 
-class _Header(NamedTuple):
-    """What a generation has, besides its leaves and its log; `leaves_sum`: the checksum of the leaves."""
+class Points(NamedTuple):
+    """A change: priorities, float32 `(B,)`, of positions, int64 `(B,)`; for one that is named twice the last counts."""
 
-    generation: int
-    upto: int
-    highest: float
-    leaves_sum: int
+    positions: Array
+    priorities: Array
+
+    def encode(self) -> tuple[int, bytes]:
+        """Return count and data of a frame."""
+        return len(self.positions), self.positions.tobytes() + self.priorities.tobytes()
+
+    def apply(self, leaves: Leaves) -> None:
+        """Set these priorities."""
+        if len(self.positions):
+            slots = self.positions % len(leaves.values)
+            leaves.values[slots] = self.priorities
+            stored = leaves.values.take(slots)
+            leaves.highest = max(leaves.highest, float(stored[stored.argmax()]))
 
 
-class _Headers(TwoSlots[_Header]):
-    magic = b"RINGMAPP"
-    form = struct.Struct("<8sQqdQ")
-    decode = _Header
+class Range(NamedTuple):
+    """A change: one priority for positions `[start, stop)`; `stop` is the first position without one."""
+
+    start: int
+    stop: int
+    priority: float
+
+    def encode(self) -> tuple[int, bytes]:
+        """Return count and data of a frame."""
+        return 0, _RANGE.pack(*self)
+
+    def apply(self, leaves: Leaves) -> None:
+        """Set this priority."""
+        rows = len(leaves.values)
+        start = max(self.start, self.stop - rows)
+        if start < self.stop:
+            for slot, count in Ring(rows, 0).pieces(Position(start), self.stop - start):
+                leaves.values[slot : slot + count] = self.priority
+        leaves.upto = max(leaves.upto, self.stop)
+
+
+@dataclass(slots=True)
+class _Log:
+    """The log that is written; `before`: the byte at which the one before ends, 0 for a log that continues none."""
+
+    number: int
+    before: int
+    frames: FrameWriter
 
 
 class PriorityFile(Sidecar):
@@ -142,341 +144,301 @@ class PriorityFile(Sidecar):
     temporary = (PRIORITIES + UNFINISHED,)
 
     def __init__(self, file: File, uuid: bytes, rows: int) -> None:
-        self.path = file.path
-        self._file = file
-        self._salt = uuid + rows.to_bytes(8, "little")
-        self._headers = _Headers(file, self._salt)
-        self._rows = rows
-        self._logs, self._log_nbytes = _logs(rows)[:2], _log_nbytes(rows)
-        self._newest: tuple[int, FrameWriter | None] = 0, None
-        """The generation of the newest log, and what writes it; None: no frame fits."""
-        self._based = 0
-        """The newest generation whose leaves and header are durable: that of the log, or the one before."""
-        self._helper: Begun[None] | None = None
-        self._wanted = _NONE
-        """The generation whose leaves a helper may write."""
-        self._writing = threading.Lock()
-        self._is_ragged = False
-        self.is_unsure = False
-        """Whether a sync failed, and not all was written again since."""
-        self._syncing = threading.Lock()
+        self._file, self._rows = file, rows
+        self._tag = uuid + rows.to_bytes(8, "little")
+        self._salt = np.uint64(xxhash.xxh3_64_intdigest(self._tag))
+        self._begins, self._log_nbytes = _logs(rows)
+        self._log: _Log | None = None
+        """None: all is written before the next change."""
+        self._next_word, self._due = 0, 0.0
+        """The next word to write, and how many are due."""
+        self._is_ahead = False
+        """Whether what was loaded has priorities of rows that were lost."""
 
     @staticmethod
     def nbytes(rows: int) -> int:
-        """Return the size of the file; it is sparse, and takes up about two thirds of this."""
-        return _logs(rows)[2]
+        """Return the size of the file, which is sparse."""
+        begins, log_nbytes = _logs(rows)
+        return begins[-1] + log_nbytes
 
     @classmethod
     def create(cls, home: Home, leaves: Leaves) -> None:
         """Make the file, whole or not at all, and sync its name."""
         disk, path, beside = home.disk, home.path(cls.names[0]), home.path(cls.temporary[0])
         disk.discard(beside)
-        with closing(disk.create(beside, cls.nbytes(home.rows))) as file:
-            cls(file, home.uuid, home.rows).checkpoint(leaves)
+        with closing(cls(disk.create(beside, cls.nbytes(home.rows)), home.uuid, home.rows)) as made:
+            made.sync(leaves)
         disk.rename(beside, path)
         disk.sync_folder(home.folder)
 
     @classmethod
-    def open(cls, home: Home, write: bool) -> PriorityFile | None:
-        """Open an existing file, None if its size is wrong; `load` reads its content."""
+    def open(cls, home: Home, head: int, write: bool) -> tuple[PriorityFile | None, Leaves | None, list[str]]:
+        """Return the open file and the priorities of positions below `head`, both None if nothing is valid; and the
+        faults of the file, in words."""
         path = home.path(cls.names[0])
-        if home.disk.size(path) != cls.nbytes(home.rows):
-            return None
+        if faults := home.disk.size_faults(path, "priorities file", cls.nbytes(home.rows)):
+            return None, None, faults
         opened = cls(home.disk.open(path, write), home.uuid, home.rows)
-        if write:  # a kill may have left what no sync covers yet: nothing may rest on it before
-            try:
-                opened._renew_bytes()
-                opened._sync()
-            except BaseException:
-                opened.close()
-                raise
-        return opened
+        leaves, faults = opened.load(head)
+        if leaves is None:
+            opened.close()
+        return (None if leaves is None else opened), leaves, faults
 
     @classmethod
-    def _loaded(cls, home: Home) -> tuple[Leaves | None, list[str]]:
-        """Return the content of the file, and its faults, in words."""
-        faults = home.disk.size_faults(home.path(cls.names[0]), "priorities file", cls.nbytes(home.rows))
-        opened = None if faults else cls.open(home, write=False)
-        if opened is None:
-            return None, faults
-        try:
-            return opened.load()
-        finally:
+    def _loaded(cls, home: Home, head: int) -> tuple[Leaves | None, list[str]]:
+        opened, leaves, faults = cls.open(home, head, write=False)
+        if opened is not None:
             opened.close()
+        return leaves, faults
 
     @classmethod
     def recover(cls, home: Home, head: int) -> list[str]:
-        """Drop, durably, the priorities of rows from `head` on.
-
-        Also drops those that the log has beyond its end, where it would grow into them. Does nothing if the file
-        is missing or empty.
-        """
-        is_there = home.disk.is_file(home.path(cls.names[0]))
-        opened = cls.open(home, write=True) if is_there else None
-        if opened is None:
+        """Drop, durably, the priorities of rows from `head` on. Does nothing if nothing in the file is valid."""
+        if not home.disk.is_file(home.path(cls.names[0])):
             return []
-        try:
-            leaves, faults = opened.load()
-            if leaves is not None and (faults or opened._is_ragged or leaves.upto > head):
-                leaves.upto = min(leaves.upto, head)
-                opened.checkpoint(leaves)
-            return faults if leaves is not None else []
-        finally:
-            opened.close()
+        opened, leaves, faults = cls.open(home, head, write=True)
+        if opened is None or leaves is None:
+            return []
+        with closing(opened):
+            if faults or opened._is_ahead:
+                opened.sync(leaves)
+        return faults
 
     @classmethod
     def faults(cls, home: Home, newest: Record | None) -> list[str]:
         """Return the faults of the file, in words."""
-        return cls._loaded(home)[1]
+        return cls._loaded(home, 0 if newest is None else newest.head)[1]
 
     @classmethod
     def mend(cls, home: Home, newest: Record | None) -> Mend | None:
-        """Write the valid content as a new generation, if there is any."""
-        if cls._loaded(home)[0] is None:
+        """Write the valid content again, if there is any."""
+        head = 0 if newest is None else newest.head
+        if cls._loaded(home, head)[0] is None:
             return None
-        return "write it again with what is whole in it", partial(cls._renew, home)
-
-    @classmethod
-    def _renew(cls, home: Home) -> None:
-        opened = cls.open(home, write=True)
-        assert opened is not None
-        try:
-            leaves = opened.load()[0]
-            assert leaves is not None
-            for _ in range(2):  # both headers, so that no damaged one is left
-                opened.checkpoint(leaves)
-        finally:
-            opened.close()
+        return "write it again with what is whole in it", partial(cls.recover, home, head)
 
     @classmethod
     def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
         """Write the priorities of the copy's rows. `kept`: gives the `Leaves` of a buffer in RAM."""
         leaves: Leaves | None = kept and kept(state)
         if not source.disk.volatile:
-            leaves = cls._loaded(source)[0] if cls.exists(source) else None
+            leaves = cls._loaded(source, state.head)[0] if cls.exists(source) else None
         if leaves is not None:
             cls.create(target, leaves.back_to(state.tail, state.head))
 
-    def load(self) -> tuple[Leaves | None, list[str]]:
-        """Return the content of the file, and its faults; None if nothing in it is valid.
+    # -- reading -----------------------------------------------------------------------------
 
-        Beside a writer it is that of one moment. Cost: reads 4 bytes per row, and the log.
+    def load(self, head: int) -> tuple[Leaves | None, list[str]]:
+        """Return the priorities of positions below `head`, and the faults of the file; None if nothing is valid.
+
+        Beside a writer they are those of one moment. A position without one has the highest. Cost: reads 8 bytes for
+        each row, and the logs.
         """
         for _ in range(_TRIES):
-            heads = self._heads()
-            leaves, faults = self._load(heads)
-            if not faults and heads == self._heads():
-                break  # else a writer may have turned, or may be writing just now what was read
+            begins = self._read_begins()
+            leaves, faults = self._load(head, begins)
+            if not faults and begins == self._read_begins():
+                break  # else a writer has begun another log, or may be writing just now what was read
         return leaves, faults
 
-    def _heads(self) -> tuple[bytes, list[bytes]]:
-        """Return both headers, and what begins both logs."""
-        return self._headers.data(), [self._file.read(_GENERATION.stop, at) for at in self._logs]
+    def _read_begins(self) -> list[bytes]:
+        return [self._file.read(_NUMBER.stop, at) for at in self._begins]
 
-    def _load(self, heads: tuple[bytes, list[bytes]]) -> tuple[Leaves | None, list[str]]:
-        self._is_ragged = False
-        slots = self._headers.slots_in(heads[0])
-        faults = [
-            f"header {slot} is damaged"
-            for slot, header in enumerate(slots)
-            if header is None and heads[0][slot * SLOT_NBYTES :][: _Headers.form.size].strip(b"\0")
-        ]
-        headers = sorted(filter(None, slots), reverse=True)
-        logs = [int.from_bytes(head[_GENERATION], "little") for head in heads[1]]
-        # A header may be damaged: its number must not be used again.
-        newest = max([0, *(one.generation for one in headers), *(n for n in logs if n < _MOST)])
-        for header in headers:
-            data = self._file.read(self._rows * 4, self._area(header.generation))
-            if len(data) == self._rows * 4 and xxhash.xxh3_64_intdigest(data) == header.leaves_sum:
-                break
-            faults.append(f"the leaves of generation {header.generation} are damaged")
-        else:
-            self._newest, self._based = (newest, None), newest
-            return None, faults or ["neither header is valid: damaged, or of another buffer"]
-        leaves = Leaves(np.frombuffer(data, np.float32).copy(), header.upto, header.highest)
-        generation = self._based = header.generation
-        log, wrong = self._replay(leaves, generation, None)
-        self._newest = generation, log
-        if not wrong and logs[(generation + 1) % 2] == generation + 1:
-            log, wrong = self._replay(leaves, generation + 1, log.end[0])
-            self._newest = generation + 1, log
-        faults += wrong
-        if faults or self._is_ragged:
-            # What is written next is neither over these leaves nor with a number that was used.
-            self._based = newest + (newest - generation) % 2
-            self._newest = self._based, None
+    def _load(self, head: int, begins: list[bytes]) -> tuple[Leaves | None, list[str]]:
+        leaves = Leaves(np.full(self._rows, np.nan, np.float32), head)
+        self._is_ahead = False
+        is_valid, faults = self._load_words(leaves, head)  # before the logs, which are to be newer
+        numbers = list[int]()
+        for at, begin in enumerate(begins):
+            number = int.from_bytes(begin[_NUMBER], "little")
+            if number % _LOGS == at and self._frames(number).next(self._log_nbytes) is not None:
+                numbers.append(number)
+            elif any(begin):
+                faults.append(f"frame 0 of log {at} is damaged: its updates are lost")
+        if not is_valid and not numbers:
+            return None, ["nothing in it is valid: damaged, or of another buffer"]
+        leaves.highest = max(1.0, float(np.nanmax(leaves.values, initial=1.0)))
+        end = None
+        for number in sorted(numbers):
+            end = self._replay(leaves, number, head, end, faults)
+        leaves.values[np.isnan(leaves.values)] = leaves.highest
         return leaves, faults
 
-    def _replay(self, leaves: Leaves, current: int, before: int | None) -> tuple[FrameWriter, list[str]]:
-        """Apply the frames of the log of a generation; return what goes on there, and what is wrong with it.
+    def _load_words(self, leaves: Leaves, head: int) -> tuple[bool, list[str]]:
+        """Take the priorities that words have; return whether any word is valid, and the faults."""
+        is_valid, damaged = False, 0
+        for start in range(0, self._rows, _PIECE):
+            slots, laps = _slots(self._rows, start, head)
+            words = np.frombuffer(self._file.read(len(slots) * 8, start * 8), "<u8")
+            bits = words.astype("<u4")
+            # Of the positions with its lap the closest one has the word.
+            ahead = ((words >> 32).astype(np.int64) - laps + _LAPS // 2) % _LAPS - _LAPS // 2
+            good = (words == self._words(bits, slots, laps + ahead)) & (words != 0)
+            damaged += int(np.count_nonzero(~good & (words != 0)))
+            is_valid |= bool(good.any())
+            self._is_ahead |= bool((good & (ahead > 0)).any())
+            good &= ahead == 0
+            leaves.values[start : start + len(words)][good] = bits.view("<f4")[good]
+        return is_valid, [f"{damaged} words are damaged: these priorities are lost"] if damaged else []
+
+    def _words(self, bits: Array, slots: Array, laps: Array) -> Array:
+        """Return the words of priorities, given as integers of the same bits; 0 where the lap is negative."""
+        words = bits.astype(np.uint64) | (laps & (_LAPS - 1)).astype(np.uint64) << 32
+        mixed = (slots + laps * self._rows).view(np.uint64) * _ODD
+        mixed += words
+        mixed += self._salt
+        mixed ^= mixed >> 29
+        mixed *= _MIX
+        mixed &= _CHECK
+        words |= mixed
+        if laps[-1] < 0:
+            words[laps < 0] = 0
+        return words
+
+    def _frames(self, number: int) -> FrameReader:
+        begin = self._begins[number % _LOGS]
+        return FrameReader(self._file, self._seed(number), begin, stop=begin + self._log_nbytes, chunk=self._log_nbytes)
+
+    def _replay(self, leaves: Leaves, number: int, head: int, before: int | None, faults: list[str]) -> int:
+        """Apply the frames of a log to leaves; return where it ends.
 
         Args:
-            leaves: changed by the frames.
-            current: the generation.
-            before: the end of the log that this one continues; None: it continues none, or leaves that have it.
+            leaves: see above.
+            number: of the log.
+            head: the end of the positions.
+            before: where the log before ends; None: there is none.
+            faults: gets what is wrong with the log.
         """
-        start = self._logs[current % 2]
-        stop, faults = start + self._log_nbytes, list[str]()
-        frames = FrameReader(self._file, self._seed(current), start, stop=stop, chunk=self._log_nbytes)
-        end = start, 0
-        while not faults and (payload := frames.next(self._log_nbytes)) is not None:
-            _, kind, count = _FRAME.unpack_from(payload)
-            if kind == _TURNS:
-                if before not in (None, *_TURN.unpack_from(payload, _FRAME.size)):
-                    faults = [f"log {(current + 1) % 2} has lost its end: the updates from there on are lost"]
-                    continue
-            elif kind == _RANGES:
-                leaves.put_range(*_RANGE.unpack_from(payload, _FRAME.size))
-            else:
+        frames, low = self._frames(number), head - self._rows
+        while (payload := frames.next(self._log_nbytes)) is not None:
+            _, end, leaves.highest, count = _FRAME.unpack_from(payload)
+            if before is not None and end not in (0, before):
+                faults.append(f"log {(number - 1) % _LOGS} has lost its end: the updates from there on are lost")
+            before = None
+            if count:
                 positions = np.frombuffer(payload, np.int64, count, _FRAME.size)
-                slots = positions % self._rows
-                leaves.values[slots] = np.frombuffer(payload, np.float32, count, _FRAME.size + positions.nbytes)
-                leaves.highest = max(leaves.highest, float(leaves.values[slots].max(initial=0)))
-            end = frames.at, frames.number
-        behind, number = self._file.read(stop - frames.at, frames.at), current.to_bytes(8, "little")
-        if not faults and frames.ending != END and behind[_GENERATION] == number:  # else it is of an earlier generation
-            faults = [f"frame {frames.number} of log {current % 2} is damaged: the updates from there on are lost"]
-        self._is_ragged |= bool(faults) or number in behind  # a cut took a frame before
-        return self._log_from(current, *end), faults
+                priorities = np.frombuffer(payload, np.float32, count, _FRAME.size + positions.nbytes)
+                kept = (positions >= low) & (positions < head)
+                Points(positions[kept], priorities[kept]).apply(leaves)
+                self._is_ahead |= bool(positions.max() >= head)
+            else:
+                start, stop, priority = _RANGE.unpack_from(payload, _FRAME.size)
+                Range(max(start, low), min(stop, head), priority).apply(leaves)
+                self._is_ahead |= stop > head
+        behind = self._file.read(_NUMBER.stop, frames.at)
+        if frames.ending != END and behind[_NUMBER] == number.to_bytes(8, "little"):  # else it is of an earlier log
+            place = f"frame {frames.number} of log {number % _LOGS}"
+            faults.append(f"{place} is damaged: the updates from there on are lost")
+        return frames.at
 
-    def _log_from(self, generation: int, at: int, number: int = 0) -> FrameWriter:
-        """Return what writes the log of a generation, from a frame on. Behind each frame are zeros: data of an earlier
-        generation must not be taken for a frame, and its positions are small numbers too."""
-        return FrameWriter(self._file, self._seed(generation), at, number, zeros=_GENERATION.stop)
+    # -- writing -----------------------------------------------------------------------------
 
-    def append_range(self, start: int, stop: int, priority: float) -> bool:
-        """Store one priority for all positions `[start, stop)`; False if the log is full."""
-        return self._append(_RANGES, 0, _RANGE.pack(start, stop, priority))
+    def append(self, leaves: Leaves, change: Points | Range) -> None:
+        """Store a change of `leaves`, which follows.
 
-    def append_points(self, positions: Array, priorities: Array) -> bool:
-        """Store priorities, float32, of positions, int64; False if the log is full."""
-        return self._append(_POINTS, len(positions), positions.tobytes() + priorities.tobytes())
+        Raises:
+            OSError: the disk is full or fails. At most some of it is in the file.
 
-    def _append(self, kind: int, count: int, payload: bytes) -> bool:
-        generation, log = self._newest
-        needed = HEADER.size + _FRAME.size + len(payload) + _GENERATION.stop
-        if log is None or log.end[0] + needed > self._logs[generation % 2] + self._log_nbytes:
-            return False
-        log.write(_FRAME.pack(generation, kind, count) + payload)
-        return True
-
-    def turn(self, leaves: Leaves) -> None:
-        """Begin the next log, once a frame did not fit. A helper writes `leaves` meanwhile; or they are written now, if
-        it failed before, or found no time.
-
-        Cost: one write, if the helper of the last turn has ended.
+        Cost: one write, and now and then another one, of 32 KB; O(rows) if it is the first one, or longer than a log.
         """
-        self._wait()
-        generation, log = self._newest
-        if log is None or self._based != generation or self.is_unsure:
-            self.checkpoint(leaves)
+        count, data = change.encode()
+        nbytes = HEADER.size + _FRAME.size + len(data) + _NUMBER.stop
+        if nbytes > self._log_nbytes:
+            leaves = replace(leaves, values=leaves.values.copy())
+            change.apply(leaves)
+            self.write(leaves)
             return
-        number = generation + 1
-        self._newest = generation, None  # the next log may have begun: nothing follows in this one
-        following = self._log_from(number, self._logs[number % 2])
-        following.write(_FRAME.pack(number, _TURNS, 0) + _TURN.pack(log.end[0]))
-        self._newest, self._wanted = (number, following), number
-        work = partial(self._help, number, leaves, leaves.upto, leaves.highest)
-        self._helper = begin(work)
+        if self._log is None:
+            self.write(leaves)
+        current = self._log
+        assert current is not None
+        end = current.frames.end[0]
+        left = self._begins[current.number % _LOGS] + self._log_nbytes - end
+        is_full = nbytes > left
+        self._write_words_due(leaves, nbytes + left * is_full)
+        if is_full:
+            current = self._log = self._log_of(current.number + 1, end)
+        current.frames.write(_FRAME.pack(current.number, current.before, leaves.highest, count) + data)
 
-    def _help(self, generation: int, leaves: Leaves, upto: int, highest: float) -> None:
-        """Write leaves, in a helper, unless a checkpoint came first: a turn that was interrupted knows of no helper."""
-        with self._writing:
-            if self._wanted == generation:
-                try:
-                    self._write_leaves(generation, leaves, upto, highest)
-                except (OSError, MemoryError) as error:
-                    log.warning("%s: the priorities are written again: %r", self.path, error)
+    def write(self, leaves: Leaves) -> None:
+        """Write all priorities, and begin a log that continues no other. O(rows): 8 bytes each."""
+        self._log = None  # if this fails, the next change begins here again
+        for start in range(0, self._rows, _PIECE):
+            self._write_words(leaves, start)
+        numbers = [int.from_bytes(begin[_NUMBER], "little") for begin in self._read_begins()]
+        number = 1 + max(0, *(one for one in numbers if one < _MOST))  # a damaged one must not be given again
+        made = self._log_of(number, 0)
+        count, data = Range(0, 0, 0.0).encode()
+        made.frames.write(_FRAME.pack(number, 0, leaves.highest, count) + data)
+        self._forget_logs(but=number)
+        self._log = made
 
-    def _wait(self) -> None:
-        """Return once no helper writes; what none has begun is left to a checkpoint."""
-        if self._helper is not None:
-            self._helper.drop()
-            self._helper = None  # not before: an interrupted wait must not leave one that writes
+    def _forget_logs(self, but: int) -> None:
+        """Make all logs but that of a number not count."""
+        for at in range(1, _LOGS):
+            self._file.write(bytes(_NUMBER.stop), self._begins[(but + at) % _LOGS])
 
-    def checkpoint(self, leaves: Leaves) -> None:
-        """Write all leaves, durably, and begin a new log. O(rows): 4 bytes each, and a sync."""
-        self._wait()
-        with self._writing:
-            self._wanted = _NONE
-            generation, based = self._newest[0], self._based
-            number = max(generation, based) + 1
-            number += (number - based + 1) % 2  # not over the leaves that count
-            self._newest = generation, None  # if this fails, no frame fits until it succeeds
-            self._write_leaves(number, leaves, leaves.upto, leaves.highest, is_all=True)
-            self._newest, self._is_ragged = (number, self._log_from(number, self._logs[number % 2])), False
+    def _write_words_due(self, leaves: Leaves, nbytes: int) -> None:
+        """Write the words that are due when so many bytes of a log are used: all, while all logs but one are."""
+        self._due += nbytes * (self._rows + _PIECE) / (self._log_nbytes * (_LOGS - 1))
+        while self._due >= _PIECE:
+            self._write_words(leaves, self._next_word)
+            self._next_word, self._due = self._next_word + _PIECE, self._due - _PIECE
+            if self._next_word >= self._rows:
+                self._next_word = 0
 
-    def _write_leaves(self, generation: int, leaves: Leaves, upto: int, highest: float, is_all: bool = False) -> None:
-        """Write the leaves and the header of a generation, durably. `is_all`: whether its log is empty."""
-        area, hashed = self._area(generation), xxhash.xxh3_64()
-        for at in range(0, self._rows, _PIECE):
-            data = leaves.values[at : at + _PIECE].tobytes()
-            hashed.update(data)
-            self._file.write(data, area + at * 4)
-        self._headers.write(_Header(generation, upto, highest, hashed.intdigest()))
-        self._sync(is_all)
-        self._based = generation
+    def _write_words(self, leaves: Leaves, start: int) -> None:
+        """Write a piece of the words, from slot `start` on."""
+        slots, laps = _slots(self._rows, start, leaves.upto)
+        stop = start + len(slots)
+        if leaves.upto > start or self._file.next_data(start * 8) < stop * 8:
+            data = self._words(leaves.values[start:stop].view("<u4"), slots, laps).astype("<u8").tobytes()
+            self._file.write(data.ljust(-(-len(data) // 64) * 64, b"\0"), start * 8)
 
-    def sync(self) -> None:
-        """Return once what was written since the last sync is durable on the disk. After a failed one that is not all;
-        see `keep`."""
-        self._sync()
+    def _log_of(self, number: int, before: int) -> _Log:
+        """Return what writes the log of a number. Behind each frame are zeros: data of an earlier log must not be taken
+        for a frame, and its positions are small numbers too."""
+        begin = self._begins[number % _LOGS]
+        return _Log(number, before, FrameWriter(self._file, self._seed(number), begin, zeros=_NUMBER.stop))
 
-    def keep(self, leaves: Leaves) -> None:
-        """Return once all stored data are durable on the disk; `leaves` are these, and written again if a sync failed
-        before."""
-        if self.is_unsure:
-            self.checkpoint(leaves)
-        else:
-            self._sync()
+    def sync(self, leaves: Leaves) -> None:
+        """Return once all priorities are durable on the disk. O(rows), if any changed since the last time.
 
-    def _sync(self, is_all: bool = False) -> None:
-        """Sync the file. `is_all`: whether nothing else in it counts than what was written since the last sync."""
-        with self._syncing:
-            before, self.is_unsure = self.is_unsure, True
-            self._file.write(b"\1", _UNSURE)
+        Raises:
+            OSError: the disk fails. The next call writes all again: a later sync alone would report success wrongly.
+        """
+        if self._log is None or self._log.before or self._log.frames.end[1] > 1:
+            self.write(leaves)
+        try:
             self._file.sync()
-            if is_all or not before:
-                self._file.write(b"\0", _UNSURE)
-                self.is_unsure = False
-
-    def _renew_bytes(self) -> None:
-        """Write what the file holds over itself, if a sync may have failed: so that the next one makes it durable."""
-        if self._file.read(1, _UNSURE) == b"\0":
-            return
-        at, stop = self._file.next_data(0), self.nbytes(self._rows)
-        while at < stop:
-            data = self._file.read(_RENEWED, at)
-            self._file.write(data, at)
-            at = self._file.next_data(at + len(data))
+        except OSError:
+            self._log = None
+            raise
 
     def close(self) -> None:
-        """Release the file; what a helper has begun is ended first."""
-        self._wait()
-        with self._writing:
-            self._wanted, self._newest, self._file = _NONE, (self._newest[0], None), closed(self._file.path)
-            self._headers.close()
+        """Release the file."""
+        self._log, self._file = None, closed(self._file.path)
 
-    def _area(self, generation: int) -> int:
-        return 2 * SLOT_NBYTES + generation % 2 * _paged(self._rows * 4)
-
-    def _seed(self, generation: int) -> int:
+    def _seed(self, number: int) -> int:
         """Return the seed of a log: a frame of another one has no valid checksum."""
-        return xxhash.xxh3_64_intdigest(self._salt + generation.to_bytes(8, "little")) >> 1
+        return xxhash.xxh3_64_intdigest(self._tag + number.to_bytes(8, "little")) >> 1
 
 
-def _log_nbytes(rows: int) -> int:
-    return _paged(max(_LOG_LEAST, rows * 4))
-
-
-def _logs(rows: int) -> tuple[int, int, int]:
-    """Return the starts of both logs, and the end of the file."""
-    first, size = 2 * SLOT_NBYTES + 2 * _paged(rows * 4), _log_nbytes(rows)
-    return first, first + size, first + 2 * size
+def _logs(rows: int) -> tuple[list[int], int]:
+    """Return the bytes at which the logs begin, and the size of each."""
+    nbytes = _paged(max(_LOG_LEAST, rows * 2))
+    return [_paged(rows * 8) + at * nbytes for at in range(_LOGS)], nbytes
 
 
 def _paged(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
+
+
+def _slots(rows: int, start: int, head: int) -> tuple[Array, Array]:
+    """Return the slots of a piece, and the lap of the newest position below `head` in each, -1 for none."""
+    lap, slot = divmod(head - 1, rows)
+    slots = np.arange(start, min(start + _PIECE, rows))
+    return slots, np.where(slots <= slot, lap, lap - 1)
 
 
 class Opened(Protocol):
@@ -532,68 +494,51 @@ class StoredPriorities:
     def _open(self) -> Leaves | None:
         """Open or make the file, and return its content."""
         home, writes = self._source.home, self.writes
-        found: Leaves | None = None
-        opened, faults = None, list[str]()
+        opened, found = None, None
         if PriorityFile.exists(home):
-            opened = PriorityFile.open(home, writes)
-            found, faults = opened.load() if opened else (None, ["has the size of no such file"])
-        for fault in faults:
-            log.warning("%s: %s; run ringmap.check on the buffer", self._path, fault)
-        if writes and opened is not None and found is not None:
-            if faults:
-                opened.checkpoint(found)
-            self.file = opened
-            return found
-        if opened is not None:
-            opened.close()
+            opened, found, faults = PriorityFile.open(home, self._source.head, writes)
+            for fault in faults:
+                log.warning("%s: %s; run ringmap.check on the buffer", self._path, fault)
+        if writes and opened is None:
+            PriorityFile.create(home, Leaves(np.ones(home.rows, np.float32)))
+            opened, found, _ = PriorityFile.open(home, 0, write=True)
         if writes:
-            found = Leaves(np.ones(home.rows, np.float32))
-            PriorityFile.create(home, found)
-            self.file = PriorityFile.open(home, write=True)
-            assert self.file is not None
-            self.file.load()
-        elif found is not None:  # a power cut may have removed the rows beyond
-            found.upto = min(found.upto, self._source.head)
+            self.file = opened
+        elif opened is not None:
+            opened.close()
         return found
 
-    def change(self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]) -> None:
-        """Change priorities, in the file first: by a frame of its log.
+    def change(self, change: Points | Range) -> None:
+        """Change priorities, in the file first.
 
         Raises:
             EnvironmentFault: the disk is full or fails. Nothing was changed.
         """
-        file, leaves = self.file, self.leaves
-        if file is not None and self.writes:
+        if self.file is not None and self.writes:
             self._source.home.disk.check_held("PrioritizedSampler")
             then = (
                 "no priority was changed here, and in the file at most these: free space or mend the disk, then call "
                 "it again"
             )
             with clear_errors("PrioritizedSampler", self._path, then=then):
-                if not append(file):
-                    file.turn(leaves)
-                    if not append(file):  # a frame is longer than a log
-                        changed = replace(leaves, values=leaves.values.copy())
-                        change(changed)
-                        file.checkpoint(changed)
-        change(leaves)
+                self.file.append(self.leaves, change)
+        change.apply(self.leaves)
 
     def rewrite(self) -> None:
         """Write all of `leaves`, which the caller changed, to the file. O(rows)."""
         if self.file is not None and self.writes:
-            self.file.checkpoint(self.leaves)
+            self.file.write(self.leaves)
 
     def sync(self) -> None:
-        """Force the priorities to the disk.
+        """Force the priorities to the disk. O(rows), if any changed since the last time.
 
         Raises:
             EnvironmentFault: the disk fails. The next call first writes them all again.
         """
-        if self.file is None or not self.writes:
-            return
-        then = "the newest priorities may not be on the disk: mend it, then call it again"
-        with clear_errors("PrioritizedSampler.flush", self._path, then=then):
-            self.file.keep(self.leaves)
+        if self.file is not None and self.writes:
+            then = "the newest priorities may not be on the disk: mend it, then call it again"
+            with clear_errors("PrioritizedSampler.flush", self._path, then=then):
+                self.file.sync(self.leaves)
 
     def close(self) -> None:
         """Release the file; a parent process's file is not touched."""
