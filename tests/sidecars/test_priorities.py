@@ -1,5 +1,5 @@
-"""The file of priorities by itself: kills and then power cuts, readers beside a writer that begins logs, interrupts, and
-syncs that fail.
+"""The file of priorities by itself: kills and then power cuts, readers beside a writer that begins logs, interrupts,
+and syncs that fail.
 
 No two updates give the same priority, so one that stands says when it was given.
 """
@@ -37,7 +37,7 @@ class Handle:
         self.change(np.array([position]), np.array([value], np.float32))
 
     def change(self, positions, values):
-        self.file.append(self.leaves, Points(positions, values))
+        self.file.append(self.leaves, Points(positions, values, positions))
         self.leaves.values[positions] = values
 
 
@@ -158,7 +158,7 @@ def test_words_are_written_before_the_logs_that_they_need_are_gone(small, rows):
             places = np.array(rng.choices(range(rows), k=rng.choice([1, 2, 5, 12, 40])))
             values = np.arange(len(places), dtype=np.float32) + value
             value += len(places)
-            change = Points(places, values)
+            change = Points(places, values, places)
             file.append(leaves, change)
             change.apply(leaves)
             again, found, faults = PriorityFile.open(home, rows, write=False)
@@ -174,9 +174,9 @@ def test_a_position_has_no_priority_of_another_lap(small):
         home = made(folder)
         file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
         for change in (
-            Points(np.arange(20), np.arange(20, dtype=np.float32)),
+            Points(np.arange(20), np.arange(20, dtype=np.float32), np.arange(20)),
             Range(20, 33, 19.0),
-            Points(np.arange(28, 33), np.arange(28, 33, dtype=np.float32)),
+            Points(np.arange(28, 33), np.arange(28, 33, dtype=np.float32), np.arange(8, 13)),
         ):
             file.append(leaves, change)
             change.apply(leaves)
@@ -334,8 +334,8 @@ def test_control_nobody_knows_of_a_failed_sync(small):
     def not_again(self, leaves):
         if any(map(any, self._read_begins())):
             self._log = self._log_of(1 + max(int.from_bytes(b[12:20], "little") for b in self._read_begins()), 0)
-        else:
-            write(self, leaves)
+            return self._log
+        return write(self, leaves)
 
     small.setattr(PriorityFile, "write", not_again)
     with ram_folder() as folder:

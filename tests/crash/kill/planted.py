@@ -262,7 +262,7 @@ def successors_after_the_commit(put=setattr):
 
 
 def words_not_written():
-    PriorityFile._write_words_due = lambda self, leaves, nbytes: None
+    PriorityFile._write_words_due = lambda self, leaves: None
 
 
 def labels_and_rounds_apart():

@@ -318,8 +318,8 @@ SCENARIOS_OF_OTHERS = {
         Scenario("transitions: open", [OPEN], [*FULL, ("sync",), *writes(5, first=9)], family="transitions"),
         Scenario("priorities: first draw", [SAMPLE, *UPDATES], [OPEN], [OPEN, *writes(4, 4, 4)], family="priorities"),
         Scenario(
-            "priorities: a log that fills",
-            [*UPDATES * 3, *writes(5, first=9), *UPDATES * 3, ("flush",), ("update", 9)],
+            "priorities: logs that go round",
+            [*UPDATES * 3, *writes(5, first=9), *UPDATES, *[("update", 9)] * 14, ("flush",), ("update", 9)],
             [*FULL, SAMPLE, *UPDATES],
             [OPEN],
             family="priorities",

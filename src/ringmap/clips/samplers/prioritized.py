@@ -368,7 +368,7 @@ class PrioritizedSampler(DrawingSampler):
             if len(places):
                 assert self._stored is not None
                 assert self._leaves is not None
-                self._stored.change(Points(places, priorities))
+                self._stored.change(Points(places, priorities, slots))
                 drawn = slots if is_known else slots[known]
                 tree.set(drawn, self._masses(self._leaves.values.take(drawn)))
                 self._changes += len(places)

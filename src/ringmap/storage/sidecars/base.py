@@ -2,7 +2,6 @@
 
     writer opens      recover       after the recovery of the buffer, before the first write
     writer commits    (instance)    the owner of the instance writes required values before the commit
-    flush, close      sync, close
     check             faults        repair   mend        snapshot   copy
 
 A sidecar holds values that are added and evicted with the rows. It is optional: a missing one begins empty.
@@ -118,14 +117,6 @@ class Sidecar(ABC):
             kept: returns the in-memory data of the copying handle, of a type that the sidecar knows.
         """
 
-    @abstractmethod
-    def sync(self) -> None:
-        """Return once all written data are durable on the disk."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the files."""
-
 
 class Marks(Sidecar):
     """The file of what people noted of episodes: here only that it is whole. What it says: clips/marks.py."""
@@ -175,9 +166,3 @@ class Marks(Sidecar):
         data = kept and kept(state)
         if data:
             target.disk.replace_file(target.path(MARKS), data)
-
-    def sync(self) -> None:
-        """Return at once: no file is open here."""
-
-    def close(self) -> None:
-        """Return at once."""

@@ -25,7 +25,6 @@ import os
 import struct
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -83,10 +82,12 @@ class Leaves:
 
 
 class Points(NamedTuple):
-    """A change: priorities, float32 `(B,)`, of positions, int64 `(B,)`; for one that is named twice the last counts."""
+    """A change: priorities, float32 `(B,)`, of positions, int64 `(B,)`, in these slots; of one that is named twice the
+    last counts."""
 
     positions: Array
     priorities: Array
+    slots: Array
 
     def encode(self) -> tuple[int, bytes]:
         """Return count and data of a frame."""
@@ -94,10 +95,9 @@ class Points(NamedTuple):
 
     def apply(self, leaves: Leaves) -> None:
         """Set these priorities."""
-        if len(self.positions):
-            slots = self.positions % len(leaves.values)
-            leaves.values[slots] = self.priorities
-            stored = leaves.values.take(slots)
+        if len(self.slots):
+            leaves.values[self.slots] = self.priorities
+            stored = leaves.values.take(self.slots)
             leaves.highest = max(leaves.highest, float(stored[stored.argmax()]))
 
 
@@ -124,10 +124,12 @@ class Range(NamedTuple):
 
 @dataclass(slots=True)
 class _Log:
-    """The log that is written; `before`: the byte at which the one before ends, 0 for a log that continues none."""
+    """The log that is written. `before`: the byte at which the one before ends, 0 for a log that continues none;
+    `stop`: that at which this one must end."""
 
     number: int
     before: int
+    stop: int
     frames: FrameWriter
 
 
@@ -150,6 +152,8 @@ class PriorityFile(Sidecar):
         self._begins, self._log_nbytes = _logs(rows)
         self._log: _Log | None = None
         """None: all is written before the next change."""
+        self._words_per_byte = (rows + _PIECE) / (self._log_nbytes * (_LOGS - 1))
+        """So many words are due for each byte of a log: all of them, while all logs but one fill."""
         self._next_word, self._due = 0, 0.0
         """The next word to write, and how many are due."""
         self._is_ahead = False
@@ -215,7 +219,11 @@ class PriorityFile(Sidecar):
         head = 0 if newest is None else newest.head
         if cls._loaded(home, head)[0] is None:
             return None
-        return "write it again with what is whole in it", partial(cls.recover, home, head)
+
+        def write_again() -> None:
+            cls.recover(home, head)
+
+        return "write it again with what is whole in it", write_again
 
     @classmethod
     def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
@@ -231,7 +239,7 @@ class PriorityFile(Sidecar):
     def load(self, head: int) -> tuple[Leaves | None, list[str]]:
         """Return the priorities of positions below `head`, and the faults of the file; None if nothing is valid.
 
-        Beside a writer they are those of one moment. A position without one has the highest. Cost: reads 8 bytes for
+        Beside a writer they are those of one moment. One without has the highest. Cost: reads 8 bytes for
         each row, and the logs.
         """
         for _ in range(_TRIES):
@@ -245,7 +253,7 @@ class PriorityFile(Sidecar):
         return [self._file.read(_NUMBER.stop, at) for at in self._begins]
 
     def _load(self, head: int, begins: list[bytes]) -> tuple[Leaves | None, list[str]]:
-        leaves = Leaves(np.full(self._rows, np.nan, np.float32), head)
+        leaves = Leaves(np.full(self._rows, np.nan, np.float32))
         self._is_ahead = False
         is_valid, faults = self._load_words(leaves, head)  # before the logs, which are to be newer
         numbers = list[int]()
@@ -261,7 +269,10 @@ class PriorityFile(Sidecar):
         end = None
         for number in sorted(numbers):
             end = self._replay(leaves, number, head, end, faults)
-        leaves.values[np.isnan(leaves.values)] = leaves.highest
+        unknown = np.isnan(leaves.values)
+        by_position = (~np.roll(unknown, -head)).nonzero()[0] + head - self._rows
+        leaves.upto = int(by_position[-1]) + 1 if len(by_position) else 0
+        leaves.values[unknown] = leaves.highest
         return leaves, faults
 
     def _load_words(self, leaves: Leaves, head: int) -> tuple[bool, list[str]]:
@@ -319,7 +330,7 @@ class PriorityFile(Sidecar):
                 positions = np.frombuffer(payload, np.int64, count, _FRAME.size)
                 priorities = np.frombuffer(payload, np.float32, count, _FRAME.size + positions.nbytes)
                 kept = (positions >= low) & (positions < head)
-                Points(positions[kept], priorities[kept]).apply(leaves)
+                Points(positions, priorities[kept], positions[kept] % self._rows).apply(leaves)
                 self._is_ahead |= bool(positions.max() >= head)
             else:
                 start, stop, priority = _RANGE.unpack_from(payload, _FRAME.size)
@@ -348,20 +359,19 @@ class PriorityFile(Sidecar):
             change.apply(leaves)
             self.write(leaves)
             return
-        if self._log is None:
-            self.write(leaves)
-        current = self._log
-        assert current is not None
+        current = self._log or self.write(leaves)
         end = current.frames.end[0]
-        left = self._begins[current.number % _LOGS] + self._log_nbytes - end
+        left = current.stop - end
         is_full = nbytes > left
-        self._write_words_due(leaves, nbytes + left * is_full)
+        self._due += (nbytes + left * is_full) * self._words_per_byte
+        if self._due >= _PIECE:
+            self._write_words_due(leaves)
         if is_full:
             current = self._log = self._log_of(current.number + 1, end)
         current.frames.write(_FRAME.pack(current.number, current.before, leaves.highest, count) + data)
 
-    def write(self, leaves: Leaves) -> None:
-        """Write all priorities, and begin a log that continues no other. O(rows): 8 bytes each."""
+    def write(self, leaves: Leaves) -> _Log:
+        """Write all priorities, and begin a log that continues no other, which is returned. O(rows): 8 bytes each."""
         self._log = None  # if this fails, the next change begins here again
         for start in range(0, self._rows, _PIECE):
             self._write_words(leaves, start)
@@ -372,20 +382,18 @@ class PriorityFile(Sidecar):
         made.frames.write(_FRAME.pack(number, 0, leaves.highest, count) + data)
         self._forget_logs(but=number)
         self._log = made
+        return made
 
     def _forget_logs(self, but: int) -> None:
         """Make all logs but that of a number not count."""
         for at in range(1, _LOGS):
             self._file.write(bytes(_NUMBER.stop), self._begins[(but + at) % _LOGS])
 
-    def _write_words_due(self, leaves: Leaves, nbytes: int) -> None:
-        """Write the words that are due when so many bytes of a log are used: all, while all logs but one are."""
-        self._due += nbytes * (self._rows + _PIECE) / (self._log_nbytes * (_LOGS - 1))
+    def _write_words_due(self, leaves: Leaves) -> None:
         while self._due >= _PIECE:
             self._write_words(leaves, self._next_word)
-            self._next_word, self._due = self._next_word + _PIECE, self._due - _PIECE
-            if self._next_word >= self._rows:
-                self._next_word = 0
+            self._due -= _PIECE
+            self._next_word = self._next_word + _PIECE if self._next_word + _PIECE < self._rows else 0
 
     def _write_words(self, leaves: Leaves, start: int) -> None:
         """Write a piece of the words, from slot `start` on."""
@@ -399,7 +407,8 @@ class PriorityFile(Sidecar):
         """Return what writes the log of a number. Behind each frame are zeros: data of an earlier log must not be taken
         for a frame, and its positions are small numbers too."""
         begin = self._begins[number % _LOGS]
-        return _Log(number, before, FrameWriter(self._file, self._seed(number), begin, zeros=_NUMBER.stop))
+        frames = FrameWriter(self._file, self._seed(number), begin, zeros=_NUMBER.stop)
+        return _Log(number, before, begin + self._log_nbytes, frames)
 
     def sync(self, leaves: Leaves) -> None:
         """Return once all priorities are durable on the disk. O(rows), if any changed since the last time.
