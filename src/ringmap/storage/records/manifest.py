@@ -85,7 +85,7 @@ _OPENED_BY = {
     DISTILLATION: "DistillationBuffer",
 }
 
-_REVISION = 2
+_REVISION = 3
 """Of the files that no structure below describes: another one whenever their layout changes."""
 
 LAYOUT = json_checksum([RECORD.descr, SLOT.format, _REVISION])
