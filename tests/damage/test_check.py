@@ -15,7 +15,6 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import NewerVersionError, UnknownFormatError, UnreleasedVersionError
 from ringmap.storage.commit.files import CommitFiles
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk import system
 from ringmap.storage.disk.checksums import json_checksum
 from ringmap.storage.disk.files import Disk
@@ -24,7 +23,7 @@ from ringmap.storage.inspect import check as checking
 from ringmap.storage.inspect.check import Finding, check_folder
 from ringmap.storage.inspect.describe import facts_of
 from ringmap.storage.inspect.repair import repair_folder
-from ringmap.storage.records.manifest import VERSION
+from ringmap.storage.records.manifest import VERSION, read_manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import CLEAR, EpisodeTable, Record
 from tests.damage.buffers import KINDS, episode_of, make

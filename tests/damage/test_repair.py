@@ -16,9 +16,9 @@ from ringmap.errors import (
     RingmapError,
     RoleError,
 )
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.inspect.repair import Action, Plan, copy_repaired, repair_folder
+from ringmap.storage.records.manifest import read_manifest
 from tests.damage.buffers import episode_of, make, served
 from tests.damage.fuzz import DyingDisk, Killed, bytes_in, faults_after_kill
 from tests.damage.test_check import (

@@ -26,10 +26,10 @@ from ringmap.errors import (
     SyncFailedError,
 )
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.system import System
+from ringmap.storage.records.manifest import read_manifest
 from tests.buffers.steps import episode, stored
 from tests.crash.recording import RecordingDisk, materialise
 from tests.disks import FaultyDisk, Through, kill

@@ -79,9 +79,9 @@ def buffer_at(path: str) -> Located | None:
 
     Cost: reads the manifest.
     """
-    from ringmap.storage.directory import read_manifest
     from ringmap.storage.disk.files import Disk
     from ringmap.storage.disk.paths import Paths
+    from ringmap.storage.records.manifest import read_manifest
 
     refuse_address(path)
     if not os.path.isdir(path):
@@ -143,7 +143,7 @@ def is_dataset(path: str) -> bool:
 def _refuse(path: str, where: str) -> None:
     if not os.path.exists(path):
         raise NotFoundError(f"{where}: {path}: nothing is there")
-    from ringmap.storage.directory import read_manifest
     from ringmap.storage.disk.files import Disk
+    from ringmap.storage.records.manifest import read_manifest
 
     read_manifest(Disk(), local_path(path))

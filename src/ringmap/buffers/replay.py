@@ -59,7 +59,6 @@ from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.open_episode import OpenEpisode, finish_open
 from ringmap.storage.commit.store import JOINED_NBYTES, Store
-from ringmap.storage.directory import examine, read_manifest
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk
@@ -69,7 +68,7 @@ from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.manifest import EPISODES, Kind, Manifest, lineage_of, must_be
+from ringmap.storage.records.manifest import EPISODES, Kind, Manifest, examine, lineage_of, must_be, read_manifest
 from ringmap.storage.records.table import TERMINATED, TRUNCATED
 
 if TYPE_CHECKING:

@@ -35,14 +35,13 @@ from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.values import root
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import make_folder
-from ringmap.storage.directory import examine, read_manifest
 from ringmap.storage.disk.calls import refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_whole, retry
 from ringmap.storage.read.recovery import small_state_in
-from ringmap.storage.records.manifest import ROWS, Kind, must_be
+from ringmap.storage.records.manifest import ROWS, Kind, examine, must_be, read_manifest
 from ringmap.storage.ring.ring import spare_rows
 
 __all__ = ["ROW", "StepRing"]

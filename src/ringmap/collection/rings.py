@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.collection.seeds import finished_in
 from ringmap.errors import InputError, LockedError
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import FINE, Paths
 from ringmap.storage.disk.system import clear_errors
+from ringmap.storage.records.manifest import read_manifest
 from ringmap.world.collecting import Collection, progress_of
 from ringmap.world.progress import Progress
 

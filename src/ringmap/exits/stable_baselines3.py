@@ -25,9 +25,9 @@ from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.errors import InputError, LockedError, NotFoundError, ReplacedError
 from ringmap.extras import require
 from ringmap.storage.columns.values import as_array
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import local_path
+from ringmap.storage.records.manifest import read_manifest
 
 require("sb3", "ringmap.sb3")
 

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ringmap.errors import ReplacedError, RingmapError
-from ringmap.storage.directory import hold, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import describe, holder_of
 from ringmap.storage.disk.paths import STREAM, Paths
+from ringmap.storage.records.manifest import hold, read_manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.step_file import OpenRows
 

@@ -27,14 +27,13 @@ from ringmap.formats.common.directory import (
 from ringmap.formats.common.source_format import StoredFormat, named
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import MANIFEST, TABLE, local_path
 from ringmap.storage.read.episodes import joined_data
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.records.manifest import EPISODES, ROWS, TRANSITIONS, must_be
+from ringmap.storage.records.manifest import EPISODES, ROWS, TRANSITIONS, must_be, read_manifest
 
 __all__ = ["BufferSource", "Ringmap"]
 

@@ -22,9 +22,9 @@ from typing import Any
 
 from ringmap.errors import ClosedError, InputError, RingmapError, RoleError
 from ringmap.extras import require
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import Paths, local_path
+from ringmap.storage.records.manifest import read_manifest
 
 __all__ = [
     "Found",

@@ -18,10 +18,10 @@ from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import DamageError, ExistsError
 from ringmap.formats.common.disk import exchange
-from ringmap.storage.directory import examine
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.paths import Paths, local_path
+from ringmap.storage.records.manifest import examine
 
 __all__ = ["dump", "place_of"]
 

@@ -3,7 +3,6 @@
     inspect     a directory seen from outside: check, repair, snapshot, describe
     commit      the writer: what makes a call count; episodes that are still being recorded
     read        the committed state, and reading it beside a writer
-    directory   which files a buffer is made of, and what is at a path
     sidecars    files beside the columns
     records     the files that say what is stored: manifest, table, blobs, state; rows that wait
     columns     the rows themselves

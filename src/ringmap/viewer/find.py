@@ -30,9 +30,9 @@ from ringmap.buffers.located import (
 )
 from ringmap.errors import NotFoundError, RingmapError
 from ringmap.formats.registry import detect_format
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import Paths, refuse_address
+from ringmap.storage.records.manifest import read_manifest
 
 __all__ = ["FLEET", "PROBLEM", "Place", "find"]
 

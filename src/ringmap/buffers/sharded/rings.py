@@ -48,12 +48,11 @@ from ringmap.errors import (
     RingmapError,
 )
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import FINE, Paths, local_path
 from ringmap.storage.disk.system import clear_error, remedy
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.records.manifest import TRANSITIONS, Manifest
+from ringmap.storage.records.manifest import TRANSITIONS, Manifest, read_manifest
 
 __all__ = ["Problem", "Ring", "Rings"]
 

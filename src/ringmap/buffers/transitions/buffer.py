@@ -66,12 +66,11 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import as_array, cast, nested
 from ringmap.storage.commit.commit import UNNUMBERED
 from ringmap.storage.commit.store import Store
-from ringmap.storage.directory import examine, read_manifest
 from ringmap.storage.disk.calls import note_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.records.blobs import encode_data, is_shown
-from ringmap.storage.records.manifest import TRANSITIONS, must_be
+from ringmap.storage.records.manifest import TRANSITIONS, examine, must_be, read_manifest
 from ringmap.storage.records.step_file import EARLIER_LIMIT
 from ringmap.storage.ring.arrays import highest
 from ringmap.storage.sidecars import Copied

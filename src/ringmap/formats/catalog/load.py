@@ -36,8 +36,8 @@ from ringmap.formats.registry import (
     refuse_missing,
     refuse_zip,
 )
-from ringmap.storage.directory import refuse_dangling
 from ringmap.storage.disk.paths import refuse_address
+from ringmap.storage.records.manifest import refuse_dangling
 
 __all__ = ["get_cache_dir", "load_arrays", "load_dataset"]
 

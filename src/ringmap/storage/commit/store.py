@@ -48,7 +48,6 @@ from ringmap.storage.commit.commit import Commit, Committer, NewRecord, remove_f
 from ringmap.storage.commit.create import make_folder, make_home
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.group import Values, follows, rows_left
-from ringmap.storage.directory import examine, hold, read_manifest
 from ringmap.storage.disk.calls import end_noted, lifted, nested, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
@@ -57,7 +56,7 @@ from ringmap.storage.disk.system import clear_error, clear_errors, clear_reads
 from ringmap.storage.read.handle import Texts
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.manifest import Kind, Manifest, lineage_of
+from ringmap.storage.records.manifest import Kind, Manifest, examine, hold, lineage_of, read_manifest
 from ringmap.storage.records.step_file import Unlinked, read_folder
 from ringmap.storage.records.table import CLEAR, DROPPED, LAST_ORDINAL, PART, Record, are_live
 from ringmap.storage.ring.ring import Position

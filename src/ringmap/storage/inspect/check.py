@@ -38,7 +38,6 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import NewerVersionError, UnreleasedVersionError
-from ringmap.storage.directory import links_in
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import FINE, MANIFEST, SIGNS, Paths, local_path
@@ -46,6 +45,7 @@ from ringmap.storage.disk.system import clear_error
 from ringmap.storage.inspect.scan import Finding, Scan
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.recovery import Progress
+from ringmap.storage.records.manifest import links_in
 from ringmap.storage.records.table import Record, are_live
 
 __all__ = ["Finding", "check", "check_folder", "check_ring", "check_source", "rings_below"]

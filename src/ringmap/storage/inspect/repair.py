@@ -32,7 +32,6 @@ from functools import partial
 from ringmap.errors import CorruptError, EnvironmentFault, SyncFailedError
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.commit.files import CommitFiles
-from ringmap.storage.directory import refuse_links
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.paths import (
@@ -55,7 +54,7 @@ from ringmap.storage.inspect.snapshot import refuse_target, workplace
 from ringmap.storage.read.reader import HELD_S
 from ringmap.storage.read.recovery import Progress, SmallState, find, refuse_impossible
 from ringmap.storage.records.blobs import decode_blob
-from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.manifest import Manifest, refuse_links
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import (
     DROPPED,

@@ -28,7 +28,6 @@ from ringmap.storage.columns.memmap import HEADER_NBYTES, npy_header, read_label
 from ringmap.storage.columns.rows import UNREADABLE
 from ringmap.storage.columns.text import unpack
 from ringmap.storage.columns.zarr import read_zarr_label
-from ringmap.storage.directory import examine
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.paths import (
     COLUMNS,
@@ -49,7 +48,7 @@ from ringmap.storage.disk.process import mapped
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.read.recovery import Progress, SmallState, bad_columns, find, is_clean, possible, small_states
 from ringmap.storage.records.blobs import LARGEST_BLOB, decode_blob, decode_data, segment_name, segment_number
-from ringmap.storage.records.manifest import LARGEST, Manifest
+from ringmap.storage.records.manifest import LARGEST, Manifest, examine
 from ringmap.storage.records.state import State, StateFile
 from ringmap.storage.records.step_file import StoredSteps, read_steps
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, EpisodeTable, Record, are_live

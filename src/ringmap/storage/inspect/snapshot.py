@@ -33,7 +33,6 @@ from ringmap.errors import CorruptError, EnvironmentFault, ExistsError, InputErr
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.commit.create import make_folder, make_parts
 from ringmap.storage.commit.store import Store
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
@@ -43,7 +42,7 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.read.recovery import bad_columns, small_state_of
 from ringmap.storage.records.blobs import Segments, segment_name
-from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.manifest import Manifest, read_manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EpisodeTable, Record, are_live
 from ringmap.storage.ring.ring import Position

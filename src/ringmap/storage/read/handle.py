@@ -24,7 +24,6 @@ from ringmap.errors import ClipIndexError, ClosedError, CorruptError
 from ringmap.storage.columns.rows import PendingRows, Rows, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words, decoded
-from ringmap.storage.directory import read_manifest
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import Paths
@@ -32,7 +31,7 @@ from ringmap.storage.disk.system import Room
 from ringmap.storage.read.read_live import RETRY_S, is_live
 from ringmap.storage.read.recovery import LiveRecords, RecoveredState, bad_rows, small_state_of
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data, decode_words
-from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.manifest import Manifest, read_manifest
 from ringmap.storage.records.state import State
 from ringmap.storage.records.table import END, EpisodeTable, Record
 from ringmap.storage.ring.links import NONE

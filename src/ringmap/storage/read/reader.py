@@ -21,7 +21,6 @@ import numpy as np
 from ringmap.errors import CorruptError, EnvironmentFault, LappedError, ReplacedError
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.directory import hold, read_manifest
 from ringmap.storage.disk.calls import refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
@@ -37,6 +36,7 @@ from ringmap.storage.read.recovery import (
     is_next,
     live_records,
 )
+from ringmap.storage.records.manifest import hold, read_manifest
 from ringmap.storage.records.state import State, StateFile
 from ringmap.storage.records.table import EpisodeTable, Record
 from ringmap.storage.ring.ring import Position

@@ -2,7 +2,7 @@
 
 An opening goes in this order:
 
-    manifest (directory.py) -> table, state.bin    sizes, headers
+    manifest.json -> table, state.bin    sizes, headers
     -> find         which state counts             here, strictly; leniently in inspect/scan.py
     -> bad_episodes rows and blobs behind the mark   if the page cache was lost
     -> small_state_of

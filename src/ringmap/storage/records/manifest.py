@@ -1,4 +1,4 @@
-"""The manifest: describes a directory, in small readable JSON.
+"""The manifest: what is at a path, and the small readable JSON that describes it.
 
     {"format": "ringmap", "version": 3, "uuid": ..., "kind": "episodes", "lineage": ..., "max_steps": ...,
      "columns": [{"name": ..., "file": ..., "dtype": ..., "shape": ..., "nbytes": ...}],
@@ -9,8 +9,9 @@ every file that it names is inside the directory. What a ring is born with (kind
 label of each column, too, so that it outlives the manifest.
 `as_rate(rate_text(rate)) == rate`: a rate of steps is a ratio of integers; a float is taken as the decimal number
 that it is printed as, so that 29.97 of every width is one rate.
-Not here: the content of the files. `table` and sizes are for people to read, except for the witness that a table older
-than `table.seq` is damaged.
+Nothing is changed here; what leads out of the directory is not followed.
+Not here: the content of the other files; making them (commit/create.py). `table` and sizes are for people to read, but
+a table older than `table.seq` is damaged.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -33,6 +34,7 @@ from ringmap.errors import (
     CorruptError,
     InputError,
     NewerVersionError,
+    NotFoundError,
     UnknownFormatError,
     UnreleasedVersionError,
 )
@@ -42,7 +44,8 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.columns.zarr import NAMED
 from ringmap.storage.disk.checksums import decode_signed, encode_signed, json_checksum
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.paths import COLUMNS, STATE, TABLE
+from ringmap.storage.disk.paths import COLUMNS, FINE, FOLDERS, LOCK, MANIFEST, NAMES, STATE, TABLE, Paths
+from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.state import SLOT, StateFile
 from ringmap.storage.records.table import MOST, RECORD, SPARE_SLOTS, EpisodeTable
 from ringmap.storage.ring.ring import Ring
@@ -59,9 +62,15 @@ __all__ = [
     "Manifest",
     "as_rate",
     "column_file",
+    "examine",
+    "hold",
     "lineage_of",
+    "links_in",
     "must_be",
     "rate_text",
+    "read_manifest",
+    "refuse_dangling",
+    "refuse_links",
     "same_rate",
 ]
 
@@ -425,6 +434,114 @@ def must_be(fixed: Manifest, kind: str, folder: str, where: str) -> None:
         way = _OPENED_BY.get(fixed.kind)
         then = "upgrade ringmap" if way is None else f"open it with {way}"
         raise InputError(f"{where}: {folder} holds {fixed.kind}, expected {kind}; {then}")
+
+
+# -- what is at a path ----------------------------------------------------------------------------
+
+
+def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer"]:
+    """Tell what is at `folder`: nothing (or an empty folder), an unfinished creation, or a buffer.
+
+    Raises:
+        NotFoundError: a link to nothing.
+        UnknownFormatError: a file, or a folder that holds something else.
+        CorruptError: a buffer without its manifest.
+    """
+    if not disk.exists(folder):
+        return "nothing"
+    if not os.path.isdir(folder) and not disk.volatile:
+        refuse_dangling(folder)
+        raise UnknownFormatError(f"{folder}: is a file, expected a directory of a buffer; choose another path")
+    names = set(disk.names(folder)) - FINE
+    if MANIFEST in names:
+        return "buffer"
+    if names <= {LOCK}:
+        return "nothing"
+    foreign = names - NAMES
+    if foreign:
+        raise UnknownFormatError(
+            f"{folder}: holds something else ({', '.join(sorted(foreign)[:3])}), and no {MANIFEST}; "
+            "name the directory of a buffer, or an empty or new one"
+        )
+    if COLUMNS in names or _has_commits(disk, folder):
+        raise CorruptError(
+            f"{folder}: {MANIFEST} is missing from a buffer that has data; put it back, or run "
+            "ringmap.repair, which can make it again"
+        )
+    return "unfinished"
+
+
+def refuse_dangling(path: str) -> None:
+    """Raise for a link to nothing: to a disk that is not mounted, or to what was moved or removed.
+
+    Raises:
+        NotFoundError: it is one.
+    """
+    if os.path.islink(path) and not os.path.exists(path):
+        raise NotFoundError(
+            f"{path}: is a link to {os.readlink(path)}, which is not there; mount or restore it, or remove the link"
+        )
+
+
+def _has_commits(disk: Disk, folder: str) -> bool:
+    try:
+        data = disk.read_file(Paths(folder).state, StateFile.nbytes)
+    except (OSError, NotAFileError):
+        return False
+    return StateFile.witnesses_commits(data)
+
+
+def hold(disk: Disk, folder: str) -> Disk:
+    """Return the disk with `folder` held open, while a handle on its buffer exists; see `Disk.hold`.
+
+    Raises:
+        NotFoundError, UnknownFormatError: the path is not a folder.
+    """
+    try:
+        return disk.hold(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        disk.check_held("ReplayBuffer")  # of the handle that this one replaces
+        read_manifest(disk, folder)  # raises an error for what is there
+        raise
+
+
+def links_in(disk: Disk, folder: str) -> list[str]:
+    """Return the folders of a buffer that are links, or not folders: their content is elsewhere."""
+    paths = {name: os.path.join(folder, name) for name in FOLDERS}
+    return [n for n, path in paths.items() if not disk.is_folder(path) and disk.exists(path)]
+
+
+def refuse_links(disk: Disk, folder: str) -> None:
+    """Raise unless the folders of a buffer are inside it: nothing outside is read, written or removed.
+
+    Raises:
+        CorruptError: one of them is a link, or not a folder.
+    """
+    for name in links_in(disk, folder):
+        path = os.path.join(folder, name)
+        raise CorruptError(
+            f"{path}: is {disk.kind(path) or 'a file'}, expected a folder: what leads elsewhere is not followed; "
+            "put the folder itself there"
+        )
+
+
+def read_manifest(disk: Disk, folder: str) -> Manifest:
+    """Return the manifest of the buffer at `folder`.
+
+    Raises:
+        UnknownFormatError: there is no buffer (yet).
+        CorruptError, NewerVersionError: see `Manifest.decode`.
+    """
+    paths = Paths(folder)
+    try:
+        data = disk.read_file(paths.manifest, LARGEST)
+        refuse_links(disk, folder)
+    except (FileNotFoundError, NotADirectoryError):
+        examine(disk, folder)  # gives more detail if it can
+        raise NotFoundError(
+            f"{folder}: no buffer is there; make one with ReplayBuffer(max_steps=..., path=...)"
+        ) from None
+    return Manifest.decode(data, paths.manifest)
 
 
 # -- rates ----------------------------------------------------------------------------------------
