@@ -20,6 +20,7 @@ from ringmap.errors import (
     NewerVersionError,
     UnknownFormatError,
 )
+from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.ring.ring import spare_rows
 from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored
@@ -635,7 +636,8 @@ def test_a_newer_format_is_refused_and_left_alone(home, disk_buffer):
     buf.write_episode(episode(0, 5))
     buf.close()
     manifest = home / "buf/manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"version": 3', b'"version": 7'))
+    body, _ = decode_signed(manifest.read_bytes())
+    manifest.write_bytes(encode_signed({**body, "version": 7}))
     files = disk_buffer.files()
     for attempt in (
         lambda: disk_buffer(max_steps=9),
