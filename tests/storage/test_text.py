@@ -58,7 +58,7 @@ def test_words_that_make_no_sense(wrong):
 
 
 def test_codes_without_a_word():
-    with pytest.raises(ValueError, match="codes 0 to 2 for 2 words"):
+    with pytest.raises(ValueError, match="row 1 has a code for none of 2 words"):
         Words(["a", "b"]).decode(np.array([0, 2]))
     found, bad = decoded(np.array([[1, 0], [0, -1], [0, 2]]), np.array([0, 0, 1]), [["a", "b"], ["c"]])
     assert found.tolist() == [["b", "a"], ["a", ""], ["c", ""]]

@@ -26,7 +26,7 @@ from ringmap.storage.columns.copying import take
 from ringmap.storage.columns.memmap import HEADER_NBYTES, AdjacentColumn
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import put
-from ringmap.storage.ring.arrays import highest
+from ringmap.storage.ring.arrays import all_true, highest
 from ringmap.storage.ring.ring import Position, Ring
 
 __all__ = ["UNREADABLE", "AdjacentRows", "Changes", "PendingRows", "Rows", "combine", "sum_of"]
@@ -56,43 +56,33 @@ class Changes(Protocol):
     @property
     def columns(self) -> Collection[str]:
         """The names of the columns that may have some."""
-        ...
 
     def put_into(self, taken: Mapping[str, Array], positions: Array) -> None:
         """Replace the rows that have newer values, in an array `(*positions.shape, ...)` of each column. What it puts
         into one row is of one update."""
-        ...
 
 
 class PendingRows(Protocol):
-    """Rows in memory: they belong to a group that is not committed yet. Only the owner of a ring has some."""
+    """Rows in memory: they belong to a group that is not committed yet. Only the owner of a ring has some.
 
-    @property
-    def start(self) -> Position:
-        """The position of the first one."""
-        ...
+    `start`: the position of the first one; `count`: how many there are.
+    """
 
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        ...
+    start: Position
+    count: int
 
     def rows_of(self, names: Sequence[str], numbers: Array) -> list[Array]:
         """Return rows of columns by number."""
-        ...
 
     def unlinked_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of these positions are of these rows, bool `(n,)`, and what is kept with these, beside their
         columns."""
-        ...
 
     def newest_unlinked(self) -> dict[str, Array]:
         """Return what is kept with the rows of the newest call."""
-        ...
 
     def earlier_at(self, positions: Array) -> tuple[Array | slice, dict[str, Array]]:
         """Return for which of these positions, of rows before these, something is kept, bool `(n,)`, and this."""
-        ...
 
 
 class Rows:
@@ -231,14 +221,11 @@ class Rows:
         if pending is not None:
             head = min(head, pending.start)  # a chunk that is read now is not whole beyond
             if positions.size and highest(positions) >= pending.start:
-                flat = positions.reshape(-1)
-                here = (flat >= pending.start).nonzero()[0]
-                rows = pending.rows_of(names, flat.take(here) - pending.start)
-                if len(here) == len(flat):
+                here = positions >= pending.start
+                rows = pending.rows_of(names, positions[here] - pending.start)
+                if all_true(here):
                     return [_placed(v, positions.shape, to) for v, to in zip(rows, out or rows, strict=True)]
-                flat = flat.copy()
-                flat[here] = flat.min()  # not from a chunk that has no file yet
-                known = flat.reshape(positions.shape)
+                known = np.where(here, positions.min(), positions)  # not from a chunk that has no file yet
                 slots = known % self.ring.rows
         if slots is None:
             slots = positions % self.ring.rows
@@ -249,11 +236,7 @@ class Rows:
             taken = [take(self.by_name[name], slots, to, threads, head) for name, to in into]
         taken = self._newest(names, known, taken)
         if here is not None:
-            for number, newest in enumerate(rows):
-                each = taken[number].reshape(len(flat), *newest.shape[1:])
-                whole = put(each, here, newest)
-                if whole is not each:
-                    taken[number] = whole.reshape(taken[number].shape)
+            taken = [put(values, here, newest) for values, newest in zip(taken, rows, strict=True)]
         return taken
 
     def _take_run(self, names: Sequence[str], positions: range, pending: PendingRows | None) -> list[Array]:
@@ -329,11 +312,8 @@ class AdjacentRows:
         ring 0 |slot 0 1 2 ... n|   | ring 1 |slot 0 1 2 ... n|   | ...       one array of rows
                 row 0                         row stride           row 2 * stride
 
-    The files of a column are mapped once more, one after the other, each from a multiple of `stride` rows on. So slot s
-    of ring i is row s + i * stride, whatever the column. A copy for each ring would take 1 us for each, and a second
-    copy to bring small rows into the order of the batch; a call for each large row takes 2 us.
-
-    The map of a ring that was closed stays until the last array over it is gone.
+    The files of a column are mapped once more: slot s of ring i is row s + i * stride, whatever the column. The map of
+    a ring that was closed stays until the last array over it is gone.
 
     Args:
         by_name: the columns.

@@ -71,16 +71,11 @@ class Words:
             )
 
     def decode(self, codes: Array) -> Array:
-        """Return the strings that codes stand for.
-
-        Raises:
-            ValueError: a code stands for none.
-        """
-        used, back = np.unique(codes, return_inverse=True)
-        if len(used) and not 0 <= used[0] <= used[-1] < len(self.words):
-            raise ValueError(f"codes {used[0]} to {used[-1]} for {len(self.words)} words")
-        texts = np.array([self.words[code] for code in used.tolist()], np.str_)
-        return texts.take(back.reshape(codes.shape))
+        """Return the strings that codes `(n, ...)` stand for, or raise ValueError where a code stands for none."""
+        texts, bad = decoded(codes, np.zeros(len(codes), np.int64), [self.words])
+        if bad.any():
+            raise ValueError(f"row {int(bad.argmax())} has a code for none of {len(self.words)} words")
+        return texts
 
     def pack(self, first: int = 0) -> bytes:
         """Return the words from number `first` on as bytes, none for no words."""
@@ -90,13 +85,12 @@ class Words:
 
 
 def decoded(codes: Array, of: Array, tables: Sequence[Sequence[str]]) -> tuple[Array, Array]:
-    """Return the strings that codes of several tables of words stand for, and which rows have a code that stands for
-    none.
+    """Return the strings that codes `(B, ...)` stand for, and which rows have a code that stands for none.
 
     Args:
         codes: `(B, ...)`.
-        of: which table is that of each row, `(B,)`.
-        tables: words.
+        of: which table of words is that of each row, `(B,)`.
+        tables: of words.
 
     Returns:
         `(B, ...)`, as wide as the longest, with "" for a code that stands for none; and bool `(B,)`.
