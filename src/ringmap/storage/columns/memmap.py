@@ -89,11 +89,14 @@ class MemmapColumn(Column):
     def _header(self) -> bytes:
         return npy_header(self.spec.dtype.str, (self.rows, *self.spec.shape))
 
+    def _put_frame(self, file: File) -> None:
+        for offset, data in self._frame():
+            file.write(data, offset)
+
     def create(self) -> None:
         """Make the file, at its full (sparse) size, and sync it."""
         with closing(self.disk.create(self.path, self.nbytes)) as file:
-            for offset, data in self._frame():
-                file.write(data, offset)
+            self._put_frame(file)
             file.sync()
 
     def create_copy(self, source: Column) -> bool:
@@ -103,8 +106,7 @@ class MemmapColumn(Column):
         if file is None:
             return super().create_copy(source)
         with closing(file):
-            for offset, data in self._frame():
-                file.write(data, offset)
+            self._put_frame(file)
         return True
 
     def open(self, write: bool = False, reserved: int = 0, mapped: bool = True) -> Self:
@@ -131,10 +133,7 @@ class MemmapColumn(Column):
             return found
 
     def mend(self) -> None:
-        """Restore the size, header and label of the file.
-
-        The header first: if this is interrupted, the header shows that the file is ours.
-        """
+        """Restore the size, header and label of the file, the header first: it shows that the file is ours."""
         size = self.nbytes
         for offset, data in self._frame():
             with closing(self.disk.open(self.path, write=True)) as file:

@@ -163,27 +163,7 @@ class Schema:
             _check_name(name, where)
         for name, value in flattened(given, where).items():
             if isinstance(value, Column) or _is_shape_and_dtype(value):
-                mutable = flag(value.mutable) if isinstance(value, Column) else False
-                shape, dtype = (value.shape, value.dtype) if isinstance(value, Column) else value
-                if not _is_shape_and_dtype((shape, dtype)) or mutable is None:
-                    raise InputError(
-                        f"{where}: column {name!r}: expected Column(shape, dtype, mutable=True or False), got {value!r}"
-                    )
-                try:
-                    kind = portable(np.dtype(dtype))
-                except TypeError as error:
-                    raise InputError(f"{where}: column {name!r}: {error}") from None
-                sizes = tuple(int(n) for n in (shape if isinstance(shape, tuple | list) else (shape,)))
-                if any(n < 0 for n in sizes):
-                    raise InputError(f"{where}: column {name!r}: negative size in shape {sizes}")
-                _check_dtype(name, kind, where)
-                spec = ColumnSpec(name, sizes, kind, mutable)
-                if spec.is_text and mutable:
-                    raise InputError(
-                        f"{where}: column {name!r} is of text and mutable; name a width, as in 'U40': "
-                        "text of any length is stored with its episode and can't change"
-                    )
-                specs.append(spec)
+                specs.append(_spec_of(name, value if isinstance(value, Column) else Column(*value), where))
             else:
                 example[name] = value
         if specs and example:
@@ -239,6 +219,29 @@ class Schema:
             if (shape := arrays.get(spec.name, np.empty((0, *spec.shape))).shape[1:]) != spec.shape:
                 raise InputError(f"{where}: column {spec.name!r} has per-step shape {shape}, expected {spec.shape}")
         return arrays | {s.name: np.zeros((steps, *s.shape), s.dtype) for s in left_out}
+
+
+def _spec_of(name: str, column: Column, where: str) -> ColumnSpec:
+    mutable = flag(column.mutable)
+    if not _is_shape_and_dtype((column.shape, column.dtype)) or mutable is None:
+        raise InputError(
+            f"{where}: column {name!r}: expected Column(shape, dtype, mutable=True or False), got {column!r}"
+        )
+    try:
+        dtype = portable(np.dtype(column.dtype))
+    except TypeError as error:
+        raise InputError(f"{where}: column {name!r}: {error}") from None
+    sizes = column.shape if isinstance(column.shape, tuple | list) else (column.shape,)
+    spec = ColumnSpec(name, tuple(int(n) for n in sizes), dtype, mutable)
+    if any(n < 0 for n in spec.shape):
+        raise InputError(f"{where}: column {name!r}: negative size in shape {spec.shape}")
+    _check_dtype(name, dtype, where)
+    if spec.is_text and mutable:
+        raise InputError(
+            f"{where}: column {name!r} is of text and mutable; name a width, as in 'U40': text of any length is stored "
+            "with its episode and can't change"
+        )
+    return spec
 
 
 def stored_spec(name: Any, shape: Any, dtype: Any, mutable: bool = False) -> ColumnSpec:
@@ -350,12 +353,8 @@ def _is_shape_and_dtype(value: Any) -> bool:
     if not isinstance(value, tuple) or len(value) != 2:
         return False
     shape, dtype = value
-    if not (
-        isinstance(shape, int)
-        or (isinstance(shape, tuple | list) and all(isinstance(n, int | np.integer) for n in shape))
-    ):
-        return False
-    return isinstance(dtype, str | type | np.dtype)
+    sizes = shape if isinstance(shape, tuple | list) else [shape]
+    return all(isinstance(n, int | np.integer) for n in sizes) and isinstance(dtype, str | type | np.dtype)
 
 
 def _is_space(value: Any) -> bool:

@@ -71,11 +71,7 @@ def is_nested(value: Any) -> bool:
 
 
 def flattened(columns: Any, where: str) -> dict[str, Any]:
-    """Return columns, some of which may be nested, as flat ones; columns of arrays and numbers as they are.
-
-    Args:
-        columns: a mapping, possibly of mappings and of lists with a mapping for each step, or a TensorDict.
-        where: the caller to name in an error.
+    """Return columns, some of which may be mappings, lists with a mapping for each step, or TensorDicts, as flat ones.
 
     Raises:
         InputError: a key of a nested value is no string, is empty or has a slash; a nested value has no values; two
@@ -129,12 +125,7 @@ def _transposed(name: str, steps: Sequence[Any], where: str) -> dict[Any, list[A
 
 
 def flat(batch: Any, where: str) -> tuple[dict[str, Any], bool]:
-    """Return a batch as flat columns, and whether it was nested: then none of its keys has a slash, and `nested`
-    reverts it.
-
-    Args:
-        batch: as for `flattened`.
-        where: the caller to name in an error.
+    """Return a batch as flat columns, and whether it was nested: then `nested` reverts it.
 
     Raises:
         InputError: as `flattened`; the batch is not a mapping, a key is not a string, or a nested batch has a slash in

@@ -84,11 +84,9 @@ log = logging.getLogger("ringmap")
 
 
 def chunk_steps(spec: ColumnSpec) -> int:
-    """Return the number of steps per chunk that suits a column.
+    """Return the number of steps per chunk that suits a column: few, as a clip decodes whole chunks.
 
-    A clip of a few steps decodes one or two whole chunks: chunks should be short. Small rows
-    are stored with more rows per chunk, so that a file has a reasonable size: 16 KiB. Huge rows are stored with
-    fewer: 1 MiB, or one row.
+    More of small rows, for files of 16 KiB; fewer of huge rows, for 1 MiB, or one row.
 
     Example:
         >>> [chunk_steps(ColumnSpec("x", shape, np.dtype("u1"))) for shape in [(4,), (64, 64, 3), (640, 480, 3)]]
@@ -248,17 +246,12 @@ class ZarrColumn(Column, Forkable):
         """Return the names in the folder that are not part of a column."""
         count = -(-self.rows // self._steps)
         pattern = re.compile(r"c\.(0|[1-9][0-9]{0,17})" + re.escape(self._suffix))
-        strays = []
-        for name in self.disk.names(self.path):
-            chunk = pattern.fullmatch(name)
-            known = name in (_METADATA, f"{_METADATA}.tmp", _BESIDE)
-            known = known or (chunk is not None and int(chunk[1]) < count)
-            kind = self.disk.kind(os.path.join(self.path, name))
-            if kind == "missing":
-                continue  # a writer is running, and has renamed it since
-            if not known or kind:  # a link may lead anywhere
-                strays.append(name)
-        return strays
+        chunks = {name: pattern.fullmatch(name) for name in self.disk.names(self.path)}
+        known = {name for name, chunk in chunks.items() if chunk is not None and int(chunk[1]) < count}
+        known |= {_METADATA, f"{_METADATA}.tmp", _BESIDE}
+        kinds = {name: self.disk.kind(os.path.join(self.path, name)) for name in chunks}
+        # What is missing was renamed since, by a running writer; a link may lead anywhere.
+        return [name for name, kind in kinds.items() if kind != "missing" and (kind or name not in known)]
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -308,10 +301,9 @@ class ZarrColumn(Column, Forkable):
             return whole
         try:
             self._decode(chunk, whole)
+            return whole
         except Undecodable as error:
             fault = str(error)
-        else:
-            return whole
         if live is not None and (live(first, begin - first) or live(end, stop - end)):
             # If it were rewritten, it would return zeros in their place.
             raise Undecodable(
@@ -439,21 +431,14 @@ class ZarrColumn(Column, Forkable):
         return out
 
     def _keeps(self, count: int) -> bool:
-        """Return whether to cache the rows of so many chunks of one call, rather than the bytes of their files.
-
-        Those of a large random batch of a large column would push out all others, and themselves, before any is asked
-        for again.
-        """
+        """Return whether to cache the rows of so many chunks of one call, rather than the bytes of their files: those
+        of a large random batch of a large column would push out each other before any is asked for again."""
         limit = self._cache.limit
         called = count * self._steps * self._row
         return called <= limit // 4 or self.rows * self._row <= _OFTEN * limit
 
     def _load(self, chunk: int, out: Array, head: int, keeps: bool, data: bytes | None) -> None:
-        """Fill `out` with the rows of a chunk, from `data` if it was cached.
-
-        Raises:
-            CorruptError: its file is missing, or differs from what was written: zeros would look like rows.
-        """
+        """Fill `out` with the rows of a chunk, from `data` if it was cached, or raise CorruptError."""
         try:
             if data is not None:
                 self._codec.decode(data, out)
@@ -468,8 +453,7 @@ class ZarrColumn(Column, Forkable):
             ) from None
 
     def _decode(self, chunk: int, out: Array) -> bytes:
-        """Fill `out` with the rows of a chunk and return the bytes of its file, or raise Undecodable, with the reason
-        but no path."""
+        """Fill `out` with the rows of a chunk and return the bytes of its file, or raise Undecodable without a path."""
         try:
             data = self._read(chunk)
         except NotAFileError as error:
