@@ -148,7 +148,7 @@ def test_a_peek_sees_no_value_two_behind_and_newest_does(monkeypatch):
     monkeypatch.setattr(Slots, "data", data)
     assert slots.peek() == (value(7), whole(slots))
     assert len(seen) == 2
-    assert slots.newest_in(seen[0]) == value(4)  # the control
+    assert slots.newest(seen[0]) == value(4)  # the control
 
 
 def test_generations_change_with_each_value(tmp_path):

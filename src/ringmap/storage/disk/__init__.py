@@ -8,7 +8,7 @@
     calls      a call inside a call of one thread is refused
     two_slots  a small value that a kill leaves whole
     frames     a run of payloads with checksums; the first that is not whole ends it
-    checksums  JSON objects with a checksum; checksums of many records at once
+    checksums  JSON objects with a checksum
     paths      the path that a caller gives, and the names in a buffer's directory
 
 Since there is one door, a test can make any change fail, or kill the process after it, without a private name of the

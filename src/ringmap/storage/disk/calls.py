@@ -17,7 +17,6 @@ Not here: which calls these are, and locks.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from typing import TypeVar
 
 from ringmap.errors import ClosedError, RoleError
 
-__all__ = ["Turn", "end_noted", "lifted", "nested", "note_nested", "refuse_nested", "thread"]
+__all__ = ["Turn", "become_child", "end_noted", "lifted", "nested", "note_nested", "refuse_nested", "thread"]
 
 Result = TypeVar("Result")
 
@@ -160,12 +159,9 @@ class Turn:
 _turns: weakref.WeakSet[Turn] = weakref.WeakSet()
 
 
-def _after_fork_in_child() -> None:
+def become_child() -> None:
+    """Begin without marks, and without the calls of the parent's other threads; for the hook of process.py."""
     thread.inside, thread.searching, thread.samplers, thread.ends = False, threading.Lock(), (), False
     thread.noted.clear()
     for turn in list(_turns):
         turn.become_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -119,10 +119,8 @@ class File:
 class FileHandle(File):
     """A file of the real disk. Its descriptor lives as long as the last reference to it.
 
-    A file that threads share is released by `closed`, never by `close`: a running read
-    holds a reference, so the number of its descriptor can't become another file's during the read.
-    Without a running read the last reference is dropped at once, and with it the descriptor: a folder can then be
-    removed on Windows too.
+    A file that threads share is released by `closed`, never by `close`: a running read holds a reference, so the number
+    of its descriptor can't become another file's during the read.
     """
 
     __slots__ = ("disk", "fd", "path")
@@ -368,14 +366,7 @@ class Disk:
         self._held, self._is_let_go = None, True
 
     def check_held(self, where: str) -> None:
-        """Raise unless the held folder is still at its path. One system call, 1 to 3 us.
-
-        Args:
-            where: the method to name in the message.
-
-        Raises:
-            ReplacedError: the folder was removed, renamed or replaced.
-        """
+        """Raise ReplacedError if the held folder was removed, renamed or replaced. One system call, 1 to 3 us."""
         held = self._held
         if held is not None:
             held.check(where)
@@ -399,11 +390,8 @@ class Disk:
         return inner, held
 
     def _do(self, work: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
-        """Call a function of the operating system on a path.
-
-        Raises:
-            ReplacedError: the path does not exist, and the held folder is no longer at its path.
-        """
+        """Call a function of the operating system on a path. Raises ReplacedError if nothing is there because the held
+        folder is no longer at its path."""
         at, held = self._at(path)
         try:
             if held is None:
@@ -540,12 +528,8 @@ class Disk:
             return file.read(min(limit, file.size()), 0)
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder exists.
-
-        Raises:
-            OSError: that can't be told, as where a folder above it may not be searched; `is_file` and `is_folder` raise
-                it, too.
-        """
+        """Tell whether a file or folder exists. Raises OSError, as `is_file` and `is_folder` do, if that can't be told:
+        a folder above it may not be searched."""
         return self._mode(path) != 0
 
     def kind(self, path: str) -> str:
@@ -569,11 +553,7 @@ class Disk:
         return stat.S_ISDIR(self._mode(path))
 
     def _mode(self, path: str) -> int:
-        """Return the mode of a path; 0 if nothing can be there.
-
-        Raises:
-            OSError: whether anything is there can't be told.
-        """
+        """Return the mode of a path; 0 if nothing can be there."""
         try:
             return self._stat(path).st_mode
         except ValueError:  # no path has such a name
@@ -604,16 +584,7 @@ class Disk:
 
     def matching(self, pattern: str, unlisted: dict[str, OSError] | None = None) -> list[str]:
         """Return the sorted paths that match a glob, as `glob.glob` does, which takes a folder that it can't list for
-        an empty one.
-
-        Args:
-            pattern: a path with `*`, `?` and `[...]` in it.
-            unlisted: takes the folders that can't be listed, where the pattern names many, and why; None: they are
-                errors, too.
-
-        Raises:
-            OSError: a folder can't be listed.
-        """
+        an empty one: here that raises OSError; where the pattern names many, `unlisted` takes it and why, if given."""
         parent, name = os.path.split(pattern)
         if not glob.has_magic(pattern) or not parent or parent == pattern:
             return [pattern] if self.exists(pattern) else []

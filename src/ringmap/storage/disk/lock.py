@@ -100,11 +100,7 @@ class WriterLock:
             raise NotAFileError(self.path, kind)
         # Set before it is taken, so that `release` releases it after any interrupt.
         lock = self._lock = FileLock(
-            self.path,
-            timeout=0,
-            thread_local=False,
-            fallback_to_soft=False,
-            preserve_lock_file=True,
+            self.path, timeout=0, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
         )
         try:
             self._disk.before("lock", self.path)
@@ -117,18 +113,13 @@ class WriterLock:
         except OSError as error:
             raise EnvironmentFault(error.errno, f"{self.path}: {_why_not(error)}") from error
         try:
-            self._sign(
-                {
-                    "pid": os.getpid(),
-                    "host": socket.gethostname(),
-                    "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-                }
-            )
+            self._sign()
         except BaseException:  # the caller has nothing yet that it could release
             self.release()
             raise
 
-    def _sign(self, holder: dict[str, Any]) -> None:
+    def _sign(self) -> None:
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
         # For the error of the next handle only: a full disk may refuse it.
         refused = contextlib.suppress(OSError)
         with refused, contextlib.closing(self._disk.open(self.path, write=True)) as file:

@@ -9,8 +9,8 @@
     threads  may not start, as under a limit on processes: then the work is done by the caller
 
 Before a fork every `Forkable` object may store what the child will look for. In a child, each gets new generators in
-the states of the old ones, and new locks. A busy machine may have no core for a helper: what it has not begun when the
-caller could go on, the caller does itself. What a helper reads from the disk counts as read by its caller.
+the states of the old ones, and new locks. What a helper has not begun when the caller could go on, the caller does
+itself. What a helper reads from the disk counts as read by its caller.
 
 Invariants: attributes that shared a generator before the fork share one after it; `end_process` of an object is called
 once, in the process that named it, and what it raises is logged; nothing here that a finalizer can reach waits for a
@@ -32,7 +32,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from ringmap.storage.disk.calls import end_noted
+from ringmap.storage.disk import calls
 
 try:
     import resource
@@ -63,11 +63,7 @@ class Forkable:
         """Do what a child relies on; called in the parent, in the thread that forks. May not raise."""
 
     def reset_after_fork(self, renewed: Renew) -> None:
-        """Replace each generator; called in a child, right after the fork.
-
-        Args:
-            renewed: returns the replacement of a generator.
-        """
+        """Replace each generator by what `renewed` returns for it; called in a child, right after the fork."""
         for name, value in list(vars(self).items()):
             if isinstance(value, np.random.Generator):
                 vars(self)[name] = renewed(value)
@@ -77,10 +73,6 @@ _made: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
 # -- the end -------------------------------------------------------------------------------------
-
-_LATE = -100
-"""The priority of our finalizer in a child of multiprocessing: after its queues are flushed, and its own children are
-joined."""
 
 
 class _Ends(Protocol):
@@ -103,13 +95,13 @@ def before_exit(one: _Ends) -> None:
     if process is not None and process.parent_process() is not None:
         from multiprocessing import util
 
-        util.Finalize(None, _end, exitpriority=_LATE)
+        util.Finalize(None, _end, exitpriority=-100)  # after its queues are flushed, and its children are joined
     else:
         atexit.register(_end)
 
 
 def _end() -> None:
-    end_noted()
+    calls.end_noted()
     for one in list(_named):
         try:
             one.end_process()
@@ -232,6 +224,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_child() -> None:
     global _is_watched, _helpers, _count, _growing
+    calls.become_child()
     _named.clear()
     _is_watched = False
     _helpers, _count, _growing = None, 0, threading.Lock()  # a child has none of its parent's threads

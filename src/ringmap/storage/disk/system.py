@@ -178,17 +178,11 @@ class System:
     def open_file(
         self, path: str, flags: int, *, dir_fd: int | None = None, name: str | None = None
     ) -> tuple[int, os.stat_result]:
-        """Open an existing regular file; return its descriptor, and its status.
-
-        Args:
-            path: of the file.
-            flags: as for `os.open`.
-            dir_fd: the folder that `path` is relative to.
-            name: its path in messages, if it differs.
+        """Open an existing regular file; return its descriptor, and its status. `name`: its path in messages.
 
         Raises:
-            NotAFileError: the path is a link, a pipe, a folder or a device. It is not opened completely:
-                a link may lead anywhere, and opening a pipe waits for its other end, possibly forever.
+            NotAFileError: the path is a link, a pipe, a folder or a device. It is not opened completely: a link may
+                lead anywhere, and opening a pipe waits for its other end, possibly forever.
         """
         before = None
         if self.portable or not hasattr(os, "O_NOFOLLOW"):
@@ -200,11 +194,9 @@ class System:
         try:
             fd = os.open(path, flags, dir_fd=dir_fd)
         except OSError as error:
-            if error.errno in _REFUSED:
-                found = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
-                kind = kind_of(found.st_mode)
-                if kind:
-                    raise NotAFileError(name or path, kind) from None
+            is_refused = error.errno in _REFUSED
+            if is_refused and (kind := kind_of(os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode)):
+                raise NotAFileError(name or path, kind) from None
             raise
         try:
             found = os.fstat(fd)
@@ -288,16 +280,14 @@ class System:
 
     def sync(self, fd: int) -> None:
         """Force a file's bytes to the disk."""
-        if not self.portable:
-            if sys.platform == "darwin":  # there fsync leaves them in the drive's own cache
-                import fcntl
+        if sys.platform == "darwin" and not self.portable:  # there fsync leaves them in the drive's own cache
+            import fcntl
 
-                fcntl.fcntl(fd, _F_FULLFSYNC)
-                return
-            if hasattr(os, "fdatasync"):
-                os.fdatasync(fd)
-                return
-        os.fsync(fd)
+            fcntl.fcntl(fd, _F_FULLFSYNC)
+        elif self.portable or not hasattr(os, "fdatasync"):
+            os.fsync(fd)
+        else:
+            os.fdatasync(fd)
 
     def sync_folder(self, path: str, *, dir_fd: int | None = None) -> None:
         """Force a folder's names to the disk."""
@@ -402,11 +392,8 @@ class System:
         return None
 
     def end_with(self, parent: int) -> bool:
-        """Let the kernel kill this process once its parent is gone; return False if the system can't.
-
-        Args:
-            parent: the process that must be the parent. If it is not, or not any more, nothing is asked for.
-        """
+        """Let the kernel kill this process once its parent is gone; return False if the system can't, or `parent` is
+        not the parent, or not any more."""
         if self.portable or not sys.platform.startswith("linux"):
             return False
         import ctypes
@@ -434,15 +421,8 @@ class Room:
         """All of it, read-only."""
 
     def put(self, fd: int, at: int, offset: int, nbytes: int, random: bool) -> bool:
-        """Map a byte range of a file from byte `at` on; return False if the system refuses, as it does what does not
-        begin at a page, and no bytes at all.
-
-        Args:
-            fd: of the file, which may be closed afterwards.
-            at: a multiple of the page size.
-            offset: where the range begins in the file, a multiple of the page size.
-            nbytes: its size.
-            random: whether touching it causes no readahead.
+        """Map a byte range of a file, which may be closed afterwards, from byte `at` on; with `random`, touching it
+        causes no readahead. Return False if the system refuses, as what does not begin at a page, and no bytes.
         """
         if at < 0 or nbytes > len(self.bytes) - at:
             raise ValueError(f"bytes [{at}, {at + nbytes}) lie outside a room of {len(self.bytes)}")
@@ -594,14 +574,8 @@ def remedy(error: OSError) -> str:
 
 
 def clear_error(error: OSError, where: str, folder: str, became: str = "", then: str = "") -> EnvironmentFault:
-    """Return an error that says where an error of the operating system struck, its effect, and the remedy.
-
-    Args:
-        error: of the operating system.
-        where: the method to name.
-        folder: named if the error names no file.
-        became: the effect on the caller's data.
-        then: the remedy; "" for the remedy of the error, and another call.
+    """Return an error that says where an error of the operating system struck, its effect on the caller's data
+    (`became`), and the remedy (`then`; "": that of the error, and another call). `folder` is named if it names no file.
     """
     said = [f"{where}: {error.strerror or error} ({error.filename or folder})", became]
     said.append(then or f"{remedy(error)}, then call it again")
@@ -616,15 +590,8 @@ def clear_errors(
     then: str = "",
     passing: tuple[type[Exception], ...] = (RingmapError,),
 ) -> Iterator[None]:
-    """Replace an error of the operating system by that of `clear_error`. Where each microsecond counts, call that
-    instead.
-
-    Args:
-        where: as for `clear_error`, and so `folder` and `then`.
-        folder: see there.
-        became: returns the effect on the caller's data.
-        then: see there.
-        passing: errors that are not replaced.
+    """Replace an error of the operating system by that of `clear_error`, but those `passing`. Where each microsecond
+    counts, call that instead.
 
     Raises:
         EnvironmentFault: in place of an OSError that is not ours.

@@ -73,21 +73,14 @@ class TwoSlots(Generic[T]):
         """Return the bytes of both slots."""
         return self._file.read(2 * SLOT_NBYTES, 0)
 
-    def slots(self) -> tuple[T | None, T | None]:
-        """Return both slots, None for one that is not valid."""
-        return self.slots_in(self.data())
-
-    def slots_in(self, data: bytes) -> tuple[T | None, T | None]:
-        """Return both slots in the bytes of both, None for one that is not valid."""
+    def slots(self, data: bytes | None = None) -> tuple[T | None, T | None]:
+        """Return both slots, None for one that is not valid; of the bytes of both, if the caller has them."""
+        data = self.data() if data is None else data
         return self._parse(data, 0), self._parse(data, 1)
 
-    def newest(self) -> T | None:
-        """Return the newest valid slot, or None."""
-        return self.newest_in(self.data())
-
-    def newest_in(self, data: bytes) -> T | None:
-        """Return the newest valid slot in the bytes of both, or None."""
-        values = [value for value in self.slots_in(data) if value is not None]
+    def newest(self, data: bytes | None = None) -> T | None:
+        """Return the newest valid slot, or None; of the bytes of both, if the caller has them."""
+        values = [value for value in self.slots(data) if value is not None]
         return max(values, key=lambda value: value.generation, default=None)
 
     def peek(self) -> tuple[T | None, bytes]:
@@ -99,7 +92,7 @@ class TwoSlots(Generic[T]):
         """
         for attempt in range(_LOOKS):
             data = self.data()
-            one, other = self.slots_in(data)
+            one, other = self.slots(data)
             if one is not None and other is not None:
                 return (one if one.generation > other.generation else other), data
             if attempt > 100:  # a writer killed during a write, or one that is not scheduled

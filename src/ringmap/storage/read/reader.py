@@ -126,7 +126,7 @@ class Reader(Handle):
         tries = Tries(self.retry_s)
         while tries.again():
             shown, data = self._state_file.peek()
-            shown = shown or self._state_file.newest_in(data)
+            shown = shown or self._state_file.newest(data)
             self._read_manifest_again()  # after the peek: a writer replaces it before it begins an era
             self._lost = None if shown or StateFile.witnesses_commits(data) else data
             boot = self.disk.boot_id()

@@ -100,6 +100,9 @@ _PLAIN = EPISODE | 1 << 32
 _PLAIN_BITS = np.uint64(0xFF | DROPPED << 8 | 0xFFFF << 16 | 0xFFFFFFFF << 32)
 """The last of these words of a whole episode that is not dropped and not copied, in the bits that tell this."""
 
+_POSSIBLE = 4096
+"""Records that are compared at a time: they stay in the cache."""
+
 NEWEST = 1024
 """So many of the newest records are hashed by each opening, whatever they say."""
 
@@ -333,7 +336,8 @@ def _shown(table: EpisodeTable, shown: State, path: str) -> RecoveredState:
 def _scan(table: EpisodeTable, max_steps: int) -> RecoveredState:
     """Take the greatest number whose live records are all whole."""
     records, valid, slots = table.scan()
-    valid &= possible(records, max_steps, table.slots)
+    for at in range(0, len(records), _POSSIBLE):
+        valid[at : at + _POSSIBLE] &= possible(records[at : at + _POSSIBLE], max_steps, table.slots)
     recovered = RecoveredState()
     whole_ones = np.flatnonzero(valid)
     numbers = records["seq"].astype(np.int64)[whole_ones]
