@@ -30,12 +30,8 @@ Not here: how each breach is found (scan.py), mending (repair.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from ringmap.errors import NewerVersionError, UnreleasedVersionError
 from ringmap.storage.disk.calls import thread
@@ -46,7 +42,7 @@ from ringmap.storage.inspect.scan import Finding, Scan
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.recovery import Progress
 from ringmap.storage.records.manifest import links_in
-from ringmap.storage.records.table import Record, are_live
+from ringmap.storage.records.table import are_live
 
 __all__ = ["Finding", "check", "check_folder", "check_ring", "check_source", "rings_below"]
 
@@ -140,53 +136,38 @@ def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> l
         paths = [os.path.join(folder, name) for name in links]
         return [Finding(n, what.format(disk.kind(p) or "a file")) for n, p in zip(links, paths, strict=True)]
     try:
-        found = _look(disk, folder, progress, None)
+        found = Scan(disk, folder).findings(progress)
         for _ in range(_LOOKS if found else 0):
-            again = _look(disk, folder, None, {one.seq for one in found if one.seq is not None})
+            again = Scan(disk, folder).findings(None, {one.seq for one in found if one.seq is not None})
             found = [one for one in found if one in again]
     except (NewerVersionError, UnreleasedVersionError) as error:
         return [Finding(MANIFEST, str(error).removeprefix(f"{Paths(folder).manifest}: "))]
     return found
 
 
-def _look(disk: Disk, folder: str, progress: Progress | None, among: Collection[int] | None) -> list[Finding]:
-    with closing(Scan(disk, folder)) as scan:
-        return scan.findings(progress, among)
-
-
 def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
     with thread.searching, source.lock:
-        starts, lengths = source.live.starts.copy(), source.live.lengths.astype(np.int64)
-        steps, seq, first, tail, head = (
-            source.live.num_steps,
-            source.seq,
-            source.first,
-            source.tail,
-            source.head,
-        )
+        live, seq, first, tail, head = source.live, source.seq, source.first, source.tail, source.head
+        starts, lengths, steps = live.starts.tolist(), live.lengths.tolist(), live.num_steps
+        wrong = [] if live.links is None else live.whole.check()
         pending, committed = source.pending, source.committed_head
-    if steps != int(lengths.sum()):
-        yield f"{steps} steps are counted, but the episodes have {int(lengths.sum())}"
-    if (lengths <= 0).any() or (np.diff(starts) < lengths[:-1]).any():
+    if steps != sum(lengths):
+        yield f"{steps} steps are counted, but the episodes have {sum(lengths)}"
+    if min(lengths, default=1) <= 0 or any(i + n > j for i, n, j in zip(starts, lengths, starts[1:], strict=False)):
         yield "episodes are empty, out of order or overlap"
-    if source.live.links is not None:
-        with thread.searching, source.lock:
-            wrong = source.live.whole.check()
-        yield from wrong
+    yield from wrong
     if head - tail > source.manifest.max_steps + (0 if pending is None else pending.count):
         yield f"{head - tail} steps are live, expected at most max_steps={source.manifest.max_steps}"
     if not seq:
         return
     records, valid = source.table.read_range(first, seq)
     oldest = max(tail, source.newest_tail())
-    live = records[valid & are_live(records, oldest)]
-    stored = {int(r["start"]): Record.of(r) for r in live}
-    held: dict[int, Any] = {
-        int(s): int(n) for s, n in zip(starts, lengths, strict=True) if s >= oldest and s < committed
-    }
-    for start, record in stored.items():
-        if start not in held and record.seq not in known:
-            yield f"the episode of record {record.seq} is stored, but not in memory"
-    for start, length in held.items():
-        if start not in stored or stored[start].length != length:
+    records = records[valid & are_live(records, oldest)]
+    stored = {start: (length, number) for start, length, number in records[["start", "length", "seq"]].tolist()}
+    known_here = {i: n for i, n in zip(starts, lengths, strict=True) if oldest <= i < committed}
+    for start, (_, number) in stored.items():
+        if start not in known_here and number not in known:
+            yield f"the episode of record {number} is stored, but not in memory"
+    for start, length in known_here.items():
+        if start not in stored or stored[start][0] != length:
             yield f"an episode of {length} steps at position {start} is in memory, but not stored"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +23,10 @@ from ringmap.storage.commit.group import follows
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
-from ringmap.storage.disk.paths import STREAM, Paths, local_path
+from ringmap.storage.disk.paths import Paths, local_path
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.manifest import TRANSITIONS, VERSION, Manifest
-from ringmap.storage.records.step_file import StoredSteps, read_steps
+from ringmap.storage.records.step_file import read_folder
 
 __all__ = [
     "ColumnFacts",
@@ -174,23 +173,18 @@ def pending_at(folder: str) -> int:
 
 
 def _pending_in(reader: Reader) -> int:
+    disk, folder = reader.disk, reader.paths.open
     for _ in range(_TRIES):  # a writer may be going on
         newest = reader.table.read(reader.seq) if reader.seq else None
-        groups = [stream for stream in _streams_in(reader) if stream.after is not None]
-        rows = [stream.count for stream in groups if stream.after == follows(newest)]
+        groups = []
+        for name in disk.names(folder):
+            with contextlib.suppress(FileNotFoundError):  # a writer may remove it meanwhile
+                steps = read_folder(disk, os.path.join(folder, name), reader.manifest.spare)
+                groups += [] if steps.after is None else [steps]
+        rows = [steps.count for steps in groups if steps.after == follows(newest)]
         if rows or not groups or not reader.refresh():
             return sum(rows)
     return 0
-
-
-def _streams_in(reader: Reader) -> Iterator[StoredSteps]:
-    disk = reader.disk
-    for name in disk.names(reader.paths.open):
-        path = os.path.join(reader.paths.open, name, STREAM)
-        # A link leads elsewhere; a writer may remove the file meanwhile.
-        with contextlib.suppress(FileNotFoundError):
-            if disk.is_folder(os.path.dirname(path)) and disk.is_file(path):
-                yield read_steps(disk, path, reader.manifest.spare)
 
 
 def _nbytes_full(folder: str, manifest: Manifest, steps: int, nbytes: int) -> int:

@@ -32,7 +32,7 @@ from functools import partial
 from ringmap.errors import CorruptError, EnvironmentFault, SyncFailedError
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.commit.files import CommitFiles
-from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.paths import (
     COLUMNS,
@@ -78,9 +78,6 @@ _NOTICED_S = 5 * HELD_S
 """For so long no writer may follow where `state.bin` was lost: until its readers have looked for it."""
 
 Work = Callable[[], None]
-
-_SHAPES, _FILES, _MANIFEST, _REMOVALS = range(4)
-"""When a file is changed. Records are written after the first: before any column has the size of rows that it lacks."""
 
 _ELSEWHERE = "or mend a copy of what is whole elsewhere: ringmap.repair(path, to=...)"
 
@@ -168,14 +165,11 @@ def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | N
     if dry_run:
         planned = list[Action]()
         for _ in range(_LOOKS):  # what a writer changes meanwhile is no damage
-            before = planned
-            with closing(Plan(disk, folder, progress)) as plan:
-                planned = plan.actions
+            before, planned = planned, Plan(disk, folder, progress).actions
             if planned in ([], before) or disk.system.is_locked(Paths(folder).lock) is False:
                 break
         return planned
-    with closing(Scan(disk, folder)) as scan:  # before the lock leaves a file in a directory that is not ours
-        refuse_foreign(scan)
+    refuse_foreign(Scan(disk, folder))  # before the lock leaves a file in a directory that is not ours
     said, then = "what is not damaged is as it was", "free space or mend the disk, and repair again: it goes on"
     with clear_errors("ringmap.repair", folder, lambda: said, then):
         lock = WriterLock(disk, Paths(folder).lock, folder)
@@ -184,10 +178,11 @@ def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | N
         except EnvironmentFault as error:
             raise EnvironmentFault(error.errno, f"{error.strerror}; {_ELSEWHERE}") from error
         try:
-            with closing(Plan(disk, folder, progress)) as plan:
-                plan.refuse_unreadable()
-                plan.carry_out()
-                return plan.actions
+            plan = Plan(disk, folder, progress)
+            for what in plan.scan.unreadable:  # what the disk gives another time may be whole
+                raise EnvironmentFault(errno.EIO, f"ringmap.repair: {what}; mend the disk, {_ELSEWHERE}")
+            plan.carry_out()
+            return plan.actions
         finally:
             lock.release()
 
@@ -219,35 +214,22 @@ class Plan:
     def __init__(self, disk: Disk, folder: str, progress: Progress | None) -> None:
         self.disk, self.paths = disk, Paths(folder)
         self.actions: list[Action] = []
-        self._work: tuple[list[Work], ...] = ([], [], [], [])
+        self._shapes: list[Work] = []  # done before the records are written
+        self._files: list[Work] = []
         self._changed = set[int]()  # the numbers of the records that are written
         self._renews = False  # whether a file that readers may have open is made anew
         self.scan = scan = Scan(disk, folder)
-        try:
-            refuse_foreign(scan)
-            self._findings = scan.findings(progress)
-            if self._findings:
-                self._decide()
-        except BaseException:
-            scan.close()
-            raise
-
-    def close(self) -> None:
-        """Release the files."""
-        self.scan.close()
-
-    def refuse_unreadable(self) -> None:
-        """Raise if the disk did not give all that is stored: what it gives another time may be whole."""
-        for what in self.scan.unreadable:
-            raise EnvironmentFault(errno.EIO, f"ringmap.repair: {what}; mend the disk, {_ELSEWHERE}")
+        refuse_foreign(scan)
+        self._findings = scan.findings(progress)
+        if self._findings:
+            self._decide()
 
     def _act(
         self, file: str, what: str, seq: int | None = None, episodes: int = 0, steps: int = 0, work: Work | None = None
     ) -> None:
         self.actions.append(Action(file, what, seq, episodes, steps))
         if work is not None:
-            when = _SHAPES if file in (TABLE, DATA, OPEN, COLUMNS) else _MANIFEST if file == MANIFEST else _FILES
-            self._work[_REMOVALS if what.startswith("remove") else when].append(work)
+            (self._shapes if file in (TABLE, DATA, OPEN, COLUMNS) else self._files).append(work)
 
     # -- deciding ----------------------------------------------------------------------------------
 
@@ -346,7 +328,8 @@ class Plan:
             name, folder = finding.file, finding.file.removesuffix(f"/{STREAM}")
             if name.startswith(f"{DATA}/") and "expected a regular file" in finding.what:
                 self._unlink(name, "remove it: nothing of the buffer is in it")
-            elif name.startswith(f"{OPEN}/") and folder != name and (stream := scan.stream_of(folder)):
+            elif name.startswith(f"{OPEN}/") and folder != name:
+                stream = scan.stream_of(folder)
                 if stream.heading is None:
                     self._unlink(folder, "remove it: no step in it can be read")
                 else:
@@ -422,7 +405,7 @@ class Plan:
                 manifest = replace(manifest, ordinal=given + (1 << 32))
             what = f"make it again from the other files: {count} episodes; settings (history_len ...) are lost"
         self._manifest = manifest
-        self._act(MANIFEST, what, work=self._write_manifest)
+        self._act(MANIFEST, what)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -432,20 +415,18 @@ class Plan:
             return
         self._renews |= not self.disk.is_file(self.paths.state)
         self._stop_readers()
-        for when, works in enumerate(self._work):
-            for work in works:
-                work()
-            if when == _SHAPES:
-                self._write_records()
-            elif when == _FILES:
-                for folder in filter(self.disk.is_folder, (self.paths.columns, self.paths.data, self.paths.open)):
-                    self.disk.sync_folder(folder)
+        for work in self._shapes:
+            work()
+        self._write_records()
+        for work in self._files:
+            work()
+        for folder in filter(self.disk.is_folder, (self.paths.columns, self.paths.data, self.paths.open)):
+            self.disk.sync_folder(folder)
+        if any(action.file == MANIFEST for action in self.actions):
+            if not self.disk.is_file(self.paths.manifest):
+                self.disk.discard(self.paths.manifest)  # a link, a pipe, an empty folder
+            self.disk.replace_file(self.paths.manifest, self._manifest.encode())
         self._show(self._manifest)
-
-    def _write_manifest(self) -> None:
-        if not self.disk.is_file(self.paths.manifest):
-            self.disk.discard(self.paths.manifest)  # a link, a pipe, an empty folder
-        self.disk.replace_file(self.paths.manifest, self._manifest.encode())
 
     def _stop_readers(self) -> None:
         """Invalidate the older slot of `state.bin`: an open reader stops, and a writer's opening takes the other."""
@@ -506,15 +487,14 @@ def copy_repaired(disk: Disk, folder: str, to: str, dry_run: bool, progress: Pro
     refuse_links(disk, folder)
     refuse_target(folder, disk, os.path.realpath(to), where)
     first = [Action(".", f"copy what can be read to {to}")]
-    with closing(Plan(disk, folder, progress)) as plan:
-        planned = plan.actions
+    plan = Plan(disk, folder, progress)
     if dry_run:
-        return first + planned
+        return first + plan.actions
     with workplace(folder, disk, to, where) as beside:
         _copy_files(disk, folder, beside, shares=not plan.scan.unreadable)
-        with closing(Plan(disk, beside, progress)) as plan:
-            plan.carry_out()
-            return first + plan.actions
+        plan = Plan(disk, beside, progress)
+        plan.carry_out()
+        return first + plan.actions
 
 
 def _copy_files(disk: Disk, folder: str, target: str, shares: bool) -> None:
@@ -535,16 +515,18 @@ def _copy_file(disk: Disk, source: str, target: str, shares: bool) -> None:
     with closing(disk.open(source)) as old:
         new = disk.share(old, target) if shares else None
         if new is None:
-            new, at, size = disk.create(target, old.size()), 0, _BLOCK
+            new, at = disk.create(target, old.size()), 0
             while (at := max(at, old.next_data(at))) < old.size():
-                try:
-                    data = old.read(size, at)
-                except OSError:
-                    at, size = (at, _PAGE) if size > _PAGE else (at + _PAGE, _PAGE)
-                    continue
-                if not data:  # it was cut meanwhile
-                    break
-                new.write(data, at)
-                at, size = at + len(data), _BLOCK
+                new.write(_readable(old, at, _BLOCK), at)
+                at += _BLOCK
         with closing(new):
             new.sync()
+
+
+def _readable(file: File, at: int, size: int) -> bytes:
+    """Return some bytes of a file, with zeros in the place of pages that can't be read."""
+    try:
+        return file.read(size, at)
+    except OSError:
+        pages = range(at, min(at + size, file.size()), _PAGE) if size > _PAGE else ()
+        return b"".join(_readable(file, page, _PAGE).ljust(_PAGE, b"\0") for page in pages)[: file.size() - at]

@@ -50,7 +50,7 @@ from ringmap.storage.read.recovery import Progress, SmallState, bad_columns, fin
 from ringmap.storage.records.blobs import LARGEST_BLOB, decode_blob, decode_data, segment_name, segment_number
 from ringmap.storage.records.manifest import LARGEST, Manifest, examine
 from ringmap.storage.records.state import State, StateFile
-from ringmap.storage.records.step_file import StoredSteps, read_steps
+from ringmap.storage.records.step_file import StoredSteps, read_folder
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, EpisodeTable, Record, are_live
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
@@ -413,7 +413,7 @@ class Scan:
         found += self._of_small_state()
         for folder in self.names(OPEN):
             stream = self.stream_of(folder)
-            if stream is not None and stream.fault:
+            if stream.fault:
                 what = f"{stream.fault}; the {stream.count} steps before it are whole"
                 found.append(Finding(f"{folder}/{STREAM}", what))
         for sidecar in SIDECARS:
@@ -466,6 +466,9 @@ class Scan:
                 yield from found
             if progress is not None:
                 progress(at + len(batch), len(live))
+        for column in self._columns:
+            if column is not None:
+                column.close()
         for name in sorted(segments):
             self._note_foreign(name)
             if name in self.foreign:
@@ -546,13 +549,11 @@ class Scan:
 
     # -- what lies beside ------------------------------------------------------------------------
 
-    def stream_of(self, folder: str) -> StoredSteps | None:
-        """Return what the stream in a folder of `open/` holds, None when there is none (any more)."""
-        path = self.path(f"{folder}/{STREAM}")
+    def stream_of(self, folder: str) -> StoredSteps:
+        """Return what the stream in a folder of `open/` holds, nothing when there is none (any more)."""
         with contextlib.suppress(OSError, NotAFileError):
-            if self.disk.is_folder(self.path(folder)) and self.disk.is_file(path):  # a link leads elsewhere
-                return read_steps(self.disk, path, self.fixed.max_steps)
-        return None
+            return read_folder(self.disk, self.path(folder), self.fixed.max_steps)
+        return StoredSteps()
 
     @property
     def home(self) -> Home:
@@ -589,12 +590,6 @@ class Scan:
                 yield Finding(name, "is not part of a buffer")
             elif kind:
                 yield Finding(name, f"is {kind}, expected a regular file: what leads elsewhere is not followed")
-
-    def close(self) -> None:
-        """Release the files of columns."""
-        for column in self._columns:
-            if column is not None:
-                column.close()
 
 
 def _slots_for(nbytes: int) -> int:

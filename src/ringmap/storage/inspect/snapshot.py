@@ -122,7 +122,16 @@ def workplace(own: str, disk: Disk, folder: str, where: str) -> Iterator[str]:
     said = f"nothing is at {folder}, and the buffer is as it was"
     with clear_errors(where, folder, lambda: said):
         make_folder(disk, parent)
-        with _held(disk, beside, folder, where):
+        with contextlib.suppress(FileExistsError):
+            disk.make_folder(beside)
+        if foreign := sorted(set(disk.names(beside)) - NAMES):
+            raise ExistsError(
+                f"{where}: {beside} holds something that no copy left there ({', '.join(foreign[:3])}); move it away"
+            )
+        lock = _locked(disk, beside, folder, where)
+        try:
+            for left in set(disk.names(beside)) - {LOCK}:  # of a try that was killed
+                disk.discard(os.path.join(beside, left))
             refuse_target(own, disk, folder, where)  # another one may have come first
             yield beside
             disk.rename(beside, folder)
@@ -131,26 +140,16 @@ def workplace(own: str, disk: Disk, folder: str, where: str) -> Iterator[str]:
             except OSError:  # it may be there after a power cut, or not: better not
                 disk.discard(folder)
                 raise
+        except BaseException:
+            with contextlib.suppress(OSError):  # what stays goes with the next try
+                disk.discard(beside)
+            raise
+        finally:
+            lock.release()
 
 
-def refuse_target(own: str, disk: Disk, folder: str, where: str) -> None:
-    """Raise unless a copy may go there."""
-    own = os.path.realpath(own) if own else own
-    if own and (folder == own or folder.startswith(own + os.sep)):
-        raise InputError(f"{where}: {folder} lies inside the buffer itself; choose a path outside")
-    if not disk.exists(folder):
-        return
-    if not disk.is_folder(folder) or disk.names(folder):
-        raise ExistsError(f"{where}: something is at {folder} already; expected a directory that is new or empty")
-    if os.path.ismount(folder):
-        raise InputError(f"{where}: {folder} is a mount point, which nothing can be renamed to; name a directory in it")
-
-
-@contextlib.contextmanager
-def _held(disk: Disk, beside: str, folder: str, where: str) -> Iterator[None]:
-    """Hold an empty directory under the temporary name, and leave nothing there if the block fails."""
-    with contextlib.suppress(FileExistsError):
-        disk.make_folder(beside)
+def _locked(disk: Disk, beside: str, folder: str, where: str) -> WriterLock:
+    """Take the lock of the place where a copy to `folder` is made, or leave nothing there."""
     lock = WriterLock(disk, Paths(beside).lock, beside)
     try:
         lock.acquire()
@@ -167,23 +166,20 @@ def _held(disk: Disk, beside: str, folder: str, where: str) -> Iterator[None]:
         if disk.exists(beside) and set(disk.names(beside)) <= {LOCK}:
             disk.discard(beside)
         raise
-    try:
-        left = set(disk.names(beside)) - {LOCK}
-        if foreign := left - NAMES:
-            raise ExistsError(
-                f"{where}: {beside} holds something that no copy left there ({', '.join(sorted(foreign)[:3])}); "
-                "move it away"
-            )
-        try:
-            for name in left:  # of a try that was killed
-                disk.discard(os.path.join(beside, name))
-            yield
-        except BaseException:
-            with contextlib.suppress(OSError):  # what stays goes with the next try
-                disk.discard(beside)
-            raise
-    finally:
-        lock.release()
+    return lock
+
+
+def refuse_target(own: str, disk: Disk, folder: str, where: str) -> None:
+    """Raise unless a copy may go there."""
+    own = os.path.realpath(own) if own else own
+    if own and (folder == own or folder.startswith(own + os.sep)):
+        raise InputError(f"{where}: {folder} lies inside the buffer itself; choose a path outside")
+    if not disk.exists(folder):
+        return
+    if not disk.is_folder(folder) or disk.names(folder):
+        raise ExistsError(f"{where}: something is at {folder} already; expected a directory that is new or empty")
+    if os.path.ismount(folder):
+        raise InputError(f"{where}: {folder} is a mount point, which nothing can be renamed to; name a directory in it")
 
 
 # -- following the writer --------------------------------------------------------------------------
