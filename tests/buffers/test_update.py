@@ -377,7 +377,7 @@ def test_a_signal_handler_in_the_middle_of_an_update_is_refused(tmp_path):
         buf.update([1, 3, 5], {"label": [1, 2, 3]})
     assert seen == ["refused"]
     buf.update([3, 5], {"label": [2, 3]})
-    assert buf.load_episode(0)["label"].tolist() == [0, 1, 0, 2, 0, 3, 0, 0, 0, 0]
+    assert buf.load_episode(0)["label"].tolist() == [0, 0, 0, 2, 0, 3, 0, 0, 0, 0]
     buf.close()
 
 

@@ -294,7 +294,7 @@ def test_newer_values_are_written_as_in_the_model(name, monkeypatch, tmp_path):
         if call == "store":
             head += 1
         elif call == "update":
-            file.update(np.array([head - 1]), {"v": np.array(args)}, lambda name, positions: positions * 0)
+            file.update(np.array([head - 1]), {"v": np.array(args)})
             if script.power:
                 file.sync(mark=False)
         else:

@@ -258,11 +258,11 @@ class Reader:
         if not mark:
             return self._validate(row, position, acked)
         slot = position % ROWS
-        addresses = tuple(("copy", (plane, slot), at) for at in (2, 1) for plane in (0, 1))
+        addresses = tuple(("copy", (plane, slot), at) for plane in (0, 1) for at in (1, 2))
         return Read(addresses, self._heads, (addresses, None, row, position, acked))
 
     def _heads(self, words, addresses, before, row, position, acked):
-        positions, generations = words[:2], words[2:]
+        generations, positions = words[::2], words[1::2]
         good = [(g, plane) for plane, (p, g) in enumerate(zip(positions, generations, strict=True)) if p == position]
         top, plane = max(good, default=(0, 0))
         if not top and before is None and self.variant != "heads read once":

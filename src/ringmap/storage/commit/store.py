@@ -548,7 +548,10 @@ class Store(Committer):
         if self.power and newest.is_dirty:  # what an interrupted update left: one copy of each row must be durable
             with files.poisoning():
                 newest.sync(mark=False)
-        newest.update(positions, values, rows.take_stored)
+        missing = [name for name in newest.columns if name not in values]
+        if missing:  # these keep their values
+            values = {**values, **dict(zip(missing, rows.take(missing, positions, self.head), strict=True))}
+        newest.update(positions, values)
         if self.power:
             with files.poisoning():
                 newest.sync(mark=False)

@@ -23,12 +23,9 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import MARKS, UNFINISHED
-from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.table import Record
 
 __all__ = ["Copied", "Home", "Marks", "Mend", "Sidecar"]
-
-"""What people noted of episodes."""
 
 _MOST = 1 << 26
 
@@ -125,37 +122,28 @@ class Marks(Sidecar):
     temporary = (MARKS + UNFINISHED, MARKS + ".lock")
 
     @classmethod
-    def _body(cls, home: Home) -> tuple[dict[str, Any], str]:
-        """Return the object in the file, and what is wrong with its checksum.
-
-        Raises:
-            ValueError: there is none, or none of this buffer.
-        """
+    def _read(cls, home: Home) -> tuple[dict[str, Any] | None, list[str]]:
+        """Return the object in the file, None if there is none of this buffer; and the faults, in words."""
+        if kind := home.disk.kind(home.path(MARKS)):
+            return None, [f"marks are {kind}, expected a regular file"]
         body, fault = decode_signed(home.disk.read_file(home.path(MARKS), _MOST))
         if body is None:
-            raise ValueError(f"the file {fault}")
+            return None, [f"marks can't be read: the file {fault}"]
         marks = body.get("marks")
         if not isinstance(marks, dict) or home.uuid.hex() not in marks:
-            raise ValueError("they are of another buffer")
-        return body, fault
+            return None, ["marks can't be read: they are of another buffer"]
+        return body, [f"the file {fault}"] if fault else []
 
     @classmethod
     def faults(cls, home: Home, newest: Record | None) -> list[str]:
         """Return the faults of the file, in words."""
-        if kind := home.disk.kind(home.path(MARKS)):
-            return [f"marks are {kind}, expected a regular file"]
-        try:
-            fault = cls._body(home)[1]
-        except ValueError as error:
-            return [f"marks can't be read: {error}"]
-        return [f"the file {fault}"] if fault else []
+        return cls._read(home)[1]
 
     @classmethod
     def mend(cls, home: Home, newest: Record | None) -> Mend | None:
         """Sign again what it says, if it can be read: people edit it."""
-        try:
-            body, _ = cls._body(home)
-        except (OSError, ValueError, NotAFileError):
+        body, _ = cls._read(home)
+        if body is None:
             return None
         put = partial(home.disk.replace_file, home.path(MARKS), encode_signed(body, indent=1))
         return "take the marks as they are written there, edited or damaged", put

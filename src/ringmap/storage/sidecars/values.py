@@ -42,7 +42,7 @@ from ringmap.errors import CorruptError, EnvironmentFault, LappedError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import File, closed
 from ringmap.storage.disk.paths import UNFINISHED, VALUES
-from ringmap.storage.disk.two_slots import GENERATION, SLOT_NBYTES, TwoSlots
+from ringmap.storage.disk.two_slots import SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.state import NO_BOOT
 from ringmap.storage.records.table import Record
 from ringmap.storage.ring.arrays import distinct
@@ -65,8 +65,6 @@ _MARKS, _MARKED = 2 * SLOT_NBYTES, b"\xff"
 _HEAD = np.dtype([("check", "<u8"), ("generation", "<i8"), ("position", "<i8")])
 _BLANK = bytes(_HEAD.itemsize)
 """The head of a copy that does not count."""
-_GENERATION, _POSITION = 1, 2
-"""Words of a copy."""
 _EACH = np.arange(_PLANES)[:, None]
 _OTHER = np.array([1, 0])
 """The plane to write, by that of the newest copy."""
@@ -93,6 +91,12 @@ class _Header(NamedTuple):
         """Tell whether no power cut and no failed sync came since the last opening."""
         return self.boot == boot != NO_BOOT
 
+    def covers(self, generations: Array, boot: bytes) -> Array:
+        """Tell which copies of these generations were whole once: one that is not, and newer than a whole one, is
+        damaged."""
+        covered: Array = (generations > 0) & (generations <= self.synced) | (generations > self.highest)
+        return covered & (self.is_closed or self.is_of(boot))
+
 
 class _Headers(TwoSlots[_Header]):
     magic = b"RINGMAPM"
@@ -101,11 +105,12 @@ class _Headers(TwoSlots[_Header]):
 
 
 class _Maps(NamedTuple):
-    """Parts of the file, over a map: the generations of both headers, the marks, and all copies, as words `(2 * rows,
-    n)`."""
+    """Parts of the file, over a map: the marks, generation and position of each copy, and all copies as words `(2 *
+    rows, n)`."""
 
-    headers: Array
     marks: Array
+    generations: Array
+    positions: Array
     copies: Array
 
 
@@ -150,7 +155,7 @@ class MutableValues(Sidecar):
         self._newest = np.full(self._rows if write else 0, _UNKNOWN, np.int8)
         """The plane of each slot's newest copy, where known."""
         self._under_way: Array | None = None
-        """The slots of an update that has not ended."""
+        """Where an update that has not ended writes its copies."""
         self._staged: _Staged | None = None
 
     @property
@@ -291,30 +296,35 @@ class MutableValues(Sidecar):
 
     # -- updates -----------------------------------------------------------------------------
 
-    def update(
-        self,
-        positions: Array,
-        values: Mapping[str, Array],
-        stored: Callable[[str, Array], Array],
-    ) -> None:
+    def update(self, positions: Array, values: Mapping[str, Array]) -> None:
         """Store values of rows, the last one where a position comes twice.
 
         Args:
             positions: int64 `(n,)`, of live rows.
-            values: column -> `(n, *shape)`, of its dtype.
-            stored: returns what a column's rows at some of the positions were stored with.
+            values: column -> `(n, *shape)`, of its dtype, of all columns.
 
         Raises:
             OSError: the disk is full or fails. No row has its new value, if the disk can still be written at all.
 
         Cost: one checksum for each row, and one write for each run of rows that lie side by side.
         """
-        self._mend_interrupted()
+        self._undo()
         slots = positions % self._rows
+        planes = self._newest.take(slots)
+        unknown = (planes == _UNKNOWN).nonzero()[0]
+        if len(unknown):
+            self._mark(slots[unknown])
+            which, known, _ = self._find(positions[unknown])
+            planes[unknown] = 0
+            planes[unknown[which]] = known
+        planes = _OTHER.take(planes)
         records, rows, hashed = self._stage(len(positions))
-        self._fill(records, positions, slots, values, stored)
+        records["position"] = positions
+        for name, given in values.items():
+            records[_field(name)] = given
+        self._generation += 1
+        records["generation"] = self._generation
         records["check"] = _checks_of(hashed, self._seed)
-        planes = _OTHER.take(self._newest.take(slots))
         offsets = starts = self._offsets(planes, slots)
         size = self._copy.itemsize
         breaks = np.flatnonzero(offsets[1:] - offsets[:-1] != size) + 1
@@ -322,25 +332,22 @@ class MutableValues(Sidecar):
             raw, bounds = records.view(np.uint8).data, [0, *breaks.tolist(), len(rows)]
             rows = [raw[a * size : b * size] for a, b in pairwise(bounds)]
             offsets = offsets[bounds[:-1]]
-        self._under_way = slots
+        self._newest[slots], self._under_way = _UNKNOWN, starts
         try:
             self._file.write_each(rows, offsets.tolist())
-        except OSError:
-            with contextlib.suppress(OSError):  # the copies before them are the newest again
-                self._file.write_each([_BLANK] * len(starts), starts.tolist())
-                self._ended, self._under_way = self._generation, None
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._undo()
             raise
-        self._newest[slots] = planes
         self._ended, self._under_way = self._generation, None
+        self._newest[slots] = planes
 
-    def _mend_interrupted(self) -> None:
-        """Blank what an update that did not end has torn, before a sync covers it, and find out again which copies are
-        newest."""
+    def _undo(self) -> None:
+        """Blank what an update that did not end has written, before a sync covers it as whole: the copies before are
+        the newest again."""
         if self._under_way is not None:
-            slots = distinct(self._under_way)
-            self._newest[slots] = _UNKNOWN
-            self._blank(slots, self._are_torn(slots, self._heads(slots)[1] > self._ended))
-            self._under_way = None
+            self._file.write_each([_BLANK] * len(self._under_way), self._under_way.tolist())
+            self._ended, self._under_way = self._generation, None
 
     def _stage(self, count: int) -> _Staged:
         """Return memory for as many copies. The last one is used again: fresh pages cost as much as the copy."""
@@ -354,38 +361,6 @@ class MutableValues(Sidecar):
             records, rows, hashed = staged
             staged = records[:count], rows[:count], hashed[:count]
         return staged
-
-    def _fill(
-        self,
-        records: Array,
-        positions: Array,
-        slots: Array,
-        values: Mapping[str, Array],
-        stored: Callable[[str, Array], Array],
-    ) -> None:
-        """Fill in the copies to write, without their checksums."""
-        records["position"] = positions
-        for name, given in values.items():
-            records[_field(name)] = given
-        missing = [name for name in self.columns if name not in values]
-        unknown = self._newest.take(slots) == _UNKNOWN
-        if missing or unknown.any():
-            self._mark(slots[unknown])
-            asked = np.arange(len(positions)) if missing else unknown.nonzero()[0]
-            which, planes, newest = self._find(positions[asked])
-            found = asked[which]
-            known = np.zeros(len(slots), np.int8)
-            known[found] = planes
-            self._newest[slots[asked]] = known[asked]
-            if missing:
-                without = np.ones(len(positions), np.bool_)
-                without[found] = False
-                for name in missing:
-                    records[_field(name)][found] = newest[_field(name)]
-                    if without.any():
-                        records[_field(name)][without] = stored(name, positions[without])
-        self._generation += 1
-        records["generation"] = self._generation
 
     def _mark(self, slots: Array) -> None:
         """Mark slots that are about to have their first copy."""
@@ -493,22 +468,19 @@ class MutableValues(Sidecar):
         slot = np.array([position % self._rows])
         for _ in range(_LOOKS):
             header = self._current_header()
-            records = self._take(_EACH, slot)[:, 0]
+            records = self._take(_EACH, slot)
             if not self._is_still(header, records, slot):
                 continue
-            generations = records["generation"]
-            good = (records["position"] == position) & (generations > 0)
-            whole = good & self._are_whole(records)
-            newest = np.where(whole, generations, 0)
-            damaged = good & (generations > newest.max()) & self._are_covered(header, generations)
+            mine = records["position"] == position
+            newest, damaged = self._judge(header, records, mine)
             # Over a copy of a row that is gone, one of the next row of its slot may be written.
-            if damaged.any() and position >= self._tail():
+            if (damaged := damaged & mine).any() and position >= self._tail():
                 raise CorruptError(
-                    f"{self.path}: the value of position {position} (generation {generations[damaged][0]}) is damaged; "
-                    "run ringmap.check and ringmap.repair on the buffer"
+                    f"{self.path}: the value of position {position} (generation {records['generation'][damaged][0]}) "
+                    "is damaged; run ringmap.check and ringmap.repair on the buffer"
                 )
             plane = int(newest.argmax())
-            return (plane, records[plane]) if whole.any() else (-1, None)
+            return (plane, records[plane, 0]) if newest.any() else (-1, None)
         raise LappedError(
             f"{self.path}: the value of position {position} was updated {_LOOKS} times while it was read; update less "
             "often"
@@ -518,11 +490,21 @@ class MutableValues(Sidecar):
         """Tell whether the copies of a slot have the same bytes again, and the header is the same."""
         return self._take(_EACH, slot).tobytes() == records.tobytes() and self._current_header() == header
 
-    def _are_covered(self, header: _Header, generations: Array) -> Array:
-        """Tell which copies of these generations were whole once: one that is not, and newer than a whole one, is
-        damaged."""
-        covered: Array = (generations > 0) & (generations <= header.synced) | (generations > header.highest)
-        return covered & (header.is_closed or header.is_of(self._boot))
+    def _judge(self, header: _Header, copies: Array, mine: Array) -> tuple[Array, Array]:
+        """Return the generation of each of the copies `(2, n)` that is whole, 0 for others; and which are damaged: not
+        whole, though no kill and no power cut can have torn them.
+
+        A copy that is being written over may be torn behind its old head; so a damaged one is newer than the whole one.
+
+        Args:
+            header: the newest one.
+            copies: of slots.
+            mine: which have a position that is sought.
+        """
+        generations = copies["generation"]
+        whole = np.where(mine & (generations > 0) & self._are_whole(copies), generations, 0)
+        damaged = (generations > whole.max(axis=0)) & header.covers(generations, self._boot)
+        return whole, damaged | (generations < 0)  # which none ever was
 
     def _are_whole(self, records: Array) -> Array:
         """Tell which of the copies match their checksums."""
@@ -532,27 +514,23 @@ class MutableValues(Sidecar):
 
     def _current_header(self) -> _Header:
         """Return the newest header: a writer may have written one since this handle was opened to read."""
-        if self._writes or (self._mapped and max(self._maps().headers.tolist()) == self._header.generation):
-            return self._header
-        for _ in range(_LOOKS):  # one may be torn just now, and not both
+        for _ in range(0 if self._writes else _LOOKS):  # one may be torn just now, and not both
             header = self._headers.newest()
             if header is not None:
-                self._header = header
                 return header
+        if self._writes:
+            return self._header
         raise CorruptError(f"{self.path}: neither header is valid; run ringmap.check on the buffer")
 
     def _maps(self) -> _Maps:
-        """Return the parts of the map."""
         maps = self._map
         if maps is None:
             file = self._file
             raw = file.map(random=True)
             if len(raw) < self.nbytes(self._home.schema, self._rows):
                 raise CorruptError(f"{self.path}: was cut since it was opened; run ringmap.check on the buffer")
-            words = raw.view("<u8")
-            copies = words[self._first // 8 :].reshape(_PLANES * self._rows, -1)
-            marks = raw[_MARKS : _MARKS + self._rows]
-            maps = _Maps(words[GENERATION : _MARKS // 8 : SLOT_NBYTES // 8], marks, copies)
+            copies = raw[self._first :].view("<i8").reshape(_PLANES * self._rows, -1)
+            maps = _Maps(raw[_MARKS : _MARKS + self._rows], copies[:, 1], copies[:, 2], copies)
             self._map = maps if self._file is file else None  # else it was closed meanwhile
         return maps
 
@@ -565,11 +543,8 @@ class MutableValues(Sidecar):
     def _heads(self, slots: Array) -> tuple[Array, Array]:
         """Return positions and generations of both copies of slots, each `(2, n)`."""
         if self._mapped:
-            copies, index = self._maps().copies, _EACH * self._rows + slots
-            # A copy is written from its beginning on: the generation is not older than the position that is read
-            # before.
-            positions = copies[:, _POSITION][index].view(np.int64)
-            return positions, copies[:, _GENERATION][index].view(np.int64)
+            maps, index = self._maps(), _EACH * self._rows + slots
+            return maps.positions[index], maps.generations[index]
         heads = self._read(self._offsets(_EACH, slots), _HEAD)
         return heads["position"], heads["generation"]
 
@@ -621,22 +596,14 @@ class MutableValues(Sidecar):
             return faults
 
     def _are_damaged(self, copies: Array, slots: Array) -> Array:
-        """Tell which of the copies `(2, n)` of slots are damaged: not whole, though no kill and no power cut can have
-        torn them.
-
-        A copy that is being written over may be torn behind its old head; so a damaged one is newer than the whole one.
-        """
-        generations = copies["generation"]
-        whole = self._are_whole(copies) & (copies["position"] % self._rows == slots) & (generations > 0)
-        newer = generations > np.where(whole, generations, 0).max(axis=0)
-        damaged: Array = newer & self._are_covered(self._current_header(), generations)
-        return damaged | (generations < 0)  # which none ever was
+        """Tell which of the copies `(2, n)` of slots are damaged."""
+        return self._judge(self._current_header(), copies, copies["position"] % self._rows == slots)[1]
 
     def _lack_marks(self, copies: Array, slots: Array) -> Array:
         """Tell which of the slots have a copy that a sync covered, and no mark. What is being written has its mark
         already."""
         header, generations = self._current_header(), copies["generation"]
-        covered = self._are_covered(header, generations) & (generations <= header.highest)
+        covered = header.covers(generations, self._boot) & (generations <= header.highest)
         lost: Array = covered.any(axis=0) & (self._marks(slots) == 0)
         return lost
 
@@ -680,7 +647,7 @@ class MutableValues(Sidecar):
                 positions = np.arange(at, min(at + step, state.head))
                 which, _, newest = old._find(positions)
                 if len(which):
-                    made.update(positions[which], {name: newest[_field(name)] for name in old.columns}, _unneeded)
+                    made.update(positions[which], {name: newest[_field(name)] for name in old.columns})
             made.sync()
             made.seal()
 
@@ -722,7 +689,3 @@ def _salt_of(home: Home) -> bytes:
     assert home.schema is not None
     columns = [[s.name, list(s.shape), s.dtype.str] for s in home.schema.mutable.columns]
     return home.uuid + json.dumps([home.rows, columns]).encode()
-
-
-def _unneeded(name: str, positions: Array) -> Array:
-    raise AssertionError("a copy has the values of all columns")
