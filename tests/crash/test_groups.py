@@ -24,7 +24,6 @@ from ringmap.storage.commit import store as store_module
 from ringmap.storage.commit.group import OpenGroup
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.paths import STREAM
 from ringmap.storage.records import step_file
 from ringmap.storage.records.step_file import StepFile, read_steps
 from ringmap.storage.ring.ring import Position
@@ -416,7 +415,7 @@ def steps_after_a_shorter_group(folder):
         long.append(list(rows_of(n, 1).values()), 1)
     short.begin(disk, str(folder), long.file)
     short.append(list(rows_of(3, 1).values()), 1)
-    found = read_steps(disk, os.path.join(long.file.folder, STREAM), 16)
+    found = read_steps(disk, long.file.folder, 16)
     long.file.remove()
     assert found.fault == ""
     return found.count

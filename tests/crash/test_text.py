@@ -129,7 +129,7 @@ def test_a_group_that_its_writer_has_committed_meanwhile_is_not_damaged(tmp_path
     buf, add = make(tmp_path / "ring", "group")
     add(0)
     (path,) = (tmp_path / "ring").glob("open/*/steps.bin")
-    real = step_file.read_words
+    real = step_file._read_words
 
     def late(*args):
         buf.engine.commit_pending("test")
@@ -138,8 +138,8 @@ def test_a_group_that_its_writer_has_committed_meanwhile_is_not_damaged(tmp_path
         ring.append({n: np.array([v]) for n, v in row(1).items()})  # over the file of the first group
         return real(*args)
 
-    monkeypatch.setattr(step_file, "read_words", late)
-    found = step_file.read_steps(Disk(), str(path), 60)
+    monkeypatch.setattr(step_file, "_read_words", late)
+    found = step_file.read_steps(Disk(), str(path.parent), 60)
     assert (found.count, found.fault) == (0, "")
     buf.close()
 

@@ -89,7 +89,7 @@ def test_forged_sizes_of_a_stream(place):
         if sparse:
             os.truncate(path, sparse)
         tracemalloc.start()
-        steps = read_steps(Disk(), path, 5)
+        steps = read_steps(Disk(), str(place), 5)
         assert tracemalloc.get_traced_memory()[1] < 40e6
         tracemalloc.stop()
         return steps.count, steps.fault

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.text import Words
 from ringmap.storage.commit.group import OpenGroup
-from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.frames import HEADER, FrameWriter
+from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.frames import HEADER
 from ringmap.storage.disk.paths import STREAM
 from ringmap.storage.records import step_file
 from ringmap.storage.records.blobs import encode_data
@@ -41,17 +42,17 @@ def numbers(steps):
 def written(folder, heading, calls, earlier=b""):
     """Write a file with these calls; return its path and where each frame ends."""
     file = StepFile(Disk(), str(folder), heading.nbytes)
-    file.begin(heading, earlier)
-    ends = [file.frames.end[0]]
+    end = file.begin(heading, earlier)
+    ends = [end[0]]
     for rows in calls:
-        file.frames.write(payload(*rows, row=heading.row_nbytes))
-        ends.append(file.frames.end[0])
+        end = file.write(end, payload(*rows, row=heading.row_nbytes), Words(), False)
+        ends.append(end[0])
     file.close()
     return folder / STREAM, ends
 
 
 def read(path, most=50):
-    return read_steps(Disk(), str(path), most)
+    return read_steps(Disk(), str(path.parent), most)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +149,10 @@ def test_of_the_next_group_no_frame_of_this_one_counts(tmp_path, monkeypatch):
     def again():
         heading = Heading(SCHEMA, after=AFTER, nbytes=2000)
         file = StepFile(Disk(), str(tmp_path / heading.salt), heading.nbytes)
-        file.begin(heading)
+        end = file.begin(heading)
         for number in range(3):
-            file.frames.write(payload(number))
-        file.begin(Heading(SCHEMA, after=AFTER, nbytes=2000))
-        file.frames.write(payload(9))
+            end = file.write(end, payload(number), Words(), False)
+        file.write(file.begin(Heading(SCHEMA, after=AFTER, nbytes=2000)), payload(9), Words(), False)
         file.close()
         return numbers(read(tmp_path / heading.salt / STREAM))
 
@@ -189,30 +189,27 @@ def test_rows_of_a_group_are_counted_while_they_come(tmp_path):
     rows = OpenRows(Disk(), str(tmp_path / "a" / STREAM))
     rows.catch_up()
     assert (rows.after, rows.count) == (None, 0)
-    file.begin(heading)
+    end = file.begin(heading)
     for count, call in ((1, [0]), (4, [1, 2, 3]), (5, [4])):
-        file.frames.write(payload(*call))
+        end = file.write(end, payload(*call), Words(), False)
         rows.catch_up()
         rows.catch_up()
         assert (rows.after, rows.count) == (AFTER, count)
-    before = file.frames.end
-    file.frames.write(payload(5))
-    file.frames.file.write(b"\xff", file.frames.end[0] - 1)  # its end is under way
+    after = file.write(end, payload(5), Words(), False)
+    file.file.write(b"\xff", after[0] - 1)  # its end is under way
     rows.catch_up()
     assert rows.count == 5
-    file.frames.end = before
-    file.frames.write(payload(5))
+    file.write(end, payload(5), Words(), False)
     rows.catch_up()
     assert rows.count == 6
     earlier = encode_data(EARLIER, "test")
-    file.begin(Heading(SCHEMA, None, b"", [8, 0, 0, 0], 4000, UNLINKED, len(earlier)), earlier)
+    end = file.begin(Heading(SCHEMA, None, b"", [8, 0, 0, 0], 4000, UNLINKED, len(earlier)), earlier)
     rows.catch_up()
     assert (rows.after, rows.count) == ([8, 0, 0, 0], 0)
-    file.frames.write(payload(0, 1, row=ROW + 12))
+    file.write(end, payload(0, 1, row=ROW + 12), Words(), False)
     rows.catch_up()
     assert rows.count == 2
-    file.begin(Heading(SCHEMA))
-    file.frames.write(payload(0))
+    file.write(file.begin(Heading(SCHEMA)), payload(0), Words(), False)
     rows.catch_up()
     assert (rows.after, rows.count) == (None, 0)
     file.remove()
@@ -227,24 +224,23 @@ def interrupted_append(folder):
     os.makedirs(folder)
     group.begin(disk, str(folder))
     group.append([np.array([0]), np.array(["zero"])], 1)
-    write = FrameWriter.write
+    write = FileHandle.write
 
-    def interrupt(self, data):
-        write(self, data)
+    def interrupt(self, *args):
+        write(self, *args)
         raise KeyboardInterrupt
 
     for number, name in ((1, "one"), (2, "zero")):  # the first interrupt comes behind a word, the second behind a row
-        FrameWriter.write = interrupt
+        FileHandle.write = interrupt
         try:
             with pytest.raises(KeyboardInterrupt):
                 group.append([np.array([9]), np.array([name])], 1)
         finally:
-            FrameWriter.write = write
+            FileHandle.write = write
         assert group.count == number
         group.append([np.array([number]), np.array([name])], 1)
-    path = os.path.join(group.file.folder, STREAM)
     group.file.close()
-    return [values.tolist() for values in read_steps(disk, path, 50).arrays()]
+    return [values.tolist() for values in read_steps(disk, group.file.folder, 50).arrays()]
 
 
 def test_a_call_that_was_interrupted_after_its_write_is_written_over(tmp_path):

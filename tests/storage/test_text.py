@@ -15,7 +15,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.frames import HEADER
 from ringmap.storage.read.handle import Texts
 from ringmap.storage.records.blobs import LARGEST_BLOB
-from ringmap.storage.records.step_file import Heading, StepFile, read_words, seed_of
+from ringmap.storage.records.step_file import Heading, StepFile, _read_words, seed_of
 from ringmap.storage.ring.live import LiveEpisodes
 
 texts = st.lists(st.text(st.characters(), max_size=9).map(lambda s: s.rstrip("\0")), max_size=12)
@@ -84,28 +84,28 @@ def test_a_file_of_words(tmp_path):
     folder = str(tmp_path / "rows")
     disk, words, heading = Disk(), Words(["a"]), Heading(Schema((ColumnSpec("t", (), TEXT),)))
     file, seed = StepFile(disk, folder), seed_of(heading.encode())
-    file.begin(heading)
-    file.write_words(words, False)
-    file.write_words(words, False)
+    end = file.begin(heading)
+    for _ in range(2):
+        end = file.write(end, bytes(4), words, False)
     words.encode(["b", "a", "c"])
-    file.write_words(words, False)
-    assert read_words(disk, folder, seed) == ["a", "b", "c"]
-    assert read_words(disk, folder, seed + 1) == []  # of another group
+    file.write(end, bytes(4), words, False)
+    assert _read_words(disk, folder, seed) == ["a", "b", "c"]
+    assert _read_words(disk, folder, seed + 1) == []  # of another group
     path = tmp_path / "rows" / "words.bin"
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
-        assert read_words(disk, folder, seed) in ([], ["a"])
+        assert _read_words(disk, folder, seed) in ([], ["a"])
     path.write_bytes(whole[:-1] + b"x")
-    assert read_words(disk, folder, seed) == ["a"]
+    assert _read_words(disk, folder, seed) == ["a"]
     path.write_bytes(whole + HEADER.pack(LARGEST_BLOB, 0))  # of a stranger
     os.truncate(path, 1 << 40)
     tracemalloc.start()
-    assert read_words(disk, folder, seed) == ["a", "b", "c"]
+    assert _read_words(disk, folder, seed) == ["a", "b", "c"]
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
     path.unlink()
-    assert read_words(disk, folder, seed) == []
+    assert _read_words(disk, folder, seed) == []
     file.close()
 
 

@@ -34,7 +34,7 @@ from ringmap.storage.columns.text import Words
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.frames import HEADER
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, Unlinked
+from ringmap.storage.records.step_file import End, Heading, StepFile, StoredSteps, Unlinked
 from ringmap.storage.records.table import DROPPED, Record
 from ringmap.storage.ring.arrays import found_in
 from ringmap.storage.ring.ring import Position
@@ -140,8 +140,8 @@ class OpenGroup:
         kept = self._values[len(schema.columns) :]
         self._unlinked = dict(zip(unlinked.schema.names, kept, strict=True)) if unlinked else {}
         self.file: StepFile | None = None
-        self._end = (0, 0)
-        """Bytes and frames that count, as of `StepFile.frames`."""
+        self._end: End = (0, 0, 0, 0, 0)
+        """Of its file, as `StepFile.write` returns it."""
 
     # -- the file ----------------------------------------------------------------------------
 
@@ -162,8 +162,7 @@ class OpenGroup:
             spent = None
         file = spent or StepFile(disk, os.path.join(folder, heading.salt), need)
         self.file = file
-        file.begin(replace(heading, nbytes=file.nbytes), earlier)
-        self._end = file.frames.end
+        self._end = file.begin(replace(heading, nbytes=file.nbytes), earlier)
 
     # -- rows --------------------------------------------------------------------------------
 
@@ -196,15 +195,10 @@ class OpenGroup:
         file = self.file
         if self._has_text:
             arrays = [self.words.encode(v) if t else v for t, v in zip(self._are_text, arrays, strict=True)]
-            if file is not None:
-                file.write_words(self.words, sync)
         for values, given in zip(self._values, arrays, strict=True):
             values[where] = given
         if file is not None:
-            frames = file.frames
-            frames.end = self._end  # an interrupt may have come after a write
-            frames.write(self._bytes[at * self._size : stop * self._size])
-            self._end = frames.end
+            self._end = file.write(self._end, self._bytes[at * self._size : stop * self._size], self.words, sync)
         self.count = stop
 
     def columns(self) -> list[Array]:

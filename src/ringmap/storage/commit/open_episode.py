@@ -33,7 +33,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import clear_reads
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.step_file import Heading, StepFile, StoredSteps, read_folder
+from ringmap.storage.records.step_file import End, Heading, StepFile, StoredSteps, read_steps
 from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED, PartOf
 from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal
@@ -46,6 +46,7 @@ log = logging.getLogger("ringmap")
 
 _BEGIN = "ReplayBuffer.begin_episode"
 _MOST_DATA = 1 << 20
+_BEGUN: End = (0, 0, 0, 0, 0)
 
 
 class OpenEpisode:
@@ -109,8 +110,8 @@ class OpenEpisode:
         self._schema: Schema | None = None
         self._file: StepFile | None = None
         self._words = Words()
-        self._end = (0, 0)
-        """Bytes and frames that count, as of `StepFile.frames`."""
+        self._end: End = _BEGUN
+        """Of the file, as `StepFile.write` returns it."""
         self._ended = False
 
     @property
@@ -174,13 +175,11 @@ class OpenEpisode:
             self._words.encode(values) if spec.is_text else values
             for spec, values in zip(schema.columns, fitted.values(), strict=True)
         ]
-        if schema.texts:
-            file.write_words(self._words, self._store.power)
-        before = file.frames.end = self._end  # an interrupt may have come after a write
-        file.frames.write(b"".join(a.tobytes() for a in stored))
-        if self._store.power:
+        before, power = self._end, self._store.power
+        end = file.write(before, b"".join(a.tobytes() for a in stored), self._words, power)
+        if power:
             file.sync()
-        self._end = file.frames.end
+        self._end = end
         if self._every is not None and self._pending >= self._every:
             try:
                 self._commit(files, self._part, 0, self._encoded, where)
@@ -198,7 +197,7 @@ class OpenEpisode:
         fresh, words = uuid.uuid4().hex, Words()
         self._part = upcoming  # no call from here on, so no interrupt comes in between
         self.id = fresh
-        self._file, self._words, self._end = None, words, (0, 0)
+        self._file, self._words, self._end = None, words, _BEGUN
         if file is not None:
             file.close()
             _remove(self._store.disk, file.folder)
@@ -310,13 +309,13 @@ class OpenEpisode:
         store.disk.discard(folder)  # of an append that a full disk refused
         file = StepFile(store.disk, folder)
         try:
-            file.begin(Heading(schema, self._part if is_part else None, self._encoded if is_part else b""))
+            end = file.begin(Heading(schema, self._part if is_part else None, self._encoded if is_part else b""))
             if store.power:
                 file.sync()
         except BaseException:
             file.close()
             raise
-        self._schema, self._end = schema, file.frames.end
+        self._schema, self._end = schema, end
         self._file = file  # last: from here on the episode counts as begun
         return file
 
@@ -403,7 +402,7 @@ def _as_stored(store: Store, steps: StoredSteps, count: int, casting: str, where
 
 def _read_steps(disk: Disk, folder: str, max_steps: int) -> StoredSteps | None:
     """Return the whole steps of an open episode, or None without any."""
-    steps = read_folder(disk, folder, max_steps)
+    steps = read_steps(disk, folder, max_steps)
     if steps.fault:
         log.warning("%s: %s; the %d steps before it count", folder, steps.fault, steps.count)
     return steps if steps.count else None

@@ -57,7 +57,7 @@ from ringmap.storage.read.handle import Texts
 from ringmap.storage.read.recovery import Progress, RecoveredState, bad_episodes
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import Kind, Manifest, examine, hold, lineage_of, read_manifest
-from ringmap.storage.records.step_file import Unlinked, read_folder
+from ringmap.storage.records.step_file import Unlinked, read_steps
 from ringmap.storage.records.table import CLEAR, DROPPED, LAST_ORDINAL, PART, Record, are_live
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS
@@ -236,7 +236,7 @@ class Store(Committer):
         with clear_reads("ReplayBuffer", self.folder):
             for name in disk.names(self.paths.open):
                 folder = os.path.join(self.paths.open, name)
-                steps = read_folder(disk, folder, self.ring.spare)
+                steps = read_steps(disk, folder, self.ring.spare)
                 heading, count, after = steps.heading, steps.count, steps.after
                 if steps.fault and (after is not None or heading is None):
                     log.warning("%s: %s; the %d rows before it count", folder, steps.fault, count)

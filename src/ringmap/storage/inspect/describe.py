@@ -26,7 +26,7 @@ from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.disk.paths import Paths, local_path
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.manifest import TRANSITIONS, VERSION, Manifest
-from ringmap.storage.records.step_file import read_folder
+from ringmap.storage.records.step_file import read_steps
 
 __all__ = [
     "ColumnFacts",
@@ -179,7 +179,7 @@ def _pending_in(reader: Reader) -> int:
         groups = []
         for name in disk.names(folder):
             with contextlib.suppress(FileNotFoundError):  # a writer may remove it meanwhile
-                steps = read_folder(disk, os.path.join(folder, name), reader.manifest.spare)
+                steps = read_steps(disk, os.path.join(folder, name), reader.manifest.spare)
                 groups += [] if steps.after is None else [steps]
         rows = [steps.count for steps in groups if steps.after == follows(newest)]
         if rows or not groups or not reader.refresh():

@@ -50,7 +50,7 @@ from ringmap.storage.read.recovery import Progress, SmallState, bad_columns, fin
 from ringmap.storage.records.blobs import LARGEST_BLOB, decode_blob, decode_data, segment_name, segment_number
 from ringmap.storage.records.manifest import LARGEST, Manifest, examine
 from ringmap.storage.records.state import State, StateFile
-from ringmap.storage.records.step_file import StoredSteps, read_folder
+from ringmap.storage.records.step_file import StoredSteps, read_steps
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, EpisodeTable, Record, are_live
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
@@ -552,7 +552,7 @@ class Scan:
     def stream_of(self, folder: str) -> StoredSteps:
         """Return what the stream in a folder of `open/` holds, nothing when there is none (any more)."""
         with contextlib.suppress(OSError, NotAFileError):
-            return read_folder(self.disk, self.path(folder), self.fixed.max_steps)
+            return read_steps(self.disk, self.path(folder), self.fixed.max_steps)
         return StoredSteps()
 
     @property

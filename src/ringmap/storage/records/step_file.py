@@ -32,23 +32,14 @@ import xxhash
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.columns.text import Words, unpack
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.frames import DAMAGED, END, HEADER, FrameReader, FrameWriter, framed
+from ringmap.storage.disk.frames import DAMAGED, END, HEADER, FrameReader, framed
 from ringmap.storage.disk.paths import STREAM, WORDS
+from ringmap.storage.disk.system import Data
 from ringmap.storage.records.blobs import LARGEST_BLOB, decode_data
 from ringmap.storage.records.table import MOST, PartOf
 from ringmap.storage.ring.links import NONE
 
-__all__ = [
-    "EARLIER_LIMIT",
-    "Heading",
-    "OpenRows",
-    "StepFile",
-    "StoredSteps",
-    "Unlinked",
-    "read_folder",
-    "read_steps",
-    "read_words",
-]
+__all__ = ["EARLIER_LIMIT", "End", "Heading", "OpenRows", "StepFile", "StoredSteps", "Unlinked", "read_steps"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,6 +49,9 @@ EARLIER_LIMIT = 1 << 29
 
 _BEGIN = 1 << 16
 """Of a file that holds something, this much is not all zeros."""
+
+End = tuple[int, int, int, int, int]
+"""What counts of the files: bytes and frames of rows, bytes and frames of words, words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,57 +181,55 @@ class StepFile:
 
     def __init__(self, disk: Disk, folder: str, nbytes: int = 0) -> None:
         self.folder, self.nbytes = folder, nbytes
-        self._disk = disk
-        self._words: FrameWriter | None = None
-        self._words_end = ((0, 0), 0)
-        """Where the words end, and how many count: set together, so that an interrupt can't come in between."""
-        self._is_named = False
+        self._disk, self._seed, self._is_named = disk, 0, False
+        self._words: File | None = None
         disk.make_folder(folder)
-        self.frames = FrameWriter(disk.create(os.path.join(folder, STREAM), nbytes))
+        self.file = disk.create(os.path.join(folder, STREAM), nbytes)
         if nbytes:
             try:
-                self.frames.file.reserve(0, nbytes)
+                self.file.reserve(0, nbytes)
             except BaseException:
                 self.remove()
                 raise
 
-    def begin(self, heading: Heading, earlier: bytes = b"") -> None:
-        """Write what the rows are, over all that the file holds.
-
-        Args:
-            heading: what they are.
-            earlier: values of rows before a group, encoded.
+    def begin(self, heading: Heading, earlier: bytes = b"") -> End:
+        """Write what the rows are, over all that the file holds, and the encoded values of rows before a group; return
+        where the rows begin.
 
         Raises:
             OSError: the disk is full or fails.
         """
-        first, file = heading.encode(), self.frames.file
-        seed = seed_of(first)
-        if any(spec.is_text for spec in heading.specs):
-            words = self._disk.create(os.path.join(self.folder, WORDS)) if self._words is None else self._words.file
-            self._words, self._words_end = FrameWriter(words, seed), ((0, 0), 0)
-        begin = framed(first, 0) + (framed(earlier, 1, seed) if earlier else b"")
-        file.write(begin, 0)
-        self.frames = FrameWriter(file, seed, len(begin), 2 if earlier else 1)
+        first = heading.encode()
+        self._seed = seed_of(first)
+        if self._words is None and any(spec.is_text for spec in heading.specs):
+            self._words = self._disk.create(os.path.join(self.folder, WORDS))
+        begin = framed(first, 0) + (framed(earlier, 1, self._seed) if earlier else b"")
+        self.file.write(begin, 0)
+        return len(begin), 2 if earlier else 1, 0, 0, 0
 
-    def write_words(self, words: Words, sync: bool) -> None:
-        """Write the words that are not in the file yet, and sync them if asked to: before a row that names them.
+    def write(self, end: End, rows: Data, words: Words, sync: bool) -> End:
+        """Write the rows of a call behind an end, after the words that no call before had; return the new end.
+
+        What a call that failed, or was interrupted, has written behind the end does not count. `sync`: sync the words,
+        before a row names them.
 
         Raises:
-            OSError: the disk is full or fails. The next call writes them again.
+            OSError: the disk is full or fails.
         """
-        frames, (end, count) = self._words, self._words_end
-        if frames is None or len(words) == count:
-            return
-        frames.end = end  # an interrupt may have come after a write
-        frames.write(words.pack(count))
-        if sync:
-            frames.file.sync()
-        self._words_end = frames.end, len(words)
+        at, number, words_at, words_number, known = end
+        if self._words is not None and len(words) > known:
+            frame = framed(words.pack(known), words_number, self._seed)
+            self._words.write(frame, words_at)
+            if sync:
+                self._words.sync()
+            words_at, words_number, known = words_at + len(frame), words_number + 1, len(words)
+        frame = framed(rows, number, self._seed)
+        self.file.write(frame, at)
+        return at + len(frame), number + 1, words_at, words_number, known
 
     def sync(self) -> None:
-        """Return once the rows, and the names, are durable on the disk; words are by `write_words`."""
-        self.frames.file.sync()
+        """Return once the rows, and the names, are durable on the disk; words are by `write`."""
+        self.file.sync()
         if not self._is_named:
             self._disk.sync_folder(self.folder)
             self._disk.sync_folder(os.path.dirname(self.folder))
@@ -250,9 +242,9 @@ class StepFile:
 
     def close(self) -> None:
         """Release the descriptors."""
-        self.frames.file.close()
+        self.file.close()
         if self._words is not None:
-            self._words.file.close()
+            self._words.close()
 
 
 # -- reading back --------------------------------------------------------------------------------
@@ -313,14 +305,17 @@ class StoredSteps:
         return replace(self, rows=rows, count=count, nbytes=nbytes, fault=fault, words=words)
 
 
-def read_steps(disk: Disk, path: str, most: int) -> StoredSteps:
-    """Return what a file holds.
+def read_steps(disk: Disk, folder: str, most: int) -> StoredSteps:
+    """Return what the file in a folder of `open/` holds; nothing if it has none, or a link.
 
     Cost: reads the file, but at most `most` rows of it; and all words.
 
     Raises:
-        OSError: there is no such file, or it can't be read.
+        OSError: it can't be read, or is gone meanwhile.
     """
+    path = os.path.join(folder, STREAM)
+    if not disk.is_folder(folder) or not disk.is_file(path):
+        return StoredSteps()
     with closing(disk.open(path)) as file:
         reader, header = FrameReader(file, chunk=_CHUNK_NBYTES), file.read(HEADER.size, 0)
         try:
@@ -332,16 +327,10 @@ def read_steps(disk: Disk, path: str, most: int) -> StoredSteps:
             return StoredSteps(fault="frame 0, which names the columns, is damaged" if is_begun else "")
         found = _rows_in(file, reader, heading, most)
         if found.count and any(spec.is_text for spec in heading.specs):
-            found = found.with_words(Words(read_words(disk, os.path.dirname(path), reader.seed)))
+            found = found.with_words(Words(_read_words(disk, folder, reader.seed)))
         if file.read(HEADER.size, 0) != header:  # a writer has begun the next group meanwhile
             return StoredSteps(heading)
     return found
-
-
-def read_folder(disk: Disk, folder: str, most: int) -> StoredSteps:
-    """Return what the file in a folder of `open/` holds, as `read_steps` does; nothing if it has none, or a link."""
-    path = os.path.join(folder, STREAM)
-    return read_steps(disk, path, most) if disk.is_folder(folder) and disk.is_file(path) else StoredSteps()
 
 
 def _next_heading(reader: FrameReader) -> Heading | None:
@@ -423,7 +412,7 @@ def _earlier_in(payload: bytes, unlinked: Unlinked) -> dict[str, Any]:
     return found
 
 
-def read_words(disk: Disk, folder: str, seed: int) -> list[str]:
+def _read_words(disk: Disk, folder: str, seed: int) -> list[str]:
     """Return the words in the file of a folder, up to a frame that is not whole; none if there is no such file."""
     path, words = os.path.join(folder, WORDS), list[str]()
     if disk.is_file(path):
