@@ -334,6 +334,10 @@ class _Folder:
             close(fd)
 
 
+_NOWHERE = object.__new__(_Folder)
+_NOWHERE.fd = None
+
+
 class Disk:
     """The real disk."""
 
@@ -371,22 +375,23 @@ class Disk:
         if held is not None:
             held.check(where)
 
-    def _at(self, path: str) -> tuple[str, _Folder | None]:
-        """Resolve a path: a path relative to a held folder, with its descriptor; or the path itself, and None."""
+    def _at(self, path: str) -> tuple[str, _Folder]:
+        """Resolve a path: a path relative to a held folder, and that; or the path itself, and one that is nowhere. Who
+        uses its descriptor keeps the folder, so that the number stays its own."""
         held = self._held
         if held is None:
             if self._is_let_go:
                 raise ClosedError(f"{path}: the buffer is closed; open it again")
-            return path, None
+            return path, _NOWHERE
         if path.startswith(held.inside):
             inner = path[len(held.inside) :]
         elif path == held.path:
             inner = os.curdir
         else:
-            return path, None
+            return path, _NOWHERE
         if held.fd is None:  # this system opens nothing below a descriptor: check before each use
             held.check(path)
-            return path, None
+            return path, held
         return inner, held
 
     def _do(self, work: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
@@ -394,8 +399,6 @@ class Disk:
         folder is no longer at its path."""
         at, held = self._at(path)
         try:
-            if held is None:
-                return work(at, *args, **options)
             return work(at, *args, dir_fd=held.fd, **options)
         except OSError as error:
             error.filename = path
@@ -406,8 +409,6 @@ class Disk:
     def _stat(self, path: str) -> os.stat_result:
         """Return the status of a path, without following a link."""
         at, held = self._at(path)
-        if held is None:
-            return os.stat(at, follow_symlinks=False)
         return os.stat(at, dir_fd=held.fd, follow_symlinks=False)
 
     def before(self, change: str, path: str, *details: Any) -> None:
@@ -450,9 +451,8 @@ class Disk:
         """Rename a file or folder; an existing file at `target` is replaced in one step."""
         self.before("rename", source, target)
         (begin, held), (end, other) = self._at(source), self._at(target)
-        fd, other_fd = (None if folder is None else folder.fd for folder in (held, other))
         try:
-            os.replace(begin, end, src_dir_fd=fd, dst_dir_fd=other_fd)
+            os.replace(begin, end, src_dir_fd=held.fd, dst_dir_fd=other.fd)
         except OSError as error:
             error.filename, error.filename2 = source, target
             if isinstance(error, FileNotFoundError):
@@ -579,7 +579,7 @@ class Disk:
         """Return the sorted names in a folder; none if it does not exist."""
         at, held = self._at(path)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return sorted(self.system.names(at, None if held is None else held.fd))
+            return sorted(self.system.names(at, held.fd))
         return []
 
     def matching(self, pattern: str, unlisted: dict[str, OSError] | None = None) -> list[str]:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from ringmap.errors import InputError
 
@@ -79,30 +78,29 @@ FINE = frozenset({"lost+found", ".DS_Store"})
 class Entry:
     """A name in a buffer's directory.
 
-    `made`: when: "birth", with the directory; "last", after the others; "first episode"; "use", which may never come;
-    `folder`: whether it is a folder; `sign`: whether it shows, without a manifest, that a buffer is or was there;
-    `temporary`: its name until it is whole.
+    `birth`: whether it is made with the directory, before the manifest; `folder`: whether it is a folder; `sign`:
+    whether it shows, without a manifest, that a buffer is or was there; `temporary`: its name until it is whole.
     """
 
     name: str
-    made: Literal["birth", "last", "first episode", "use"]
+    birth: bool = False
     folder: bool = False
     sign: bool = False
     temporary: tuple[str, ...] = ()
 
 
 ENTRIES = (
-    Entry(LOCK, "use"),
-    Entry(DATA, "birth", folder=True),
-    Entry(OPEN, "birth", folder=True),
-    Entry(TABLE, "birth", sign=True),
-    Entry(STATE, "birth", sign=True),
-    Entry(MANIFEST, "last", sign=True, temporary=(MANIFEST + UNFINISHED,)),
-    Entry(COLUMNS, "first episode", folder=True, sign=True, temporary=(COLUMNS + UNFINISHED,)),
-    Entry(PRIORITIES, "use", temporary=(PRIORITIES + UNFINISHED,)),
-    Entry(SUCCESSORS, "use"),
-    Entry(VALUES, "use", temporary=(VALUES + UNFINISHED,)),
-    Entry(MARKS, "use", temporary=(MARKS + UNFINISHED, MARKS + ".lock")),
+    Entry(LOCK),
+    Entry(DATA, birth=True, folder=True),
+    Entry(OPEN, birth=True, folder=True),
+    Entry(TABLE, birth=True, sign=True),
+    Entry(STATE, birth=True, sign=True),
+    Entry(MANIFEST, sign=True, temporary=(MANIFEST + UNFINISHED,)),
+    Entry(COLUMNS, folder=True, sign=True, temporary=(COLUMNS + UNFINISHED,)),
+    Entry(PRIORITIES, temporary=(PRIORITIES + UNFINISHED,)),
+    Entry(SUCCESSORS),
+    Entry(VALUES, temporary=(VALUES + UNFINISHED,)),
+    Entry(MARKS, temporary=(MARKS + UNFINISHED, MARKS + ".lock")),
 )
 
 NAMES = frozenset(n for entry in ENTRIES for n in (entry.name, *entry.temporary))
@@ -112,7 +110,7 @@ SIGNS = frozenset(entry.name for entry in ENTRIES if entry.sign)
 
 FOLDERS = tuple(n for e in ENTRIES if e.folder for n in (e.name, *e.temporary))
 
-FROM_BIRTH = tuple(entry for entry in ENTRIES if entry.made == "birth")
+FROM_BIRTH = tuple(entry for entry in ENTRIES if entry.birth)
 
 
 class Paths:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, ClassVar, Generic, TypeVar
 
 import xxhash
 
@@ -34,16 +35,7 @@ GENERATION = 1
 _LOOKS = 2000
 
 
-class Numbered(Protocol):
-    """A tuple that begins with how often one was written before it."""
-
-    @property
-    def generation(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
-T = TypeVar("T", bound=Numbered)
+T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class TwoSlots(Generic[T]):
@@ -81,7 +73,7 @@ class TwoSlots(Generic[T]):
     def newest(self, data: bytes | None = None) -> T | None:
         """Return the newest valid slot, or None; of the bytes of both, if the caller has them."""
         values = [value for value in self.slots(data) if value is not None]
-        return max(values, key=lambda value: value.generation, default=None)
+        return max(values, key=itemgetter(0), default=None)
 
     def peek(self) -> tuple[T | None, bytes]:
         """Return the newest value while a writer may be writing, or None if a slot stays torn; and the bytes that were
@@ -94,7 +86,7 @@ class TwoSlots(Generic[T]):
             data = self.data()
             one, other = self.slots(data)
             if one is not None and other is not None:
-                return (one if one.generation > other.generation else other), data
+                return max(one, other, key=itemgetter(0)), data
             if attempt > 100:  # a writer killed during a write, or one that is not scheduled
                 time.sleep(0.0005)
         return None, data
@@ -112,7 +104,7 @@ class TwoSlots(Generic[T]):
         """Write a value into the slot of its generation. O(1)."""
         packed = self.form.pack(self.magic, *value)
         check = xxhash.xxh3_64_intdigest(self._salt + packed).to_bytes(8, "little")
-        self._file.write(packed + check, value.generation % 2 * SLOT_NBYTES)
+        self._file.write(packed + check, value[0] % 2 * SLOT_NBYTES)
 
     def sync(self) -> None:
         """Return once the written values are durable on the disk."""
