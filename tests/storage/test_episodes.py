@@ -1,6 +1,7 @@
 """The episode table: records, their checksums, the file."""
 
 import os
+import struct
 import uuid
 
 import numpy as np
@@ -258,7 +259,7 @@ def test_a_damaged_file_is_refused(tmp_path, damage, words):
 
 def test_control_a_checksum_without_some_words_is_caught(monkeypatch):
     """Both sides forget the reserved bytes: then a flip in them goes unnoticed."""
-    monkeypatch.setattr("ringmap.storage.records.table._CHECKED", 100)
+    monkeypatch.setattr("ringmap.storage.records.table._CHECKED", struct.Struct("100s28x"))
     disk = MemoryDisk()
     table = make_table(disk=disk)
     table.write(small(6))
