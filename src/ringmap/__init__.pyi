@@ -1,6 +1,7 @@
 from ringmap import data, errors, grain, policy, recording, samplers, sb3, world
 from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
+from ringmap.buffers.opening import open
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.rollout.buffer import RolloutBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
@@ -33,6 +34,7 @@ __all__ = [
     "data",
     "errors",
     "grain",
+    "open",
     "policy",
     "recording",
     "repair",

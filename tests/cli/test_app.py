@@ -133,7 +133,7 @@ def test_codes(cli, monkeypatch, error, code, said):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(module, "look", fail)
+    monkeypatch.setattr(module, "kind_of", fail)
     done = cli("info", "x")
     assert (done.code, done.err) == (code, said)
 
@@ -142,7 +142,7 @@ def test_a_bug_is_no_line(cli, monkeypatch):
     def fail(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(import_module("ringmap.cli.info"), "look", fail)
+    monkeypatch.setattr(import_module("ringmap.cli.info"), "kind_of", fail)
     with pytest.raises(ZeroDivisionError):
         cli("info", "x")
 
@@ -167,7 +167,7 @@ def test_warnings_and_the_log_are_lines(cli, monkeypatch):
         logging.getLogger("ringmap").warning("logged %s", "\x1b[31m")
         raise typer.Exit
 
-    monkeypatch.setattr(import_module("ringmap.cli.info"), "look", warn)
+    monkeypatch.setattr(import_module("ringmap.cli.info"), "kind_of", warn)
     shown = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringmap import Pace
-from ringmap.buffers.located import EPISODES
+from ringmap.buffers.opening import EPISODES
 from ringmap.data import ReplayBuffer, ShardedReplayBuffer
 from ringmap.errors import InputError, NotFoundError
 from ringmap.storage.read.reader import Reader

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from ringmap.buffers.located import EPISODES
+from ringmap.buffers.opening import EPISODES
 from ringmap.viewer.find import PROBLEM
 from ringmap.viewer.fleet import Fleet
 from ringmap.viewer.library import Library

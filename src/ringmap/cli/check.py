@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ringmap.buffers.located import is_dataset
+from ringmap.buffers.opening import is_dataset
 from ringmap.cli.console import count, show, show_json
 from ringmap.cli.options import AsJson, Place, Quiet
 from ringmap.cli.progress import bar

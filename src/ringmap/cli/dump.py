@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ringmap.buffers.located import EPISODES, ROWS, TRANSITIONS, holds_rings, look
+from ringmap.buffers.opening import EPISODES, FLEET, ROWS, TRANSITIONS, kind_of
 from ringmap.cli.convert import convert
 from ringmap.cli.options import (
     Buffer,
@@ -32,12 +32,11 @@ def dump(
     Each is verified by its checksum; a writer may be at work. Of a directory of rings it is those of all, ring by ring;
     transitions, and rows of a mix, are cut into episodes. `ringmap convert` does the same for datasets.
     """
-    options, is_ring = writer_options(option, "dump"), not holds_rings(path)
-    if is_ring:
-        kind = look(path, "dump", (EPISODES, TRANSITIONS, ROWS)).kind
+    options, kind = writer_options(option, "dump"), kind_of(path, "dump", (EPISODES, TRANSITIONS, ROWS, FLEET))
+    if kind != FLEET:
         options["progress"] = is_watched()
     chosen = format_for(dest, format, mode, "dump")
-    if is_ring and kind != EPISODES:
+    if kind in (TRANSITIONS, ROWS):
         convert(path, dest, chosen, mode, option, drop=drop)
         return
     with contextlib.closing(episodes_at(path, "dump")) as buffer:

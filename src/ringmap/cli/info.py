@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringmap.buffers.located import DATASET, EPISODES, holds_rings, look
+from ringmap.buffers.opening import DATASET, EPISODES, FLEET, kind_of
 from ringmap.cli.console import count, nbytes, percent, show, show_json, show_table
 from ringmap.cli.options import AsJson, Place
 
@@ -19,19 +19,19 @@ def info(path: Place, as_json: AsJson = False) -> None:
     reads it: a writer may be at work. Of a dataset: its columns, episodes and steps. Of a directory with buffers below
     it: a table of these, and the total.
     """
-    if holds_rings(path):
+    kind = kind_of(path, "info")
+    if kind == FLEET:
         _show_rings(path, as_json)
         return
-    found = look(path, "info")
-    if found.kind == DATASET:
+    if kind == DATASET:
         _show_dataset(path, as_json)
         return
     from ringmap.storage.inspect.describe import facts_of
 
-    facts, episodic = facts_of(path), found.kind == EPISODES
+    facts, episodic = facts_of(path), kind == EPISODES
     described: dict[str, Any] = {
         "path": path,
-        "kind": found.kind,
+        "kind": kind,
         "format": "ringmap",
         "format_version": facts.version,
         "uuid": facts.uuid,

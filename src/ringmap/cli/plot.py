@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ringmap.buffers.located import EPISODES, holds_rings, look
+from ringmap.buffers.opening import EPISODES, kind_of
 from ringmap.cli.console import clean, show
 from ringmap.cli.options import Force, Place
 from ringmap.cli.resolve import free_path
@@ -34,7 +34,7 @@ def plot(path: Place, output: Output = "ringmap.png", force: Force = False) -> N
     if "return" in rows[0]:
         series.append(("return", [row["return"] for row in rows]))
     commits, most = None, 0
-    if not holds_rings(path) and look(path, "plot").kind == EPISODES:
+    if kind_of(path, "plot") == EPISODES:
         from ringmap.storage.inspect.describe import commits_of, facts_of
 
         commits, most = commits_of(path), facts_of(path).max_steps

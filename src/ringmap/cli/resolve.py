@@ -1,6 +1,6 @@
 """What a command is given: episodes to show, and where to write.
 
-Not here: what a path holds (buffers/located.py), the output.
+Not here: what a path holds (buffers/opening.py), the output.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ringmap.buffers.located import DATASET, EPISODES, ROWS, TRANSITIONS, holds_rings, look
+from ringmap.buffers.opening import DATASET, EPISODES, FLEET, ROWS, TRANSITIONS, kind_of
+from ringmap.buffers.opening import open as open_buffer
 from ringmap.errors import ExistsError, NotFoundError
 from ringmap.storage.disk.paths import refuse_address
 
@@ -23,15 +24,11 @@ def episodes_at(path: str, where: str) -> Any:
         InputError: it is a buffer of something else.
         NotFoundError, UnknownFormatError, CorruptError: as `look`.
     """
-    if holds_rings(path):
-        from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
-
-        return ShardedReplayBuffer(path, wait_s=0)
-    found = look(path, where, (EPISODES, TRANSITIONS, ROWS, DATASET))
-    if found.kind == EPISODES:
-        from ringmap.buffers.replay import ReplayBuffer
-
-        return ReplayBuffer.open(path)
+    kind = kind_of(path, where, (EPISODES, TRANSITIONS, ROWS, FLEET, DATASET))
+    if kind == EPISODES:
+        return open_buffer(path)
+    if kind == FLEET:
+        return open_buffer(path, wait_s=0)
     from ringmap.formats.catalog.load import load_arrays
 
     return load_arrays(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ringmap.buffers.located import EPISODES, holds_rings, look
+from ringmap.buffers.opening import EPISODES, FLEET, kind_of
 from ringmap.cli.console import count, show
 from ringmap.cli.options import Buffer, Destination
 from ringmap.cli.resolve import episodes_at
@@ -16,8 +16,7 @@ def snapshot(path: Buffer, dest: Destination) -> None:
     The copy is a buffer of its own, equal to one committed state. DEST is a directory that is new or empty; it is
     there whole, or not at all. Of a directory of rings each ring is copied, one after the other.
     """
-    if not holds_rings(path):
-        look(path, "snapshot", (EPISODES,))
+    kind_of(path, "snapshot", (EPISODES, FLEET))
     with contextlib.closing(episodes_at(path, "snapshot")) as buffer:
         buffer.snapshot(dest)
     with contextlib.closing(episodes_at(dest, "snapshot")) as made:

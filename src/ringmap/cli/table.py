@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.located import holds_rings
+from ringmap.buffers.opening import FLEET, kind_of
 from ringmap.cli.console import plain
 from ringmap.cli.resolve import episodes_at
 from ringmap.clips.facts import REWARDS, TERMINATED, TRUNCATED, name_among
@@ -37,7 +37,7 @@ def rows_at(path: str, where: str) -> list[Row]:
         InputError, NotFoundError, UnknownFormatError, CorruptError: as `episodes_at`.
     """
     dataset = episodes_at(path, where)
-    if not holds_rings(path):
+    if kind_of(path, where) != FLEET:
         return rows_of(dataset)
     rows: list[Row] = []
     with dataset as rings:

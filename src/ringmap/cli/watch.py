@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmap.buffers.located import BUFFERS, EPISODES, holds_rings, look
+from ringmap.buffers.opening import BUFFERS, EPISODES, FLEET, kind_of
 from ringmap.cli.console import clean, console, count, percent, plain, show, show_table
 from ringmap.cli.options import AsJson, Buffer
 from ringmap.storage.disk.calls import thread
@@ -48,12 +48,12 @@ def watch(path: Buffer, once: Once = False, interval: Interval = 1.0, as_json: A
     from ringmap.storage.disk.files import Disk
     from ringmap.storage.read.reader import Reader
 
-    if holds_rings(path):
+    kind = kind_of(path, "watch", BUFFERS)
+    if kind == FLEET:
         _watch_rings(path, once, interval, as_json)
         return
-    found = look(path, "watch", BUFFERS)
     reader = Reader(Disk(), local_path(path))
-    noun = "step" if found.kind == EPISODES else "row"
+    noun = "step" if kind == EPISODES else "row"
     try:
         first = seen = _look(reader)
         if once or as_json or not sys.stdout.isatty():

@@ -20,14 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from ringmap.buffers.located import (
-    DATASET,
-    EPISODES,
-    TRANSITIONS,
-    buffer_at,
-    has_parts,
-    is_dataset,
-)
+from ringmap.buffers.opening import DATASET, EPISODES, FLEET, TRANSITIONS, has_parts, is_dataset, kind_at
 from ringmap.errors import NotFoundError, RingmapError
 from ringmap.formats.registry import detect_format
 from ringmap.storage.disk.files import Disk
@@ -36,7 +29,7 @@ from ringmap.storage.records.manifest import read_manifest
 
 __all__ = ["FLEET", "PROBLEM", "Place", "find"]
 
-FLEET, PROBLEM = "fleet", "problem"
+PROBLEM = "problem"
 
 _DEEPEST, _SUFFIX = 5, 12
 _MOST_ENTRIES = 20_000
@@ -188,9 +181,9 @@ class _Search:
 
 
 def _place(path: str, name: str) -> Place | None:
-    buffer = buffer_at(path)
-    if buffer is not None:
-        return Place(key_of(path), path, name, buffer.kind)
+    kind = kind_at(path)
+    if kind is not None:
+        return Place(key_of(path), path, name, kind)
     if has_parts(path):
         read_manifest(Disk(), path)  # it is what is left of a buffer: this says what is wrong
         return None
@@ -220,4 +213,4 @@ def _columns_of(place: Place) -> str | None:
         schema = read_manifest(Disk(), place.path).schema
     except (RingmapError, OSError):  # it was removed at this moment
         return None
-    return "" if schema is None else str([(c.name, c.dtype, c.shape) for c in schema.columns])
+    return "" if schema is None else str([place.kind, *((c.name, c.dtype, c.shape) for c in schema.columns)])

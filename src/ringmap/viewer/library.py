@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ringmap.buffers.located import EPISODES, TRANSITIONS
+from ringmap.buffers.opening import EPISODES, TRANSITIONS
 from ringmap.errors import ClosedError, InputError, NotFoundError, ReplacedError, RingmapError
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.inspect.describe import Facts, facts_of, nbytes_of

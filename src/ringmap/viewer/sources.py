@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.located import DATASET, EPISODES, TRANSITIONS
+from ringmap.buffers.opening import DATASET, EPISODES, TRANSITIONS
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.datasets.marks import Marks

@@ -114,6 +114,17 @@ class _Base:
         pass
 
 
+class NoRows(_Base):
+    """In place of the offline half, where the rows of a ring are read alone."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
+        """Never called: there are no rows."""
+        raise NoClipsError(f"{_WHERE}.sample: there are no offline rows")
+
+
 class DatasetHalf(_Base):
     """A ringmap dataset or view, read-only."""
 
@@ -395,6 +406,8 @@ def half_of(given: Any, what: str, items: Mapping[str, Any] | None = None) -> Ba
         InputError: rows can't be drawn from it, or not by a window.
     """
     items = items or {}
+    if isinstance(given, NoRows):
+        return given
     if isinstance(given, Sampled):
         return ReplayHalf(given, items)
     if isinstance(given, Dataset):

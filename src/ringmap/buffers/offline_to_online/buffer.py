@@ -25,7 +25,7 @@ import numpy as np
 from ringmap.arguments import positive
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, as_tensordict
-from ringmap.buffers.offline_to_online.batch_source import BatchSource, StepsHalf, half_of
+from ringmap.buffers.offline_to_online.batch_source import BatchSource, NoRows, StepsHalf, half_of
 from ringmap.buffers.offline_to_online.concat import joined
 from ringmap.buffers.offline_to_online.offline_fraction import Share
 from ringmap.buffers.options import check_whole
@@ -457,23 +457,54 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         self._ring.copy_to(path, {"mix": self._mix()}, f"{_WHERE}.save")
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], offline_dataset: Any, **options: Any) -> OfflineToOnlineReplayBuffer:
+    def open(
+        cls, path: str | os.PathLike[str], offline_dataset: Any = None, mode: str | None = None, **options: Any
+    ) -> OfflineToOnlineReplayBuffer:
         """Open a directory of `path=` or `save`, over the same offline data.
 
         Args:
             path: the directory.
-            offline_dataset: as for the constructor.
+            offline_dataset: as for the constructor; None: the rows of the ring alone, for reading.
+            mode: "r" for a live reader of the ring; "r+" for its writer; None: "r+" with offline data, else "r".
             options: as for the constructor, without `online_capacity`. `offline_fraction` defaults to the stored one.
 
         Raises:
+            InputError: mode "r+" without offline data.
             NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.
         """
-        capacity = StepRing.capacity_at(path, f"{_WHERE}.open", options.get("disk"))
+        where = f"{_WHERE}.open"
+        mode = mode or ("r" if offline_dataset is None else "r+")
+        if mode == "r":
+            return cls._reader(path, offline_dataset, options)
+        if mode != "r+":
+            raise InputError(f"{where}: mode must be 'r' (read) or 'r+' (write), got {mode!r}")
+        if offline_dataset is None:
+            raise InputError(f"{where}: {os.fspath(path)} is written over offline data; give offline_dataset=, or read")
+        capacity = StepRing.capacity_at(path, where, options.get("disk"))
         made = cls(offline_dataset, online_capacity=capacity, path=path, **options)
         assert made._ring is not None
         saved = made._ring.buffer.notes.get("mix")
         if saved is not None and "offline_fraction" not in options:
             made._resume(saved, whatever_base=True)
+        return made
+
+    @classmethod
+    def _reader(
+        cls, path: str | os.PathLike[str], offline: Any, options: dict[str, Any]
+    ) -> OfflineToOnlineReplayBuffer:
+        ring = StepRing.open(path, where=f"{_WHERE}.open", disk=options.pop("disk", None))
+        try:
+            made = cls(NoRows() if offline is None else offline, online_storage=ring, **options)
+        except BaseException:
+            ring.close()
+            raise
+        made._ring = ring
+        saved = ring.notes().get("mix")
+        if offline is None:
+            made._given = None
+            made._share.anneal(1, 1, _WHERE)  # no row is offline
+        elif saved is not None and "offline_fraction" not in options:
+            made._share.resume(saved, True)
         return made
 
     def close(self) -> None:

@@ -9,8 +9,8 @@
                    on_bad="skip": a warning at each change; looked at again after 1, 2, 4, ... 60 s
 
 A place without a manifest is no ring; one of which that can't be told is a ring that can't be read. A ring holds
-episodes or transitions, as its columns say. Where they are not known yet, it is opened as one of episodes, and again as
-one of transitions when they come.
+episodes or transitions, as its manifest says. Transitions without columns are opened as rows, and again when they have
+some.
 
 Invariants: no two open rings have the same uuid; all have the columns of the first one; whoever calls `scan` or
 `set_aside` hears of a change by a new `open`, and of problems by `report`; where the folder can't be listed, the rings
