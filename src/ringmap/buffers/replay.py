@@ -1116,8 +1116,7 @@ def _closed_on_error(opened: list[Handle]) -> Iterator[None]:
 
 def _flags(arrays: Mapping[str, Array], last: int) -> int:
     """Return the flags of an episode whose last row this is."""
-    kinds = (TERMINATED_NAMES, TERMINATED), (TRUNCATED_NAMES, TRUNCATED)
-    return sum(_at(arrays, names, last) * flag for names, flag in kinds)
+    return _at(arrays, TERMINATED_NAMES, last) * TERMINATED + _at(arrays, TRUNCATED_NAMES, last) * TRUNCATED
 
 
 def _at(arrays: Mapping[str, Array], names: Sequence[str], row: int) -> int:

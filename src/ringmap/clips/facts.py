@@ -53,7 +53,10 @@ def name_among(names: Sequence[str], columns: Container[str]) -> str | None:
         >>> name_among(TERMINATED, ["obs", "next.terminated"])
         'next.terminated'
     """
-    return next((name for name in names if name in columns), None)
+    for name in names:
+        if name in columns:
+            return name
+    return None
 
 
 def check_reward_at(where: str, reward_at: Any) -> str | None:

@@ -123,8 +123,10 @@ class Column:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def reserve(self, slot: int, count: int) -> None:
-        """Make sure that `count` rows from `slot` (no wrap) can be written, or raise OSError."""
+    def reserve(self, slot: int, count: int) -> int:
+        """Make sure that `count` rows from `slot` (no wrap) can be written, or raise OSError. Return up to which slot
+        all can."""
+        return self.rows
 
     def write(self, slot: int, values: Array, live: Live | None = None) -> None:
         """Write rows from `slot` on (no wrap). `values`: (n, *shape), the column's dtype, C-contiguous.

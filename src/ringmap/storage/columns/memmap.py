@@ -142,17 +142,20 @@ class MemmapColumn(Column):
             if self.disk.size(self.path) != size:
                 self.disk.extend(self.path, size)
 
-    def reserve(self, slot: int, count: int) -> None:
+    def reserve(self, slot: int, count: int) -> int:
         """Allocate blocks for rows written for the first time, in extents of at most 64 MiB."""
         stop = slot + count
-        if stop <= self._reserved or not self._row:
-            return
+        if not self._row:
+            return self.rows
+        if stop <= self._reserved:
+            return self._reserved
         ahead = min(max(self._reserved * self._row, _EXTENT_MIN), _EXTENT_MAX) // self._row
         goal = min(self.rows, max(stop, self._reserved + ahead))
         while self._reserved < goal:
             step = min(goal - self._reserved, max(1, _EXTENT_MAX // self._row))
             self._file.reserve(_PAGE + self._reserved * self._row, step * self._row)
             self._reserved += step
+        return self._reserved
 
     def write(self, slot: int, values: Array, live: Live | None = None) -> None:
         """Write rows from `slot` on: no other row changes, live or not."""

@@ -236,12 +236,11 @@ class CommitFiles:
     def _blob(self, at: int, sums: list[int], data: bytes, words: bytes) -> bytes:
         """Return a blob that begins at byte `at` of its segment. If no blob before it there has the small state, this
         one has it."""
-        if at and self._carried_at is not None:
-            return encode_blob(sums, self._carried_at, data, words=words)
-        state = json.dumps(self.carried, separators=(",", ":")).encode()
-        begin = at + HEAD.size + 8 * len(sums) + len(words)
-        place = begin, len(state), xxhash.xxh3_64_intdigest(state)
-        self._carried_at = place
+        place, state = self._carried_at, b""
+        if not at or place is None:
+            state = json.dumps(self.carried, separators=(",", ":")).encode()
+            begin = at + HEAD.size + 8 * len(sums) + len(words)
+            place = self._carried_at = begin, len(state), xxhash.xxh3_64_intdigest(state)
         return encode_blob(sums, place, data, state, words)
 
     def sync_written(self, rows: Rows | None) -> None:

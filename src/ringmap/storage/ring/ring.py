@@ -18,7 +18,7 @@ Not here: arrays, files, episodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 __all__ = ["NOWHERE", "ORIGIN", "ClipId", "ClipNumber", "Ordinal", "Position", "Ring", "Slot", "spare_rows"]
@@ -59,11 +59,11 @@ class Ring:
 
     max_steps: int
     spare: int
+    rows: int = field(init=False)
+    """Number of rows in every column."""
 
-    @property
-    def rows(self) -> int:
-        """Number of rows in every column."""
-        return self.max_steps + self.spare
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", self.max_steps + self.spare)
 
     def overwritten(self, head: int) -> Position:
         """Return the position below which every row is overwritten once `head` positions were written."""
