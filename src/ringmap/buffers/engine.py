@@ -843,14 +843,14 @@ def _stored_in_ram(state: Mapping[str, Any]) -> Store:
         state["born"],
         state["lineage"],
     )
-    store.begin_at(state["begin"])  # positions have the same meaning in every copy
+    store.head = store.tail = state["begin"]  # positions have the same meaning in every copy
     for columns, data, flags, part, counted in state["episodes"]:
-        store.count_from(*counted)
+        store.next_ordinal, store.time = counted
         one = NewRecord(len(columns[0]), encode_data(data, _WHERE), flags, part)
         store.commit(Commit([one], _WHERE, schema, columns))
     for part, flags, data in state["ends"]:
         store.commit(Commit.of_end(part, flags, _WHERE, encode_data(data, _WHERE)))
-    store.count_from(*state["newest"])
+    store.next_ordinal, store.time = state["newest"]
     return store
 
 

@@ -40,7 +40,7 @@ UNREADABLE = (1 << 64) - 1
 2**-64."""
 
 
-sum_of: Callable[[Array], int] = xxhash.xxh3_64_intdigest
+sum_of: Callable[[Array], int] = xxhash.xxh3_64_intdigest  # type: ignore[assignment]  # NumPy's stub lacks it
 """Returns the checksum of one column's rows, which are C-contiguous. Runs at memory speed."""
 
 

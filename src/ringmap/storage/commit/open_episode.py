@@ -17,7 +17,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.step_file import End, Heading, StepFile, StoredSteps, read_steps
 from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED, PartOf
-from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal
 
 __all__ = ["OpenEpisode", "finish_open"]
@@ -80,9 +79,7 @@ class OpenEpisode:
         store: Store,
         casting: str,
         key_filter: Callable[[dict[str, Any]], dict[str, Any]] | None,
-        small: Callable[[Mapping[str, Any] | None], AbstractContextManager[Mapping[str, Any] | None]] = lambda _: (
-            nullcontext()
-        ),
+        small: Callable[[Mapping[str, Any] | None], AbstractContextManager[Mapping[str, Any] | None]],
         commit_every: int | None = None,
         episode_data: Mapping[str, Any] | None = None,
         lane: int = 0,
@@ -97,12 +94,8 @@ class OpenEpisode:
                 f"{_BEGIN}: episode_data of {len(self._encoded)} bytes would be stored with each part; give at most "
                 f"{_MOST_DATA} bytes here, and the rest to finish"
             )
-        self._part = PartOf(lane=lane)
-        """The part that is being recorded, for an episode of parts."""
-        self._begins = NONE
-        """The position at which a commit was begun."""
-        self._ordinal = 0
-        """The ordinal that this commit gives, if it is of the first part."""
+        self._part = self._upcoming = PartOf(lane=lane)
+        """The part that is being recorded, for an episode of parts, and the one after its commit."""
         self.id = uuid.uuid4().hex
         self._store = store
         self._casting = casting
@@ -192,8 +185,7 @@ class OpenEpisode:
         """Begin the next part, if this one is committed: also by a call that was interrupted since."""
         if self._every is None or self.id not in self._store.carried.get("finished", []):
             return
-        part, file = self._part, self._file
-        upcoming = part.next(self._begins, self._pending, self._ordinal)
+        file, upcoming = self._file, self._upcoming
         fresh, words = uuid.uuid4().hex, Words()
         self._part = upcoming  # no call from here on, so no interrupt comes in between
         self.id = fresh
@@ -260,7 +252,7 @@ class OpenEpisode:
             )
         # An interrupted append may have left one more step.
         schema, arrays = _as_stored(store, steps, count, self._casting, where)
-        self._begins, self._ordinal = store.head, store.next_ordinal
+        self._upcoming = self._part.next(store.head, count, store.next_ordinal)
         with self._small(notes) as small:
             one = NewRecord(count, data, flags, part)
             store.commit_now(files, Commit([one], where, schema, arrays, small=small, finished=self.id))
@@ -345,8 +337,7 @@ def finish_open(store: Store, keep: bool) -> None:
                     except InputError as error:
                         log.warning("%s: interrupted episode dropped: %s", folder, error)
                     else:
-                        part = part and _last_part(store, part)
-                        one = NewRecord(steps.count, data, INTERRUPTED, part)
+                        one = NewRecord(steps.count, data, INTERRUPTED, part and _last_part(store, part))
                         store.commit(Commit([one], folder, schema, arrays, finished=name))
                         log.info("%s: kept %d steps of an interrupted episode", store.folder, steps.count)
             _remove(disk, folder)
@@ -355,31 +346,26 @@ def finish_open(store: Store, keep: bool) -> None:
 
 def _last_part(store: Store, part: PartOf) -> PartOf:
     """Return the part as the last one of its chain; as the only one, if the part before it was lost."""
-    live, whole = store.live, store.live.whole
-    number = int(whole.find(np.array([part.chain]))[0])
-    if number != NONE and whole.first_steps[number] + whole.lengths[number] == part.step:
-        before = store.live_record(Ordinal(live.first + int(whole.parts_of(number)[-1])))
-        if before is not None:
-            return part._replace(is_last=True, previous=before.start, ordinal=before.ordinal)
-    return PartOf(lane=part.lane, is_last=True)
+    known = _upcoming_parts(store).get(part.chain)
+    return (known if known and known.step == part.step else PartOf(lane=part.lane))._replace(is_last=True)
+
+
+def _upcoming_parts(store: Store) -> dict[int, PartOf]:
+    """Return for each chain that has not ended the part that would come next."""
+    live, upcoming = store.live, dict[int, PartOf]()
+    for number in np.flatnonzero(live.whole.is_open).tolist() if live.links is not None else ():
+        record = store.live_record(Ordinal(live.first + int(live.whole.parts_of(number)[-1])))
+        part = None if record is None else PartOf.of(record)
+        if record is not None and part is not None:
+            # The newest counts: a part that was dropped leaves two episodes of one chain.
+            upcoming[record.chain] = part.next(record.start, record.length, record.ordinal)
+    return upcoming
 
 
 def _end_chains(store: Store) -> None:
     """End the chains that a killed process left open, as interrupted."""
-    live = store.live
-    if live.links is None:
-        return
-    newest = {}
-    for number in np.flatnonzero(live.whole.is_open).tolist():
-        ordinal = Ordinal(live.first + int(live.whole.parts_of(number)[-1]))
-        record = store.live_record(ordinal)
-        if record is not None:
-            newest[record.chain] = record  # a part that was dropped leaves two episodes of one chain
-    for record in newest.values():
-        part = PartOf.of(record)
-        assert part is not None
-        upcoming = part.next(record.start, record.length, record.ordinal)
-        store.commit(Commit.of_end(upcoming, INTERRUPTED, store.folder))
+    for part in _upcoming_parts(store).values():
+        store.commit(Commit.of_end(part, INTERRUPTED, store.folder))
 
 
 def _remove(disk: Disk, folder: str, durably: bool = False) -> None:

@@ -37,7 +37,6 @@ from ringmap.errors import (
     ReadOnlyError,
     ReplacedError,
     RingmapError,
-    RoleError,
     SyncFailedError,
 )
 from ringmap.storage.columns.backends import Storage
@@ -151,84 +150,77 @@ class Store(Committer):
         `kind`: of its rows, None for episodes; `lineage`: None for a new one.
 
         Raises:
-            UnknownFormatError, CorruptError: see `create.examine`.
+            UnknownFormatError, CorruptError: see `directory.examine`.
             LockedError: another handle has it open for writing.
             EnvironmentFault: the disk is full, read-only or fails.
         """
         examine(disk, folder)
         make_folder(disk, folder)
-        paths, disk = Paths(folder), hold(disk, folder)
-
-        def prepare() -> None:
-            if examine(disk, folder) != "buffer":  # another handle may have been first
-                manifest = Manifest(
-                    uuid.uuid4().bytes,
-                    max_steps,
-                    spare,
-                    settings=dict(settings.remembered or {}),
-                    table={"count": 0, "first": 1, "tail": 0, "head": 0, "seq": 0},
-                    born=kind or Kind(),
-                    lineage=lineage or lineage_of(None, ""),
-                    closed=0,
-                )
-                make_home(disk, paths, manifest)
-
-        with clear_errors("ReplayBuffer", folder, lambda: _NOTHING_LOST):
-            return cls._locked(disk, folder, settings, schema, prepare)
+        first = Manifest(
+            uuid.uuid4().bytes,
+            max_steps,
+            spare,
+            settings=dict(settings.remembered or {}),
+            table={"count": 0, "first": 1, "tail": 0, "head": 0, "seq": 0},
+            born=kind or Kind(),
+            lineage=lineage or lineage_of(None, ""),
+            closed=0,
+        )
+        return cls._locked("ReplayBuffer", disk, folder, settings, schema, first)
 
     @classmethod
     def open(cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None = None) -> Store:
-        """Open the buffer at `folder` for writing, in its last committed state.
+        """Open the buffer at `folder` for writing, in its last committed state. `schema` fixes the columns if no
+        episode has done so yet.
 
         The caller has read its manifest: the lock leaves a file, and in a directory that is not ours it may not.
-
-        Args:
-            disk: the disk that holds it.
-            folder: its directory.
-            settings: for this handle.
-            schema: fixes the columns if no episode has done so yet.
 
         Raises:
             UnknownFormatError, CorruptError, NewerVersionError: it is not a buffer, or is damaged.
             LockedError: another handle has it open for writing.
             EnvironmentFault: the disk fails.
         """
-        disk = hold(disk, folder)
-        with clear_errors("ReplayBuffer.open", folder, lambda: _NOTHING_LOST):
-            return cls._locked(disk, folder, settings, schema, lambda: None)
+        return cls._locked("ReplayBuffer.open", disk, folder, settings, schema)
 
     @classmethod
     def _locked(
-        cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None, prepare: Callable[[], None]
+        cls,
+        where: str,
+        disk: Disk,
+        folder: str,
+        settings: Settings,
+        schema: Schema | None,
+        first: Manifest | None = None,
     ) -> Store:
-        """Take the lock and open the buffer; on failure release everything."""
+        """Take the lock and open the buffer, with this manifest if it is new; on failure release everything."""
         refuse_nested("ReplayBuffer")
-        lock = None if disk.volatile else WriterLock(disk, Paths(folder).lock, folder)
-        store: Store | None = None
-        try:
+        disk = hold(disk, folder)
+        with clear_errors(where, folder, lambda: _NOTHING_LOST), contextlib.ExitStack() as held:
+            held.callback(disk.let_go)
+            lock = None if disk.volatile else WriterLock(disk, Paths(folder).lock, folder)
             if lock is not None:
+                held.callback(lock.release)  # also after an interrupt in the middle of the next line
                 lock.acquire()
             disk.check_held("ReplayBuffer")  # the lock is taken by path
-            prepare()
+            if first is not None and examine(disk, folder) != "buffer":  # else another handle was first
+                make_home(disk, Paths(folder), first)
             store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
-            store._recover()
-            store._finish_groups()
-            for sidecar in () if disk.volatile else SIDECARS:  # no new row gets a value of a row that was lost
-                for fault in sidecar.recover(store.home, store.head):
-                    path = store.home.path(sidecar.names[0])
-                    log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
-            store._begin_values()
-            if schema is not None and store.schema is None:
-                assert store.files is not None
-                store.begin_columns(store.files, schema, locked=True)
-            return store
-        except BaseException:
-            if store is not None:
-                store.close_files()
-            disk.let_go()
-            if lock is not None:
-                lock.release()
-            raise
+            held.callback(store.close_files)
+            store._begin(schema)
+            held.pop_all()
+        return store
+
+    def _begin(self, schema: Schema | None) -> None:
+        """Recover what the last writer left; fix the columns if a schema is given and none are."""
+        self._recover()
+        self._finish_groups()
+        for sidecar in () if self.disk.volatile else SIDECARS:  # no new row gets a value of a row that was lost
+            for fault in sidecar.recover(self.home, self.head):
+                log.warning("%s: %s; run ringmap.check on the buffer", self.home.path(sidecar.names[0]), fault)
+        self._begin_values()
+        if schema is not None and self.schema is None:
+            assert self.files is not None
+            self.begin_columns(self.files, schema, locked=True)
 
     def _finish_groups(self) -> None:
         """Commit the rows of a group that a killed process left open, and remove its file."""
@@ -284,9 +276,8 @@ class Store(Committer):
             recovered = files.find(manifest)
             nobody_wrote = recovered.generation > 0 and recovered.era == manifest.closed
             if not recovered.clean and not nobody_wrote:
-                manifest = self.manifest = replace(manifest, ordinal=self._beyond_lost(recovered))
                 # Before the state is shown as of this boot: then an opening trusts it.
-                self.disk.replace_file(self.paths.manifest, manifest.encode())
+                manifest = self._put_manifest(ordinal=self._beyond_lost(recovered))
             if not recovered.seq and not manifest.locked_by_argument:
                 manifest = self.manifest = manifest.without_columns()
             if self.rows is not None and self.rows.schema != manifest.schema:
@@ -311,9 +302,7 @@ class Store(Committer):
             # The blob of the small state may be deleted with its segment. And after a creation whose last sync failed,
             # the name of the manifest that fixes the columns is written again, so that a sync of it counts.
             if not newest or (not recovered.seq and manifest.locked_by_argument):
-                kept = {"seq": recovered.seq, "state": files.carried}
-                manifest = self.manifest = replace(manifest, carried=kept)
-                self.disk.replace_file(self.paths.manifest, manifest.encode())
+                manifest = self._put_manifest(carried={"seq": recovered.seq, "state": files.carried})
             files.adopt(recovered)
             with self.lock:
                 self._torn_memory = True
@@ -329,6 +318,12 @@ class Store(Committer):
             if group is not None:  # the call may have been interrupted before it: what is shown now is durable
                 self._sync_group(files, group)
             self._stale = False
+
+    def _put_manifest(self, **changes: Any) -> Manifest:
+        """Replace the manifest, with these fields changed."""
+        manifest = self.manifest = replace(self.manifest, **changes)
+        self.disk.replace_file(self.paths.manifest, manifest.encode())
+        return manifest
 
     def _beyond_lost(self, recovered: RecoveredState) -> int:
         """Return an ordinal that no lost record gave, after a cut of the power or a failed sync.
@@ -456,25 +451,10 @@ class Store(Committer):
         """Whether this process may write: not a forked child, not closed."""
         return not self._child and not self._closed
 
-    def begin_at(self, position: Position) -> None:
-        """Place the first episode at this position, for the copy of another ring. Before any commit only."""
-        if self.seq or len(self.live):
-            raise RoleError(f"Store.begin_at: {self.folder} has commits already")
-        self.head = self.tail = position
-
-    def count_from(self, ordinal: int, time: int) -> None:
-        """Give the next episode that begins this ordinal, and the next commit this time or a later one, for the copy of
-        another ring."""
-        self.next_ordinal, self.time = ordinal, time
-
     # -- commits -----------------------------------------------------------------------------
 
     def commit(self, new: Commit, stored: list[NewRecord] | None = None) -> None:
-        """Store all that a commit says, or nothing: of several records those in `stored`.
-
-        Args:
-            new: what is stored.
-            stored: takes each record once it counts.
+        """Store all that a commit says, or nothing: of several records those that `stored` takes, once each counts.
 
         Raises:
             InputError: another thread locked another schema first.
@@ -488,11 +468,8 @@ class Store(Committer):
         self.exclusively(new.where, lambda files: self.commit_now(files, new, stored))
 
     def drop_chains(self, chains: Collection[int], where: str) -> None:
-        """Flag the parts of some chains as dropped, durably: they are not returned any more. O(live records).
-
-        Args:
-            chains: names of chains: positions of their first steps.
-            where: the method to name in an error.
+        """Flag the parts of some chains, named by the positions of their first steps, as dropped, durably: they are not
+        returned any more. O(live records).
 
         Raises:
             EnvironmentFault: the disk fails; call this again.
@@ -706,21 +683,13 @@ class Store(Committer):
             mark()
             with files.poisoning():  # the mark is durable
                 files.state_file.sync()
-            table = {
-                "count": len(self.live),
-                "first": self.first,
-                "tail": self.tail,
-                "head": self.head,
-                "seq": self.seq,
-            }
-            self.manifest = replace(
-                self.manifest,
-                table=table,
+            counts = {"first": self.first, "tail": self.tail, "head": self.head, "seq": self.seq}
+            self._put_manifest(
+                table={"count": len(self.live), **counts},
                 carried={"seq": self.seq, "state": files.carried},
                 closed=files.state.era if closes else None,
                 settings=dict(self.settings.remembered or self.manifest.settings),
             )
-            self.disk.replace_file(self.paths.manifest, self.manifest.encode())
 
     def sync_behind(self) -> None:
         """Do the work of `flush` except for the manifest, in the background thread, which does not block the writer; or
