@@ -338,7 +338,7 @@ def mark_after_the_sync(self):
     files = self.files
     segments = files.segments.unsynced()
     files.sync_all(self.rows, segments)
-    files.mark_synced(files.state, segments, [])
+    files.mark_synced(files.state, segments)
     files.state_file.sync()
 
 

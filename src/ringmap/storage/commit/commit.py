@@ -116,13 +116,7 @@ class Commit(NamedTuple):
 
 class Committer(Handle):
     """A handle that makes commits: what is in memory, and its files, after each. The base of `Store`, which says who
-    may write, and when.
-
-    Args:
-        disk, folder, manifest, mapped: as for `Handle`.
-        power: whether each commit is synced.
-        storage: how new columns are stored.
-    """
+    may write, and when. `power`: whether each commit is synced; `storage`: how new columns are stored."""
 
     def __init__(
         self, disk: Disk, folder: str, manifest: Manifest, mapped: bool, power: bool, storage: Storage
@@ -299,14 +293,15 @@ class Committer(Handle):
 
     def _refuse_large(self, one: NewRecord, nbytes: int, where: str) -> None:
         """Raise InputError if a record can't say how large an episode is. Nothing was changed."""
-        what, part = "bytes of episode data and text", one.part
-        sizes = [("steps", one.length, _MOST_STEPS), (what, nbytes, _MOST_DATA)]
-        if part is not None:
-            sizes += [("parts", part.number, MOST_U4), ("as its lane", part.lane, MOST_U4)]
-            if part.chain != NONE:
-                behind = self.next_ordinal - part.ordinal
-                sizes += [("episodes that began since its first part", behind, MOST_U4)]
-        for what, size, most in sizes:
+        part = one.part or PartOf()
+        behind = 0 if part.chain == NONE else self.next_ordinal - part.ordinal
+        for size, most, what in (
+            (one.length, _MOST_STEPS, "steps"),
+            (nbytes, _MOST_DATA, "bytes of episode data and text"),
+            (part.number, MOST_U4, "parts"),
+            (part.lane, MOST_U4, "as its lane"),
+            (behind, MOST_U4, "episodes that began since its first part"),
+        ):
             if size > most:
                 raise InputError(
                     f"{where}: an episode with {size} {what}, expected at most {most}; end it, and begin another"

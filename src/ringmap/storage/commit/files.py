@@ -179,11 +179,10 @@ class CommitFiles:
     def carry_finished(self, episode: str) -> None:
         """Name the open episode that this commit finishes, while its file may come back."""
         finished = self.carried.get("finished", [])
-        if len(finished) >= _FINISHED_MAX:  # else each blob would name all of them since the last sync
-            gone = self.finished_gone()
-            with self.poisoning():
-                self.disk.sync_folder(self.paths.open)
-            finished = [name for name in finished if name not in gone]
+        if len(finished) >= _FINISHED_MAX:  # else each blob would name all that ever ended
+            left = set(self.disk.names(self.paths.open))  # the others are durably gone after the sync
+            self.sync_folder(self.paths.open)
+            finished = [name for name in finished if name in left]
         self.carry({"finished": [*finished, episode]})
 
     def protect(self, need: int, seq: int, now: State) -> None:
@@ -299,8 +298,8 @@ class CommitFiles:
             rows: the columns, if they exist.
             beside: syncs of sidecars, which come first.
         """
-        segments, gone = self.segments.unsynced(), self.finished_gone()
-        return partial(self.sync_all, rows, segments, beside), partial(self.mark_synced, self.state, segments, gone)
+        segments = self.segments.unsynced()
+        return partial(self.sync_all, rows, segments, beside), partial(self.mark_synced, self.state, segments)
 
     def sync_all(
         self, rows: Rows | None, segments: Mapping[int, File], beside: Sequence[Callable[[], None]] = ()
@@ -316,22 +315,14 @@ class CommitFiles:
         self.disk.sync_folder(self.paths.open)
         self.table.sync()
 
-    def mark_synced(self, upto: State, segments: Mapping[int, File], gone: list[str]) -> None:
+    def mark_synced(self, upto: State, segments: Mapping[int, File]) -> None:
         """Record that everything up to state `upto` is durable, unless a recovery came in between."""
         if self.state.era != upto.era:
             return
         self.segments.forget_synced(segments)
         self._table_is_synced(upto)
-        if gone:
-            self.carry({"finished": [n for n in self.carried["finished"] if n not in gone]})
         if upto.seq > self.state.synced:
             self._publish(self.state._replace(generation=self.state.generation + 1, synced=upto.seq))
-
-    def finished_gone(self) -> list[str]:
-        """Return the finished episodes whose files are unlinked: durably so once `open/` is synced."""
-        finished = self.carried.get("finished", [])
-        left = set(self.disk.names(self.paths.open)) if finished else set()
-        return [name for name in finished if name not in left]
 
     def sync_folder(self, path: str) -> None:
         """Make the names in a folder durable."""

@@ -212,7 +212,10 @@ class Store(Committer):
 
     def _begin(self, schema: Schema | None) -> None:
         """Recover what the last writer left; fix the columns if a schema is given and none are."""
-        self._recover()
+        manifest = self.manifest
+        self.files = CommitFiles(self.disk, self.paths, manifest, self.power, self.mapped)
+        self.table, self.segments, self.is_open = self.files.table, self.files.segments, True
+        self._recover(manifest, self.settings.progress)
         self._finish_groups()
         for sidecar in () if self.disk.volatile else SIDECARS:  # no new row gets a value of a row that was lost
             for fault in sidecar.recover(self.home, self.head):
@@ -256,23 +259,16 @@ class Store(Committer):
         if self.values is not None:
             self.values.begin(self.head)
 
-    def _recover(self) -> None:
+    def _recover(self, manifest: Manifest | None = None, progress: Progress | None = None) -> None:
         """Make memory and files agree with the committed state; waits for a running sync. The caller holds the mutex,
-        or is the opening."""
+        or is the opening, which has read the manifest."""
+        files = self.files
+        assert files is not None
         with self._syncing:
             self._stale = True
-            if self.files is not None:  # else it was read a moment ago, under the lock
-                self.manifest = read_manifest(self.disk, self.folder)
-            manifest = self.manifest
+            manifest = self.manifest = manifest or read_manifest(self.disk, self.folder)
             if self.rows is not None:
                 self.rows.forget()
-            progress = None
-            if self.files is None:  # else threads of this process may be reading
-                progress = self.settings.progress  # later it would be called in the middle of a call
-                self.files = CommitFiles(self.disk, self.paths, manifest, self.power, self.mapped)
-                self.table, self.segments = self.files.table, self.files.segments
-                self.is_open = True
-            files = self.files
             recovered = files.find(manifest)
             nobody_wrote = recovered.generation > 0 and recovered.era == manifest.closed
             if not recovered.clean and not nobody_wrote:
