@@ -502,10 +502,9 @@ class EpisodeTable:
         return np.array(checks, np.uint64)
 
     def _check_of(self, data: bytes) -> int:
-        (data,) = _CHECKED.unpack(data)
         if data[_FLAGS_BYTE] & DROPPED:
             data = data[:_FLAGS_BYTE] + bytes((data[_FLAGS_BYTE] & ~DROPPED & 0xFF,)) + data[_FLAGS_BYTE + 1 :]
-        return xxhash.xxh3_64_intdigest(data, self._seed)
+        return xxhash.xxh3_64_intdigest(_CHECKED.unpack(data)[0], self._seed)
 
 
 def _words(records: Array) -> Array:
