@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ringmap.storage.disk import two_slots
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.inspect import scan
+from ringmap.storage.inspect import check
 from ringmap.storage.read.handle import Handle
 
 RAM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -31,8 +31,8 @@ def undisturbed(set=setattr, looks=5):
     """
     set(Handle, "retry_s", 0)
     set(two_slots, "_LOOKS", looks)
-    set(scan, "_LOOKS", 1)
-    set(scan, "mapped", lambda work, items, count, name: map(work, items))
+    set(check, "_PEEKS", 1)
+    set(check, "mapped", lambda work, items, count, name: map(work, items))
 
 
 def descriptor_of(file):

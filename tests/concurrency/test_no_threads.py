@@ -13,7 +13,7 @@ import numpy as np
 from ringmap import ReplayBuffer, check
 from ringmap.storage.inspect import check as _
 from ringmap.storage.inspect import snapshot as _
-from ringmap.storage.inspect import scan as _
+from ringmap.storage.inspect import check as _
 import ringmap.buffers.prefetch
 from ringmap.formats.media import images
 

@@ -24,7 +24,7 @@ from ringmap.cli.app import app
 from ringmap.errors import CorruptError, NewerVersionError
 from ringmap.storage.disk.checksums import json_checksum
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.inspect import scan as survey
+from ringmap.storage.inspect import check as survey
 from ringmap.storage.read import recovery
 from ringmap.storage.records.table import EpisodeTable
 from tests import ROOT

@@ -14,7 +14,7 @@ import pytest
 from ringmap.buffers import engine
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.inspect.scan import Scan
+from ringmap.storage.inspect.check import Scan
 from ringmap.storage.read import handle
 from tests import ROOT
 from tests.damage.fuzz import HOWS, Bench, Plan, judge

@@ -15,7 +15,7 @@ one list the same; episodes are only ever dropped, and before what they lack is 
 killed leaves what opening refuses as before, or serves as before without the dropped ones, and the next repair
 finishes. Open readers are stopped first, by an invalid slot in `state.bin`; where a file that they may have open was
 made anew, they stay so: `state.bin` is made anew, too.
-Not here: what is wrong (scan.py), the end, which is that of each opening for writing (commit/files.py).
+Not here: what is wrong (check.py), the end, which is that of each opening for writing (commit/files.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ringmap.storage.disk.paths import (
 )
 from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.disk.two_slots import SLOT_NBYTES
-from ringmap.storage.inspect.scan import Scan
+from ringmap.storage.inspect.check import Scan
 from ringmap.storage.inspect.snapshot import refuse_target, workplace
 from ringmap.storage.read.reader import HELD_S
 from ringmap.storage.read.recovery import Progress, SmallState, find, refuse_impossible
@@ -197,15 +197,7 @@ def refuse_foreign(scan: Scan) -> None:
 
 
 class Plan:
-    """What a repair does: decided in memory, then held against what an opening accepts.
-
-    Args:
-        disk: where the buffer is.
-        folder: its directory.
-        progress: called while episodes are verified.
-
-    Attributes:
-        actions: what is to be done, in words.
+    """What a repair does: decided in memory, then held against what an opening accepts. `actions`: in words.
 
     Raises:
         CorruptError: the buffer can't be mended.

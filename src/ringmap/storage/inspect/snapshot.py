@@ -62,14 +62,9 @@ _ROUNDS = 4
 
 
 def snapshot(source: Handle, disk: Disk, folder: str, where: str, kept: Kept | None = None) -> None:
-    """Make a copy of a buffer at `folder`; see `ReplayBuffer.snapshot`.
+    """Make a copy of an open buffer at `folder` of a disk, absolute; see `ReplayBuffer.snapshot`.
 
-    Args:
-        source: the buffer, open for writing or reading.
-        disk: where the copy goes.
-        folder: its directory, absolute.
-        where: the method to name in an error.
-        kept: what the handle has in memory of its sidecars.
+    `where`: the method to name in an error; `kept`: what the handle has in memory of its sidecars.
     """
     own = "" if source.disk.volatile else source.folder
     with workplace(own, disk, folder, where) as beside, _followed(source) as followed:
@@ -104,11 +99,7 @@ def _followed(source: Handle) -> Iterator[Handle]:
 def workplace(own: str, disk: Disk, folder: str, where: str) -> Iterator[str]:
     """Lend an empty directory that becomes `folder` if the block succeeds, and is gone if it fails.
 
-    Args:
-        own: the directory of the buffer that is copied, "" for one in RAM.
-        disk: where the copy goes.
-        folder: its directory, absolute.
-        where: the method to name in an error.
+    `own`: the directory of the buffer that is copied, "" for one in RAM; `where`: the method to name in an error.
 
     Raises:
         InputError, ExistsError: no copy may go there.
@@ -262,12 +253,8 @@ class Copy:
             raise OSError(errno.ENOSPC, what, self.paths.folder)
 
     def follow(self, writer: Store | None, where: str) -> bool:
-        """Copy round by round until the copy is whole; False if a recovery came in between.
-
-        Args:
-            writer: who can keep all others from writing, if that is the source.
-            where: the method to name in an error.
-        """
+        """Copy round by round until the copy is whole; False if a recovery came in between. `writer`: the source, if it
+        can keep all others from writing."""
         for _ in range(_TRIES if writer is None else _ROUNDS):
             fault = self._take()
             then = Moment.of(self.source)
@@ -304,12 +291,13 @@ class Copy:
         """Copy what the state has and the copy has not. Return, in words, what of it is gone."""
         if not self.now.seq:
             return ""
-        fault = self._take_records(self.now) or self._take_blobs(self.now)
+        fault = self._take_records() or self._take_blobs()
         if not fault:
-            self._take_rows(self.now)
+            self._take_rows()
         return fault
 
-    def _take_records(self, now: Moment) -> str:
+    def _take_records(self) -> str:
+        now = self.now
         fresh = max(self._next, now.first)
         records, valid = self.source.table.read_range(fresh, now.seq)
         if not valid.all():
@@ -320,20 +308,25 @@ class Copy:
         self._next = now.seq + 1
         return ""
 
-    def _needed(self, now: Moment) -> dict[int, int]:
+    def _live(self) -> Array:
+        """Return the records of the live episodes in the copy."""
+        records, _ = self._table.read_range(self.now.first, self.now.seq)
+        found: Array = records[are_live(records, self.now.tail)]
+        return found
+
+    def _needed(self) -> dict[int, int]:
         """Return the segments with blobs of live episodes, and up to which byte each is needed."""
-        records, _ = self._table.read_range(now.first, now.seq)
-        records = records[are_live(records, now.tail)]
+        records = self._live()
         numbers, which = np.unique(records["blob_segment"], return_inverse=True)
         ends = np.zeros(len(numbers), np.int64)
         np.maximum.at(ends, which, records["blob_offset"].astype(np.int64) + records["blob_size"])
         return dict(zip(numbers.tolist(), ends.tolist(), strict=True))
 
-    def _take_blobs(self, now: Moment) -> str:
-        for number, end in self._needed(now).items():
+    def _take_blobs(self) -> str:
+        for number, end in self._needed().items():
             if not self._copy_blobs(number, end):
                 return f"{self.source.segments.path(number)} is missing or cut"
-        newest = self._table.read(now.seq)
+        newest = self._table.read(self.now.seq)
         if newest is not None:  # without an episode it may be lost, and its small state in the manifest
             self._copy_blobs(newest.blob_segment, newest.blob_offset + newest.blob_size)
         return ""
@@ -355,7 +348,8 @@ class Copy:
         self._copied[number] = end
         return True
 
-    def _take_rows(self, now: Moment) -> None:
+    def _take_rows(self) -> None:
+        now = self.now
         assert self._rows is not None
         assert self.source.rows is not None
         start = Position(max(self._head, now.tail))
@@ -368,9 +362,8 @@ class Copy:
         """Tell whether the copy is the state `now`, given that the writer had come to `then` when it was complete."""
         if then.tail <= self.now.tail or self._rows is None:
             return True
-        records, _ = self._table.read_range(self.now.first, self.now.seq)
-        for row in records[are_live(records, self.now.tail) & (records["start"] < then.tail)]:
-            record = Record.of(row)
+        records = self._live()
+        for record in map(Record.of, records[records["start"] < then.tail]):
             if bad_columns(record, self._rows.sums(record.start, record.length), None):
                 return False
         return True
@@ -381,7 +374,7 @@ class Copy:
         """Make the copy a buffer of that state, and sync all of it; `kept` is what a handle has of its sidecars."""
         disk, paths, manifest, now = self.disk, self.paths, self._manifest, self.now
         newest = self._table.read(now.seq) if now.seq else None
-        used = set(self._needed(now)) | ({newest.blob_segment} if newest is not None else set())
+        used = set(self._needed()) | ({newest.blob_segment} if newest is not None else set())
         for number in set(self._copied) - used:
             disk.remove(os.path.join(paths.data, segment_name(number)))
         if self._rows is not None:
@@ -395,10 +388,15 @@ class Copy:
                 boot = disk.boot_id() or NO_BOOT
                 states.write_both(State(2, now.seq, now.first, now.tail, now.head, now.seq, era=1, boot=boot))
                 states.sync()
-            self._copy_sidecars(manifest, now, kept)
+            live = self._live()
+            state = Copied(now.tail, now.head, Record.of(live[-1]) if len(live) else None, manifest.uuid)
+            target = Home(disk, paths.folder, manifest.uuid, manifest.rows, manifest.schema)
+            for sidecar in SIDECARS:
+                sidecar.copy(self.source.home, target, state, kept.get(sidecar))
             counts = {"first": now.first, "tail": now.tail, "head": now.head, "seq": now.seq}
-            stored = self._stored_manifest()
-            remembered = self.source.settings.remembered if isinstance(self.source, Store) else None
+            source = self.source
+            stored = source.manifest if source.disk.volatile else read_manifest(source.disk, source.folder)
+            remembered = source.settings.remembered if isinstance(source, Store) else None
             manifest = replace(
                 manifest,
                 table={"count": len(now.starts), **counts},
@@ -407,15 +405,6 @@ class Copy:
             )
         disk.sync_folder(paths.folder)
         disk.replace_file(paths.manifest, manifest.encode())
-
-    def _copy_sidecars(self, manifest: Manifest, now: Moment, kept: Kept) -> None:
-        numbers = range(now.seq, now.first - 1, -1)
-        records = (self._table.read(seq) for seq in numbers if len(now.starts))
-        live = (r for r in records if r is not None and r.live and r.start >= now.tail)
-        state = Copied(now.tail, now.head, next(live, None), manifest.uuid)
-        target = Home(self.disk, self.paths.folder, manifest.uuid, manifest.rows, manifest.schema)
-        for sidecar in SIDECARS:
-            sidecar.copy(self.source.home, target, state, kept.get(sidecar))
 
     def _carried(self, now: Moment, segments: Segments, flushed: dict[str, Any]) -> dict[str, Any]:
         """Return the small state as of the commit, or of a flush after it."""
@@ -426,10 +415,6 @@ class Copy:
             return {}
         state = {name: value for name, value in small.state.items() if name != "finished"}
         return {"seq": now.seq, "state": state}  # that names streams, of which the copy has none
-
-    def _stored_manifest(self) -> Manifest:
-        source = self.source
-        return source.manifest if source.disk.volatile else read_manifest(source.disk, source.folder)
 
     def close(self) -> None:
         """Give all descriptors back."""

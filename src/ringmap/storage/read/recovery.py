@@ -3,7 +3,7 @@
 An opening goes in this order:
 
     manifest.json -> table, state.bin    sizes, headers
-    -> find         which state counts             here, strictly; leniently in inspect/scan.py
+    -> find         which state counts             here, strictly; leniently in inspect/check.py
     -> bad_episodes rows and blobs behind the mark   if the page cache was lost
     -> small_state_of
     -> a writer makes the files agree with it      commit/files.py, in the order of `restore`
@@ -180,14 +180,7 @@ def is_clean(shown: State | None, boot: bytes | None) -> bool:
 
 
 def find(table: EpisodeTable, shown: State | None, boot: bytes | None, manifest: Manifest, path: str) -> RecoveredState:
-    """Return the state of the table. Reads only. O(records), vectorised.
-
-    Args:
-        table: the open table.
-        shown: the newest valid state of state.bin.
-        boot: the id of this boot.
-        manifest: its counts are known to have been reached by the table.
-        path: the table's path, for messages.
+    """Return the state of the table, at `path`, given the newest valid state of state.bin. O(records), vectorised.
 
     Raises:
         CorruptError: a live record is damaged or missing, or the table is older than a witness. See `live_records` for
@@ -226,17 +219,10 @@ def live_records(
     in one of them is found here, and one in another field by who reads the record, which compares its checksum. The
     checksum of all others, of the oldest ones and of the newest `NEWEST` ones is compared here.
 
-    Args:
-        table: the open table. A writer may be overwriting records that are no longer live: then the result counts only
-            if a later look at state.bin shows that it did not, or if all are `hashed`.
-        first: number of the oldest record.
-        state: the state `(seq, tail, head)` according to the newest one.
-        max_steps: of the ring.
-        path: the table's, for messages.
+    A writer may be overwriting records that are no longer live: then the result counts only if a later look at
+    state.bin shows that it did not, or if all are `hashed`. `state`: `(seq, tail, head)` as of the newest record.
 
-    Raises:
-        NewerVersionError: a record is of an unknown kind: it comes from a newer version.
-        CorruptError: a record, or the state, is impossible for such a ring.
+    Raises what `refuse_impossible` does.
     """
     seq, tail, head = state
     if first > seq + 1:
@@ -478,13 +464,6 @@ def refuse_impossible(records: Array, state: tuple[int, int, int], max_steps: in
     """Raise if consecutive records with valid checksums, or the state `(seq, tail, head)`, are impossible for a ring.
     O(records log records), vectorised.
 
-    Args:
-        records: consecutive records, or none.
-        state: the state according to the newest one.
-        max_steps: of the ring.
-        slots: number of records in the table.
-        path: the table's, for messages.
-
     Raises:
         NewerVersionError: a record is of an unknown kind: it comes from a newer version.
         CorruptError: anything else.
@@ -555,11 +534,8 @@ def small_states(
     """Yield the small states that whole blobs name, newest first, then that of the manifest, which is newer than all
     others.
 
-    Args:
-        newest: number of the newest record.
-        table: the records.
-        blob_of: reads a record's blob, None when it is damaged or deleted.
-        kept: the small state in the manifest.
+    `newest`: the number of the newest record; `blob_of`: reads a record's blob, None when it is damaged or deleted;
+    `kept`: the small state in the manifest.
     """
     since = int(kept["seq"]) if kept else 0
     for seq in range(newest, max(since, newest - table.slots), -1):
@@ -592,11 +568,7 @@ def small_state_in(record: Record, blob: bytes, blob_of: Callable[[Record], byte
 
 
 def bad_episodes(records: Array, rows: Rows, segments: Segments, progress: Progress | None = None) -> dict[int, str]:
-    """Verify episodes by their checksums, in parallel.
-
-    Returns:
-        Number of each bad record -> the fault, with the file.
-    """
+    """Verify episodes by their checksums, in parallel; return the number of each bad record -> the fault."""
 
     def verify(row: Any) -> str | None:
         record = Record.of(row)
@@ -623,13 +595,8 @@ def bad_rows(record: Record, names: list[str], sums: list[int], blob: bytes | No
 
 
 def bad_columns(record: Record, sums: list[int], blob: bytes | None) -> list[int]:
-    """Return the columns whose rows are not what an episode was stored with; all, where nothing tells which.
-
-    Args:
-        record: the episode's record.
-        sums: present checksum of each column's rows.
-        blob: the record's blob, which has the checksum of each column; None if it was deleted.
-    """
+    """Return the columns whose rows are not what an episode was stored with, given their present checksums; all, where
+    its blob (None if it was deleted) does not tell which."""
     if combine(sums) == record.rows_sum:
         return []
     expected: list[int] = []
