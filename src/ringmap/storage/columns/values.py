@@ -43,7 +43,6 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_SEQUENCES = {list, tuple}
 NUMBERS = {bool, int, float}
 """Types of which NumPy makes an equal value, or an object."""
 _COMPARED = {*NUMBERS, np.bool_, np.float16, np.float32, np.float64}
@@ -52,7 +51,6 @@ _TEXT = {str, bytes}
 _PLAIN = {*NUMBERS, *_TEXT, complex}
 _OBJECTS = "OT"
 """Kinds of arrays that may hold nothing but text, or values of one type, and are looked at as lists are."""
-_ADVICE = "give values of one type, or convert them yourself"
 _MOST_AXES = 64
 """NumPy's own limit."""
 _GROUPS = {kind: group for group in ("biufc", "U", "S", "M", "m") for kind in group}
@@ -276,7 +274,7 @@ def as_array(value: Any, what: str, axis: str = "step") -> Array:
 def _of_list(value: Sequence[Any], what: str, axis: str) -> Array:
     leaves, depth = value, 0
     kinds = set(map(type, leaves))
-    while kinds and kinds <= _SEQUENCES and depth < _MOST_AXES:
+    while kinds and kinds <= {list, tuple} and depth < _MOST_AXES:
         leaves, depth = list(chain.from_iterable(leaves)), depth + 1
         kinds = set(map(type, leaves))
     if kinds and not _are_alike(leaves, kinds):
@@ -286,8 +284,7 @@ def _of_list(value: Sequence[Any], what: str, axis: str) -> Array:
     except ValueError:
         raise _ragged(what, axis) from None
     rounds = array.dtype.kind == "f" and not any(issubclass(k, float | np.floating) for k in kinds)
-    compared = len(kinds) > 1 or bool(kinds & _TEXT)
-    compared = compared and array.dtype.kind != "O"
+    compared = array.dtype.kind != "O" and (len(kinds) > 1 or kinds & _TEXT)
     if rounds or (compared and not _are_equal(array.ravel().tolist(), list(leaves))):
         return _of_several(value, what, axis)  # which says which one
     return array
@@ -327,7 +324,7 @@ def _of_several(value: Sequence[Any], what: str, axis: str) -> Array:
         if is_other or rounds or not _kept(part, array[i, ...]).all():
             raise InputError(
                 f"{what}: {axis} {i} is {_short(value[i])} of {part.dtype}, and would become {_short(array[i])} of "
-                f"{array.dtype}, as the others are; {_ADVICE}"
+                f"{array.dtype}, as the others are; give values of one type, or convert them yourself"
             )
     return array
 

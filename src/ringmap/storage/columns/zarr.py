@@ -78,7 +78,6 @@ Each ends in a checksum: a damaged file is never decoded."""
 _CRC_NBYTES = 4
 _WITH_ITS_CRC = 0x48674BC7
 """The checksum of any bytes with their own checksum behind them, as every CRC has such a number."""
-_SHUFFLE = 1
 
 log = logging.getLogger("ringmap")
 
@@ -137,7 +136,7 @@ class Codec:
             # children, and a child that is killed during a chunk keeps it forever.
             blosc.use_threads = False
             self._blosc = blosc
-            self._options = (packing[0].encode(), packing[1], _SHUFFLE, 0, spec.dtype.itemsize)
+            self._options = (packing[0].encode(), packing[1], blosc.SHUFFLE, 0, spec.dtype.itemsize)
 
     def encode(self, rows: Array) -> bytes:
         """Return the bytes of a whole chunk, `(steps, row bytes)` uint8, C-contiguous."""
