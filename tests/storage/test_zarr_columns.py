@@ -153,6 +153,7 @@ def test_strings_dates_and_empty_rows_stay_memmaps():
         (Zarr(chunk_steps=0), "chunk_steps must be positive"),
         (Zarr(chunk_steps=2.5), "chunk_steps must be positive"),
         (7, "storage must be one of"),
+        ({"obs": ["zarr"]}, r"unknown storage \['zarr'\]"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_at_once(storage, words):

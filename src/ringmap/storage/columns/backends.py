@@ -83,7 +83,7 @@ def check_storage(storage: Storage, where: str) -> None:
                 positive(where, "chunk_steps", way.chunk_steps)
             if way.codecs is not None and not (isinstance(way.codecs, str) and way.codecs in NAMED):
                 raise InputError(f"{where}: unknown codecs {way.codecs!r}; expected one of {sorted(NAMED)}")
-        elif way not in BACKENDS:
+        elif not (isinstance(way, str) and way in BACKENDS):
             raise InputError(f"{where}: unknown storage {way!r}; known: {sorted(BACKENDS)}")
 
 

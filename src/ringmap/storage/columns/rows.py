@@ -155,16 +155,11 @@ class Rows:
     def write(self, position: Position, arrays: Sequence[Array], live: Live | None = None) -> None:
         """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous; `live`: as for
         `Column.write`."""
-        pieces = self.ring.pieces(position, len(arrays[0]))
-        if len(pieces) == 1:
-            slot = pieces[0][0]
+        done = 0
+        for slot, steps in self.ring.pieces(position, len(arrays[0])):
             for column, values in zip(self.columns, arrays, strict=True):
-                column.write(slot, values, live)
-            return
-        (slot, steps), (begin, _) = pieces
-        for column, values in zip(self.columns, arrays, strict=True):
-            column.write(slot, values[:steps], live)
-            column.write(begin, values[steps:], live)
+                column.write(slot, values[done : done + steps], live)
+            done += steps
 
     def read(self, position: Position, count: int) -> list[Array]:
         """Return a copy of the rows of every column as they were stored, schema order; see `renew`."""
