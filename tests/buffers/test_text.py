@@ -123,8 +123,8 @@ def test_words_are_read_once_and_only_where_text_is_asked_for(tmp_path, monkeypa
     with ReplayBuffer(60, path=tmp_path / "ring", seed=0) as buf:
         for number in range(6):
             buf.write_episode(episode(number))
-    reader, read, real = ReplayBuffer.open(tmp_path / "ring", seed=0), [], Segments.read
-    monkeypatch.setattr(Segments, "read", lambda self, *at: read.append(at) or real(self, *at))
+    reader, read, real = ReplayBuffer.open(tmp_path / "ring", seed=0), [], Segments.blob_of
+    monkeypatch.setattr(Segments, "blob_of", lambda self, *at: read.append(at) or real(self, *at))
     reader.load_steps(0, 1, 3, ["step"])
     reader.get_col_data("step")
     reader.sample(40, columns=["step"])

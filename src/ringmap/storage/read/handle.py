@@ -23,14 +23,14 @@ import numpy as np
 from ringmap.errors import ClipIndexError, ClosedError, CorruptError
 from ringmap.storage.columns.rows import PendingRows, Rows, sum_of
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.columns.text import Words, decoded
+from ringmap.storage.columns.text import Words, decoded, unpack
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import Paths
 from ringmap.storage.disk.system import Room
 from ringmap.storage.read.read_live import RETRY_S, is_live
 from ringmap.storage.read.recovery import LiveRecords, RecoveredState, bad_rows, small_state_of
-from ringmap.storage.records.blobs import Segments, decode_blob, decode_data, decode_words
+from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
 from ringmap.storage.records.manifest import Manifest, read_manifest
 from ringmap.storage.records.state import State
 from ringmap.storage.records.table import END, EpisodeTable, Record
@@ -283,7 +283,7 @@ class Handle:
         if schema is None or not schema.texts or blob is None:
             return steps
         try:
-            words = Words(decode_words(blob))
+            words = Words(unpack(decode_blob(blob)[3]))
             columns = zip(schema.columns, steps, strict=True)
             return [words.decode(values) if spec.is_text else values for spec, values in columns]
         except ValueError as error:
@@ -450,7 +450,7 @@ class Texts:
             self._refuse_live(handle, np.array([start]))
             return []
         try:
-            return decode_words(blob)
+            return unpack(decode_blob(blob)[3])
         except ValueError as error:
             raise CorruptError(
                 f"{handle.segments.path(record.blob_segment)}: words of record {record.seq}: {error}; run "

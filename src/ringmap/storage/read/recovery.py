@@ -38,7 +38,6 @@ from ringmap.storage.records.blobs import (
     Segments,
     check_small_state,
     decode_blob,
-    decode_small_state,
 )
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State
@@ -561,7 +560,7 @@ def small_state_in(record: Record, blob: bytes, blob_of: Callable[[Record], byte
         place = record._replace(blob_offset=offset, blob_size=size, blob_sum=check)
         text = blob_of(place) if size <= LARGEST_STATE else None
         if text is not None:
-            return SmallState(decode_small_state(text), seq, at=(segment, offset, size))
+            return SmallState(check_small_state(text), seq, at=(segment, offset, size))
     except ValueError as error:
         lost, what = False, f"does not make sense: {error}"
     return SmallState({}, seq, fault=f"the small state that record {seq} names {what}", lost=lost)

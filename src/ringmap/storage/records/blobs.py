@@ -30,7 +30,6 @@ import xxhash
 
 from ringmap.errors import ClosedError, EnvironmentFault, InputError
 from ringmap.storage.columns.schema import portable
-from ringmap.storage.columns.text import unpack
 from ringmap.storage.columns.values import as_array
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.records.table import Record
@@ -47,8 +46,6 @@ __all__ = [
     "check_small_state",
     "decode_blob",
     "decode_data",
-    "decode_small_state",
-    "decode_words",
     "encode_blob",
     "encode_data",
     "is_shown",
@@ -109,32 +106,10 @@ def decode_blob(blob: bytes) -> tuple[list[int], StatePlace, bytes, bytes]:
     return sums, (place[0], state, place[2]), blob[len(blob) - data :], blob[at : at + words]
 
 
-def decode_words(blob: bytes) -> list[str]:
-    """Return the words of the columns of text of a blob whose checksum holds.
-
-    Raises:
-        ValueError: its parts do not add up, or the words make no sense.
-    """
-    return unpack(decode_blob(blob)[3])
-
-
-def decode_small_state(text: bytes) -> dict[str, Any]:
-    """Return a small state from its JSON.
-
-    Raises:
-        ValueError: it is not valid.
-    """
+def check_small_state(state: Any) -> dict[str, Any]:
+    """Return a small state, given as it is or as JSON; raise ValueError unless its known sections are valid."""
     try:
-        found = json.loads(text)
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
-    check_small_state(found)
-    return dict(found)
-
-
-def check_small_state(state: Any) -> None:
-    """Raise ValueError unless the known sections of a small state are valid."""
-    try:
+        state = json.loads(state) if isinstance(state, bytes) else state
         finished, sampling = state.get("finished", []), state.get("sampling")
         good = type(finished) is list and all(type(name) is str for name in finished)
         good &= isinstance(state.get("notes", {}), dict)
@@ -142,10 +117,11 @@ def check_small_state(state: Any) -> None:
             step, sampler = sampling["step"], sampling.get("sampler")
             good &= type(step) is int and 0 <= step < 1 << 63 and (sampler is None or isinstance(sampler, dict))
             np.random.default_rng(0).bit_generator.state = sampling["rng"]
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"its sections are none: {error!r}") from None
     if not good:
         raise ValueError("its sections are none: finished streams (names), notes (by name), state of sampling")
+    return dict(state)
 
 
 def encode_data(values: Mapping[str, Any], where: str) -> bytes:
@@ -326,28 +302,23 @@ class Segments:
         self._last_seq[self.number] = seq
         return self.number, offset
 
-    def read(self, number: int, offset: int, size: int, check: int) -> bytes | None:
-        """Return a blob, or None if its segment was deleted or its checksum does not hold.
+    def blob_of(self, record: Record) -> bytes | None:
+        """Return the blob that a record names, or None if its segment was deleted or its checksum does not hold.
 
         Raises:
             ClosedError: the buffer is closed.
         """
+        offset, size = record.blob_offset, record.blob_size
         try:
-            file = self._open_to_read(number)
+            file = self._open_to_read(record.blob_segment)
             blob = file.read(size, offset) if 0 <= size <= file.size() - offset else b""
         except FileNotFoundError:
             self._check_open()
             return None
         except MemoryError as error:  # unknown whether it is whole: no episode is dropped for it
-            raise EnvironmentFault(
-                errno.ENOMEM,
-                f"{self.path(number)}: a blob of {size:,} bytes does not fit in memory",
-            ) from error
-        return blob if len(blob) == size and xxhash.xxh3_64_intdigest(blob) == check else None
-
-    def blob_of(self, record: Record) -> bytes | None:
-        """Return the blob that a record names, or None as `read` does."""
-        return self.read(record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum)
+            what = f"{self.path(record.blob_segment)}: a blob of {size:,} bytes does not fit in memory"
+            raise EnvironmentFault(errno.ENOMEM, what) from error
+        return blob if len(blob) == size and xxhash.xxh3_64_intdigest(blob) == record.blob_sum else None
 
     def forget(self) -> None:
         """Read from the files that have these names now: a number may name another file once the timeline broke."""
