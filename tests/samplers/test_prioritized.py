@@ -467,7 +467,7 @@ def damaged(tmp_path, offset, byte):
 
 
 PLACES = {
-    "word": (30, "1 words are damaged"),
+    "word": (94, "1 words are damaged"),
     "begin": (4096 + 3 * (1 << 16) + 30, "frame 0 of log 3 is damaged"),
     "log": (4096 + 3 * (1 << 16) + 64 + 100, "frame 1 of log 3 is damaged"),
 }

@@ -201,6 +201,27 @@ def test_a_position_has_no_priority_of_another_lap(small):
         file.close()
 
 
+def test_the_highest_priority_is_known_though_its_row_was_lost(small):
+    with ram_folder() as folder:
+        home = made(folder)
+        file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
+        change = Points(np.array([3, 17, 17, 18]), np.array([5, 90, 7, 9], np.float32), np.array([3, 17, 17, 18]))
+        file.append(leaves, change)
+        change.apply(leaves)
+        assert leaves.highest == 9
+        for is_written in (False, True):  # of a value that was replaced within the call nobody was told
+            if is_written:
+                file.sync(leaves)
+            again, found, faults = PriorityFile.open(home, 17, write=False)
+            again.close()
+            assert (faults, found.highest) == ([], 9)
+        file.close()
+        with open(home.path("priorities.bin"), "r+b") as one:
+            one.seek(2)
+            one.write(b"?")
+        assert loaded(home)[1] == ["the word of the highest priority is damaged"]
+
+
 def test_a_word_that_is_damaged_is_no_priority(small):
     with ram_folder() as folder:
         home = made(folder)
@@ -213,7 +234,7 @@ def test_a_word_that_is_damaged_is_no_priority(small):
             whole = one.read()
         for bit in range(64 * ROWS):
             data = bytearray(whole)
-            data[bit // 8] ^= 1 << bit % 8
+            data[64 + bit // 8] ^= 1 << bit % 8
             with open(path, "wb") as one:
                 one.write(data)
             found, faults = loaded(home)

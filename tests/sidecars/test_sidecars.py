@@ -91,7 +91,7 @@ def test_damage_is_found_and_mended(kind, tmp_path):
     path = tmp_path / "buf"
     made(kind, path, 1, 2)
     for file in files_of(kind, path):
-        flip(file, 30 if file.stat().st_size <= 4096 or file.name == "priorities.bin" else 4096 + 40)
+        flip(file, 94 if file.name == "priorities.bin" else 4096 + 40 if file.stat().st_size > 4096 else 30)
         if file.name == "successors.bin":  # of which the other header may be the one that counts
             flip(file, 40)
     findings = check(kind, path)

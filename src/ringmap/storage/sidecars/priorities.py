@@ -1,6 +1,6 @@
 """Priorities of a buffer, in memory and in their file: a word for each row of the ring, and logs of changes.
 
-    priorities.bin   [words][log 0: frame, frame, ...][log 1][log 2][log 3]
+    priorities.bin   [word of the highest][words][log 0: frame, frame, ...][log 1][log 2][log 3]
     word             priority float32, lap of its position, check
     frame            number of the log, end of the log before, highest priority, count, then
                      positions int64, priorities float32; or, of count 0, a range of positions and one priority
@@ -47,6 +47,8 @@ log = logging.getLogger("ringmap")
 _LOGS = 4
 _PAGE = 4096
 _LOG_LEAST = 1 << 16
+_WORDS = 64
+"""Where the words of rows begin."""
 _PIECE = 1 << 12
 """Words that are written at once: a multiple of 8."""
 _FRAME = struct.Struct("<QQdI")
@@ -256,6 +258,11 @@ class PriorityFile(Sidecar):
         leaves = Leaves(np.full(self._rows, np.nan, np.float32))
         self._is_ahead = False
         is_valid, faults = self._load_words(leaves, head)  # before the logs, which are to be newer
+        highest = np.frombuffer(self._file.read(8, 0), "<u8")
+        if highest == self._word_of_highest(highest.astype("<u4").view("<f4")[0]):
+            leaves.highest = float(highest.astype("<u4").view("<f4")[0])
+        elif highest:
+            faults.append("the word of the highest priority is damaged")
         numbers = list[int]()
         for at, begin in enumerate(begins):
             number = int.from_bytes(begin[_NUMBER], "little")
@@ -265,7 +272,6 @@ class PriorityFile(Sidecar):
                 faults.append(f"frame 0 of log {at} is damaged: its updates are lost")
         if not is_valid and not numbers:
             return None, ["nothing in it is valid: damaged, or of another buffer"]
-        leaves.highest = max(1.0, float(np.nanmax(leaves.values, initial=1.0)))
         end = None
         for number in sorted(numbers):
             end = self._replay(leaves, number, head, end, faults)
@@ -280,7 +286,7 @@ class PriorityFile(Sidecar):
         is_valid, damaged = False, 0
         for start in range(0, self._rows, _PIECE):
             slots, laps = _slots(self._rows, start, head)
-            words = np.frombuffer(self._file.read(len(slots) * 8, start * 8), "<u8")
+            words = np.frombuffer(self._file.read(len(slots) * 8, _WORDS + start * 8), "<u8")
             bits = words.astype("<u4")
             # Of the positions with its lap the closest one has the word.
             ahead = ((words >> 32).astype(np.int64) - laps + _LAPS // 2) % _LAPS - _LAPS // 2
@@ -305,6 +311,10 @@ class PriorityFile(Sidecar):
         if laps[-1] < 0:
             words[laps < 0] = 0
         return words
+
+    def _word_of_highest(self, priority: float) -> Array:
+        """Return the word of the highest priority, that of a slot behind all others."""
+        return self._words(np.array([priority], "<f4").view("<u4"), np.array([self._rows]), np.array([0]))
 
     def _frames(self, number: int) -> FrameReader:
         begin = self._begins[number % _LOGS]
@@ -332,6 +342,9 @@ class PriorityFile(Sidecar):
                 kept = (positions >= low) & (positions < head)
                 Points(positions, priorities[kept], positions[kept] % self._rows).apply(leaves)
                 self._is_ahead |= bool(positions.max() >= head)
+                if not kept.all():  # those left out may be the highest
+                    last = np.unique(positions[::-1], return_index=True)[1]
+                    leaves.highest = max(leaves.highest, float(priorities[::-1][last].max()))
             else:
                 start, stop, priority = _RANGE.unpack_from(payload, _FRAME.size)
                 Range(max(start, low), min(stop, head), priority).apply(leaves)
@@ -373,6 +386,7 @@ class PriorityFile(Sidecar):
     def write(self, leaves: Leaves) -> _Log:
         """Write all priorities, and begin a log that continues no other, which is returned. O(rows): 8 bytes each."""
         self._log = None  # if this fails, the next change begins here again
+        self._file.write(self._word_of_highest(leaves.highest).tobytes().ljust(_WORDS, b"\0"), 0)
         for start in range(0, self._rows, _PIECE):
             self._write_words(leaves, start)
         numbers = [int.from_bytes(begin[_NUMBER], "little") for begin in self._read_begins()]
@@ -399,9 +413,9 @@ class PriorityFile(Sidecar):
         """Write a piece of the words, from slot `start` on."""
         slots, laps = _slots(self._rows, start, leaves.upto)
         stop = start + len(slots)
-        if leaves.upto > start or self._file.next_data(start * 8) < stop * 8:
+        if leaves.upto > start or self._file.next_data(_WORDS + start * 8) < _WORDS + stop * 8:
             data = self._words(leaves.values[start:stop].view("<u4"), slots, laps).astype("<u8").tobytes()
-            self._file.write(data.ljust(-(-len(data) // 64) * 64, b"\0"), start * 8)
+            self._file.write(data.ljust(-(-len(data) // 64) * 64, b"\0"), _WORDS + start * 8)
 
     def _log_of(self, number: int, before: int) -> _Log:
         """Return what writes the log of a number. Behind each frame are zeros: data of an earlier log must not be taken
@@ -436,7 +450,7 @@ class PriorityFile(Sidecar):
 def _logs(rows: int) -> tuple[list[int], int]:
     """Return the bytes at which the logs begin, and the size of each."""
     nbytes = _paged(max(_LOG_LEAST, rows * 2))
-    return [_paged(rows * 8) + at * nbytes for at in range(_LOGS)], nbytes
+    return [_paged(_WORDS + rows * 8) + at * nbytes for at in range(_LOGS)], nbytes
 
 
 def _paged(nbytes: int) -> int:
