@@ -220,7 +220,7 @@ def test_a_dry_run_of_a_repair_beside_a_writer_that_laps_says_nothing(place):
 
 
 def test_control_without_the_second_look_a_writer_makes_findings(place, monkeypatch):
-    monkeypatch.setattr(checking, "_LOOKS", 0)
+    monkeypatch.setattr(checking, "_MORE", 0)
     assert any(nudged(place / str(at), at)[0] for at in range(1, 60, 2))
 
 

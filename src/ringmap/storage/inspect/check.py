@@ -8,7 +8,7 @@ one so damaged that it can't be opened. Beside what an opening asks, it verifies
 episode, and names what is not part of a buffer, or is another file by its bytes.
 
 A writer that goes on meanwhile makes findings that are none. It never breaks one thing twice: numbers of records are
-never used again. So what is found counts if two more looks find the same.
+never used again. So what is found counts if two more scans find the same.
 Rows of an open group are neither a finding nor lost: a commit stores them, or the next opening for writing.
 
 Invariants: takes no lock; reads only, and plainly: a map of a bad sector, or of a file that someone cuts, would kill
@@ -76,8 +76,8 @@ _MOST_LOST = 1 << 19
 """Records that can be lost beyond the end of a table that was cut: 64 MiB of them."""
 
 
-_LOOKS = 2
-"""So many more looks must find the same."""
+_MORE = 2
+"""So many more scans must find the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> l
         return [Finding(n, what.format(disk.kind(p) or "a file")) for n, p in zip(links, paths, strict=True)]
     try:
         found = Scan(disk, folder).findings(progress)
-        for _ in range(_LOOKS if found else 0):
+        for _ in range(_MORE if found else 0):
             again = Scan(disk, folder).findings(None, {one.seq for one in found if one.seq is not None})
             found = [one for one in found if one in again]
     except (NewerVersionError, UnreleasedVersionError) as error:
@@ -279,7 +279,7 @@ class Scan:
         self.labels = {n: label for n in self.names(COLUMNS) if (label := self._label(n)) is not None}
         self.manifest = self._find_manifest()
         if self.manifest is not None:
-            self._look(self.manifest)
+            self._read_files(self.manifest)
 
     @property
     def fixed(self) -> Manifest:
@@ -426,7 +426,7 @@ class Scan:
 
     # -- the other files -------------------------------------------------------------------------
 
-    def _look(self, manifest: Manifest) -> None:
+    def _read_files(self, manifest: Manifest) -> None:
         disk, paths = self.disk, self.paths
         self.states = self._read_states(manifest.uuid)
         self.shown = max(filter(None, self.states), key=lambda state: state.generation, default=None)
@@ -453,7 +453,10 @@ class Scan:
         self.has_columns = manifest.schema is not None and (has_records or manifest.locked_by_argument)
         if self.has_columns:
             self._columns = [self._open_column(i) for i in range(len(manifest.files))]
-        for name in (*self.faults, LOCK, *(self.names(DATA) if self.faults else ())):
+        gone = [manifest.label(i) for i, column in enumerate(self._columns) if column is None]
+        others = {*self.disk.names(self.folder), *self.names(COLUMNS)} - {*NAMES, *manifest.files} if gone else ()
+        misplaced = [name for name in others if self._label(name) in gone]
+        for name in (*self.faults, LOCK, *sorted(misplaced), *(self.names(DATA) if self.faults else ())):
             self._note_foreign(name)
         self._find_state(records[whole])
 
@@ -616,16 +619,17 @@ class Scan:
         record, why = Record.of(row), dict[int, str]()
         segment, blob = self.segment_file(record.blob_segment), self.blob(record)
         where = f"of record {record.seq} (positions {record.start} to {record.head})"
+        bad = bad_columns(record, [self._sum(i, record, why) for i in range(len(self._columns))], blob)
         if blob is None:
             gone = "damaged" if self.disk.is_file(self.path(segment)) else "gone with its segment"
-            return [Finding(segment, f"blob {where} is {gone}", record.seq)]
+            rows = [Finding(self.fixed.files[i], f"rows {where} may be damaged", record.seq) for i in bad]
+            return [Finding(segment, f"blob {where} is {gone}", record.seq), *rows]
         try:
             _, _, data, packed = decode_blob(blob)
             decode_data(data)
             words = len(unpack(packed))
         except ValueError as error:
             return [Finding(segment, f"blob {where} does not make sense: {error}", record.seq)]
-        bad = bad_columns(record, [self._sum(i, record, why) for i in range(len(self._columns))], blob)
         found = {i: f"rows {where} are damaged{why.get(i, '')}" for i in bad} or self._strange_codes(record, words)
         return [Finding(self.fixed.files[i], what, record.seq) for i, what in found.items()]
 

@@ -145,7 +145,7 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
         manifest.uuid.hex(),
         manifest.max_steps,
         manifest.spare,
-        _settings(manifest),
+        manifest.settings if manifest.fps is None else {**manifest.settings, "fps": manifest.fps},
         columns,
         lengths,
         steps,
@@ -275,9 +275,3 @@ def commits_of(path: str | os.PathLike[str]) -> Commits:
         records = records[int(np.flatnonzero(~valid)[-1]) + 1 :]
     heads, tails = records["start"] + records["length"], records["tail"]
     return Commits(heads, heads - tails, np.diff(tails, prepend=tails[:1]))
-
-
-def _settings(manifest: Manifest) -> dict[str, Any]:
-    """Return the settings as JSON holds them."""
-    rate = manifest.fps
-    return {**manifest.settings, **({} if rate is None else {"fps": rate})}

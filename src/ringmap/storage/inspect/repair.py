@@ -72,7 +72,7 @@ from ringmap.storage.sidecars import SIDECARS
 __all__ = ["Action", "copy_repaired", "repair", "repair_folder"]
 
 _BLOCK, _PAGE = 1 << 20, 4096
-_LOOKS = 5
+_TRIES = 5
 
 _NOTICED_S = 5 * HELD_S
 """For so long no writer may follow where `state.bin` was lost: until its readers have looked for it."""
@@ -164,7 +164,7 @@ def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | N
     refuse_links(disk, folder)
     if dry_run:
         planned = list[Action]()
-        for _ in range(_LOOKS):  # what a writer changes meanwhile is no damage
+        for _ in range(_TRIES):  # what a writer changes meanwhile is no damage
             before, planned = planned, Plan(disk, folder, progress).actions
             if planned in ([], before) or disk.system.is_locked(Paths(folder).lock) is False:
                 break

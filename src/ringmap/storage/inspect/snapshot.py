@@ -1,9 +1,9 @@
 """A snapshot: a copy of a buffer as of one commit, made while its writer goes on.
 
-    look -> copy rows [tail, head)  -> look again -> what came in meanwhile: copy that -> look again ...
-            all of them, or reflinks                  little, and less each time
+    peek -> copy rows [tail, head)  -> validate -> what came in meanwhile: copy that -> validate ...
+            all of them, or reflinks               little, and less each time
 
-A row that is still live at a look was not overwritten before it: of the copied rows, those are whole. Others may be
+A row that is still live at a peek was not overwritten before it: of the copied rows, those are whole. Others may be
 torn: the copy is complete, and holds the state at the start of the round, if the episodes that were retired since are
 whole by their checksums. A fast writer could make rounds endless: on the writer's own handle, no other thread writes
 during the last one.
