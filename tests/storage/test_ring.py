@@ -56,9 +56,8 @@ def test_overwritten_is_what_lies_a_lap_back(max_steps, spare, head):
 
 def test_control_a_ring_without_its_spare_rows_is_caught():
     class Short(Ring):
-        @property
-        def rows(self):
-            return self.max_steps
+        def __post_init__(self):
+            object.__setattr__(self, "rows", self.max_steps)
 
     ring = Short(5, 3)
     assert ring.pieces(6, 1) != Ring(5, 3).pieces(6, 1)

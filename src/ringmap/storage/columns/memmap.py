@@ -80,10 +80,8 @@ class MemmapColumn(Column):
 
     def _frame(self) -> list[tuple[int, bytes]]:
         """Return the parts around the rows, as `(offset, bytes)`: header and label."""
-        return [(0, self._header()), (_PAGE + self.rows * self._row, _label_bytes(self.label))]
-
-    def _header(self) -> bytes:
-        return npy_header(self.spec.dtype.str, (self.rows, *self.spec.shape))
+        header = npy_header(self.spec.dtype.str, (self.rows, *self.spec.shape))
+        return [(0, header), (_PAGE + self.rows * self._row, _label_bytes(self.label))]
 
     def _put_frame(self, file: File) -> None:
         for offset, data in self._frame():
@@ -116,17 +114,13 @@ class MemmapColumn(Column):
 
     def faults(self) -> list[str]:
         """Return the faults of the file as a whole, in words; rows are not read."""
-        size = self.nbytes
-        if faults := self.disk.size_faults(self.path, "column file", size):
+        if faults := self.disk.size_faults(self.path, "column file", self.nbytes):
             return faults
+        header = f"header is not that of {self.rows} rows of {self.spec}"
+        words = header, "label after the rows is not that of this column: swapped or foreign file"
         with closing(self.disk.open(self.path)) as file:
-            found = []
-            if file.read(_PAGE, 0) != self._header():
-                found.append(f"header is not that of {self.rows} rows of {self.spec}")
-            tail = _label_bytes(self.label)
-            if file.read(len(tail), size - len(tail)) != tail:
-                found.append("label after the rows is not that of this column: swapped or foreign file")
-            return found
+            parts = zip(self._frame(), words, strict=True)
+            return [fault for (offset, data), fault in parts if file.read(len(data), offset) != data]
 
     def mend(self) -> None:
         """Restore the size, header and label of the file, the header first: it shows that the file is ours."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -259,13 +260,10 @@ def stored_spec(name: Any, shape: Any, dtype: Any, mutable: bool = False) -> Col
     """
     if not isinstance(name, str):
         raise ValueError(f"column name {name!r}")
-    if not isinstance(dtype, str) or not _STORED_DTYPE.fullmatch(dtype):
-        raise ValueError(f"column {name!r}: dtype {dtype!r}")
-    try:
-        kind = np.dtype(dtype)
-    except (TypeError, ValueError):
-        raise ValueError(f"column {name!r}: dtype {dtype!r}") from None
-    if kind.str != dtype or kind.char in "gG":
+    kind = None
+    with suppress(TypeError, ValueError):
+        kind = np.dtype(dtype) if isinstance(dtype, str) and _STORED_DTYPE.fullmatch(dtype) else None
+    if kind is None or kind.str != dtype or kind.char in "gG":
         raise ValueError(f"column {name!r}: dtype {dtype!r}")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"column {name!r}: shape {shape!r}")
@@ -314,7 +312,7 @@ def as_columns(episode: Mapping[Any, Any], where: str) -> dict[str, Array]:
                 f"{where}: column {name!r} is a scalar; expected one value per step, that is an "
                 "array or list whose first axis is time"
             )
-        if _is_no_column(array.dtype):
+        if array.dtype.kind not in _KINDS or array.dtype.char in "gG":
             array = as_array(array, f"{where}: column {name!r}")
             _check_dtype(name, array.dtype, where)
         arrays[name] = array
@@ -335,7 +333,7 @@ def _check_dtype(name: str, dtype: np.dtype[Any], where: str) -> None:
             f"{where}: column {name!r} holds Python objects (or is ragged); give arrays of one shape "
             "and a fixed-size dtype, or put values that are constant within an episode in '_episode_data'"
         )
-    if dtype.kind not in _KINDS or dtype.char in "gG":
+    if _is_no_column(dtype):
         raise InputError(
             f"{where}: column {name!r} has dtype {dtype}, which has no fixed meaning on every machine; "
             "use bool, integers, floats up to 64 bits, complex, text, bytes of a fixed width, or dates"
