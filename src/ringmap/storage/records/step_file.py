@@ -359,8 +359,9 @@ def _rows_in(file: File, reader: FrameReader, heading: Heading, most: int) -> St
         return StoredSteps(heading, nbytes=reader.at, fault=f"frame {reader.number} has rows of 0 bytes")
     if heading.unlinked is not None and heading.earlier and (payload := reader.next(heading.earlier)) is not None:
         try:
-            earlier = _earlier_in(payload, heading.unlinked)
-        except (ValueError, LookupError, AttributeError) as error:
+            values = Schema((ColumnSpec("rows", (), np.dtype("<i4")), *heading.unlinked.schema.columns))
+            earlier = values.fit(decode_data(payload), "safe", "it")
+        except ValueError as error:
             return StoredSteps(heading, nbytes=reader.at, fault=f"frame 1 does not make sense: {error}")
     rows, count, ends = list[bytes](), 0, [(0, reader.at)]
     while not reader.ending and (payload := reader.next((most - count) * row if is_group else row)) is not None:
@@ -397,19 +398,6 @@ def _why_it_ends(file: File, reader: FrameReader, heading: Heading, is_whole: bo
         if after.next(len(values)) is not None:
             return f"{frame} is damaged"
     return ""
-
-
-def _earlier_in(payload: bytes, unlinked: Unlinked) -> dict[str, Any]:
-    """Return unlinked values of rows before the group; raise ValueError for other values."""
-    found = decode_data(payload)
-    rows = found["rows"]
-    if rows.ndim != 1 or rows.dtype.kind != "i" or list(found) != ["rows", *unlinked.schema.names]:
-        raise ValueError(f"it has {list(found)}")
-    for spec in unlinked.schema.columns:
-        values = found[spec.name]
-        if not spec.has(values.dtype) or values.shape != (len(rows), *spec.shape):
-            raise ValueError(f"{spec.name} has {values.dtype} {values.shape}")
-    return found
 
 
 def _read_words(disk: Disk, folder: str, seed: int) -> list[str]:
