@@ -52,7 +52,7 @@ from ringmap.storage.disk.two_slots import SLOT_NBYTES
 from ringmap.storage.inspect.check import Scan
 from ringmap.storage.inspect.snapshot import refuse_target, workplace
 from ringmap.storage.read.reader import HELD_S
-from ringmap.storage.read.recovery import Progress, SmallState, find, refuse_impossible
+from ringmap.storage.read.recovery import Progress, SmallState, breaks_of, find, refuse_impossible
 from ringmap.storage.records.blobs import decode_blob
 from ringmap.storage.records.manifest import Manifest, refuse_links
 from ringmap.storage.records.state import StateFile
@@ -346,6 +346,8 @@ class Plan:
         state = scan.reached.seq, scan.reached.tail, scan.reached.head
         try:
             refuse_impossible(self.records, state, manifest.max_steps, slots, path)
+            for number, what in breaks_of(self.records):  # of chains, too
+                raise CorruptError(f"{path}: record {number} {what}")
         except CorruptError as error:
             raise CorruptError(
                 f"{str(error).partition(';')[0]}, though checksums hold: no accident does this, and nothing was "
