@@ -16,7 +16,7 @@ from ringmap import Pace, ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers.sharded import clip_table
 from ringmap.buffers.sharded.numbers import apart
 from ringmap.buffers.steps import ROW
-from ringmap.buffers.transitions import nstep, rows
+from ringmap.buffers.transitions import nstep
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.clips.adjacent import AdjacentRings
@@ -182,17 +182,7 @@ def equal(one, other):
 # -- batches ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["side by side", "small", "wide"])
-def width(request, monkeypatch):
-    """Let all values be copied from all rings at once, or ring by ring: one by one to their places, as wide ones are,
-    or together."""
-    if request.param != "side by side":
-        monkeypatch.setattr(System, "room", lambda self, nbytes: None)
-    if request.param == "wide":
-        monkeypatch.setattr(rows, "_WIDE_NBYTES", 1)
-
-
-@pytest.mark.usefixtures("width")
+@pytest.mark.usefixtures("copies")
 @pytest.mark.parametrize("n_step", few([3, 1]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_is_that_of_the_single_buffers(steps, kind, n_step):
@@ -248,7 +238,7 @@ def test_weights(steps, weights, shares):
     np.testing.assert_allclose(counts / 6000, np.array(shares) / sum(shares), atol=0.03)
 
 
-@pytest.mark.usefixtures("width")
+@pytest.mark.usefixtures("copies")
 @pytest.mark.parametrize("kind", ["dicts", "stacks"])
 def test_out_is_filled(steps, kind):
     fleet = steps(kind)
@@ -661,12 +651,10 @@ def test_a_killed_writer_and_its_next_one(steps):
     assert (batch["next_observations"] == 1).all()
 
 
-@pytest.mark.parametrize("wide", [1, 1 << 14])
 @pytest.mark.parametrize("at", [4, 20])
-def test_a_ring_that_fails_in_the_middle_of_a_gather(steps, monkeypatch, at, wide):
-    """A map has no errors: rows of each ring are read by system calls, or one by one."""
+def test_a_ring_that_fails_in_the_middle_of_a_gather(steps, monkeypatch, at):
+    """A map has no errors: rows of each ring are read by system calls."""
     monkeypatch.setattr(System, "room", lambda self, nbytes: None)
-    monkeypatch.setattr(rows, "_WIDE_NBYTES", wide)
     fleet = steps("stacks")
     buf = fleet.open(n_step=2, gamma=GAMMA, on_bad="skip")
     buf.sample(3)
@@ -742,8 +730,8 @@ def test_the_control_of_the_look(steps, monkeypatch, copies):
     """Without the look after the copy, transitions that were overwritten come out."""
     fleet = steps("stacks")
     monkeypatch.setattr(AdjacentRings, "lost", lambda *_: None)
-    monkeypatch.setattr("ringmap.buffers.transitions.nstep.is_live", lambda *_: True)
     monkeypatch.setattr("ringmap.buffers.transitions.nstep.lost", lambda *_: None)
+    monkeypatch.setattr("ringmap.clips.many.lost", lambda *_: None)
     assert _lapped(fleet, monkeypatch, copies, 2, 1)[1] > 60
 
 
@@ -832,7 +820,6 @@ def test_the_control_of_the_reader(steps, monkeypatch):
     """A ring of transitions is no ring of single rows: without its reader, next observations are missing."""
     fleet = steps()
     monkeypatch.setattr(TransitionReader, "read_adjacent", ClipReader.read_adjacent)
-    for name in ("once", "read_together"):
-        monkeypatch.setattr(TransitionReader, name, getattr(ClipReader, name))
+    monkeypatch.setattr(TransitionReader, "once", ClipReader.once)
     with pytest.raises((AssertionError, KeyError)):
         fleet.prove(fleet.open().sample(20))

@@ -13,7 +13,7 @@ Not here: which clips are requested (samplers), which steps they hold (cut.py), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -218,18 +218,6 @@ class ClipReader(Forkable):
             threads = 1
         batch = plan.copy(slots, len(anchors), out, threads, rings.head)
         return Together(batch, anchors, None)
-
-    def read_together(
-        self,
-        pieces: Sequence[Any],
-        size: int,
-        batch: dict[str, Array],
-        threads: int,
-        fail: Callable[[Any, Exception], None],
-    ) -> list[Array] | None:
-        """Do what `gather_many` does, for this ring and others at once; None: clips of its kind are read ring by
-        ring."""
-        return None
 
     def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
         """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""

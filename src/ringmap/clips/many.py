@@ -80,10 +80,6 @@ def gather_many(
 
     Cost: two copies of the rows, one if there is one piece.
     """
-    if len(pieces) > 1:
-        gathered = pieces[0].reader.read_together(pieces, size, batch, threads, fail)
-        if gathered is not None:
-            return gathered
     bad, good = list[Array](), list[Piece]()
     for piece in pieces:
         is_whole = len(piece.places) == size  # and needs no second copy

@@ -16,7 +16,7 @@ Not here: which transitions are drawn (buffer.py), next observations without a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.lane_ends import FURTHEST
 from ringmap.buffers.transitions.next_observations import NextObservations
-from ringmap.buffers.transitions.rows import RowsOfAdjacent, RowsOfMany, RowsOfOne, are_live
+from ringmap.buffers.transitions.rows import RowsOfAdjacent, RowsOfOne, are_live
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
@@ -34,14 +34,13 @@ from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw, Together
 from ringmap.clips.items import EpisodeMoment, Numbers
-from ringmap.clips.many import RING_FAULTS, Piece
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.copying import aligned, pair
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.read_live import is_live, lost, redraw_lost
+from ringmap.storage.read.read_live import lost, redraw_lost
 from ringmap.storage.ring.arrays import all_true
 
 __all__ = ["TransitionReader"]
@@ -405,7 +404,7 @@ class TransitionReader(ClipReader):
 
     def _sums(
         self,
-        rows: RowsOfOne | RowsOfAdjacent | RowsOfMany,
+        rows: RowsOfOne | RowsOfAdjacent,
         positions: Array,
         out: dict[str, Array] | None,
         threads: int,
@@ -438,10 +437,10 @@ class TransitionReader(ClipReader):
             after = at + strides
             inside = after < stop
             if all_true(inside):
-                then, *values = rows.take(names, after, "next_")
+                then, *values = rows.take(names, after)
                 found: Array = then == strides
             else:  # the newest call, or rows damaged by a power cut
-                then, *values = rows.take(names, np.where(inside, after, at), "next_")
+                then, *values = rows.take(names, np.where(inside, after, at))
                 found = inside & (then == strides)
             if wanted is not None:
                 out_of_turn = (wanted & ~found).nonzero()[0]
@@ -492,16 +491,13 @@ class TransitionReader(ClipReader):
             good[known] = True
             for name, values in led_to.items():
                 into = batch[f"next_{name}"]
-                places = rows.places(into)
-                if name in columns.stacked:
-                    into = into[:, -1]
-                into[known if places is None else places[known]] = values
+                (into[:, -1] if name in columns.stacked else into)[known] = values
         if stack is not None and not rows.is_dense:
             stored = np.logical_and.reduce(rows.are_live(at), 1)
             good = stored if good is None else good & stored
         return _Found(batch, good, oldest, after, stop, rows.head)
 
-    def _further(self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, at: Array, stop: Any, which: Array) -> Array:
+    def _further(self, rows: RowsOfOne | RowsOfAdjacent, at: Array, stop: Any, which: Array) -> Array:
         """Return the positions of the rows that go on from some rows, wherever they are ahead; -1 where there is none.
 
         Args:
@@ -537,56 +533,6 @@ class TransitionReader(ClipReader):
         found = self._sums(rows, anchors, room, threads)
         return Together(self._put_into(found.batch, out), found.oldest, found.good)
 
-    def read_together(
-        self,
-        pieces: Sequence[Piece],
-        size: int,
-        batch: dict[str, Array],
-        threads: int,
-        fail: Callable[[Piece, Exception], None],
-    ) -> list[Array] | None:
-        """Copy the transitions of this ring and others into a batch, as `gather_many` does."""
-        readers = [piece.reader for piece in pieces]
-        sources = [
-            (r.source, r.following) for r in readers if isinstance(r, TransitionReader) and r.source.rows is not None
-        ]
-        if len(sources) < len(pieces):
-            return None
-        for name, values in self._room(size).items():
-            batch.setdefault(name, values)
-        rows = RowsOfMany(sources, [piece.places for piece in pieces], batch, size, threads)
-        large = [reader for reader in readers if reader.source.rows and reader.source.rows.large]
-        for number, piece in enumerate(pieces if large else ()):
-            try:
-                piece.reader.want(piece.anchors, piece.cut)
-            except RING_FAULTS as error:
-                rows.faults[number] = error
-        for reader in large:
-            reader.watch.begin()
-        anchors = np.concatenate([piece.anchors for piece in pieces])
-        found = self._sums(rows, anchors, batch, threads)
-        for name in self._names:
-            rows.put(name, found.batch[name])
-        batch.update({name: batch.pop(name) for name in self._names})  # wide ones came first
-        for reader in large:
-            reader.watch.end()
-        bad, starts = [], [start for start, _ in rows.bounds]
-        lowest = np.minimum.reduceat(found.oldest, starts).tolist()
-        for number, (piece, (start, stop)) in enumerate(zip(pieces, rows.bounds, strict=True)):
-            good = None if found.good is None else found.good[start:stop]
-            try:
-                if number in rows.faults:
-                    raise rows.faults[number]
-                if (good is None or all_true(good)) and is_live(piece.reader.source, lowest[number]):
-                    continue
-                gone = lost(piece.reader.source, found.oldest[start:stop], good)
-                if gone is not None:
-                    bad.append(piece.places[gone])
-            except RING_FAULTS as error:
-                fail(piece, error)
-                bad.append(piece.places)
-        return bad
-
     def _room(self, size: int) -> dict[str, Array]:
         """Return arrays for both stacks of each leaf, or both large observations, in one block each.
 
@@ -600,7 +546,7 @@ class TransitionReader(ClipReader):
 
     def _stacks(
         self,
-        rows: RowsOfOne | RowsOfAdjacent | RowsOfMany,
+        rows: RowsOfOne | RowsOfAdjacent,
         at: Array,
         out: dict[str, Array] | None,
         prefix: str,
@@ -610,13 +556,12 @@ class TransitionReader(ClipReader):
     ) -> dict[str, Array]:
         """Return the stacks of frames at these positions `(B, size)`, by leaf, in `out` where it has them."""
         stacks = _take_large(rows, self.columns.stacked, at, out, prefix, threads)
-        for values in stacks.values():
-            stack.blank([values], earlier, int(bool(prefix)), rows.places(values))
+        stack.blank(list(stacks.values()), earlier, int(bool(prefix)))
         return stacks
 
 
 def _take_large(
-    rows: RowsOfOne | RowsOfAdjacent | RowsOfMany,
+    rows: RowsOfOne | RowsOfAdjacent,
     names: Sequence[str],
     at: Array,
     out: dict[str, Array] | None,
@@ -625,4 +570,4 @@ def _take_large(
 ) -> dict[str, Array]:
     """Return large observations at these positions, `(B,)`, or `(B, size)` of stacks, in `out` where it has them."""
     into = (None if out is None else out.get(prefix + name) for name in names)
-    return {prefix + n: rows.take_large(n, at, prefix, i, threads) for n, i in zip(names, into, strict=True)}
+    return {prefix + n: rows.take_large(n, at, i, threads) for n, i in zip(names, into, strict=True)}

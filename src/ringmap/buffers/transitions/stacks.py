@@ -185,23 +185,21 @@ class FrameStack:
         back *= lanes[:, None]
         return np.subtract(newest[:, None], back, out=back)
 
-    def blank(self, stacks: Sequence[Array], earlier: Array, ahead: int = 0, places: Array | None = None) -> None:
+    def blank(self, stacks: Sequence[Array], earlier: Array, ahead: int = 0) -> None:
         """Put zeros where a stack has padding, if it is padded with zeros.
 
         Args:
             stacks: leaves, `(B, size, ...)`.
             earlier: the column of the rows.
             ahead: steps from the rows to the stacks.
-            places: of the rows among the stacks; None: in order.
         """
         short = (earlier < self.size - 1 - ahead).nonzero()[0] if self.padding_type == "zero" else ()
         if len(short):
             is_padding = self._back > earlier[short].astype(np.int64)[:, None] + ahead
-            at = short if places is None else places[short]
             for values in stacks:
-                part = values[at]
+                part = values[short]
                 part[is_padding] = 0
-                values[at] = part
+                values[short] = part
 
     @cached_property
     def _back(self) -> Array:

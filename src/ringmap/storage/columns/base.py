@@ -46,9 +46,6 @@ class Column:
         label: what the file or folder says of itself; it has the options of the backend, too.
     """
 
-    is_quick_apart = False
-    """Whether rows cost about as much in several calls of `take` as in one."""
-
     def __init__(self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> None:
         self.disk, self.path, self.spec, self.rows, self.label = disk, path, spec, rows, label
         self.is_large = not disk.volatile and rows * spec.row_nbytes >= LARGE_NBYTES

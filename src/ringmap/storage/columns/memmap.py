@@ -109,7 +109,7 @@ class MemmapColumn(Column):
         path, disk = self.path, self.disk
         self._file = disk.open_briefly(path) if mapped and not write else disk.open(path, write)
         self._is_open, self._reserved = True, reserved
-        self._mapped = self.is_quick_apart = mapped
+        self._mapped = mapped
         return self
 
     def faults(self) -> list[str]:
