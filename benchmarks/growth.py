@@ -20,7 +20,7 @@ from benchmarks.place import Place
 from benchmarks.table import Table
 from benchmarks.timing import in_turn
 from ringmap import ReplayBuffer
-from ringmap.storage.disk.files import Disk, File, FileHandle
+from ringmap.storage.disk.files import Disk, File
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -121,11 +121,11 @@ class HoleyDisk(Disk):
     def open(self, path: str, write: bool = False) -> File:
         """Open a file that exists."""
         file = super().open(path, write)
-        assert isinstance(file, FileHandle)
+        assert isinstance(file, File)
         return HoleyFile(self, file.detach(), path) if path.endswith("-pixels.npy") else file
 
 
-class HoleyFile(FileHandle):
+class HoleyFile(File):
     """The file of pixels."""
 
     __slots__ = ()

@@ -15,7 +15,7 @@ import os
 import random
 import uuid
 
-from ringmap.storage.disk.files import FileHandle
+from ringmap.storage.disk.files import File
 from ringmap.storage.disk.system import System
 from tests.disks import FaultyDisk, descriptor_of
 
@@ -114,7 +114,7 @@ class RecordingDisk(FaultyDisk):
         self.note("sync_folder", path)
 
 
-class RecordingHandle(FileHandle):
+class RecordingHandle(File):
     __slots__ = ("node",)
 
     def __init__(self, disk, fd, path):

@@ -24,7 +24,7 @@ from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
 from ringmap.storage.commit import store
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store
-from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.records.blobs import Segments
 from tests.crash.cases import STORAGES, episode, look, rows_of, sampling_of
@@ -438,7 +438,7 @@ def first_line(error):
     return f"{type(error).__name__}: {line}"
 
 
-LAST_USER_GONE, PUT = FileHandle.__del__, Disk.put
+LAST_USER_GONE, PUT = File.__del__, Disk.put
 TRUSTED = property(lambda self: False, lambda self, value: None)
 CONTROLS = {  # what is planted, and a call in which the sample above catches it
     "errors of the system come out as they are": (store, "clear_error", untranslated, "commit"),
@@ -455,14 +455,14 @@ CONTROLS = {  # what is planted, and a call in which the sample above catches it
         "commit",
     ),
     "a failed sync may be tried again": (CommitFiles, "poisoned", retrying, "commit"),
-    "files stay open": (FileHandle, "__del__", leaking, "commit"),
+    "files stay open": (File, "__del__", leaking, "commit"),
     "the lock stays": (WriterLock, "release", lambda self: None, "opening"),
     "memory is trusted after an error": (Store, "_stale", TRUSTED, "finish"),
 }
 CHUNK_CONTROLS = {
     "what a failed write left stands in the way": (Disk, "put", put_once, "eviction"),
     "a chunk is removed before the new one is there": (Disk, "put", put_by_removing, "eviction"),
-    "files stay open": (FileHandle, "__del__", leaking, "commit"),
+    "files stay open": (File, "__del__", leaking, "commit"),
 }
 
 

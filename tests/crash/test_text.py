@@ -84,13 +84,13 @@ def test_rows_before_lost_words_stay(tmp_path, kind):
 def test_words_are_synced_before_the_row_that_names_them(tmp_path, monkeypatch, kind, is_flawed):
     done = []
     for name in ("write", "sync"):
-        real = getattr(files.FileHandle, name)
+        real = getattr(files.File, name)
 
         def noted(self, *args, name=name, real=real):
             done.append((name, os.path.basename(self.path)))
             return real(self, *args)
 
-        monkeypatch.setattr(files.FileHandle, name, noted)
+        monkeypatch.setattr(files.File, name, noted)
     buf, add = make(tmp_path / "ring", kind, durability="process" if is_flawed else "power")
     add(0)
     done.clear()
@@ -106,7 +106,7 @@ def test_words_are_synced_before_the_row_that_names_them(tmp_path, monkeypatch, 
 def test_words_whose_write_failed_are_written_again(tmp_path, monkeypatch, kind):
     buf, add = make(tmp_path / "ring", kind)
     add(0)
-    write, failures = files.FileHandle.write, iter([OSError(errno.ENOSPC, "planted")])
+    write, failures = files.File.write, iter([OSError(errno.ENOSPC, "planted")])
 
     def full(self, data, offset):
         if self.path.endswith("words.bin"):
@@ -114,7 +114,7 @@ def test_words_whose_write_failed_are_written_again(tmp_path, monkeypatch, kind)
                 raise error
         write(self, data, offset)
 
-    monkeypatch.setattr(files.FileHandle, "write", full)
+    monkeypatch.setattr(files.File, "write", full)
     with pytest.raises(EnvironmentFault):
         add(1)
     for number in (1, 2):

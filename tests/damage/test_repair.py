@@ -16,7 +16,7 @@ from ringmap.errors import (
     RingmapError,
     RoleError,
 )
-from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.inspect.repair import Action, Plan, copy_repaired, repair_folder
 from ringmap.storage.records.manifest import read_manifest
 from tests.damage.buffers import episode_of, make, served
@@ -628,7 +628,7 @@ class ReadOnlyDisk(Disk):
         return file
 
 
-class BadSector(FileHandle):
+class BadSector(File):
     __slots__ = ()
 
     def read(self, size, offset):

@@ -20,7 +20,7 @@ from ringmap.storage.columns import base
 from ringmap.storage.columns.memmap import AdjacentColumn, MemmapColumn
 from ringmap.storage.columns.rows import AdjacentRows
 from ringmap.storage.disk import system
-from ringmap.storage.disk.files import FileHandle
+from ringmap.storage.disk.files import File
 from ringmap.storage.disk.system import Room, System
 from ringmap.storage.read.handle import Pulse
 from ringmap.storage.read.reader import Reader
@@ -148,7 +148,7 @@ def test_large_columns_of_any_ring(fleet, monkeypatch):
     """Their pages are asked for before the first is touched, and a touched page brings no neighbours."""
     monkeypatch.setattr(base, "LARGE_NBYTES", 30_000)
     mapped, asked = [], set()
-    put, will_need = Room.put, FileHandle.will_need
+    put, will_need = Room.put, File.will_need
 
     def note_put(room, fd, at, offset, nbytes, random):
         if offset:  # rows alone: a whole file is mapped by itself
@@ -160,7 +160,7 @@ def test_large_columns_of_any_ring(fleet, monkeypatch):
         will_need(file, offset, nbytes)
 
     monkeypatch.setattr(Room, "put", note_put)
-    monkeypatch.setattr(FileHandle, "will_need", note_asked)
+    monkeypatch.setattr(File, "will_need", note_asked)
     fleet.ring("a", 50)
     fleet.ring("b", 5000)
     for name in "ab":

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.sidecars.priorities import Leaves, Points, PriorityFile, Range
 from tests.crash.priorities import make_small
 from tests.crash.recording import Always, Model, RecordingDisk, materialise
@@ -244,7 +244,7 @@ def test_a_word_that_is_damaged_is_no_priority(small):
             assert faults == ["1 words are damaged: these priorities are lost"]
 
 
-class Striking(FileHandle):
+class Striking(File):
     """A file whose owner writes between its reads, as often as a script says."""
 
     strike = None

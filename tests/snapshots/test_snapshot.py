@@ -26,7 +26,7 @@ from ringmap.errors import (
     SyncFailedError,
 )
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.system import System
 from ringmap.storage.records.manifest import read_manifest
@@ -245,7 +245,7 @@ def test_segments_that_go_while_they_are_copied(tmp_path, monkeypatch):
 
     write(6)
     reader = ReplayBuffer.open(tmp_path / "buf")
-    size, struck = FileHandle.size, []
+    size, struck = File.size, []
 
     def size_and_strike(file):
         if "/buf/data/" in file.path and len(struck) < 2:
@@ -253,7 +253,7 @@ def test_segments_that_go_while_they_are_copied(tmp_path, monkeypatch):
             write(8)
         return size(file)
 
-    monkeypatch.setattr(FileHandle, "size", size_and_strike)
+    monkeypatch.setattr(File, "size", size_and_strike)
     reader.snapshot(tmp_path / "copy")
     assert len(struck) == 2
     assert ringmap.check(tmp_path / "copy") == []

@@ -12,7 +12,7 @@ from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
 from ringmap.storage.columns import base, memmap
 from ringmap.storage.columns.copying import Readahead, runs
-from ringmap.storage.disk.files import FileHandle
+from ringmap.storage.disk.files import File
 from ringmap.storage.disk.system import System
 
 
@@ -98,13 +98,13 @@ def large(monkeypatch):
     """Every column counts as large; returns what was asked for, as (file name, offset, bytes)."""
     monkeypatch.setattr(base, "LARGE_NBYTES", 0)
     asked = []
-    real = FileHandle.will_need
+    real = File.will_need
 
     def will_need(self, offset, nbytes):
         asked.append((os.path.basename(self.path), offset, nbytes))
         real(self, offset, nbytes)
 
-    monkeypatch.setattr(FileHandle, "will_need", will_need)
+    monkeypatch.setattr(File, "will_need", will_need)
     return asked
 
 

@@ -14,7 +14,7 @@ from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.testing.columns import SPECS, ColumnTests, rows_of
 
@@ -54,7 +54,7 @@ class TestMemmapByReads(TestMemmapOnDisk):
 
     @pytest.fixture
     def disk(self, monkeypatch):
-        monkeypatch.setattr(FileHandle, "map", None)  # no path may touch it
+        monkeypatch.setattr(File, "map", None)  # no path may touch it
         return Disk()
 
 

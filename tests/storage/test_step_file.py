@@ -10,7 +10,7 @@ import pytest
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words
 from ringmap.storage.commit.group import OpenGroup
-from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.frames import HEADER
 from ringmap.storage.disk.paths import STREAM
 from ringmap.storage.records import step_file
@@ -224,19 +224,19 @@ def interrupted_append(folder):
     os.makedirs(folder)
     group.begin(disk, str(folder))
     group.append([np.array([0]), np.array(["zero"])], 1)
-    write = FileHandle.write
+    write = File.write
 
     def interrupt(self, *args):
         write(self, *args)
         raise KeyboardInterrupt
 
     for number, name in ((1, "one"), (2, "zero")):  # the first interrupt comes behind a word, the second behind a row
-        FileHandle.write = interrupt
+        File.write = interrupt
         try:
             with pytest.raises(KeyboardInterrupt):
                 group.append([np.array([9]), np.array([name])], 1)
         finally:
-            FileHandle.write = write
+            File.write = write
         assert group.count == number
         group.append([np.array([number]), np.array([name])], 1)
     group.file.close()

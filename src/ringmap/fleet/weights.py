@@ -35,7 +35,7 @@ from ringmap.extras import require
 from ringmap.fleet.alone import Alone
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.disk.checksums import decode_signed, encode_signed
-from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.disk.system import clear_error, clear_errors
@@ -113,7 +113,7 @@ class _Seen:
     """A `latest.json` that was read, and is held open."""
 
     latest: _Latest
-    held: FileHandle
+    held: File
     which: tuple[int, int]
 
 
@@ -298,7 +298,7 @@ class Weights:
             fd, status = disk.system.open_file(path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        held = FileHandle(disk, fd, path)
+        held = File(disk, fd, path)
         latest = _Latest.decode(held.read(_MOST_LATEST, 0), f"{where}: {path}")
         found = _Seen(latest, held, (status.st_dev, status.st_ino))
         if self._seen is None or found.which != self._seen.which:

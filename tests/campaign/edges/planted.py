@@ -12,7 +12,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.errors import RoleError
 from ringmap.storage.commit.store import Store
-from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from tests.campaign.edges import others
@@ -40,7 +40,7 @@ def descriptors_closed():
     def giving_back(method):
         def careless(source):
             inside = source.folder + "/"
-            held = [o for o in gc.get_objects() if type(o) is FileHandle and getattr(o, "path", "").startswith(inside)]
+            held = [o for o in gc.get_objects() if type(o) is File and getattr(o, "path", "").startswith(inside)]
             method(source)
             for handle in held:
                 handle.close()

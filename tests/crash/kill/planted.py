@@ -15,7 +15,7 @@ from ringmap.buffers.steps import StepRing
 from ringmap.storage.commit import commit, files, store
 from ringmap.storage.commit.open_episode import OpenEpisode
 from ringmap.storage.disk import lock
-from ringmap.storage.disk.files import FileHandle
+from ringmap.storage.disk.files import File
 from ringmap.storage.records import blobs
 from ringmap.storage.records.table import EPISODE, RECORD, RETIRE, EpisodeTable
 from ringmap.storage.ring import live
@@ -97,10 +97,10 @@ class HoldBack(CrashDisk):
         self.make(kind_of("unlink", path), lambda: super(HoldBack, self).remove(path))
 
 
-class HeldFile(FileHandle):
+class HeldFile(File):
     def write(self, data, offset):
         copied = bytes(memoryview(data).cast("B"))
-        file = FileHandle(self.disk, os.dup(self.fd), self.path)  # ours may be closed by then
+        file = File(self.disk, os.dup(self.fd), self.path)  # ours may be closed by then
 
         def change():
             file.write(copied, offset)
@@ -284,7 +284,7 @@ def values_in_place():
             self.write(piece[:half], offset)
             self.write(piece[half:], offset + half)
 
-    FileHandle.write_each = write_each
+    File.write_each = write_each
 
 
 PLANTS = {
@@ -316,7 +316,7 @@ PLANTS = {
 
 
 def never_synced():
-    FileHandle.sync = lambda self: None
+    File.sync = lambda self: None
     CrashDisk.sync_folder = lambda self, path: None
 
 

@@ -35,7 +35,7 @@ import numpy as np
 from ringmap.errors import ClosedError, EnvironmentFault, ReplacedError
 from ringmap.storage.disk.system import Data, Room, System, kind_of, remedy
 
-__all__ = ["BriefFile", "Disk", "File", "FileHandle", "closed"]
+__all__ = ["BriefFile", "Disk", "File", "closed"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,84 +43,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class File:
     """An open file of a disk. Any thread may read; only the one writer writes.
 
-    What a class leaves as it is here fits bytes that are in memory: there is nothing to reserve, to sync or to ask for.
-    """
-
-    __slots__ = ()
-
-    path: str
-
-    def write(self, data: Data, offset: int) -> None:
-        """Write all of `data` at `offset`, or raise OSError."""
-        raise NotImplementedError
-
-    def write_each(self, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
-        """Write all of each piece at its offset, one after the other, or raise OSError."""
-        for piece, offset in zip(pieces, offsets, strict=True):
-            self.write(piece, offset)
-
-    def read(self, size: int, offset: int) -> bytes:
-        """Read up to `size` bytes at `offset`; fewer at the end of the file."""
-        raise NotImplementedError
-
-    def read_into(self, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the
-        file."""
-        raise NotImplementedError
-
-    def copy_from(self, source: File, offset: int, nbytes: int) -> int:
-        """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
-        data = source.read(nbytes, offset)
-        self.write(data, offset)
-        return len(data)
-
-    def reserve(self, offset: int, nbytes: int) -> None:
-        """Allocate the blocks of a byte range, or raise OSError."""
-
-    def sync(self) -> None:
-        """Return once all written data are durable on the disk."""
-
-    def map(self, random: bool = False) -> Array:
-        """Return the whole file as a read-only uint8 array that shows later writes.
-
-        With `random`, touching it causes no readahead: `will_need` asks for data.
-        """
-        raise NotImplementedError
-
-    def map_into(self, room: Room, at: int, offset: int, nbytes: int, random: bool = False) -> bool:
-        """Map a byte range, read-only, into a room, from its byte `at` on; return False if this file can't be, or is
-        shorter."""
-        return False
-
-    def writable(self, offset: int, nbytes: int) -> Array | None:
-        """Return a byte range to write to, as a uint8 array, of a file in memory whose size is fixed; None for others:
-        on a full disk a write to a hole would kill the process."""
-        return None
-
-    def will_need(self, offset: int, nbytes: int) -> None:
-        """Ask for a byte range that will be read soon. A hint."""
-
-    def next_data(self, offset: int) -> int:
-        """Return the next offset that may hold data other than zeros; the size if there is none."""
-        return offset
-
-    def size(self) -> int:
-        """Return the size in bytes."""
-        raise NotImplementedError
-
-    def held(self) -> File:
-        """Return the file for several calls: with one descriptor, which lasts as long as the returned file."""
-        return self
-
-    def close(self) -> None:
-        """Release the file. Maps stay valid."""
-
-
-class FileHandle(File):
-    """A file of the real disk. Its descriptor lives as long as the last reference to it.
-
-    A file that threads share is released by `closed`, never by `close`: a running read holds a reference, so the number
-    of its descriptor can't become another file's during the read.
+    Its descriptor lives as long as the last reference to it. A file that threads share is released by `closed`, never
+    by `close`: a running read holds a reference, so the number can't become another file's during the read.
     """
 
     __slots__ = ("disk", "fd", "path")
@@ -141,7 +65,8 @@ class FileHandle(File):
         if type(self.disk).before is Disk.before:
             self.disk.system.pwrite_each(self.fd, pieces, offsets)
         else:  # each write is announced
-            super().write_each(pieces, offsets)
+            for piece, offset in zip(pieces, offsets, strict=True):
+                self.write(piece, offset)
 
     def read(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes at `offset`; fewer at the end of the file."""
@@ -156,7 +81,7 @@ class FileHandle(File):
         at, stop, room = offset, offset + nbytes, memoryview(b"")
         while at < stop:
             count, done = min(_COPIED_AT_ONCE, stop - at), 0
-            if isinstance(source, FileHandle):
+            if min(source.fd, self.fd) >= 0:
                 self.disk.before("copy", self.path, at, count)
                 done = self.disk.system.copy_range(source.fd, self.fd, at, count)
             if not done:
@@ -179,7 +104,8 @@ class FileHandle(File):
         self.disk.system.sync(self.fd)
 
     def map(self, random: bool = False) -> Array:
-        """Return the whole file as a read-only uint8 array that shows later writes."""
+        """Return the whole file as a read-only uint8 array that shows later writes. With `random`, touching it causes
+        no readahead: `will_need` asks for data."""
         size = self.size()
         if size == 0:
             return np.empty(0, np.uint8)
@@ -201,11 +127,17 @@ class FileHandle(File):
         return np.frombuffer(mapped, np.uint8)
 
     def map_into(self, room: Room, at: int, offset: int, nbytes: int, random: bool = False) -> bool:
-        """Map a byte range, read-only, into a room; return False if the system refuses, or the file is shorter."""
+        """Map a byte range, read-only, into a room, from its byte `at` on; return False if this file can't be, or is
+        shorter."""
         return self.size() >= offset + nbytes and room.put(self.fd, at, offset, nbytes, random)
 
+    def writable(self, offset: int, nbytes: int) -> Array | None:
+        """Return a byte range to write to, as a uint8 array, of a file in memory whose size is fixed; None for others:
+        on a full disk a write to a hole would kill the process."""
+        return None
+
     def will_need(self, offset: int, nbytes: int) -> None:
-        """Ask for a byte range that will be read soon."""
+        """Ask for a byte range that will be read soon. A hint."""
         self.disk.system.will_need(self.fd, offset, nbytes)
 
     def next_data(self, offset: int) -> int:
@@ -215,6 +147,10 @@ class FileHandle(File):
     def size(self) -> int:
         """Return the size in bytes."""
         return os.fstat(self.fd).st_size
+
+    def held(self) -> File:
+        """Return the file for several calls: with one descriptor, which lasts as long as the returned file."""
+        return self
 
     def close(self) -> None:
         """Close the descriptor. Maps stay valid."""
@@ -238,7 +174,7 @@ class BriefFile:
     """A file of a held folder that is only read, and opened anew for each call: it holds no descriptor.
 
     For files whose bytes are read through a map. What it opens is the file that was there when it was made. Every other
-    method is that of a `FileHandle`, whose descriptor does not let it write.
+    method is that of a `File`, whose descriptor does not let it write.
 
     Cost: 5 us for each call.
     """
@@ -251,14 +187,14 @@ class BriefFile:
         file = self.held()
         self.status = os.fstat(file.fd)
 
-    def held(self) -> FileHandle:
+    def held(self) -> File:
         """Return the file, open until the last reference is dropped.
 
         Raises:
             ReplacedError: another file is there now.
         """
         try:
-            file = cast(FileHandle, self.disk.open(self.path))
+            file = self.disk.open(self.path)
         except FileNotFoundError:
             raise ReplacedError(
                 f"{self.path}: was removed since the buffer was opened; open the buffer where it is now"
@@ -287,7 +223,7 @@ class ClosedFile:
 
 
 def closed(path: str) -> File:
-    """Return a replacement for a file that other threads may be reading; see `FileHandle`."""
+    """Return a replacement for a file that other threads may be reading; see `File`."""
     return cast(File, ClosedFile(path))
 
 
@@ -420,16 +356,16 @@ class Disk:
         """Create a file of `size` zero bytes (sparse) and open it for writing; it must not exist."""
         self.before("create", path, size)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
-        file = FileHandle(self, self._do(os.open, path, flags, 0o666), path)
+        file = File(self, self._do(os.open, path, flags, 0o666), path)
         if size:
             os.ftruncate(file.fd, size)
         return file
 
     def share(self, source: File, path: str) -> File | None:
         """Create a file that shares all bytes of another; return None, and create no file, if that is impossible."""
-        if not isinstance(source, FileHandle):
+        if source.fd < 0:  # in memory
             return None
-        with contextlib.closing(cast(FileHandle, self.create(path))) as file:
+        with contextlib.closing(self.create(path)) as file:
             self.before("share", path)
             if self.system.share(source.fd, file.fd):
                 return self.open(path, write=True)
@@ -439,7 +375,7 @@ class Disk:
     def extend(self, path: str, size: int) -> None:
         """Restore the size of a truncated file (repair only: the new bytes are zero)."""
         self.before("extend", path, size)
-        with contextlib.closing(cast(FileHandle, self.open(path, write=True))) as file:
+        with contextlib.closing(self.open(path, write=True)) as file:
             os.ftruncate(file.fd, size)
 
     def make_folder(self, path: str) -> None:
@@ -514,7 +450,7 @@ class Disk:
             NotAFileError: the path is not a regular file. It is not opened.
         """
         flags = (os.O_RDWR if write else os.O_RDONLY) | _BINARY
-        return FileHandle(self, self._do(self.system.open_file, path, flags, name=path)[0], path)
+        return File(self, self._do(self.system.open_file, path, flags, name=path)[0], path)
 
     def open_briefly(self, path: str) -> File:
         """Open a regular file to read it through a map: without a descriptor, where a file is found again below the
@@ -567,7 +503,7 @@ class Disk:
     def is_at(self, file: File, path: str) -> bool:
         """Tell whether an open file is what is at a path now, and not another one with its name."""
         try:
-            return os.path.samestat(self._stat(path), os.fstat(cast(FileHandle, file.held()).fd))
+            return os.path.samestat(self._stat(path), os.fstat(file.held().fd))
         except FileNotFoundError:
             return False
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.system import Data
+from ringmap.storage.disk.system import Data, Room
 
 __all__ = ["MemoryDisk", "MemoryFile"]
 
@@ -25,10 +26,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class MemoryFile(File):
     """A file of a disk in RAM: its bytes are one array, replaced by a larger one when it grows."""
 
-    __slots__ = ("_view", "data", "path", "used")
+    __slots__ = ("_view", "data", "used")
 
     def __init__(self, path: str, size: int) -> None:
-        self.path = path
+        self.path, self.fd = path, -1
         try:
             self.data: Array = np.zeros(size, np.uint8)
         except MemoryError:
@@ -50,6 +51,11 @@ class MemoryFile(File):
         if stop > self.used:
             self.used = stop
 
+    def write_each(self, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
+        """Write all of each piece at its offset, one after the other."""
+        for piece, offset in zip(pieces, offsets, strict=True):
+            self.write(piece, offset)
+
     def read(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes at `offset`."""
         return self.data[offset : min(offset + size, self.used)].tobytes()
@@ -70,9 +76,22 @@ class MemoryFile(File):
         """Return a byte range of the file itself."""
         return self.data[offset : offset + nbytes]
 
+    def map_into(self, room: Room, at: int, offset: int, nbytes: int, random: bool = False) -> bool:
+        """Return False: a room is for files of the system."""
+        return False
+
+    def next_data(self, offset: int) -> int:
+        """Return the offset: what holds zeros is not known."""
+        return offset
+
     def size(self) -> int:
         """Return the size in bytes."""
         return self.used
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Do nothing: there is nothing to reserve, to sync, to ask for or to release."""
+
+    reserve = sync = will_need = close = _nothing
 
 
 class MemoryDisk(Disk):

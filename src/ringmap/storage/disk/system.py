@@ -604,8 +604,6 @@ def clear_errors(
         raise clear_error(error, where, folder, became(), then) from error
 
 
-@contextlib.contextmanager
-def clear_reads(where: str, folder: str) -> Iterator[None]:
+def clear_reads(where: str, folder: str) -> contextlib.AbstractContextManager[None]:
     """Do the work of `clear_errors` for a call that only reads; a missing file has a separate error."""
-    with clear_errors(where, folder, passing=(RingmapError, FileNotFoundError)):
-        yield
+    return clear_errors(where, folder, passing=(RingmapError, FileNotFoundError))
