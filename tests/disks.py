@@ -7,7 +7,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from ringmap.storage.disk import two_slots
+from ringmap.storage.disk import checksums
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect import check
 from ringmap.storage.read.handle import Handle
@@ -30,7 +30,7 @@ def undisturbed(set=setattr, looks=5):
         looks: how often a slot is looked at that stays torn.
     """
     set(Handle, "retry_s", 0)
-    set(two_slots, "_LOOKS", looks)
+    set(checksums, "_LOOKS", looks)
     set(check, "_PEEKS", 1)
     set(check, "mapped", lambda work, items, count, name: map(work, items))
 

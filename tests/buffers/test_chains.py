@@ -35,8 +35,8 @@ from ringmap.clips.window import Window
 from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, InputError, NoClipsError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.disk.checksums import framed
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.frames import framed
 from ringmap.storage.records.table import EpisodeTable
 from tests.buffers.processes import Child
 from tests.tiers import few

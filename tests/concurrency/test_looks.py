@@ -9,7 +9,7 @@ from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
 from ringmap.errors import CorruptError, LappedError
 from ringmap.storage.disk.calls import lifted
-from ringmap.storage.disk.two_slots import SLOT_NBYTES
+from ringmap.storage.disk.checksums import SLOT_NBYTES
 from ringmap.storage.read import read_live
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import MOST, retry

@@ -17,7 +17,7 @@ import ringmap
 from ringmap import TransitionReplayBuffer
 from ringmap.errors import EnvironmentFault, LockedError, RingmapError
 from ringmap.storage.commit.store import Store
-from ringmap.storage.disk import frames
+from ringmap.storage.disk import checksums
 from ringmap.storage.inspect.describe import facts_of, pending_at
 from tests import ROOT
 from tests.crash.kill import blows
@@ -208,7 +208,7 @@ def test_every_flipped_byte(killed, caplog):
 
 
 def test_control_frames_without_a_checksum_are_served(killed, caplog, monkeypatch):
-    monkeypatch.setattr(frames.xxhash, "xxh3_64_intdigest", lambda *_, **__: 0)
+    monkeypatch.setattr(checksums.xxhash, "xxh3_64_intdigest", lambda *_, **__: 0)
     with pytest.raises((AssertionError, RingmapError)):
         run_damages(killed, caplog, 23)
 

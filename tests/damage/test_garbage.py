@@ -13,9 +13,8 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, RingmapError
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.disk.checksums import json_checksum
+from ringmap.storage.disk.checksums import framed, json_checksum
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.frames import framed
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.records import step_file
 from ringmap.storage.records.step_file import read_steps, seed_of

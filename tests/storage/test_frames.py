@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from ringmap.storage.disk import frames
+from ringmap.storage.disk import checksums
+from ringmap.storage.disk.checksums import CUT, DAMAGED, END, HEADER, FrameReader, FrameWriter, framed
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.frames import CUT, DAMAGED, END, HEADER, FrameReader, FrameWriter, framed
 from ringmap.storage.disk.memory import MemoryDisk
 
 PAYLOADS = [b"a", b"bc" * 20, b"\0\0\0", bytes(range(200)), b"e"]
@@ -97,7 +97,7 @@ def test_damage_is_told_and_never_returned(path):
 
 
 def test_control_frames_without_a_checksum(path, monkeypatch):
-    monkeypatch.setattr(frames.xxhash, "xxh3_64_intdigest", lambda *_: 0)
+    monkeypatch.setattr(checksums.xxhash, "xxh3_64_intdigest", lambda *_: 0)
     with pytest.raises(AssertionError):
         run_damages(path)
 

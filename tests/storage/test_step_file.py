@@ -10,8 +10,8 @@ import pytest
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words
 from ringmap.storage.commit.group import OpenGroup
+from ringmap.storage.disk.checksums import HEADER
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.frames import HEADER
 from ringmap.storage.disk.paths import STREAM
 from ringmap.storage.records import step_file
 from ringmap.storage.records.blobs import encode_data

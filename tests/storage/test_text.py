@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema
 from ringmap.storage.columns.text import Words, coded, decoded, put, unpack
+from ringmap.storage.disk.checksums import HEADER
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.frames import HEADER
 from ringmap.storage.read.handle import Texts
 from ringmap.storage.records.blobs import LARGEST_BLOB
 from ringmap.storage.records.step_file import Heading, StepFile, _read_words, seed_of

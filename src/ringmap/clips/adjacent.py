@@ -24,7 +24,7 @@ from ringmap.clips.cut import Steps
 from ringmap.errors import ClosedError, DamageError, ReplacedError
 from ringmap.storage.columns.rows import AdjacentRows, Rows
 from ringmap.storage.disk.calls import thread
-from ringmap.storage.disk.two_slots import GENERATION, SLOT_NBYTES
+from ringmap.storage.disk.checksums import GENERATION, SLOT_NBYTES
 from ringmap.storage.read.handle import Handle, Pulse
 from ringmap.storage.read.reader import HELD_S
 from ringmap.storage.records.state import StateFile

@@ -31,8 +31,8 @@ import numpy as np
 
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words
+from ringmap.storage.disk.checksums import HEADER
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.frames import HEADER
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.step_file import End, Heading, StepFile, StoredSteps, Unlinked
 from ringmap.storage.records.table import DROPPED, Record

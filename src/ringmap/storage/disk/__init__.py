@@ -6,9 +6,7 @@
     lock       one writer for each directory, enforced by the kernel
     process    what a fork, the end of a process and a missing thread mean
     calls      a call inside a call of one thread is refused
-    two_slots  a small value that a kill leaves whole
-    frames     a run of payloads with checksums; the first that is not whole ends it
-    checksums  JSON objects with a checksum
+    checksums  what a checksum makes whole: JSON objects, runs of frames, a small value in two slots
     paths      the path that a caller gives, and the names in a buffer's directory
 
 Since there is one door, a test can make any change fail, or kill the process after it, without a private name of the

@@ -32,6 +32,7 @@ from functools import partial
 from ringmap.errors import CorruptError, EnvironmentFault, SyncFailedError
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.commit.files import CommitFiles
+from ringmap.storage.disk.checksums import SLOT_NBYTES
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.paths import (
@@ -48,7 +49,6 @@ from ringmap.storage.disk.paths import (
     local_path,
 )
 from ringmap.storage.disk.system import clear_errors
-from ringmap.storage.disk.two_slots import SLOT_NBYTES
 from ringmap.storage.inspect.check import Scan
 from ringmap.storage.inspect.snapshot import refuse_target, workplace
 from ringmap.storage.read.reader import HELD_S

@@ -5,7 +5,7 @@
 A reader peeks: both slots must be valid. A state that is two behind would hide an eviction.
 
 Invariants: generations differ by 1; only the holder of the writer's lock writes.
-Not here: the slots (disk/two_slots.py), the meaning of the state for recovery (recovery.py).
+Not here: the slots (disk/checksums.py), the meaning of the state for recovery (recovery.py).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from ringmap.errors import CorruptError
+from ringmap.storage.disk.checksums import SLOT_NBYTES, TwoSlots
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import Room
-from ringmap.storage.disk.two_slots import SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.ring import ORIGIN, Position
 

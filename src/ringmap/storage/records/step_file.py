@@ -31,8 +31,8 @@ import xxhash
 
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.columns.text import Words, unpack
+from ringmap.storage.disk.checksums import DAMAGED, END, HEADER, FrameReader, framed
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.frames import DAMAGED, END, HEADER, FrameReader, framed
 from ringmap.storage.disk.paths import STREAM, WORDS
 from ringmap.storage.disk.system import Data
 from ringmap.storage.records.blobs import LARGEST_BLOB, decode_data

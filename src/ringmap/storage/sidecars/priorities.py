@@ -30,8 +30,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import xxhash
 
+from ringmap.storage.disk.checksums import END, HEADER, FrameReader, FrameWriter
 from ringmap.storage.disk.files import File, closed
-from ringmap.storage.disk.frames import END, HEADER, FrameReader, FrameWriter
 from ringmap.storage.disk.paths import PRIORITIES, UNFINISHED
 from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.records.table import Record

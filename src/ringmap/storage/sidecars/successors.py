@@ -24,10 +24,10 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
+from ringmap.storage.disk.checksums import SLOT_NBYTES, TwoSlots
 from ringmap.storage.disk.files import File
 from ringmap.storage.disk.paths import SUCCESSORS
 from ringmap.storage.disk.system import NotAFileError
-from ringmap.storage.disk.two_slots import SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.blobs import decode_data, encode_data
 from ringmap.storage.records.table import Record
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar

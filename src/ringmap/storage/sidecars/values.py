@@ -40,9 +40,9 @@ import xxhash
 
 from ringmap.errors import CorruptError, EnvironmentFault, LappedError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.checksums import SLOT_NBYTES, TwoSlots
 from ringmap.storage.disk.files import File, closed
 from ringmap.storage.disk.paths import UNFINISHED, VALUES
-from ringmap.storage.disk.two_slots import SLOT_NBYTES, TwoSlots
 from ringmap.storage.records.state import NO_BOOT
 from ringmap.storage.records.table import Record
 from ringmap.storage.ring.arrays import distinct
