@@ -35,6 +35,7 @@ from ringmap.storage.disk.files import File, closed
 from ringmap.storage.disk.paths import PRIORITIES, UNFINISHED
 from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.records.table import Record
+from ringmap.storage.ring.arrays import highest, lowest
 from ringmap.storage.ring.ring import Position, Ring
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
 
@@ -59,6 +60,8 @@ _MOST = 1 << 48
 _TRIES = 10
 _LAPS = 1 << 16
 _ODD, _MIX, _CHECK = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93), np.uint64(0xFFFF << 48)
+_USED = np.uint64(1 << 48)
+"""Set in the check of each word, so that none is 0."""
 
 
 @dataclass(slots=True)
@@ -258,15 +261,16 @@ class PriorityFile(Sidecar):
         leaves = Leaves(np.full(self._rows, np.nan, np.float32))
         self._is_ahead = False
         is_valid, faults = self._load_words(leaves, head)  # before the logs, which are to be newer
-        highest = np.frombuffer(self._file.read(8, 0), "<u8")
-        if highest == self._word_of_highest(highest.astype("<u4").view("<f4")[0]):
-            leaves.highest = float(highest.astype("<u4").view("<f4")[0])
-        elif highest:
+        word = np.frombuffer(self._file.read(8, 0), "<u8")
+        priority = float(word.astype("<u4").view("<f4")[0])
+        if word == self._word_of_highest(priority):
+            leaves.highest = priority
+        elif word:
             faults.append("the word of the highest priority is damaged")
         numbers = list[int]()
         for at, begin in enumerate(begins):
             number = int.from_bytes(begin[_NUMBER], "little")
-            if number % _LOGS == at and self._frames(number).next(self._log_nbytes) is not None:
+            if number % _LOGS == at and self._frames(number, _PAGE).next(self._log_nbytes) is not None:
                 numbers.append(number)
             elif any(begin):
                 faults.append(f"frame 0 of log {at} is damaged: its updates are lost")
@@ -276,8 +280,8 @@ class PriorityFile(Sidecar):
         for number in sorted(numbers):
             end = self._replay(leaves, number, head, end, faults)
         unknown = np.isnan(leaves.values)
-        by_position = (~np.roll(unknown, -head)).nonzero()[0] + head - self._rows
-        leaves.upto = int(by_position[-1]) + 1 if len(by_position) else 0
+        known = np.roll(~unknown, -head)  # by position
+        leaves.upto = head - int(known[::-1].argmax()) if known.any() else 0
         leaves.values[unknown] = leaves.highest
         return leaves, faults
 
@@ -288,13 +292,16 @@ class PriorityFile(Sidecar):
             slots, laps = _slots(self._rows, start, head)
             words = np.frombuffer(self._file.read(len(slots) * 8, _WORDS + start * 8), "<u8")
             bits = words.astype("<u4")
-            # Of the positions with its lap the closest one has the word.
-            ahead = ((words >> 32).astype(np.int64) - laps + _LAPS // 2) % _LAPS - _LAPS // 2
-            good = (words == self._words(bits, slots, laps + ahead)) & (words != 0)
-            damaged += int(np.count_nonzero(~good & (words != 0)))
+            good = words == self._words(bits, slots, laps)
+            if not good.all():
+                # Of the positions with its lap the closest one has the word.
+                ahead = ((words >> 32).astype(np.int64) - laps + _LAPS // 2) % _LAPS - _LAPS // 2
+                other = (words == self._words(bits, slots, laps + ahead)) & (words != 0)
+                damaged += int(np.count_nonzero(~other & (words != 0)))
+                self._is_ahead |= bool((other & (ahead > 0)).any())
+                is_valid |= bool(other.any())
+            good &= words != 0
             is_valid |= bool(good.any())
-            self._is_ahead |= bool((good & (ahead > 0)).any())
-            good &= ahead == 0
             leaves.values[start : start + len(words)][good] = bits.view("<f4")[good]
         return is_valid, [f"{damaged} words are damaged: these priorities are lost"] if damaged else []
 
@@ -307,6 +314,7 @@ class PriorityFile(Sidecar):
         mixed ^= mixed >> 29
         mixed *= _MIX
         mixed &= _CHECK
+        mixed |= _USED
         words |= mixed
         if laps[-1] < 0:
             words[laps < 0] = 0
@@ -316,9 +324,9 @@ class PriorityFile(Sidecar):
         """Return the word of the highest priority, that of a slot behind all others."""
         return self._words(np.array([priority], "<f4").view("<u4"), np.array([self._rows]), np.array([0]))
 
-    def _frames(self, number: int) -> FrameReader:
+    def _frames(self, number: int, chunk: int) -> FrameReader:
         begin = self._begins[number % _LOGS]
-        return FrameReader(self._file, self._seed(number), begin, stop=begin + self._log_nbytes, chunk=self._log_nbytes)
+        return FrameReader(self._file, self._seed(number), begin, stop=begin + self._log_nbytes, chunk=chunk)
 
     def _replay(self, leaves: Leaves, number: int, head: int, before: int | None, faults: list[str]) -> int:
         """Apply the frames of a log to leaves; return where it ends.
@@ -330,7 +338,7 @@ class PriorityFile(Sidecar):
             before: where the log before ends; None: there is none.
             faults: gets what is wrong with the log.
         """
-        frames, low = self._frames(number), head - self._rows
+        frames, low = self._frames(number, self._log_nbytes), head - self._rows
         while (payload := frames.next(self._log_nbytes)) is not None:
             _, end, leaves.highest, count = _FRAME.unpack_from(payload)
             if before is not None and end not in (0, before):
@@ -339,12 +347,14 @@ class PriorityFile(Sidecar):
             if count:
                 positions = np.frombuffer(payload, np.int64, count, _FRAME.size)
                 priorities = np.frombuffer(payload, np.float32, count, _FRAME.size + positions.nbytes)
-                kept = (positions >= low) & (positions < head)
-                Points(positions, priorities[kept], positions[kept] % self._rows).apply(leaves)
-                self._is_ahead |= bool(positions.max() >= head)
-                if not kept.all():  # those left out may be the highest
+                top = highest(positions)
+                if top >= head or lowest(positions) < low:
+                    self._is_ahead |= top >= head
                     last = np.unique(positions[::-1], return_index=True)[1]
                     leaves.highest = max(leaves.highest, float(priorities[::-1][last].max()))
+                    kept = (positions >= low) & (positions < head)
+                    positions, priorities = positions[kept], priorities[kept]
+                Points(positions, priorities, positions % self._rows).apply(leaves)
             else:
                 start, stop, priority = _RANGE.unpack_from(payload, _FRAME.size)
                 Range(max(start, low), min(stop, head), priority).apply(leaves)
