@@ -18,7 +18,7 @@ from ringmap import TransitionReplayBuffer
 from ringmap.errors import EnvironmentFault, LockedError, RingmapError
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk import checksums
-from ringmap.storage.inspect.describe import facts_of, pending_at
+from ringmap.storage.inspect.describe import facts_of
 from tests import ROOT
 from tests.crash.kill import blows
 from tests.crash.kill.blows import AtLine
@@ -88,12 +88,12 @@ def frames_of(raw):
 
 def test_pending_rows_are_counted_and_are_no_finding(killed):
     assert ringmap.check(killed) == []
-    assert (pending_at(killed), facts_of(killed).pending, facts_of(killed).steps) == (10, 10, 4)
+    assert (facts_of(killed).pending, facts_of(killed).steps) == (10, 4)
     with TransitionReplayBuffer.open(killed, device=None, sampler=in_order) as reader:
         assert numbers(reader) == [0, 1, 2, 3]
     with make(killed) as buf:
         assert numbers(buf) == [*range(2 * CALLS)]
-        assert (pending_at(killed), facts_of(killed).steps) == (0, 14)
+        assert (facts_of(killed).pending, facts_of(killed).steps) == (0, 14)
     buf.close()
     assert ringmap.check(killed) == []
 
@@ -101,7 +101,7 @@ def test_pending_rows_are_counted_and_are_no_finding(killed):
 def test_pending_rows_of_a_writer_at_work_are_counted(tmp_path):
     with make(tmp_path / "buf") as buf:
         add(buf, 0)
-        assert (pending_at(tmp_path / "buf"), ringmap.check(tmp_path / "buf")) == (2, [])
+        assert (facts_of(tmp_path / "buf").pending, ringmap.check(tmp_path / "buf")) == (2, [])
         assert buf.check() == []
         with pytest.raises(LockedError):
             make(tmp_path / "buf")
@@ -221,7 +221,7 @@ def test_repair_cuts_a_damaged_group(killed):
     (finding,) = ringmap.check(killed)
     assert finding.what == "frame 3 is damaged; the 4 steps before it are whole"
     ringmap.repair(killed, dry_run=False)
-    assert (ringmap.check(killed), pending_at(killed)) == ([], 4)
+    assert (ringmap.check(killed), facts_of(killed).pending) == ([], 4)
     with make(killed) as buf:
         assert numbers(buf) == [*range(8)]
     buf.close()

@@ -11,7 +11,7 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import NotFoundError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.inspect.describe import pending_at
+from ringmap.storage.inspect.describe import facts_of
 from ringmap.storage.records.manifest import Kind
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.priorities import PriorityFile
@@ -110,7 +110,7 @@ def test_a_call_that_is_added_after_a_call_was_dropped_survives_a_kill(calls):
     assert look(buf)[0][-1] == (2, 3)
     buf.add(*call_of(5, 3, None))
     buf._ring.buffer.engine.owned.abandon()
-    assert pending_at(str(path)) == 3
+    assert facts_of(path).pending == 3
     buf = RebootedTransitions(20, (4,), path=path, **options)
     assert look(buf)[0][-1] == (5, 3)
     buf.close()

@@ -48,9 +48,9 @@ def check(path: Place, as_json: AsJson = False, quiet: Quiet = False) -> None:
 
 def pending_at(path: str) -> int:
     """Return how many rows of the buffer at a path are stored, but not committed yet."""
-    from ringmap.storage.inspect import describe
+    from ringmap.storage.inspect.describe import facts_of
 
-    return sum(describe.pending_at(os.path.join(path, name)) for name in _rings_of(path) or [""])
+    return sum(facts_of(os.path.join(path, name)).pending for name in _rings_of(path) or [""])
 
 
 def _rings_of(path: str) -> list[str]:

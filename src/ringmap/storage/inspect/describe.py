@@ -36,7 +36,6 @@ __all__ = [
     "commits_of",
     "facts_of",
     "nbytes_of",
-    "pending_at",
     "writer_of",
 ]
 
@@ -160,19 +159,9 @@ def facts_of(path: str | os.PathLike[str], reader: Reader | None = None) -> Fact
     )
 
 
-def pending_at(folder: str) -> int:
-    """Return how many rows of an open group are stored in a directory and not committed yet.
-
-    Its writer commits them soon; if it was killed, the next opening for writing does. O(records).
-
-    Raises:
-        CorruptError, NewerVersionError, EnvironmentFault: as for `facts_of`.
-    """
-    with closing(Reader(Disk(), local_path(folder))) as reader:
-        return _pending_in(reader)
-
-
 def _pending_in(reader: Reader) -> int:
+    """Return how many rows of an open group are stored and not committed yet: its writer commits them soon; if it was
+    killed, the next opening for writing does."""
     disk, folder = reader.disk, reader.paths.open
     for _ in range(_TRIES):  # a writer may be going on
         newest = reader.table.read(reader.seq) if reader.seq else None
