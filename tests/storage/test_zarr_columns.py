@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import sys
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -505,6 +507,58 @@ def test_the_cache_keeps_within_its_limit():
     for chunk in range(10):
         cache.put(chunk, bytes(30), 1)
     assert [chunk for chunk in range(10) if cache.get(chunk, 0) is not None] == [7, 8, 9]
+
+
+def share(cache, chunks):
+    """Let threads put chunks that say what they are, and get them; return what went wrong."""
+    wrong, before, start = [], sys.getswitchinterval(), threading.Barrier(4)
+
+    def use(seed):
+        work = np.random.default_rng(seed).integers(0, (chunks, 20, 20), (8000, 3)).tolist()
+        start.wait()
+        try:
+            for chunk, head, at in work:
+                cache.put(chunk, np.array([[chunk, head]], np.uint8), head)
+                found = cache.get(chunk, at)
+                if found is not None and (found[0, 0] != chunk or found[0, 1] <= at):
+                    wrong.append(found)
+        except Exception as error:
+            wrong.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    return wrong
+
+
+@pytest.mark.parametrize("chunks", [2, 20])
+def test_threads_share_the_cache(chunks):
+    cache = ChunkCache(20)
+    assert share(cache, chunks) == []
+    for chunk in range(20, 30):  # whatever the count of bytes is by now
+        cache.put(chunk, np.zeros((1, 2), np.uint8), 1)
+    assert sum(rows.nbytes for rows, _ in cache._chunks.values()) <= 40
+
+
+def test_control_heads_apart_from_their_rows_are_caught():
+    class Apart(ChunkCache):
+        heads: ClassVar = {}
+
+        def put(self, chunk, content, head):
+            self.heads[chunk] = head
+            os.sched_yield()  # another thread may have its turn between any two calls
+            self._chunks[chunk] = content, head
+
+        def get(self, chunk, position):
+            return self._chunks[chunk][0] if position < self.heads[chunk] else None
+
+    assert share(Apart(20), 2)
 
 
 WIDE = ColumnSpec("pixels", (64, 64), np.dtype("u1"))
