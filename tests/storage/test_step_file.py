@@ -12,7 +12,7 @@ from ringmap.storage.columns.text import Words
 from ringmap.storage.commit.group import OpenGroup
 from ringmap.storage.disk.checksums import HEADER
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.paths import STREAM
+from ringmap.storage.disk.paths import STEPS
 from ringmap.storage.records import step_file
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.step_file import EARLIER_LIMIT, Heading, OpenRows, StepFile, Unlinked, read_steps
@@ -48,7 +48,7 @@ def written(folder, heading, calls, earlier=b""):
         end = file.write(end, payload(*rows, row=heading.row_nbytes), Words(), False)
         ends.append(end[0])
     file.close()
-    return folder / STREAM, ends
+    return folder / STEPS, ends
 
 
 def read(path, most=50):
@@ -154,7 +154,7 @@ def test_of_the_next_group_no_frame_of_this_one_counts(tmp_path, monkeypatch):
             end = file.write(end, payload(number), Words(), False)
         file.write(file.begin(Heading(SCHEMA, after=AFTER, nbytes=2000)), payload(9), Words(), False)
         file.close()
-        return numbers(read(tmp_path / heading.salt / STREAM))
+        return numbers(read(tmp_path / heading.salt / STEPS))
 
     assert again() == [9]
     monkeypatch.setattr(step_file, "seed_of", lambda heading: 0)
@@ -186,7 +186,7 @@ def test_values_of_rows_before_a_group(tmp_path, calls):
 def test_rows_of_a_group_are_counted_while_they_come(tmp_path):
     heading = Heading(SCHEMA, after=AFTER, nbytes=4000)
     file = StepFile(Disk(), str(tmp_path / "a"), heading.nbytes)
-    rows = OpenRows(Disk(), str(tmp_path / "a" / STREAM))
+    rows = OpenRows(Disk(), str(tmp_path / "a" / STEPS))
     rows.catch_up()
     assert (rows.after, rows.count) == (None, 0)
     end = file.begin(heading)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from ringmap.errors import ReplacedError, RingmapError
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import describe, holder_of
-from ringmap.storage.disk.paths import STREAM, Paths
+from ringmap.storage.disk.paths import STEPS, Paths
 from ringmap.storage.records.manifest import hold, read_manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.step_file import OpenRows
@@ -47,7 +47,7 @@ class _Ring:
         for name in names:
             group = self.groups.get(name)
             if group is None:
-                group = OpenRows(self.disk, os.path.join(folder, name, STREAM))
+                group = OpenRows(self.disk, os.path.join(folder, name, STEPS))
                 self.groups[name] = group
             with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
                 group.catch_up()

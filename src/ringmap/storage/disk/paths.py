@@ -43,7 +43,7 @@ __all__ = [
     "PRIORITIES",
     "SIGNS",
     "STATE",
-    "STREAM",
+    "STEPS",
     "SUCCESSORS",
     "TABLE",
     "UNFINISHED",
@@ -58,7 +58,7 @@ __all__ = [
 LOCK, MANIFEST, TABLE, STATE = "lock", "manifest.json", "episodes.npy", "state.bin"
 DATA, OPEN, COLUMNS = "data", "open", "columns"
 
-STREAM = "steps.bin"
+STEPS = "steps.bin"
 """The file in a folder of `open/`."""
 
 WORDS = "words.bin"

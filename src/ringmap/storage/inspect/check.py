@@ -47,7 +47,7 @@ from ringmap.storage.disk.paths import (
     OPEN,
     SIGNS,
     STATE,
-    STREAM,
+    STEPS,
     TABLE,
     WORDS,
     Paths,
@@ -552,10 +552,10 @@ class Scan:
         found += self._of_rows(progress, among)
         found += self._of_small_state()
         for folder in self.names(OPEN):
-            stream = self.stream_of(folder)
-            if stream.fault:
-                what = f"{stream.fault}; the {stream.count} steps before it are whole"
-                found.append(Finding(f"{folder}/{STREAM}", what))
+            steps = self.steps_in(folder)
+            if steps.fault:
+                what = f"{steps.fault}; the {steps.count} steps before it are whole"
+                found.append(Finding(f"{folder}/{STEPS}", what))
         for sidecar in SIDECARS:
             found += [Finding(sidecar.names[0], fault) for fault in self.sidecar_faults(sidecar, self.newest())]
         found += self._of_others()
@@ -690,8 +690,8 @@ class Scan:
 
     # -- what lies beside ------------------------------------------------------------------------
 
-    def stream_of(self, folder: str) -> StoredSteps:
-        """Return what the stream in a folder of `open/` holds, nothing when there is none (any more)."""
+    def steps_in(self, folder: str) -> StoredSteps:
+        """Return what the file of steps in a folder of `open/` holds, nothing when there is none (any more)."""
         with contextlib.suppress(OSError, NotAFileError):
             return read_steps(self.disk, self.path(folder), self.fixed.max_steps)
         return StoredSteps()
@@ -718,9 +718,7 @@ class Scan:
         for folder in self.names(OPEN):
             if self.disk.is_folder(self.path(folder)):
                 names.remove(folder)
-                names += [
-                    name for name in self.names(folder) if name not in (f"{folder}/{STREAM}", f"{folder}/{WORDS}")
-                ]
+                names += [name for name in self.names(folder) if name not in (f"{folder}/{STEPS}", f"{folder}/{WORDS}")]
         for name in names:
             folder, _, base = name.rpartition("/")
             known = name in NAMES or name in self.fixed.files or base in FINE or base.startswith(".nfs")

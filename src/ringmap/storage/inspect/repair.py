@@ -43,7 +43,7 @@ from ringmap.storage.disk.paths import (
     MARKS,
     OPEN,
     STATE,
-    STREAM,
+    STEPS,
     TABLE,
     Paths,
     local_path,
@@ -317,16 +317,16 @@ class Plan:
             elif name != MARKS:  # which people wrote
                 self._unlink(name, "remove it: nothing in it is whole, or it is of another buffer")
         for finding in self._findings:
-            name, folder = finding.file, finding.file.removesuffix(f"/{STREAM}")
+            name, folder = finding.file, finding.file.removesuffix(f"/{STEPS}")
             if name.startswith(f"{DATA}/") and "expected a regular file" in finding.what:
                 self._unlink(name, "remove it: nothing of the buffer is in it")
             elif name.startswith(f"{OPEN}/") and folder != name:
-                stream = scan.stream_of(folder)
-                if stream.heading is None:
+                steps = scan.steps_in(folder)
+                if steps.heading is None:
                     self._unlink(folder, "remove it: no step in it can be read")
                 else:
-                    what = f"cut it after its {stream.count} whole steps"
-                    self._act(name, what, work=partial(self.disk.extend, scan.path(name), stream.nbytes))
+                    what = f"cut it after its {steps.count} whole steps"
+                    self._act(name, what, work=partial(self.disk.extend, scan.path(name), steps.nbytes))
 
     def _unlink(self, name: str, what: str) -> None:
         if not self.disk.is_folder(self.scan.path(name)) or name.startswith(f"{OPEN}/"):

@@ -33,7 +33,7 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.columns.text import Words, unpack
 from ringmap.storage.disk.checksums import DAMAGED, END, HEADER, FrameReader, framed
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.paths import STREAM, WORDS
+from ringmap.storage.disk.paths import STEPS, WORDS
 from ringmap.storage.disk.system import Data
 from ringmap.storage.records.blobs import LARGEST_BLOB, decode_data
 from ringmap.storage.records.table import MOST, PartOf
@@ -184,7 +184,7 @@ class StepFile:
         self._disk, self._seed, self._is_named = disk, 0, False
         self._words: File | None = None
         disk.make_folder(folder)
-        self.file = disk.create(os.path.join(folder, STREAM), nbytes)
+        self.file = disk.create(os.path.join(folder, STEPS), nbytes)
         if nbytes:
             try:
                 self.file.reserve(0, nbytes)
@@ -313,7 +313,7 @@ def read_steps(disk: Disk, folder: str, most: int) -> StoredSteps:
     Raises:
         OSError: it can't be read, or is gone meanwhile.
     """
-    path = os.path.join(folder, STREAM)
+    path = os.path.join(folder, STEPS)
     if not disk.is_folder(folder) or not disk.is_file(path):
         return StoredSteps()
     with closing(disk.open(path)) as file:
