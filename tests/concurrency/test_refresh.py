@@ -198,7 +198,7 @@ def test_a_state_that_is_shown_during_a_look_is_new_at_the_next(writer, monkeypa
 def test_control_generations_are_read_after_the_state(writer, monkeypatch):
     def look(self):
         if self._state_file.generations() != self._peeked[0]:
-            shown = self._read_state()
+            shown = self._state_file.peek()[0]
             self._peeked = self._state_file.generations(), shown
         return self._peeked[1]
 

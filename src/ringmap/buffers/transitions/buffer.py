@@ -820,7 +820,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             raise InputError(f"{type(self).__name__}.sample: to must be 'numpy' or 'torch', got {to!r}")
         positions, _, weigh = self._draw(batch_size, step, "sample")
         asked = positions.copy()
-        columns: dict[str, Any] = self.engine.read(positions, ROW)
+        columns: dict[str, Any] = self._ring.buffer.engine.read(positions, ROW)
         weights: Any = weigh and weigh(positions)
         if weights is not None:
             columns["ids"], columns["weights"] = positions, weights

@@ -35,7 +35,7 @@ from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw, Together
 from ringmap.clips.items import EpisodeMoment, Numbers
 from ringmap.errors import NoClipsError
-from ringmap.storage.columns.copying import aligned, pair
+from ringmap.storage.columns.copying import LEAST_NBYTES, aligned, pair
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.disk.calls import thread
@@ -203,7 +203,8 @@ class TransitionReader(ClipReader):
     def _put_into(self, batch: dict[str, Array], out: dict[str, Array] | None) -> dict[str, Array]:
         """Return the columns of a batch in order, in the caller's arrays, where there are some."""
         if out is None:
-            return {name: aligned(batch[name]) for name in self._names}
+            names = self._names
+            return {name: v if (v := batch[name]).nbytes < LEAST_NBYTES else aligned(v) for name in names}
         for name, into in out.items():
             if into is not batch[name]:
                 np.copyto(into, batch[name])

@@ -225,12 +225,14 @@ class Rows:
                 slots = known % self.ring.rows
         if slots is None:
             slots = positions % self.ring.rows
-        into = zip(names, out or [None] * len(names), strict=True)
-        if threads == 1:
-            taken = [self.by_name[name].take(slots, to, head) for name, to in into]
+        files = self.by_name
+        if out is None and threads == 1:
+            taken = [files[name].take(slots, None, head) for name in names]
         else:
-            taken = [take(self.by_name[name], slots, to, threads, head) for name, to in into]
-        taken = self._newest(names, known, taken)
+            into = zip(names, out or [None] * len(names), strict=True)
+            taken = [take(files[name], slots, to, threads, head) for name, to in into]
+        if self.texts or self._changes is not None:
+            taken = self._newest(names, known, taken)
         if here is not None:
             taken = [put(values, here, newest) for values, newest in zip(taken, rows, strict=True)]
         return taken

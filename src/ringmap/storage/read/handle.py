@@ -34,7 +34,7 @@ from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
 from ringmap.storage.records.manifest import Manifest, read_manifest
 from ringmap.storage.records.state import State
 from ringmap.storage.records.table import END, EpisodeTable, Record
-from ringmap.storage.ring.links import NONE
+from ringmap.storage.ring.links import NO_PART, NONE
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.ring.ring import NOWHERE, ORIGIN, Ordinal, Position
 from ringmap.storage.sidecars import Home
@@ -210,11 +210,12 @@ class Handle:
     def _take_next(self, record: Record) -> None:
         """Move memory to the state after the next record. Holds `lock`."""
         self.live.evict_before(record.tail)
-        if record.length and record.start >= self.head:  # else they are the rows of a group, which were shown already
-            self.live.append(record.start, record.length, record.origin, record.link)
-        if record.part & END:
+        start, length, part = record.start, record.length, record.part
+        if length and start >= self.head:  # else they are the rows of a group, which were shown already
+            self.live.append(start, length, record.origin, record.link if part else NO_PART)
+        if part & END:
             self.live.end(record.chain, record.seq)
-        self.seq, self.first, self.tail, self.head = record.seq, record.first, record.tail, record.head
+        self.seq, self.first, self.tail, self.head = record.seq, record.first, record.tail, Position(start + length)
         self.next_ordinal, self.time = record.next_ordinal, record.time
 
     def _open_values(self, rows: Rows | None) -> None:

@@ -10,7 +10,6 @@ Not here: sampling, redraws.
 
 from __future__ import annotations
 
-import functools
 import socket
 import time
 from collections.abc import Callable
@@ -29,7 +28,6 @@ from ringmap.storage.read.handle import Handle, Timeline
 from ringmap.storage.read.read_live import Tries
 from ringmap.storage.read.recovery import (
     Progress,
-    RecoveredState,
     bad_episodes,
     find,
     is_clean,
@@ -149,7 +147,7 @@ class Reader(Handle):
                 continue
             found.drop(bad)
             with thread.searching, self.lock:
-                self._change_to(shown or State(), functools.partial(self._take_found, found))
+                self._change_to(shown or State(), found.live.newest, self._take, found, found.live, True)
             return
         raise self._lapped("opening", tries)
 
@@ -158,10 +156,6 @@ class Reader(Handle):
         if manifest.uuid != self.manifest.uuid:
             raise ReplacedError(f"{self.folder}: another buffer's manifest is there now; open the buffer again")
         self.manifest = manifest
-
-    def _take_found(self, found: RecoveredState) -> None:
-        self._take(found, found.live, anew=True)
-        self._newest = found.live.newest
 
     def _refuse_old_state(self, shown: State, data: bytes) -> None:
         """Raise if more is stored than the one commit that a killed writer may not have shown."""
@@ -234,17 +228,15 @@ class Reader(Handle):
             self._same_until = now + HELD_S
         if now >= self._held_until:
             self.disk.check_held("ReplayBuffer")
-            self._refuse_copied()
+            if self._copies_up:
+                self._refuse_copied()
             if self._state_file.generations() is not None:
                 self._held_until = now + HELD_S
 
     def _refuse_copied(self) -> None:
-        """Raise if a writer made overlayfs copy the state file: its number may be the same, so the content is compared.
-
-        Raises:
-            ReplacedError: it did.
-        """
-        if self._copies_up and self._state_file.is_copied(self.disk):
+        """Raise if a writer made overlayfs copy the state file: its number may be the same, so the content is
+        compared."""
+        if self._state_file.is_copied(self.disk):
             raise ReplacedError(
                 f"{self.folder}: lies on overlayfs (a container's layers), and a writer has opened it since: that "
                 "copied its files up from "
@@ -256,24 +248,23 @@ class Reader(Handle):
         """Return the newest state that was shown, without a system call if that is the one of the last time."""
         generations = self._state_file.generations()  # before the state: one that is shown after it counts as new
         before, shown = self._peeked
-        if generations is None or generations != before:
-            shown = self._read_state()
-            self._peeked = generations, shown
-        return shown
-
-    def _read_state(self) -> State:
-        self._refuse_copied()
+        if generations is not None and generations == before:
+            return shown
+        if self._copies_up:
+            self._refuse_copied()
         # A disk had lost it when this reader looked at the records. A writer's opening makes both slots whole before it
         # writes a row: while the file is unchanged, no process has written since.
         if self._lost is not None and self._state_file.data() == self._lost:
-            return self._shown
-        shown = self._state_file.peek()[0]
-        if shown is None:
+            newest: State | None = self._shown
+        else:
+            newest = self._state_file.peek()[0]
+        if newest is None:
             raise CorruptError(
                 f"{self.paths.state}: stays torn: its writer was killed in mid-write; open the buffer for "
                 "writing once, which mends it"
             )
-        return shown
+        self._peeked = generations, newest
+        return newest
 
     def shown_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now. Without a system call, if the state is
@@ -324,48 +315,39 @@ class Reader(Handle):
             if again.seq + 1 - self.table.slots >= fresh:  # its slot may have been taken for that number
                 return False
 
-        def take() -> None:
-            if anew:
-                if self.rows is not None:
-                    self.rows.forget()
-                self._newest = None
-            self._take(shown, found, anew)
-            self._newest = found.newest or self._newest
-
         with thread.searching, self.lock:
             if not anew and (
                 shown.era != self._shown.era or shown.seq < self.seq or fresh != max(self.seq + 1, shown.first)
             ):
                 return False  # another thread was faster, or a signal handler
-            self._change_to(shown, take)
+            if anew and self.rows is not None:
+                self.rows.forget()
+            newest = found.newest or (None if anew else self._newest)
+            self._change_to(shown, newest, self._take, shown, found, anew)
         return True
 
     def _follow_one(self, shown: State) -> bool:
         """Take the single record that came since the last look; False if it is not the plain next episode."""
         record = self.table.read(shown.seq)
-        if record is None or (record.tail, record.head) != (shown.tail, shown.head):
+        if record is None or record.tail != shown.tail or record.start + record.length != shown.head:
             return False
-
-        def take() -> None:
-            self._take_next(record)
-            self._newest = record
-
         with thread.searching, self.lock:
             known = shown.era == self._shown.era and shown.seq == self.seq + 1
             limits = self.manifest.max_steps, self.table.slots
             if not known or not is_next(record, self.tail, self.head, self.next_ordinal, self.time, *limits):
                 return False
-            self._change_to(shown, take)
+            self._change_to(shown, record, self._take_next, record)
         return True
 
-    def _change_to(self, shown: State, take: Callable[[], None]) -> None:
-        """Change memory to the shown state. Holds `lock`."""
+    def _change_to(self, shown: State, newest: Record | None, take: Callable[..., None], *args: Any) -> None:
+        """Change memory to the shown state, whose newest record is known, by `take(*args)`. Holds `lock`."""
         if shown.era != self._shown.era and not self._is_stored_still():
             self.pulse.break_timeline()
             self.timeline = Timeline()
             self.segments.forget()
         self._shown = _BETWEEN
-        take()
+        take(*args)
+        self._newest = newest
         self._shown = shown
         self.pulse.beat()
 
