@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.buffers import replay
+from ringmap.clips import bounds as bounds_module
 from ringmap.clips import draws as draws_module
 from ringmap.clips import gather as gather_module
-from ringmap.clips import parts as parts_module
 from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
 from ringmap.clips.computed.returns import ReturnToGo
@@ -795,7 +795,7 @@ def test_the_second_look_sees_the_lowest_position(cut, monkeypatch):
     assert (draw() == 1).all()
     with monkeypatch.context() as patch:
         patch.setattr(draws_module.Crossing, "still_whole", lambda self, source, count: None)
-        patch.setattr(parts_module.Joined, "still_whole", lambda self, good: good)
+        patch.setattr(bounds_module.Bounds, "still_whole", lambda self, good: good)
         assert not (draw() == 1).all()
 
 

@@ -15,9 +15,9 @@ from ringmap import ReplayBuffer
 from ringmap.buffers import episodes
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.steps import StepRing
+from ringmap.clips.bounds import Bounds
 from ringmap.clips.computed.returns import _Sums
 from ringmap.clips.cut import Ends
-from ringmap.clips.parts import JoinedRows
 from ringmap.storage.columns.rows import Rows
 from ringmap.testing.plain import PlainRing
 from ringmap.testing.reads import LOADS, READS, failures, loader
@@ -240,7 +240,7 @@ def test_rows_of_a_group_that_begins_during_a_read_are_found(tmp_path, storage, 
         ),
         (Rows, "show", lambda *_, **__: None, "pending", {"clips", "windows", "return_to_go", "stored"}),
         (Ends, "blanks", lambda self, *ends: ends, "parts", {"windows"}),
-        (JoinedRows, "key_of", lambda self, column: self._whole, "all", {"return_to_go"}),
+        (Bounds, "key_of", lambda self, column: self._whole, "all", {"return_to_go"}),
         (
             _Sums,
             "lack",

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
+from ringmap.clips.bounds import Bounds
 from ringmap.clips.computed import sequences
-from ringmap.clips.parts import JoinedRows
 from ringmap.data import ConcatDataset, MergeDataset, Sequences, load_dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.errors import InputError, NoClipsError
@@ -192,7 +192,7 @@ def test_controls(monkeypatch):
         (WholeEpisodes, "by_lane", without("is_open", np.zeros_like)),
         (WholeEpisodes, "by_lane", without("lanes", np.zeros_like)),
         (WholeEpisodes, "are_begins", lambda self, places: np.isin(places, self.places)),
-        (JoinedRows, "positions", lambda self, places: places),
+        (Bounds, "positions", lambda self, places: places),
         (sequences.Sequences, "across", property(lambda self: False, lambda self, value: None)),
     ]
     for where, name, plant in plants:

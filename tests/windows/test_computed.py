@@ -7,7 +7,8 @@ import pytest
 
 import ringmap.clips.computed.nstep as nstep_module
 from ringmap import ReplayBuffer
-from ringmap.clips.items import Items, RingRows
+from ringmap.clips.bounds import Bounds
+from ringmap.clips.items import Items
 from ringmap.data import Computed, Hindsight, Index, NStep, ReturnToGo, Sequences, TimeToEnd, Window
 from ringmap.errors import InputError
 from ringmap.testing import ComputedTests
@@ -165,10 +166,10 @@ def test_sums_are_kept_once_and_go_with_their_episode():
     """A known episode is read once; what takes its rows is read again."""
     buf = ReplayBuffer(40, spare_rows=40, seed=0, reward_at="same")
     column, reads = ReturnToGo(), []
-    right = RingRows.read
+    right = Bounds.read
     buf.write_episode({"reward": np.ones(20)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RingRows, "read", lambda self, *args: reads.append(1) or right(self, *args))
+        patch.setattr(Bounds, "read", lambda self, *args: reads.append(1) or right(self, *args))
         for _ in range(5):
             assert set(buf.sample(16, window={"r": column})["r"]) <= set(range(1, 21))
         assert len(reads) == 1
@@ -203,12 +204,12 @@ def test_sums_of_long_episodes(gamma, place):
 def test_sums_of_two_buffers_are_kept_side_by_side():
     """One column over two buffers, and over a writer and its reader, reads each episode once for each."""
     column, reads = ReturnToGo(), []
-    right = RingRows.read
+    right = Bounds.read
     buffers = [ReplayBuffer(40, seed=0, reward_at="same") for _ in range(2)]
     for number, buf in enumerate(buffers):
         buf.write_episode({"reward": np.full(20, number + 1.0)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RingRows, "read", lambda self, *args: reads.append(1) or right(self, *args))
+        patch.setattr(Bounds, "read", lambda self, *args: reads.append(1) or right(self, *args))
         for _ in range(3):
             for number, buf in enumerate(buffers):
                 found = buf.view(window={"r": column})[[0, 19]]["r"]

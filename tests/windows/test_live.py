@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from ringmap import ReplayBuffer
-from ringmap.clips.items import RingRows
+from ringmap.clips.bounds import Bounds
 from ringmap.data import Hindsight, Index, NStep, ReturnToGo, Window
 from ringmap.errors import InputError, NoClipsError
 from ringmap.samplers import PrioritizedSampler
@@ -177,7 +177,7 @@ def test_sums_of_rows_that_went_replace_no_newer_ones(monkeypatch, where):
 
         return after
 
-    place, name = (RingRows, "read") if where == "read" else (Store, "newest_tail")
+    place, name = (Bounds, "read") if where == "read" else (Store, "newest_tail")
     threads = []
     write(3, 8)
     monkeypatch.setattr(place, name, interrupted(getattr(place, name)))

@@ -118,7 +118,7 @@ class Steps:
         return slots
 
     def places(
-        self, anchors: Array, starts: Array, lengths: Array, blank_first: Array | None = None
+        self, anchors: Array, starts: Array, lengths: Array, blanks: tuple[Array, Array | int] | None = None
     ) -> tuple[Array, Array | None]:
         """Return the positions `(B, n)` of the steps, and which of them are padding, None if none can be.
 
@@ -126,13 +126,12 @@ class Steps:
             anchors: positions of the anchors, int64 `(B,)`.
             starts: positions of the first steps of their episodes.
             lengths: steps of these episodes.
-            blank_first: how many steps at their starts have no value; None: as many as of any.
+            blanks: how many steps at their starts, and at their ends, have no value; None: as many as of any.
         """
         wanted = anchors[:, None] + self.array
         if not self.padded:
             return wanted, None
-        first = self.blank_first if blank_first is None else blank_first
-        return clamp(wanted, starts, lengths, first, self.blank_last)
+        return clamp(wanted, starts, lengths, *(blanks or (self.blank_first, self.blank_last)))
 
 
 Places = tuple[Array, Array | None, Array | None]

@@ -9,7 +9,7 @@ alone looks up the parts of all of them again.
 
 Invariants: a step is read at the position where its part is stored; an item is whole only if the lowest position that
 was read for it is still live after the copy.
-Not here: which parts make an episode (storage/ring/links.py), items with padding (parts.py).
+Not here: which parts make an episode (storage/ring/links.py), items with padding (bounds.py).
 
 Integers for a draw:  random()  in [0, 1)  * count  -> cut off -> + low. `Generator.integers` calls Python code of NumPy
 for the size, which takes longer than the draw; this takes 0.4 of its time for 32. A double has 53 bits, so each integer

@@ -20,20 +20,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringmap.clips.adjacent import AdjacentRings
+from ringmap.clips.bounds import Bounds
 from ringmap.clips.clip_range import ClipRange
-from ringmap.clips.cut import Cut, Layout, Places, Steps, Taken, places_of, slots_of
+from ringmap.clips.cut import Cut, Layout, Places, Steps, Taken, places_of
 from ringmap.clips.draws import NO_CROSSING, Crossing, Drawn, integers
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import (
     EpisodeMoment,
     Items,
     Numbers,
-    RingRows,
     call_functions,
     compute,
     pad,
 )
-from ringmap.clips.parts import Joined, JoinedRows
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.copying import SPLIT_NBYTES, Readahead, aligned, take
@@ -163,7 +162,8 @@ class ClipReader(Forkable):
             numbers = EpisodeMoment(lambda: [(self.source, None)])
         number = None if numbers is None else numbers.of(self.source)
         while True:
-            batch, bad = self.once(positions, cut, out, threads, asked, crossing, number)
+            batch, good = self._gather(positions, cut, out, threads, asked, crossing, number)
+            bad = lost(self.source, positions, good)
             if bad is not None:
                 self._read_again(batch, positions, bad, cut, redraw, number)
             if numbers is None or not numbers.is_outdated:
@@ -283,22 +283,6 @@ class ClipReader(Forkable):
         good = self.starts(positions, cut)
         return positions if good.all() else np.where(good, positions, GONE)
 
-    def bounds_of(self, positions: Array) -> tuple[Array, Array, Array]:
-        """Return start and length of the episode of each position, and whether it lies in one; where not, 1 step at the
-        position."""
-        with thread.searching, self.source.lock:
-            live = self.source.live
-            if not len(live):
-                return positions, np.ones(len(positions), np.int64), np.zeros(len(positions), bool)
-            # Before the first episode this is -1, the last one, which is no match either.
-            episodes = live.starts.searchsorted(positions, side="right") - 1
-            starts, lengths = live.starts.take(episodes), live.lengths.take(episodes)
-        steps = positions - starts
-        inside = steps.view(np.uint64) < lengths.astype(np.uint64)  # a negative one is huge
-        if inside.all():
-            return starts, lengths, inside
-        return np.where(inside, starts, positions), np.where(inside, lengths, 1), inside
-
     def pin_before(self, head: Position, count: int, cut: Cut) -> Pinned:
         """Return the `count` clips of the episodes that start before position `head`: the moment of another process."""
         with thread.searching, self.source.lock:
@@ -374,11 +358,14 @@ class ClipReader(Forkable):
         is_covered = rows.is_covered or plan.has_text
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
-        joined: Joined | None = None
+        bounds: Bounds | None = None
+        inside: Array | None = None
         if plan.needs_bounds:
             crossing = None  # a draw knows the steps of items without padding only
-        if not (plan.needs_bounds and self._is_joined(cut)):
-            places, starts, lengths, inside = self._places(plan, anchors, is_covered)
+            bounds = Bounds(self.source, anchors, cut.across)
+            places, inside = bounds.places(plan.steps, is_covered)
+        else:
+            places = plan.places(anchors, is_covered)
             if crossing is None and plan.can_cross and self.source.live.links is not None:
                 crossing = Crossing.of(self.source, anchors, cut.around)
             if crossing is NO_CROSSING:
@@ -386,10 +373,6 @@ class ClipReader(Forkable):
             elif crossing is not None:
                 for spots, (every, _, positions) in zip(plan.spots, places, strict=True):
                     crossing.put(every, spots, plan.size, positions)
-        else:
-            starts = lengths = anchors
-            joined = Joined.of(self.source, anchors, cut.across)
-            places, inside = joined.places(plan.steps, plan.size, is_covered)
         if rows.large:
             if not asked:
                 self._want(rows, plan, places)
@@ -397,19 +380,14 @@ class ClipReader(Forkable):
         batch = plan.copy(places, len(anchors), out, threads, head, rows if is_covered else None)
         if rows.large:
             self.watch.end()
-        if cut.computed:
-            found = cut.episode_numbers or numbers
-            assert found is not None
-            if joined is None:
-                ring = RingRows(self.source)
-                items = Items(ring, cut, anchors, starts, lengths, batch, self.rng, found)
-            else:
-                items = joined.items(JoinedRows(self.source, joined), cut, batch, self.rng, found)
-            inside = self._compute(batch, items, cut, inside)
-        if crossing is not None:
+        if bounds is not None:
+            if cut.computed:
+                found = cut.episode_numbers or numbers
+                assert found is not None
+                inside = self._compute(batch, bounds.items(cut, batch, self.rng, found), cut, inside)
+            inside = bounds.still_whole(inside)
+        elif crossing is not None:
             inside = crossing.still_whole(self.source, len(anchors))
-        elif joined is not None:
-            inside = joined.still_whole(inside)
         return batch, inside
 
     def _compute(self, batch: dict[str, Array], items: Items, cut: Cut, inside: Array | None) -> Array | None:
@@ -428,15 +406,11 @@ class ClipReader(Forkable):
         rows = self.source.rows
         if rows is not None and rows.large and self.watch.is_cold:
             plan = self.plan_of(cut, rows)
-            if not self._is_joined(cut):
-                self._want(rows, plan, self._places(plan, anchors, False)[0])
+            if plan.needs_bounds:
+                places, _ = Bounds(self.source, anchors, cut.across).places(plan.steps, False)
             else:
-                joined = Joined.of(self.source, anchors, cut.across)
-                self._want(rows, plan, joined.places(plan.steps, rows.ring.rows, False)[0])
-
-    def _is_joined(self, cut: Cut) -> bool:
-        """Whether steps must be found among joined episodes."""
-        return cut.across or (cut.needs_bounds and self.source.live.links is not None)
+                places = plan.places(anchors, False)
+            self._want(rows, plan, places)
 
     def plan_of(self, cut: Cut, rows: Rows) -> Plan:
         """Return what to gather for a cut."""
@@ -454,28 +428,6 @@ class ClipReader(Forkable):
                 column = rows.by_name[name]
                 if column.is_large:
                     column.want(places[number][0])
-
-    def _places(self, plan: Plan, anchors: Array, is_covered: bool) -> tuple[list[Places], Array, Array, Array | None]:
-        """Return where each of the plan's steps is, with its positions if rows are covered.
-
-        Also, where needed: start and length of the episode of each anchor, and which of them lie in one, None if all
-        do.
-        """
-        size, starts, lengths, inside = plan.size, anchors, anchors, None
-        if plan.needs_bounds:
-            starts, lengths, found = self.bounds_of(anchors)
-            inside = None if found.all() else found
-        places: list[Places] = []
-        for steps, is_alone in plan.steps:
-            if steps.padded:
-                wanted, is_pad = steps.places(anchors, starts, lengths)
-                slots, at = slots_of(wanted, starts, size), wanted if is_covered else None
-            else:
-                is_pad = None
-                at = anchors[:, None] + steps.array if is_covered else None
-                slots = steps.slots(anchors, size)
-            places.append(places_of(slots, is_pad, at) if is_alone else (slots, is_pad, at))
-        return places, starts, lengths, inside
 
 
 class Plan:
@@ -518,6 +470,15 @@ class Plan:
         """Whether an item may have steps in several parts, with none of them padded."""
         self.spots = [cut.around.spots(steps.array) for steps, _ in self.steps]
         """Where the steps are among those of an item that does."""
+
+    def places(self, anchors: Array, is_covered: bool) -> list[Places]:
+        """Return where each of the steps is, none of which is padded; with its positions if rows are covered."""
+        found: list[Places] = []
+        for steps, is_alone in self.steps:
+            slots = steps.slots(anchors, self.size)
+            at = anchors[:, None] + steps.array if is_covered else None
+            found.append(places_of(slots, None, at) if is_alone else (slots, None, at))
+        return found
 
     def copy(
         self,

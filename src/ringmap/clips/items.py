@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.cut import Cut, Ends, Taken, clamp, slots_of
+from ringmap.clips.cut import Cut, Ends, Taken, clamp
 from ringmap.clips.facts import TERMINATED, name_among
 from ringmap.errors import InputError
 from ringmap.storage.columns.copying import aligned
@@ -35,7 +35,6 @@ __all__ = [
     "ItemRows",
     "Items",
     "Numbers",
-    "RingRows",
     "call_functions",
     "compute",
     "pad",
@@ -94,41 +93,6 @@ class ItemRows:
     def newest_tail(self) -> int:
         """Return the position below which rows may have been overwritten by now."""
         return 0
-
-
-class RingRows(ItemRows):
-    """The rows of a ring without parts: an episode has ended, and is evicted whole."""
-
-    def __init__(self, source: Handle) -> None:
-        assert source.rows is not None
-        self._source, self._rows = source, source.rows
-        self.names = source.rows.by_name
-        self.size = source.rows.ring.rows
-        self.lock = source.lock
-
-    def take(self, column: str, places: Array, starts: Array) -> Array:
-        """Return copies of rows."""
-        slots = slots_of(places, starts, self.size)
-        return self._rows.take([column], places, self._source.head, slots=slots)[0]
-
-    def read(self, column: str, start: int, length: int) -> Array:
-        """Return a copy of rows of one or more episodes."""
-        return self._rows.take([column], range(start, start + length))[0]
-
-    def key_of(self, column: str) -> Any:
-        """Return the timeline of the ring, None for a column whose values may change."""
-        return None if self._rows.may_change(column) else self._source.timeline
-
-    def are_begins(self, places: Array) -> Array:
-        """Tell at which of these positions an episode begins."""
-        with thread.searching, self.lock:
-            starts = self._source.live.starts
-            found: Array = starts.take(starts.searchsorted(places), mode="clip") == places
-        return found
-
-    def newest_tail(self) -> int:
-        """Return the position below which rows may have been overwritten by now."""
-        return self._source.newest_tail()
 
 
 class _RingMoment:

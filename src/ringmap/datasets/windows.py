@@ -274,13 +274,13 @@ def _read(
             found = rows.rows_at(names, episodes, first, range(0, width, run.step))
             is_pad = np.zeros((len(steps), len(run)), np.bool_)
             if len(late):
-                places, padding = held.places(steps[late], starts[late], lengths[late], blanks[late])
+                places, padding = held.places(steps[late], starts[late], lengths[late], (blanks[late], held.blank_last))
                 is_pad[late] = padding
                 where = late[:, None], places - first[late][:, None]
                 for values in found.values():
                     values[late] = values[where]
             return found, is_pad
-    places, padding = held.places(steps, starts, lengths, blanks)
+    places, padding = held.places(steps, starts, lengths, (blanks, held.blank_last))
     return rows.rows_at(names, episodes, places, None), padding
 
 

@@ -172,6 +172,7 @@ class WholeEpisodes:
     Attributes:
         names: of each episode, int64.
         lengths: live steps of each.
+        num_steps: of all.
         first_steps: how many steps of each were evicted.
         places: the place of the first step of each.
         parts: the index of the first part of each in `in_order`.
@@ -197,6 +198,7 @@ class WholeEpisodes:
         "lanes",
         "lengths",
         "names",
+        "num_steps",
         "of_part",
         "parts",
         "place_of_part",
@@ -233,6 +235,7 @@ class WholeEpisodes:
         self._shifts = starts - self._places
         self.places = self._places[self.parts]
         self.lengths = np.diff(self.places, append=stops[-1:])
+        self.num_steps = int(stops[-1]) if len(stops) else 0
         self.of_part, self.place_of_part = np.empty((2, len(order)), np.int64)
         self.of_part[order], self.place_of_part[order] = begins.cumsum() - 1, self._places
 
@@ -264,7 +267,7 @@ class WholeEpisodes:
     @property
     def _sizes(self) -> Array:
         """The steps of each part, in the order of places."""
-        return np.diff(self._places, append=self.lengths.sum())
+        return np.diff(self._places, append=self.num_steps)
 
     def __len__(self) -> int:
         return len(self.names)
