@@ -284,6 +284,8 @@ class Cut:
     """Names of the columns that are computed."""
     around: Around = field(init=False, compare=False, repr=False)
     """The steps that an item holds; the anchor alone where gathering needs the bounds of the episodes."""
+    computed_layout: Layout = field(init=False, compare=False, repr=False)
+    """Shape of a row and dtype of the computed columns, as of the last batch."""
     needs_bounds: bool = field(init=False)
     """Whether gathering needs the bounds of the episodes: a column is padded, or computed."""
 
@@ -301,6 +303,7 @@ class Cut:
             ("anchors", (self.before, self.after, least, self.across)),
             ("widest", max((len(t.steps.offsets) for t in taken), default=1)),
             ("needs_bounds", needs_bounds),
+            ("computed_layout", {}),
             ("around", Around(() if needs_bounds else offsets)),
         ):
             object.__setattr__(self, name, value)
@@ -341,7 +344,8 @@ class Cut:
         return [name for name in names if self.of(name) is not None]
 
     def layout(self, schema: Schema, size: int) -> Layout:
-        """Return the shape and dtype of every gathered column of a batch of `size` items, masks included."""
+        """Return the shape and dtype of every column of a batch of `size` items, masks included; of computed ones, once
+        they were computed here."""
         found: Layout = {}
         for spec in schema.columns:
             taken = self.of(spec.name)
@@ -349,6 +353,7 @@ class Cut:
                 found[spec.name] = taken.shape(size, spec), spec.dtype
                 if taken.mask is not None:
                     found[taken.mask] = (size, len(taken.steps.offsets)), np.dtype(np.bool_)
+        found.update({name: ((size, *shape), dtype) for name, (shape, dtype) in self.computed_layout.items()})
         return found
 
     def counts(self, lengths: Array) -> Array:

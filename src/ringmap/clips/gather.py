@@ -32,10 +32,11 @@ from ringmap.clips.items import (
     call_functions,
     compute,
     pad,
+    put_added,
 )
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.base import Column
-from ringmap.storage.columns.copying import SPLIT_NBYTES, Readahead, aligned, take
+from ringmap.storage.columns.copying import SPLIT_NBYTES, Readahead, take
 from ringmap.storage.columns.rows import AdjacentRows, Rows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import put
@@ -172,7 +173,7 @@ class ClipReader(Forkable):
         if cut.functions:
             call_functions(batch, cut, len(positions))
         if cut.added:
-            self.plan_of(cut, self.source.rows).settle(batch, out)
+            put_added(batch, cut, out)
         return batch
 
     def once(
@@ -220,10 +221,8 @@ class ClipReader(Forkable):
         return Together(batch, anchors, None)
 
     def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
-        """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""
-        found, plan = cut.layout(schema, size), self._plans.get(id(cut))
-        computed = {} if plan is None else plan.computed
-        return {**found, **{n: ((size, *shape), dtype) for n, (shape, dtype) in computed.items()}}
+        """Return the shape and dtype of the columns of a batch."""
+        return cut.layout(schema, size)
 
     def _read_again(
         self,
@@ -434,14 +433,12 @@ class Plan:
     """What to gather for a cut over these rows, on a ring of `size`: made once.
 
     `steps`: the distinct steps, and whether they come without an axis of their own; `columns`: name, column, how it is
-    held, the number of its steps, and the shape of a row that is folded; `computed`: the shape of a row and the dtype
-    of computed columns, as of the last batch.
+    held, the number of its steps, and the shape of a row that is folded.
     """
 
     __slots__ = (
         "can_cross",
         "columns",
-        "computed",
         "cut",
         "has_text",
         "needs_bounds",
@@ -454,7 +451,6 @@ class Plan:
     def __init__(self, cut: Cut, rows: Rows | AdjacentRows, size: int) -> None:
         self.cut, self.rows = cut, rows
         self.needs_bounds, self.size = cut.needs_bounds, size
-        self.computed: Layout = {}
         self.steps: list[tuple[Steps, bool]] = []
         self.columns: list[tuple[str, Column, Taken, int, tuple[int, ...] | None]] = []
         for name, column in rows.by_name.items():
@@ -511,15 +507,3 @@ class Plan:
             if is_pad is not None:
                 pad(batch, values, taken, is_pad, out)
         return batch
-
-    def settle(self, batch: dict[str, Array], out: dict[str, Array] | None) -> None:
-        """Move computed columns to the caller's arrays, where these fit."""
-        for name in self.cut.added:
-            values = batch[name]
-            self.computed[name] = values.shape[1:], values.dtype
-            into = None if out is None else out.get(name)
-            if into is not None and (into.shape, into.dtype) == (values.shape, values.dtype):
-                np.copyto(into, values)
-                batch[name] = into
-            else:
-                batch[name] = aligned(values)

@@ -38,6 +38,7 @@ __all__ = [
     "call_functions",
     "compute",
     "pad",
+    "put_added",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -383,6 +384,19 @@ def compute(batch: dict[str, Array], items: Items, cut: Cut) -> None:
         items.name = name
         found = column.compute(items)
         batch.update(found if isinstance(found, dict) else {name: found})
+
+
+def put_added(batch: dict[str, Array], cut: Cut, out: Mapping[str, Array] | None) -> None:
+    """Move the columns that a cut adds to the caller's arrays, where these fit, and note their shapes."""
+    for name in cut.added:
+        values = batch[name]
+        cut.computed_layout[name] = values.shape[1:], values.dtype
+        into = None if out is None else out.get(name)
+        if into is None or (into.shape, into.dtype) != (values.shape, values.dtype):
+            batch[name] = aligned(values)
+        elif into is not values:
+            np.copyto(into, values)
+            batch[name] = into
 
 
 def call_functions(batch: dict[str, Array], cut: Cut, size: int) -> None:

@@ -43,7 +43,7 @@ from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn, integers
 from ringmap.clips.gather import GONE, MOST_CHOICES, PINNED, ClipReader, Redraw
-from ringmap.clips.items import EpisodeMoment, call_functions
+from ringmap.clips.items import EpisodeMoment, call_functions, put_added
 from ringmap.clips.many import RING_FAULTS, Piece, gather_many, groups
 from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, draw_with
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
@@ -57,7 +57,7 @@ from ringmap.errors import (
     ReadOnlyError,
 )
 from ringmap.fleet.pace import Pace
-from ringmap.storage.columns.copying import Readahead, aligned
+from ringmap.storage.columns.copying import Readahead
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.calls import note_nested
@@ -142,7 +142,6 @@ class ShardEngine(Engine):
         self._tables: dict[tuple[Any, ...], ClipTable] = {}
         self._adjacent: tuple[tuple[Ring, ...] | None, AdjacentRings | None] = None, None
         self._redraws = self._redraws_gone = 0
-        self._layouts: dict[int, tuple[Cut, Layout]] = {}
         self._cuts: dict[tuple[int, int], tuple[Cut, Cut, Ring]] = {}
         self._times: dict[int, tuple[Ring, CommitTimes]] = {}
 
@@ -591,7 +590,7 @@ class ShardEngine(Engine):
         if cut.functions:
             call_functions(batch, cut, size)
         if cut.added and batch:
-            self._settle(batch, cut, out)
+            put_added(batch, cut, out)
         if out is not None and self.rings.columns is not None:
             batch = {name: batch[name] for name in self.layout(cut, size)}
         return batch
@@ -692,24 +691,6 @@ class ShardEngine(Engine):
             found = self._cuts[id(cut), ring.number] = cut, own, ring
         return found[1]
 
-    def _settle(self, batch: dict[str, Array], cut: Cut, out: dict[str, Array] | None) -> None:
-        """Move computed columns to the caller's arrays, where these fit, and remember their shapes."""
-        shapes: Layout = {}
-        for name in cut.added:
-            values = batch[name]
-            shapes[name] = values.shape[1:], values.dtype
-            into = None if out is None else out.get(name)
-            if into is values:
-                continue
-            if into is not None and (into.shape, into.dtype) == (values.shape, values.dtype):
-                np.copyto(into, values)
-                batch[name] = into
-            else:
-                batch[name] = aligned(values)
-        if len(self._layouts) > 32:
-            self._layouts.clear()
-        self._layouts[id(cut)] = cut, shapes
-
     def layout(self, cut: Cut, size: int) -> Layout:
         """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""
         schema = self.schema
@@ -717,9 +698,7 @@ class ShardEngine(Engine):
             return {}
         if self.rings.columns is not None:
             return self.rings.columns.layout(size, self.rings.n_step == 1)
-        computed = self._layouts.get(id(cut), (cut, {}))[1]
-        added = {name: ((size, *shape), dtype) for name, (shape, dtype) in computed.items()}
-        return {**cut.layout(schema, size), **added}
+        return cut.layout(schema, size)
 
     def want(self, positions: Array, cut: Cut) -> None:
         """Ask the disk for clips that are to be read soon, if that pays off."""
