@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 import ringmap
 from ringmap import ReplayBuffer
-from ringmap.clips import gather, many
+from ringmap.clips import gather, rings
 from ringmap.data import OfflineToOnlineReplayBuffer, ShardedReplayBuffer, Window
 from ringmap.errors import CorruptError, InputError
 from ringmap.storage.columns import text
@@ -203,7 +203,7 @@ def test_workers_of_a_loader_send_lists(fleet, workers):
     buf.close()
 
 
-@pytest.mark.parametrize("module", [gather, many])
+@pytest.mark.parametrize("module", [gather, rings])
 def test_control_text_that_numpy_cuts(fleet, tmp_path, monkeypatch, module):
     def cut(into, where, values):
         into[where] = values

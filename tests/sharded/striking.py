@@ -18,5 +18,5 @@ class Striking:
 
 def always_look(monkeypatch):
     """Let every look see whether the directory of a ring was replaced: else that is noticed up to 0.1 s later."""
-    for module in ("ringmap.storage.read.reader", "ringmap.clips.adjacent"):
+    for module in ("ringmap.storage.read.reader", "ringmap.clips.rings"):
         monkeypatch.setattr(f"{module}.HELD_S", 0.0)

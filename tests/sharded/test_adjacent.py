@@ -10,10 +10,9 @@ import pytest
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers.sharded.numbers import apart
-from ringmap.clips import adjacent
-from ringmap.clips.adjacent import AdjacentRings, States
+from ringmap.clips import rings as clip_rings
 from ringmap.clips.cut import Cut
-from ringmap.clips.many import Piece, gather_many
+from ringmap.clips.rings import AdjacentRings, Piece, States, gather_many
 from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import ClosedError, ReadOnlyError
 from ringmap.storage.columns import base
@@ -279,7 +278,7 @@ def lap(fleet):
 
 def test_a_state_that_no_look_sees(three, monkeypatch):
     """The control of the sweep: if the states always look the same, clips that were overwritten come out."""
-    monkeypatch.setattr("ringmap.clips.adjacent.HELD_S", 1e9)
+    monkeypatch.setattr("ringmap.clips.rings.HELD_S", 1e9)
     monkeypatch.setattr(States, "generations", lambda self: b"")
     buf = open_all(three)
     buf.sample(3)
@@ -302,7 +301,7 @@ def test_tails_are_those_of_the_states_that_were_seen(three, monkeypatch):
 
 def never_due(monkeypatch):
     """Let a tail that was read once count until its ring shows another state."""
-    monkeypatch.setattr(adjacent, "HELD_S", 1e9)
+    monkeypatch.setattr(clip_rings, "HELD_S", 1e9)
 
 
 EVERY = np.arange(3)
@@ -353,13 +352,13 @@ def test_a_ring_that_failed_is_looked_at_again(three, monkeypatch):
 def test_all_tails_are_read_again_in_time(three, monkeypatch):
     """Looks at a ring that is written all the time are none at the others."""
     now = [1000.0]
-    monkeypatch.setattr(adjacent, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(clip_rings, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr("ringmap.storage.read.reader.HELD_S", 0.0)
     rings = beside(open_all(three))
     assert rings.lost(EVERY, NEWEST) is None
     shutil.rmtree(three.folder / "b")
     for expected in (None, [False, True, False]):
-        now[0] += 0.6 * adjacent.HELD_S
+        now[0] += 0.6 * clip_rings.HELD_S
         three.write("a", 10)
         found = rings.lost(EVERY, NEWEST)
         assert (found if found is None else found.tolist()) == expected
@@ -444,7 +443,7 @@ def test_a_directory_that_was_removed_is_seen_in_time(three, monkeypatch, is_loo
     """A state file without a name stays as it is: only a system call tells. The control never makes it."""
     always_look(monkeypatch)
     if not is_looked_at:
-        monkeypatch.setattr("ringmap.clips.adjacent.HELD_S", 1e9)
+        monkeypatch.setattr("ringmap.clips.rings.HELD_S", 1e9)
     buf = open_all(three)
     buf.sample(3)
     Striking(monkeypatch, AdjacentColumn, lambda: shutil.rmtree(three.folder / "b"), 1)

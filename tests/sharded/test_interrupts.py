@@ -11,7 +11,7 @@ import ringmap.buffers.sharded.clip_table
 import ringmap.buffers.sharded.engine
 import ringmap.buffers.sharded.members
 import ringmap.buffers.sharded.rings
-import ringmap.clips.adjacent
+import ringmap.clips.rings
 from ringmap.buffers.sharded.members import Members, _Open
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import RoleError
@@ -26,8 +26,7 @@ FILES = {
         ringmap.buffers.sharded.engine,
         ringmap.buffers.sharded.members,
         ringmap.buffers.sharded.rings,
-        ringmap.clips.adjacent,
-        ringmap.clips.adjacent,
+        ringmap.clips.rings,
     )
 }
 

@@ -23,10 +23,9 @@ from ringmap.buffers.sharded import engine as engine_module
 from ringmap.buffers.sharded import members
 from ringmap.buffers.sharded import rings as ring_module
 from ringmap.buffers.sharded.numbers import apart
-from ringmap.clips import gather, many
-from ringmap.clips.adjacent import AdjacentRings, States
+from ringmap.clips import gather, rings
 from ringmap.clips.facts import Facts
-from ringmap.clips.many import groups
+from ringmap.clips.rings import AdjacentRings, States, groups
 from ringmap.collection.rings import finished_below
 from ringmap.data import ShardedReplayBuffer, Window, load_dataset
 from ringmap.errors import (
@@ -468,7 +467,7 @@ def test_the_control_of_the_look(three, monkeypatch, copies):
             for _ in range(12):
                 three.write(name, 40)
 
-    for module in (gather, many):
+    for module in (gather, rings):
         monkeypatch.setattr(module, "lost", lambda source, positions, good=None: None)
     monkeypatch.setattr(AdjacentRings, "lost", lambda *_: None)
     Striking(monkeypatch, copies, strike, 2)

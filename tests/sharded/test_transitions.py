@@ -19,8 +19,8 @@ from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions import nstep
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.buffers.transitions.nstep import TransitionReader
-from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.gather import PINNED, ClipReader
+from ringmap.clips.rings import AdjacentRings
 from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import BadRingsError, InputError, NoClipsError, ReplacedError
 from ringmap.ray.reader import Reader

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.bounds import Bounds
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout, Places, Steps, Taken, places_of
@@ -34,6 +33,7 @@ from ringmap.clips.items import (
     pad,
     put_added,
 )
+from ringmap.clips.rings import AdjacentRings
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.copying import SPLIT_NBYTES, Readahead, take

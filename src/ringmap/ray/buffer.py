@@ -27,7 +27,7 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.prefetch import Batches
 from ringmap.buffers.sharded.buffer import Shard
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
-from ringmap.clips.many import groups
+from ringmap.clips.rings import groups
 from ringmap.clips.samplers.prioritized import PrioritizedSampler, checked_priorities
 from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClosedError, InputError, NoClipsError, RingmapError

@@ -40,7 +40,7 @@ from ringmap.buffers.sharded.rings import Ring, Rings, as_paths
 from ringmap.buffers.sharded.view import ShardedView
 from ringmap.clips.cut import Cut
 from ringmap.clips.facts import Facts, check_fps
-from ringmap.clips.many import RING_FAULTS, groups
+from ringmap.clips.rings import RING_FAULTS, groups
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.window import Wanted
 from ringmap.datasets.base import Transform, in_range

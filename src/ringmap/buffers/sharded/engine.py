@@ -2,12 +2,11 @@
 
     look     every ring, without a system call (members.py)
     draw     one draw and one search for all clips, however many rings there are (clip_table.py)
-    read     one copy for each column (clips/adjacent.py), or one for each ring (clips/many.py) where columns are
-    compressed, items
-             padded or episodes in parts; bad clips are redrawn, from the others if their ring is gone
+    read     one copy for each column, or one for each ring where columns are compressed, items padded or episodes in
+             parts; bad clips are redrawn, from the others if their ring is gone
 
 Invariants: those of `Engine`; a ring is looked at, read and redrawn by its own protocol; no ring waits for another.
-Not here: which rings there are (rings.py), ring numbers (numbers.py), ids (moments.py), copies of rows (clips/many.py).
+Not here: which rings there are (rings.py), ring numbers (numbers.py), ids (moments.py), copies (clips/rings.py).
 """
 
 from __future__ import annotations
@@ -38,13 +37,12 @@ from ringmap.buffers.sharded.priorities import FleetPriorities
 from ringmap.buffers.sharded.retiring import Retiring, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn, integers
 from ringmap.clips.gather import GONE, MOST_CHOICES, PINNED, ClipReader, Redraw
 from ringmap.clips.items import EpisodeMoment, call_functions, put_added
-from ringmap.clips.many import RING_FAULTS, Piece, gather_many, groups
+from ringmap.clips.rings import RING_FAULTS, AdjacentRings, Piece, gather_many, groups
 from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, draw_with
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.datasets.batch import worker

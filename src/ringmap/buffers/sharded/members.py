@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.sharded.rings import Ring, Rings
-from ringmap.clips.adjacent import States
-from ringmap.clips.many import RING_FAULTS
+from ringmap.clips.rings import RING_FAULTS, States
 from ringmap.errors import InputError, NoClipsError
 from ringmap.storage.disk.calls import nested, refuse_nested
 from ringmap.storage.read.reader import HELD_S

@@ -21,7 +21,7 @@ from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.numbers import MOST_RINGS
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import Pinned
-from ringmap.clips.many import RING_FAULTS
+from ringmap.clips.rings import RING_FAULTS
 from ringmap.datasets.batch import worker
 from ringmap.storage.ring.ring import Position
 

@@ -24,7 +24,7 @@ from ringmap.buffers.sharded.rings import Ring
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.draws import Drawn
-from ringmap.clips.many import groups
+from ringmap.clips.rings import groups
 from ringmap.clips.samplers.base import BaseSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler, checked_priorities
 from ringmap.errors import InputError

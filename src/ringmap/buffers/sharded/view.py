@@ -25,7 +25,7 @@ from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.draws import Drawn
-from ringmap.clips.many import groups
+from ringmap.clips.rings import groups
 from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema

@@ -28,12 +28,12 @@ from ringmap.buffers.transitions.lane_ends import FURTHEST
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.buffers.transitions.rows import RowsOfAdjacent, RowsOfOne, are_live
 from ringmap.buffers.transitions.stacks import FrameStack
-from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw, Together
 from ringmap.clips.items import EpisodeMoment, Numbers
+from ringmap.clips.rings import AdjacentRings
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.copying import LEAST_NBYTES, aligned, pair
 from ringmap.storage.columns.rows import Rows

@@ -1,9 +1,9 @@
 """The rows that a batch of transitions is summed from, as of now: of one ring, or of several side by side.
 
 What is computed for each transition is computed for all of them at once. Rings whose columns can't be mapped side by
-side are read one after the other (clips/many.py).
+side are read one after the other (clips/rings.py).
 
-Not here: which rows are read (nstep.py), the looks before and after (nstep.py, clips/many.py).
+Not here: which rows are read (nstep.py), the looks before and after (nstep.py, clips/rings.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.transitions.next_observations import NextObservations
-from ringmap.clips.adjacent import RING_FAULTS, AdjacentRings
-from ringmap.clips.many import groups
+from ringmap.clips.rings import RING_FAULTS, AdjacentRings, groups
 from ringmap.storage.columns.copying import take
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle

@@ -9,7 +9,7 @@ Invariants: every column has as many rows as the ring; the sum of an episode is 
 schema order; a row without a newer value has the one that it was stored with. The open group is looked up before the
 first file is read: a row that is not in it was in the file by then, and until the group is let go it is right in both.
 Not here: which positions are live; where newer values (sidecars/values.py), pending rows (commit/group.py) and words
-(read/handle.py) are; which rings are side by side (clips/adjacent.py).
+(read/handle.py) are; which rings are side by side (clips/rings.py).
 """
 
 from __future__ import annotations

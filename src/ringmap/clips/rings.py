@@ -1,37 +1,44 @@
-"""The open rings side by side: what is asked of each of them for a batch is asked of all at once.
+"""Reads one batch from several rings: side by side where their columns are mapped, else ring by ring.
 
-    ids       ring numbers -> places     [2 0 2 1 0]           one table
-              positions    -> slots      slot + place * stride   one modulo, then one take for each column
-              (columns/rows.py)
-    after     states of all rings: as they were at the last look at their tails?     then one comparison with these
-    tails
+    side by side   ring numbers -> places     [2 0 2 1 0]           one table
+                   positions    -> slots      slot + place * stride   one modulo, then one take for each column
+                                                                      (columns/rows.py)
+    after          states of all rings: as they were at the last look at their tails?     then one comparison with these
+                   tails
+    ring by ring   anchors                    [a0 a1 a2 a3 a4]      ring 0: 1, 4 · ring 1: 3 · ring 2: 0, 2
 
 Invariants: a tail counts only while the state of its ring is the one that was shown before the tail was read, and for
 `HELD_S` seconds at most, as where a reader validates a copy itself; a ring whose tail can't be read has lost every row.
+A clip is in the place in which it was asked for; one counts only if it is live once all rings were copied.
 Not here: which rings are open (buffers/sharded/members.py), what is read at the slots (gather.py), what becomes of lost
-clips.
+clips, and of a ring that fails (buffers/sharded/engine.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.clips.cut import Steps
+from ringmap.clips.cut import Cut, Steps
+from ringmap.clips.items import Numbers
 from ringmap.errors import ClosedError, DamageError, ReplacedError
+from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.rows import AdjacentRows, Rows
+from ringmap.storage.columns.text import put
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.checksums import GENERATION, SLOT_NBYTES
 from ringmap.storage.read.handle import Handle, Pulse
+from ringmap.storage.read.read_live import lost
 from ringmap.storage.read.reader import HELD_S
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.ring.arrays import all_true, lowest
 from ringmap.storage.ring.ring import NOWHERE
 
-__all__ = ["RING_FAULTS", "AdjacentRings", "Ends"]
+__all__ = ["RING_FAULTS", "AdjacentRings", "Ends", "Piece", "States", "gather_many", "groups"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,12 +47,6 @@ RING_FAULTS = (ReplacedError, ClosedError, DamageError, OSError)
 
 _NOT_SEEN = object()
 """Differs from every state: a ring whose tail is read at each look."""
-
-
-class _Reads(Protocol):
-    """A reader of one ring."""
-
-    source: Handle
 
 
 class _Tails(NamedTuple):
@@ -118,7 +119,7 @@ class AdjacentRings:
     """
 
     def __init__(
-        self, readers: Mapping[int, _Reads], pulse: Pulse, seen: Sequence[Rows | None], rows: AdjacentRows
+        self, readers: Mapping[int, Any], pulse: Pulse, seen: Sequence[Rows | None], rows: AdjacentRows
     ) -> None:
         self._pulse = pulse
         self._all = [reader.source for reader in readers.values()]
@@ -144,7 +145,7 @@ class AdjacentRings:
         self._ends: Ends | None = None
 
     @classmethod
-    def of(cls, readers: Mapping[int, _Reads], pulse: Pulse) -> AdjacentRings:
+    def of(cls, readers: Mapping[int, Any], pulse: Pulse) -> AdjacentRings:
         """Return these rings, ring number -> reader, side by side.
 
         Raises:
@@ -266,3 +267,89 @@ class AdjacentRings:
         until = now + HELD_S if is_due else known.until
         found = self._known = _Tails(sweep, kept, tails, until)
         return found
+
+
+class Piece(NamedTuple):
+    """The clips of a batch that one ring holds.
+
+    `number`: of the ring; `places`: in the batch, rising; `anchors`: positions on its ring; `cut`: what they hold, as
+    this ring computes it; `numbers`: of its episodes, where the cut needs them.
+    """
+
+    number: int
+    reader: Any  # its ClipReader
+    places: Array
+    anchors: Array
+    cut: Cut
+    numbers: Numbers | None = None
+
+
+def groups(keys: Array) -> list[tuple[int, Array]]:
+    """Return each distinct key, and where it stands, rising. O(n log n).
+
+    Example:
+        >>> [(key, places.tolist()) for key, places in groups(np.array([2, 0, 2]))]
+        [(0, [1]), (2, [0, 2])]
+    """
+    if not len(keys):
+        return []
+    order = keys.argsort(kind="stable")
+    ranked = keys.take(order)
+    ends = (ranked[1:] != ranked[:-1]).nonzero()[0] + 1
+    bounds = [0, *ends.tolist(), len(keys)]
+    firsts = ranked.take(bounds[:-1]).tolist()
+    return [(key, order[a:b]) for key, (a, b) in zip(firsts, pairwise(bounds), strict=True)]
+
+
+def gather_many(
+    pieces: Sequence[Piece],
+    size: int,
+    batch: dict[str, Array],
+    threads: int,
+    fail: Callable[[Piece, Exception], None],
+) -> list[Array]:
+    """Copy the clips of all pieces into a batch; return the places of those that are still to be read.
+
+    Args:
+        pieces: of the batch.
+        size: of the batch.
+        batch: column -> `(size, ...)`; a missing column is made.
+        threads: maximum number of threads for the copy.
+        fail: called with a piece whose ring is gone or damaged; all its places are returned.
+
+    Cost: two copies of the rows, one if there is one piece.
+    """
+    bad, good = list[Array](), list[Piece]()
+    for piece in pieces:
+        is_whole = len(piece.places) == size  # and needs no second copy
+        try:
+            out = batch if batch and is_whole else None
+            found, gone = piece.reader.once(piece.anchors, piece.cut, out, threads, numbers=piece.numbers)
+        except RING_FAULTS as error:
+            fail(piece, error)
+            bad.append(piece.places)
+            continue
+        good.append(piece)
+        if gone is not None:
+            bad.append(piece.places[gone])
+        for name, values in found.items():
+            into = batch.get(name)
+            if into is values:
+                continue
+            if into is None and is_whole:
+                batch[name] = values
+                continue
+            is_other = into is not None and into.dtype != values.dtype and values.dtype.kind != "U"
+            if into is None or is_other or into.shape[1:] != values.shape[1:]:
+                into = empty((size, *values.shape[1:]), values.dtype)
+            batch[name] = put(into, piece.places, values)
+    for piece in good if len(pieces) > 1 else ():  # while the others were copied, its clips may have gone
+        try:
+            gone = lost(piece.reader.source, piece.anchors)
+        except RING_FAULTS as error:
+            fail(piece, error)
+            bad.append(piece.places)
+        else:
+            if gone is not None:
+                bad.append(piece.places[gone])
+    return [np.unique(np.concatenate(bad))] if bad else bad
