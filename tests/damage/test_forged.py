@@ -214,7 +214,7 @@ def test_a_segment_number_that_is_forged_costs_its_episode_and_no_later_one(benc
         forger.write_record(seq, fields)
         result = judged(bench, plan or seq, newest=plan is None)
         assert result["wrong"] == []
-        assert f"data of record {seq} is damaged" in result["seen"]["open r"]
+        assert f"data of record {seq}: damaged" in result["seen"]["open r"]
 
 
 def test_a_newest_record_that_calls_a_later_one_the_oldest_is_refused(bench, forger):

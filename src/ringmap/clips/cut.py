@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.draws import Around
-from ringmap.clips.index import counts, why_no_clips
+from ringmap.clips.index import counts
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.ring.arrays import highest
@@ -382,9 +382,17 @@ class Cut:
                 f"no sequence of {self.span} steps fits in a lane: {int(np.sum(lengths))} steps are stored; collect "
                 "more first"
             )
-        if self.history or not len(lengths):
-            return why_no_clips(lengths, self.span, self.frameskip, option)
+        if not len(lengths):
+            return f"no clips of {self.span} steps are stored (0 episodes); collect more first"
         longest = int(np.max(lengths))
+        if self.history:
+            few = longest // self.frameskip
+            remedy = f"{option}={few}" if few else f"frameskip={longest}"
+            return (
+                f"no clip of {self.span} steps ({option}={self.history} * frameskip={self.frameskip}) fits: the "
+                f"longest stored episode (of {len(lengths)}) has {longest} steps; choose {remedy} or less, or collect "
+                "longer episodes"
+            )
         return (
             f"no step can be an anchor: this window needs episodes of at least {max(self.span, self.least)} steps "
             f"({self.before} before the anchor, {self.after} after it), and the longest stored episode (of "

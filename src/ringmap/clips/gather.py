@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +47,7 @@ from ringmap.storage.read.read_live import lost, redraw_lost
 from ringmap.storage.ring.arrays import highest, lowest
 from ringmap.storage.ring.ring import ClipNumber, Position
 
-__all__ = ["GONE", "MOST_CHOICES", "PINNED", "ClipReader", "Pinned", "Plan", "Redraw", "Together"]
+__all__ = ["GONE", "MOST_CHOICES", "PINNED", "ClipReader", "Pinned", "Plan", "Redraw"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -81,15 +81,6 @@ class Pinned:
     def count(self) -> int:
         """Number of clips."""
         return self.end - self.base
-
-
-class Together(NamedTuple):
-    """Clips of several rings: their columns, the position of the oldest row of each, and which are good so far, None
-    for all."""
-
-    batch: dict[str, Array]
-    oldest: Array
-    good: Array | None
 
 
 class ClipReader(Forkable):
@@ -195,8 +186,9 @@ class ClipReader(Forkable):
 
     def read_adjacent(
         self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int
-    ) -> Together:
-        """Return clips of this ring and others as they are now; the caller validates them.
+    ) -> tuple[dict[str, Array], Array, Array | None]:
+        """Return clips of this ring and others as they are now, the position of the oldest row of each, and which are
+        good so far, None for all; the caller validates them.
 
         Args:
             rings: all rings.
@@ -206,11 +198,7 @@ class ClipReader(Forkable):
             out: as for `at`.
             threads: maximum number of threads for the copy.
         """
-        plan: Plan | None = rings.plans.get(id(cut))  # a plan keeps its cut
-        if plan is None:
-            while len(rings.plans) >= _MOST_PLANS:
-                rings.plans.pop(next(iter(rings.plans)), None)
-            plan = rings.plans[id(cut)] = Plan(cut, rings.rows, 0)
+        plan = _plan_of(rings.plans, cut, rings.rows, 0)
         slots: list[Places] = []
         for steps, is_alone in plan.steps:
             found = rings.slots(steps, anchors, places)
@@ -218,7 +206,7 @@ class ClipReader(Forkable):
         if len(anchors) * cut.widest * rings.rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         batch = plan.copy(slots, len(anchors), out, threads, rings.head)
-        return Together(batch, anchors, None)
+        return batch, anchors, None
 
     def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
         """Return the shape and dtype of the columns of a batch."""
@@ -353,7 +341,7 @@ class ClipReader(Forkable):
         assert rows is not None
         plan = self._plans.get(id(cut))
         if plan is None or plan.rows is not rows:
-            plan = self.plan_of(cut, rows)
+            plan = _plan_of(self._plans, cut, rows, rows.ring.rows)
         is_covered = rows.is_covered or plan.has_text
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
@@ -404,21 +392,12 @@ class ClipReader(Forkable):
         """Ask the disk for clips that are to be read soon, if that pays off."""
         rows = self.source.rows
         if rows is not None and rows.large and self.watch.is_cold:
-            plan = self.plan_of(cut, rows)
+            plan = _plan_of(self._plans, cut, rows, rows.ring.rows)
             if plan.needs_bounds:
                 places, _ = Bounds(self.source, anchors, cut.across).places(plan.steps, False)
             else:
                 places = plan.places(anchors, False)
             self._want(rows, plan, places)
-
-    def plan_of(self, cut: Cut, rows: Rows) -> Plan:
-        """Return what to gather for a cut."""
-        plan = self._plans.get(id(cut))  # a plan keeps its cut, so that no other gets its id
-        if plan is None or plan.rows is not rows:
-            while len(self._plans) >= _MOST_PLANS:
-                self._plans.pop(next(iter(self._plans)), None)
-            plan = self._plans[id(cut)] = Plan(cut, rows, rows.ring.rows)
-        return plan
 
     def _want(self, rows: Rows, plan: Plan, places: list[Places]) -> None:
         """Ask for all columns before any of them is touched."""
@@ -507,3 +486,13 @@ class Plan:
             if is_pad is not None:
                 pad(batch, values, taken, is_pad, out)
         return batch
+
+
+def _plan_of(plans: dict[int, Any], cut: Cut, rows: Rows | AdjacentRows, size: int) -> Plan:
+    """Return what to gather for a cut, from those that were made before."""
+    plan: Plan | None = plans.get(id(cut))  # a plan keeps its cut, so that no other gets its id
+    if plan is None or plan.rows is not rows:
+        while len(plans) >= _MOST_PLANS:
+            plans.pop(next(iter(plans)), None)
+        plan = plans[id(cut)] = Plan(cut, rows, size)
+    return plan

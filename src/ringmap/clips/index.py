@@ -52,7 +52,7 @@ from ringmap.storage.ring.links import NONE, WholeEpisodes
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.ring.ring import ClipNumber, Ordinal, Position
 
-__all__ = ["ClipIndex", "ClipPairs", "GuideTable", "SpanIndex", "counts", "why_no_clips"]
+__all__ = ["ClipIndex", "ClipPairs", "GuideTable", "SpanIndex", "counts"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -88,35 +88,6 @@ def counts(lengths: Array, span: int, least: int = 0) -> Array:
     sizes = np.asarray(lengths, np.int64)
     found: Array = np.maximum(0, sizes - (span - 1))
     return np.where(sizes < least, 0, found) if least else found
-
-
-def why_no_clips(lengths: Array, span: int, frameskip: int = 0, option: str = "history_len") -> str:
-    """Return why episodes of these lengths have no clip of `span` steps, and how to change that. O(episodes).
-
-    Args:
-        lengths: steps of each episode.
-        span: steps of a clip.
-        frameskip: stride between the observations of a clip; 0 if the caller does not know it.
-        option: the caller's name for the number of observations in a clip.
-
-    Example:
-        >>> why = why_no_clips(np.array([5, 7]), span=16, frameskip=2)
-        >>> why.partition(": ")[0], why.partition("; ")[2]
-        ('no clip of 16 steps (history_len=8 * frameskip=2) fits', 'choose history_len=3 or less, or collect longer
-        episodes')
-    """
-    if not len(lengths):
-        return f"no clips of {span} steps are stored (0 episodes); collect more first"
-    longest = int(lengths.max())
-    cut, remedy = f"{option} * frameskip", f"choose a smaller {option}"
-    if frameskip:
-        cut = f"{option}={span // frameskip} * frameskip={frameskip}"
-        few = longest // frameskip
-        remedy = f"choose {option}={few} or less" if few else f"choose frameskip={longest} or less"
-    return (
-        f"no clip of {span} steps ({cut}) fits: the longest stored episode (of {len(lengths)}) has {longest} "
-        f"steps; {remedy}, or collect longer episodes"
-    )
 
 
 class SpanIndex:

@@ -623,12 +623,12 @@ class ShardEngine(Engine):
             self.watch.begin()
         reader: ClipReader = rings.readers[0]
         out = batch if is_given else None
-        found = reader.read_adjacent(rings, places, local, cut, out, self.num_threads)
+        found, oldest, good = reader.read_adjacent(rings, places, local, cut, out, self.num_threads)
         if is_large:
             self.watch.end()
-        for name, values in found.batch.items():
+        for name, values in found.items():
             batch.setdefault(name, values)  # the caller's own are filled
-        bad = rings.lost(places, found.oldest, found.good)
+        bad = rings.lost(places, oldest, good)
         return np.empty(0, np.int64) if bad is None else bad.nonzero()[0]
 
     def _side_by_side(self) -> AdjacentRings | None:

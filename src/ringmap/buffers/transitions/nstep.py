@@ -31,7 +31,7 @@ from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn
-from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw, Together
+from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw
 from ringmap.clips.items import EpisodeMoment, Numbers
 from ringmap.clips.rings import AdjacentRings
 from ringmap.errors import NoClipsError
@@ -524,7 +524,7 @@ class TransitionReader(ClipReader):
 
     def read_adjacent(
         self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int
-    ) -> Together:
+    ) -> tuple[dict[str, Array], Array, Array | None]:
         """Return transitions of this ring and others as they are now, as `ClipReader.read_adjacent` does clips."""
         room = self._room(len(anchors)) if self._paired and out is None else out
         following = rings.plans.get(0)
@@ -532,7 +532,7 @@ class TransitionReader(ClipReader):
             following = rings.plans[0] = [reader.following for reader in rings.readers]
         rows = RowsOfAdjacent(rings, following, places)
         found = self._sums(rows, anchors, room, threads)
-        return Together(self._put_into(found.batch, out), found.oldest, found.good)
+        return self._put_into(found.batch, out), found.oldest, found.good
 
     def _room(self, size: int) -> dict[str, Array]:
         """Return arrays for both stacks of each leaf, or both large observations, in one block each.

@@ -270,7 +270,7 @@ class Committer(Handle):
             self._torn_memory = True
             if record.start < self.head:
                 self._group = None  # its rows are committed
-            self._take_next(record)
+            self._apply_next(record)
             self._torn_memory = False
 
     def _retire(self, files: CommitFiles, need: int) -> None:

@@ -303,7 +303,7 @@ class Store(Committer):
             with self.lock:
                 self._torn_memory = True
                 recovered.drop(bad)
-                self._take(recovered, recovered.live, anew=True)
+                self._apply(recovered, recovered.live, anew=True)
                 self.next_ordinal = max(self.next_ordinal, manifest.ordinal)
                 group = self._group
                 if group is not None and group.after != follows(self.newest_record()):

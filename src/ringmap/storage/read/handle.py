@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ __all__ = ["Handle", "Pulse", "Timeline", "tail_of"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KEPT_NBYTES = 16 << 20
-"""Bytes of words that a handle keeps, about: those of the newest reads, and half as many of those before."""
+"""Bytes of words that a handle keeps, about: beyond that it begins anew."""
 
 _WORD_NBYTES = 64
 """Of a string, beside its characters."""
@@ -193,7 +194,7 @@ class Handle:
         # After the tail: a timeline breaks before memory changes.
         return NOWHERE if self.pulse.broke is not None and self.pulse.is_broken else tail
 
-    def _take(self, state: State | RecoveredState, found: LiveRecords, anew: bool) -> None:
+    def _apply(self, state: State | RecoveredState, found: LiveRecords, anew: bool) -> None:
         """Move memory to a state, given its live records if `anew`, else those that came since. Holds `lock`."""
         if anew:
             self.live.reset(found.starts, found.lengths, found.parts, found.origins)
@@ -207,7 +208,7 @@ class Handle:
             self.next_ordinal = max(self.next_ordinal, found.newest.next_ordinal)
             self.time = max(self.time, found.newest.time)
 
-    def _take_next(self, record: Record) -> None:
+    def _apply_next(self, record: Record) -> None:
         """Move memory to the state after the next record. Holds `lock`."""
         self.live.evict_before(record.tail)
         start, length, part = record.start, record.length, record.part
@@ -283,14 +284,20 @@ class Handle:
         schema = self.schema
         if schema is None or not schema.texts or blob is None:
             return steps
-        try:
+        with self.decoding("text", record):
             words = Words(unpack(decode_blob(blob)[3]))
             columns = zip(schema.columns, steps, strict=True)
             return [words.decode(values) if spec.is_text else values for spec, values in columns]
+
+    @contextmanager
+    def decoding(self, what: str, record: Record) -> Iterator[None]:
+        """Raise CorruptError where the block raises ValueError, over the blob of a record."""
+        try:
+            yield
         except ValueError as error:
             raise CorruptError(
-                f"{self.folder}: text of record {record.seq}: {error}; run ringmap.check and ringmap.repair on the "
-                "buffer"
+                f"{self.segments.path(record.blob_segment)}: {what} of record {record.seq}: {error}; run ringmap.check "
+                "and ringmap.repair on the buffer"
             ) from None
 
     def data_of(self, record: Record) -> dict[str, Any]:
@@ -345,18 +352,10 @@ class Handle:
         return record
 
     def _data_in(self, blob: bytes | None, record: Record) -> dict[str, Any]:
-        if blob is None:
-            raise CorruptError(
-                f"{self.segments.path(record.blob_segment)}: data of record {record.seq} is damaged or "
-                "missing; run ringmap.check and ringmap.repair on the buffer"
-            )
-        try:
+        with self.decoding("data", record):
+            if blob is None:
+                raise ValueError("damaged or missing")
             return decode_data(decode_blob(blob)[2])
-        except ValueError as error:
-            raise CorruptError(
-                f"{self.segments.path(record.blob_segment)}: data of record {record.seq}: {error}; run ringmap.check "
-                "and ringmap.repair on the buffer"
-            ) from None
 
     def close(self) -> None:
         """Release all files. A running read keeps them, or raises ClosedError."""
@@ -385,8 +384,7 @@ class Texts:
         self._handle = weakref.ref(handle)
         # By era, too: then other records may start at known positions. Without a lock: two threads at once at worst
         # read words twice.
-        self._new: dict[tuple[int, int], list[str]] = {}
-        self._old: dict[tuple[int, int], list[str]] = {}
+        self._known: dict[tuple[int, int], list[str]] = {}
         self._nbytes = 0
 
     def __call__(self, positions: Array, codes: Array) -> Array:
@@ -428,18 +426,14 @@ class Texts:
         if start == NONE:
             return []
         key = era, start
-        words = self._new.get(key)
-        if words is not None:
-            return words
-        words = self._old.get(key)
-        if words is None:
-            words = self._read(handle, Position(start))
+        if (known := self._known.get(key)) is not None:
+            return known
+        words = self._read(handle, Position(start))
         if words:
-            nbytes = sum(map(len, words)) + _WORD_NBYTES * len(words)
-            if self._nbytes + nbytes > KEPT_NBYTES:
-                self._old, self._new, self._nbytes = self._new, {}, 0
-            self._new[key] = words
-            self._nbytes += nbytes
+            self._nbytes += sum(map(len, words)) + _WORD_NBYTES * len(words)
+            if self._nbytes > KEPT_NBYTES:
+                self._known, self._nbytes = {}, 0
+            self._known[key] = words
         return words
 
     def _read(self, handle: Handle, start: Position) -> list[str]:
@@ -450,13 +444,8 @@ class Texts:
         if blob is None:
             self._refuse_live(handle, np.array([start]))
             return []
-        try:
+        with handle.decoding("words", record):
             return unpack(decode_blob(blob)[3])
-        except ValueError as error:
-            raise CorruptError(
-                f"{handle.segments.path(record.blob_segment)}: words of record {record.seq}: {error}; run "
-                "ringmap.check and ringmap.repair on the buffer"
-            ) from None
 
     def _refuse_live(self, handle: Handle, positions: Array) -> None:
         """Raise if one of these rows, whose text is not known, was not evicted meanwhile."""

@@ -37,7 +37,7 @@ from ringmap.errors import LappedError
 from ringmap.storage.ring.arrays import lowest
 from ringmap.storage.ring.ring import Position
 
-__all__ = ["MOST", "RETRY_S", "Live", "Tries", "is_live", "lost", "read_whole", "redraw_lost", "retry"]
+__all__ = ["MOST", "RETRY_S", "Source", "Tries", "is_live", "lost", "read_whole", "redraw_lost", "retry"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -45,7 +45,7 @@ T = TypeVar("T")
 MOST, RETRY_S = 10, 5.0
 
 
-class Live(Protocol):
+class Source(Protocol):
     """A source that changes while it is read: see `Handle`."""
 
     retry_s: float
@@ -58,12 +58,12 @@ class Live(Protocol):
         """Catch up with the writer; tell whether anything changed."""
 
 
-def is_live(source: Live, position: int) -> bool:
+def is_live(source: Source, position: int) -> bool:
     """Validate a copy that is complete: tell whether rows from this position on were live during it."""
     return position >= source.newest_tail()
 
 
-def lost(source: Live, positions: Array, good: Array | None = None) -> Array | None:
+def lost(source: Source, positions: Array, good: Array | None = None) -> Array | None:
     """Validate a copy that is complete: return which rows may have been overwritten during it, bool `(B,)`; None for
     none.
 
@@ -134,7 +134,7 @@ def retry(
 
 
 def redraw_lost(
-    source: Live,
+    source: Source,
     positions: Array,
     bad: Array,
     gather: Callable[[Array], Array | None],
@@ -174,7 +174,7 @@ def redraw_lost(
 
 
 def read_whole(
-    source: Live,
+    source: Source,
     read: Callable[[], tuple[Array, T]],
     where: str,
     advice: str,

@@ -147,7 +147,7 @@ class Reader(Handle):
                 continue
             found.drop(bad)
             with thread.searching, self.lock:
-                self._change_to(shown or State(), found.live.newest, self._take, found, found.live, True)
+                self._change_to(shown or State(), found.live.newest, self._apply, found, found.live, True)
             return
         raise self._lapped("opening", tries)
 
@@ -323,7 +323,7 @@ class Reader(Handle):
             if anew and self.rows is not None:
                 self.rows.forget()
             newest = found.newest or (None if anew else self._newest)
-            self._change_to(shown, newest, self._take, shown, found, anew)
+            self._change_to(shown, newest, self._apply, shown, found, anew)
         return True
 
     def _follow_one(self, shown: State) -> bool:
@@ -336,7 +336,7 @@ class Reader(Handle):
             limits = self.manifest.max_steps, self.table.slots
             if not known or not is_next(record, self.tail, self.head, self.next_ordinal, self.time, *limits):
                 return False
-            self._change_to(shown, record, self._take_next, record)
+            self._change_to(shown, record, self._apply_next, record)
         return True
 
     def _change_to(self, shown: State, newest: Record | None, take: Callable[..., None], *args: Any) -> None:
