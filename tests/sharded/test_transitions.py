@@ -731,7 +731,7 @@ def test_the_control_of_the_look(steps, monkeypatch, copies):
     fleet = steps("stacks")
     monkeypatch.setattr(AdjacentRings, "lost", lambda *_: None)
     monkeypatch.setattr("ringmap.buffers.transitions.nstep.lost", lambda *_: None)
-    monkeypatch.setattr("ringmap.clips.many.lost", lambda *_: None)
+    monkeypatch.setattr("ringmap.clips.rings.lost", lambda *_: None)
     assert _lapped(fleet, monkeypatch, copies, 2, 1)[1] > 60
 
 

@@ -22,6 +22,7 @@ from ringmap.clips.items import ItemRows, Items, Numbers
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST
+from ringmap.storage.ring.arrays import all_true
 from ringmap.storage.ring.links import WholeEpisodes
 
 __all__ = ["Bounds"]
@@ -53,7 +54,7 @@ class Bounds(ItemRows):
                 if across or live.links is not None:
                     self._whole = live.runs if across else live.whole
         inside = steps.view(np.uint64) < lengths.astype(np.uint64)  # a negative one is huge
-        self._outside: Array | None = None if inside.all() else ~inside
+        self._outside: Array | None = None if all_true(inside) else ~inside
         if self._outside is not None:  # a step alone, which means nothing
             steps, lengths = np.where(inside, steps, 0), np.where(inside, lengths, 1)
         self._places, self._lengths = anchors, lengths
@@ -141,7 +142,7 @@ class Bounds(ItemRows):
             whole[:] = False
         if good is not None:
             whole &= good
-        return None if whole.all() else whole
+        return None if all_true(whole) else whole
 
     # -- rows, by place ------------------------------------------------------------------------
 

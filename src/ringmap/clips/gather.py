@@ -44,7 +44,7 @@ from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.process import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, redraw_lost
-from ringmap.storage.ring.arrays import highest, lowest
+from ringmap.storage.ring.arrays import all_true, highest, lowest
 from ringmap.storage.ring.ring import ClipNumber, Position
 
 __all__ = ["GONE", "MOST_CHOICES", "PINNED", "ClipReader", "Pinned", "Plan", "Redraw"]
@@ -268,7 +268,7 @@ class ClipReader(Forkable):
     def anchors_at(self, positions: Array, cut: Cut) -> Array:
         """Return the positions; GONE for one that is no anchor now. O(B log episodes)."""
         good = self.starts(positions, cut)
-        return positions if good.all() else np.where(good, positions, GONE)
+        return positions if all_true(good) else np.where(good, positions, GONE)
 
     def pin_before(self, head: Position, count: int, cut: Cut) -> Pinned:
         """Return the `count` clips of the episodes that start before position `head`: the moment of another process."""

@@ -411,21 +411,24 @@ class SpanIndex:
 
     def are(self, positions: Array, step: int) -> Array:
         """Tell of each position whether step `step` of a clip stands there. O(B log episodes)."""
-        live = self.live
-        if not len(live):
+        live, inside = self.live, None
+        if live.first == live.last:
             return np.zeros(len(positions), np.bool_)
         index, steps, lengths = live.locate(positions)
-        found: Array = (steps >= 0) & (steps < lengths)
-        if self.is_joined and not (self.across or self.least):
-            found &= live.along(index, (steps - step)[:, None] + np.array([0, self.span - 1]))[1]
-            return found
-        if self.is_joined:
+        if self.across or live.links is not None:
+            inside = (steps >= 0) & (steps < lengths)
+            if not (self.across or self.least):
+                inside &= live.along(index, (steps - step)[:, None] + np.array([0, self.span - 1]))[1]
+                return inside
             whole = self.whole
             episode = whole.of_part.take(index)
             steps = whole.place_of_part.take(index) + steps - whole.places.take(episode)
             lengths = whole.lengths.take(episode)
-        found &= (steps >= step) & (steps - step + self.span <= lengths)
-        return found & (lengths >= self.least) if self.least else found
+        found: Array = steps >= step
+        found &= steps <= lengths - (self.span - step)
+        if self.least:
+            found &= lengths >= self.least
+        return found if inside is None else found & inside
 
     def check(self) -> list[str]:
         """Return violated invariants, in words; empty when sound. O(episodes)."""
