@@ -291,19 +291,18 @@ class StepRing:
         assert rows is not None
         return rows.take([name], ids)[0]
 
-    def read_whole(self, read: Callable[[], tuple[Array, T]], refresh: Callable[[], object] | None = None) -> T:
+    def read_whole(self, read: Callable[[], tuple[Array, T]]) -> T:
         """Return a read of one consistent state.
 
         Args:
             read: looks ids up, copies their rows with `take`, and returns the ids and its result. It is called
                 again if one of the rows was evicted meanwhile.
-            refresh: moves to the newest state before the read; None: the ring's own refresh.
 
         Raises:
             LappedError: the writer overtook this reader for 5 s without progress.
         """
         source = self.engine.source
-        return read_whole(source, read, source.folder, "raise the capacity", refresh)
+        return read_whole(source, read, source.folder, "raise the capacity")
 
     @property
     def path(self) -> Path | None:

@@ -405,7 +405,7 @@ class DistillationBuffer(Unindexed):
                 return draw(len(which))
 
             source, where = self._ring.engine.source, f"{_WHERE}.batch"
-            redraw_lost(source, ids, ~held, gather, redraw, where, "raise the capacity", self.refresh)
+            redraw_lost(source, ids, ~held, gather, redraw, where, "raise the capacity")
         return self._as_asked(columns)
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
@@ -528,7 +528,7 @@ class DistillationBuffer(Unindexed):
     def _episodes(self) -> tuple[Array, Array]:
         """Return the ids of all rows in the order of their episodes, and the start of each episode in it."""
         self.refresh()
-        ids, found = self._ring.read_whole(self._marks, self.refresh)
+        ids, found = self._ring.read_whole(self._marks)
         order, bounds = episodes_of(*found)
         return ids[order], bounds
 

@@ -141,7 +141,6 @@ def redraw_lost(
     redraw: Callable[[Array], Array],
     where: str,
     advice: str,
-    refresh: Callable[[], object] | None = None,
 ) -> None:
     """Replace the lost rows of a batch until none is lost; whole rows are not read again.
 
@@ -156,7 +155,6 @@ def redraw_lost(
         redraw: returns replacements for `positions[which]`, from the newest state: others, or the same again.
         where: the read to name in the error.
         advice: the remedy for the error.
-        refresh: moves to the newest state; None: the source's own refresh.
 
     Raises:
         LappedError: as `retry`.
@@ -170,7 +168,7 @@ def redraw_lost(
         which = which[:0] if still is None else which[still]
         return len(which)
 
-    retry(attempt, refresh or source.refresh, where, advice, len(which), source.retry_s)
+    retry(attempt, source.refresh, where, advice, len(which), source.retry_s)
 
 
 def read_whole(
@@ -178,7 +176,6 @@ def read_whole(
     read: Callable[[], tuple[Array, T]],
     where: str,
     advice: str,
-    refresh: Callable[[], object] | None = None,
 ) -> T:
     """Return a read of one consistent state: if one of its rows is lost, all of it is looked up and read again.
 
@@ -187,7 +184,6 @@ def read_whole(
         read: looks positions up, copies their rows, and returns both; without positions nothing is validated.
         where: the read to name in the error.
         advice: the remedy for the error.
-        refresh: moves to the newest state; None: the source's own refresh.
 
     Raises:
         LappedError: as `retry`.
@@ -199,5 +195,5 @@ def read_whole(
         found[:] = [values]
         return int(len(positions) and not is_live(source, int(positions.min())))
 
-    retry(attempt, refresh or source.refresh, where, advice, retry_s=source.retry_s)
+    retry(attempt, source.refresh, where, advice, retry_s=source.retry_s)
     return found[0]
