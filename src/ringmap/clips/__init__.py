@@ -1,6 +1,7 @@
 """Clips: which clips exist, which to draw, how to read them. NumPy only; rows come from `storage`.
 
     gather                  reads a batch: copies the rows of clips, and validates them
+    bounds | rings          items that need the bounds of their episodes; a batch from several rings
     computed | samplers     columns that are computed; what chooses the clips of a batch
     window                  what a user asks for, as a cut
     items | clip_range      a batch as computed columns see it; the clips of a moment as samplers see them
