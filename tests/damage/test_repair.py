@@ -273,6 +273,13 @@ def test_the_table_is_trusted_where_the_state_is_lost_too(place):
     assert mended(v) == [seq for seq in v.truth.episodes if seq != 10]
 
 
+def test_records_beyond_a_lost_one_are_kept_where_the_state_is_an_old_copy_too(place):
+    v = Vandal(place / "a")
+    VANDALS["state is old"][0](v)  # shows record 10
+    v.flip("episodes.npy", 4096 + 128 * 11)
+    assert mended(v) == [seq for seq in v.truth.episodes if seq != 11]
+
+
 def test_everything_at_once(place):
     v = Vandal(place / "a")
     (v.folder / "manifest.json").write_text("{")
