@@ -73,13 +73,7 @@ def _why_not(error: OSError) -> str:
 
 
 class WriterLock:
-    """The lock of one directory.
-
-    Args:
-        disk: through which the holder's name is written.
-        path: the lock file; made if it does not exist.
-        folder: the buffer's directory, for messages.
-    """
+    """The lock of one directory: a file at `path`, made if it does not exist. `folder`: the directory, for messages."""
 
     def __init__(self, disk: Disk, path: str, folder: str) -> None:
         self.path = path

@@ -135,10 +135,8 @@ def disk_reads() -> int:
 
 
 def pool(count: int, name: str) -> ThreadPoolExecutor | None:
-    """Return a pool with `count` running threads, or None if so many can't start (a limit on processes).
-
-    All start at once: a pool starts its threads as work comes, and a job whose thread can't start stays in its queue.
-    """
+    """Return a pool with `count` running threads, or None if so many can't start (a limit on processes). A pool that
+    starts them as work comes keeps a job whose thread can't start in its queue."""
     made, go = ThreadPoolExecutor(count, name), threading.Event()
     try:
         for _ in range(count):
@@ -180,11 +178,9 @@ class Begun(Generic[Result]):
 
 
 def begin(work: Callable[[], Result], helpers: int = 1) -> Begun[Result]:
-    """Offer work to the helpers of this process, of which there are at least `helpers` then, if they can start.
-
-    The caller calls `end`, or `drop`.
-    """
-    if _helpers is None or _count < helpers:
+    """Offer work to the helpers of this process, of which there are at least `helpers` then, if they can start. The
+    caller calls `end`, or `drop`."""
+    if _count < helpers:
         _grow(helpers)
     try:
         return Begun(work, None if _helpers is None else _helpers.submit(_counted, work))
@@ -207,7 +203,7 @@ def _grow(helpers: int) -> None:
     if not _growing.acquire(blocking=False):  # by another thread, or by the call that a finalizer interrupts
         return
     try:
-        grown = None if _helpers is not None and _count >= helpers else pool(helpers, "ringmap-helper")
+        grown = pool(helpers, "ringmap-helper") if _count < helpers else None
         if grown is None:
             return
         old, _helpers, _count = _helpers, grown, helpers

@@ -135,11 +135,7 @@ def kind_of(mode: int) -> str:
 
 
 class System:
-    """The services of this operating system.
-
-    Args:
-        portable: use the fallback of every service.
-    """
+    """The services of this operating system; `portable`: the fallback of each."""
 
     def __init__(self, portable: bool = False) -> None:
         self.portable = portable
