@@ -294,6 +294,8 @@ class Reader(Handle):
 
     def _follow(self, shown: State, fresh: int, anew: bool) -> bool:
         """Read records `[fresh, shown.seq]` into memory; False if the writer was faster."""
+        if not anew and shown.first <= shown.seq + 1 < fresh:
+            return False  # another thread was, and knows more than was shown at the peek
         if shown.seq and self.rows is None:
             if not anew:
                 self._read_manifest_again()  # the first episode fixed the columns
