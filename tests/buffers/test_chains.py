@@ -708,7 +708,8 @@ def test_a_forged_part_is_refused(tmp_path, changes):
             )
         ) as forged:
             forged.write(record._replace(**changes))
-    assert any("chain" in str(finding) for finding in ringmap.check(tmp_path / "buf"))
+    words = "given before" if changes == {"part": 2} else "chain"  # what no part is counts ordinals of its own
+    assert any(words in str(finding) for finding in ringmap.check(tmp_path / "buf"))
     with pytest.raises(CorruptError, match="record 6 (.* chain|gives an ordinal)"):
         ReplayBuffer.open(tmp_path / "buf")
 
