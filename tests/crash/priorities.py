@@ -57,17 +57,17 @@ def priorities_in(buf):
 
 class Kept:
     """What is known of priorities: `now`, clip -> those that a kill may show; `ever`, that a cut may; `first`, what a
-    clip that nobody updated may have; `loose`: a sync failed, after which a kill and a cut may leave no leaves at
-    all."""
+    clip that nobody updated may have; `durable`, clips whose priority was synced: a cut may leave any other one as a
+    new clip; `loose`: a sync failed, after which a kill and a cut may leave no leaves at all."""
 
-    def __init__(self, now=None, ever=None, first=(1.0,), latest=4096.0, loose=False):
+    def __init__(self, now=None, ever=None, first=(1.0,), latest=4096.0, loose=False, durable=frozenset()):
         self.now, self.ever, self.first, self.latest = (
             now or {},
             ever or {},
             frozenset(first),
             latest,
         )
-        self.loose = loose
+        self.loose, self.durable = loose, durable
 
     def given(self, clips, values):
         """Return what is known while an update is under way, and after it."""
@@ -79,27 +79,27 @@ class Kept:
         first = self.first | {max([*stays.values(), 1.0])}
         latest = min([self.latest, *values])
         during = {c: self.now.get(c, self.first) | now[c] for c in now}
-        loose = self.loose
-        return Kept(during, ever, first, latest, loose), Kept(now, ever, first, latest, loose)
+        rest = first, latest, self.loose, self.durable
+        return Kept(during, ever, *rest), Kept(now, ever, *rest)
 
     def fault(self, clip, value, cut):
         allowed = (self.ever if cut else self.now).get(clip, self.first)
-        if value in allowed or (cut and self.loose and value in self.first):
+        if value in allowed or (cut and (self.loose or clip not in self.durable) and value in self.first):
             return None
         return f"clip {clip} has priority {value}, expected one of {sorted(allowed)}"
 
     def seen(self, found):
         now = {clip: frozenset([value]) for clip, value in found.items()}
         ever = {c: self.ever.get(c, self.first) | now[c] for c in now}
-        return Kept(now, self.ever | ever, self.first, self.latest, self.loose)
+        return Kept(now, self.ever | ever, self.first, self.latest, self.loose, self.durable)
 
     def synced(self):
         """Return what is known once all was forced to the disk: a cut shows no older ones."""
-        return Kept(self.now, dict(self.now), self.first, self.latest, self.loose)
+        return Kept(self.now, dict(self.now), self.first, self.latest, self.loose, frozenset(self.now))
 
     def failed(self):
         """Return what is known once a sync may have failed."""
-        return Kept(self.now, self.ever, self.first, self.latest, True)
+        return Kept(self.now, self.ever, self.first, self.latest, True, self.durable)
 
 
 class PrioritySession(Session):

@@ -1,18 +1,17 @@
 """Newest values of mutable columns: two copies for each row of the ring, written in turn.
 
     mutable.bin   [header 0][header 1][marks][plane 0][plane 1]     a plane: one copy for each slot
-    mark          a byte for each slot, not 0 once the slot has had a copy: what was never updated is read without a
-    look at copies copy          checksum · generation · position · the values of all mutable columns
+    mark          a byte for each slot, not 0 once the slot has had a copy: else no look at copies is needed
+    copy          checksum · generation · position · the values of all mutable columns
 
-An update writes, for each of its rows, the copy that is not the newest one. So a kill leaves the value before it. A
-power cut may take or tear all that no sync covered: then a row has an earlier value, or the one that it was stored
-with. At durability "power" each update is synced before it returns, and so is what an interrupted one left before the
-next one begins. A reader takes the newest copy that is whole and belongs to its position. A row without one has the
-value that it was stored with.
+An update writes, for each of its rows, the copy that is not the newest one. So a kill leaves the value before it; what
+an interrupted update wrote is blanked. A power cut may take or tear all that no sync covered: then a row has an earlier
+value, or the one that it was stored with. At durability "power" each update is synced before it returns, and so is what
+an interrupted one left before the next one begins. A reader takes the newest copy that is whole and belongs to its
+position. A row without one has the value that it was stored with.
 
-A write that stops in the middle of a copy leaves what was written before, up to some word. The generation stands before
-the position: a copy that names a new row never has the generation of the old one, of which a sync may say that it is
-whole.
+The generation stands before the position: a copy that a kill cut at some word, and that names a new row, never has the
+generation of the old one, of which a sync may say that it is whole.
 
 A copy that is not whole is damaged if a sync covered it; else it was torn. An opening blanks what was torn before it
 takes a generation that will be covered: after a kill that is newer than the last sync, after a power cut or a failed
@@ -514,12 +513,9 @@ class MutableValues(Sidecar):
 
     def _current_header(self) -> _Header:
         """Return the newest header: a writer may have written one since this handle was opened to read."""
-        for _ in range(0 if self._writes else _LOOKS):  # one may be torn just now, and not both
-            header = self._headers.newest()
-            if header is not None:
+        for _ in range(_LOOKS):  # one may be torn just now, and not both
+            if header := self._header if self._writes else self._headers.newest():
                 return header
-        if self._writes:
-            return self._header
         raise CorruptError(f"{self.path}: neither header is valid; run ringmap.check on the buffer")
 
     def _maps(self) -> _Maps:
