@@ -414,7 +414,7 @@ def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
         owned = buf.engine.owned
         if turn % 3 == 0:  # as if interrupted ahead of the memory's change
             buf._following.forget()
-            owned._turned_for = -1
+            owned._stale = True
         add(buf, reference, life.step(2))
         buf.engine.commit_pending("a test")
         kept = owned._successors._needed

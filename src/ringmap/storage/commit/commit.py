@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.errors import InputError, ReplacedError
+from ringmap.errors import CorruptError, InputError, ReplacedError
 from ringmap.storage.columns.backends import Storage, choose
 from ringmap.storage.columns.rows import Rows, combine, sum_of
 from ringmap.storage.columns.schema import Schema
@@ -136,8 +136,6 @@ class Committer(Handle):
         self._spent: StepFile | None = None
         """The file of a group that is committed, for the next one."""
         self._successors = Successors(self.home)
-        self._turned_for = -1
-        """The number of the record for which the files of next observations were last turned."""
 
     def commit_now(self, files: CommitFiles, new: Commit, stored: list[NewRecord] | None = None) -> None:
         """Make a commit, in the order of docs/reference/on-disk-format.md. The caller keeps others out.
@@ -187,7 +185,10 @@ class Committer(Handle):
             files.carry_finished(new.finished)
         segment, places = files.write_blobs(self.seq + len(records), sums, [one.data for one in records], words)
         if new.next_observations is not None:
-            self._write_successors(files, stop, combine(sums[0]), new.next_observations)
+            self._successors.write(stop, combine(sums[0]), new.next_observations)
+            if self.power:
+                with files.poisoning():
+                    self._successors.sync()
         durable = self.power and new.sync
         if durable:
             files.sync_written(rows)
@@ -204,7 +205,6 @@ class Committer(Handle):
                 stored.append(one)
         if new.next_observations is not None:
             self._successors.turn()
-            self._turned_for = self.seq
         if durable:
             files.drop_retired()
         self._stale = False
@@ -413,16 +413,12 @@ class Committer(Handle):
 
     # -- next observations -------------------------------------------------------------------
 
-    def _write_successors(self, files: CommitFiles, head: Position, rows_sum: int, values: Values) -> None:
-        """Write the next observations of a commit's newest rows, over those that the newest record does not need."""
-        if self._turned_for != self.seq:  # this handle has not written yet, or was interrupted
-            newest = self.newest_rows()
-            if newest is not None:
+    def find_successors(self) -> None:
+        """Find the next observations of the newest rows, which the next commit does not overwrite."""
+        newest = self.newest_rows() if self._are_numbered else None
+        if newest is not None:
+            with contextlib.suppress(CorruptError):  # who reads them says so
                 self._successors.find(newest.head, newest.rows_sum)
-        self._successors.write(head, rows_sum, values)
-        if self.power:
-            with files.poisoning():
-                self._successors.sync()
 
     def put_next_observations(self, values: Values) -> None:
         """Write the next observations of the newest rows, for a ring in RAM that was copied."""
