@@ -155,12 +155,13 @@ class Rows:
     def write(self, position: Position, arrays: Sequence[Array], live: Live | None = None) -> None:
         """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous; `live`: as for
         `Column.write`."""
-        done, count = 0, len(arrays[0])
-        for slot, steps in self.ring.pieces(position, count):
-            for column, values in zip(self.columns, arrays, strict=True):
+        pieces = self.ring.pieces(position, len(arrays[0]))
+        for column, values in zip(self.columns, arrays, strict=True):
+            done = 0
+            for slot, steps in pieces:
                 # A view of little takes as long as its copy.
-                column.write(slot, values if steps == count else values[done : done + steps], live)
-            done += steps
+                column.write(slot, values if len(pieces) == 1 else values[done : done + steps], live)
+                done += steps
 
     def read(self, position: Position, count: int) -> list[Array]:
         """Return a copy of the rows of every column as they were stored, schema order; see `renew`."""
