@@ -67,7 +67,7 @@ def open(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> Any:
         CorruptError, NewerVersionError, LockedError: as `ReplayBuffer.open`.
 
     Example:
-        >>> import ringmap
+        >>> import numpy as np, ringmap
         >>> buf = ringmap.ReplayBuffer(100, path="runs/replay", history_len=4)
         >>> buf.write_episode({"obs": np.zeros((20, 3))})
         >>> buf.close()
