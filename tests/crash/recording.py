@@ -45,7 +45,8 @@ class Machine(System):
 class RecordingDisk(FaultyDisk):
     """Does every change for real below `root`, and appends it to `log`.
 
-    It may be told to fail (`fail`); with `partial` a write fails after half of its bytes.
+    It may be told to fail (`fail`); with `partial` a write fails after half of its bytes, up to a
+    whole word of the file: a system never tears one.
     `cheats` is what a control plants: a function of a change that says which are left out of the log.
     """
 
@@ -128,7 +129,7 @@ class RecordingHandle(File):
         except OSError:
             whole = self.path.endswith(("state.bin", "episodes.npy"))  # never across a page
             if self.disk.partial and len(data) > 1 and not whole:
-                data = data[: len(data) // 2]
+                data = data[: max(0, (offset + len(data) // 2) // 8 * 8 - offset)]
                 self.disk.system.pwrite(self.fd, data, offset)
                 self.disk.note("write", self.path, offset, data, node=self.node)
             raise
