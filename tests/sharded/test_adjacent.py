@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +23,7 @@ from ringmap.storage.disk import system
 from ringmap.storage.disk.files import File
 from ringmap.storage.disk.system import Room, System
 from ringmap.storage.read.handle import Pulse
-from ringmap.storage.read.reader import Reader
+from ringmap.storage.read.reader import HELD_S, Reader
 from ringmap.storage.ring.live import LiveEpisodes
 from tests.buffers.steps import MUTABLE, prove, same
 from tests.sharded.striking import Striking, always_look
@@ -488,13 +489,15 @@ def maps(folder):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no /proc here")
-def test_rings_that_leave_give_their_maps_back(three):
+@pytest.mark.parametrize("after_s", [0.0, 2 * HELD_S], ids=["found by the listing", "found by its reader"])
+def test_rings_that_leave_give_their_maps_back(three, after_s):
     buf = open_all(three)
     prove(buf.sample(100), three.lengths, 3)
     three.writers.pop("b").close()
     assert maps(three.folder / "b" / "columns")
     shutil.rmtree(three.folder / "b")
     del three.model["b"]
+    time.sleep(after_s)
     buf.refresh()
     assert maps(three.folder / "b") == []
     prove(buf.sample(100), three.lengths, 3)

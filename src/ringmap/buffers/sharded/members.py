@@ -196,7 +196,7 @@ class Members:
                 if not ring.is_checked and not self.rings.compare(ring):
                     again.append(ring)
             except (InputError, *RING_FAULTS) as error:
-                failed.append((ring, error))
+                failed.append((ring, error.with_traceback(None)))  # its frames hold the ring, and this list
         now.seen = None if None in seen else seen
         for ring, fault in failed:
             self.rings.set_aside(ring, fault)
