@@ -1,7 +1,7 @@
 """A column: rows of one shape and dtype, in slots that wrap, at one place of one disk.
 
     MemmapColumn(disk, path, spec, rows, label).create()            a new one, closed
-    MemmapColumn(disk, path, spec, rows, label).open(write=True)    an old one, after a look at its faults
+    MemmapColumn(disk, path, spec, rows, label).open(write=True)    an old one, if it has no fault
 
 A column knows slots, not positions or episodes: the store decides which rows may be overwritten, and when. A new
 backend writes `nbytes`, `create`, `faults`, `mend`, `write`, `take` and `sync`, and what else it does better than

@@ -204,7 +204,7 @@ class Rows:
         Args:
             names: of the columns.
             positions: of the rows: int64 of any shape and in any order, or a range of rows that follow one another.
-            head: of the ring, at a look before this; see `Column.take`.
+            head: of the ring, as of a time before this; see `Column.take`.
             out: an array to fill and return for each column, None for a new one. Not with a range. Text comes in a new
                 array.
             threads: maximum number of threads for the copy. Not with a range.

@@ -62,7 +62,7 @@ _HELPED_NBYTES = 1 << 20
 """From this size on rows are summed on another core while they are written."""
 
 _MOST_STEPS, _MOST_DATA = (1 << 31) - 1, LARGEST_BLOB // 2
-"""Of an episode. Memory counts its steps in 32 bits; a blob of up to 4 GiB also has the small state."""
+"""Of an episode. Memory counts its steps in 32 bits; a blob also has checksums, and may have the small state."""
 
 _NO_PART = (NONE, 0, NONE, 0, 0)
 """The fields `chain` to `lane` of a record of an episode that is whole."""

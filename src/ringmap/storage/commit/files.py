@@ -289,7 +289,7 @@ class CommitFiles:
     def begin_sync(
         self, rows: Rows | None, beside: Sequence[Callable[[], None]]
     ) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Return what syncs all that was written by now, and what then sets the mark.
+        """Return what syncs all that was written by now, and what then says so in `state.bin`.
 
         Begun and ended with the writer's lock; the sync itself may run without it, in the background. If it fails,
         with OSError, nothing is known of what reached the disk: its caller poisons the files.

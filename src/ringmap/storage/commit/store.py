@@ -72,8 +72,8 @@ JOINED_NBYTES = 1 << 16
 new pages."""
 
 _READY_S = 0.1
-"""For so long a call that joins a group relies on the last look at the directory: a look takes as long as all else of
-the call."""
+"""For so long a call that joins a group takes it that the directory is still at its path: to ask takes as long as all
+else of the call."""
 
 _NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
 _OLDEST_LOST = (
@@ -150,7 +150,7 @@ class Store(Committer):
         `kind`: of its rows, None for episodes; `lineage`: None for a new one.
 
         Raises:
-            UnknownFormatError, CorruptError: see `directory.examine`.
+            UnknownFormatError, CorruptError: see `manifest.examine`.
             LockedError: another handle has it open for writing.
             EnvironmentFault: the disk is full, read-only or fails.
         """
@@ -289,7 +289,7 @@ class Store(Committer):
             behind = recovered.doubtful()
             bad: dict[int, str] = {}
             if len(behind) and self.rows is not None:
-                log.info("%s: verifying %d episodes that no sync vouches for", self.folder, len(behind))
+                log.info("%s: verifying %d episodes that no sync covers", self.folder, len(behind))
                 bad = bad_episodes(behind, self.rows, self.segments, progress)
             if self.values is not None and not recovered.clean:
                 self.values.distrust()  # before the state is shown as of this boot

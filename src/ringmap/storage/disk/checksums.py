@@ -300,7 +300,7 @@ class TwoSlots(Generic[T]):
         self._file.sync()
 
     def close(self) -> None:
-        """Release the descriptor and the map; a running look keeps them until it is done."""
+        """Release the descriptor and the map; a running peek keeps them until it is done."""
         self._file, self._words = closed(self._file.path), None
 
     def _parse(self, data: bytes, slot: int) -> T | None:

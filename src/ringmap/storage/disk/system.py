@@ -18,7 +18,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | reads of this thread | getrusage | - | - | none: nothing is asked for after a while |
 | hold a folder, and open what is below it | dir_fd | dir_fd | - | paths, and a look ahead of each |
 | open no link, and wait for nobody | O_NOFOLLOW, O_NONBLOCK | the same | - | lstat, open, compare |
-| boot id | /proc | sysctl | - | none: each opening verifies what no sync vouches for |
+| boot id | /proc | sysctl | - | none: each opening verifies what no sync covers |
 | cores | affinity and the cgroup's quota | cpu_count | cpu_count | cpu_count |
 | memory left | /proc, the cgroup's limit, RLIMIT_AS | - | - | no limit is known |
 | network file system | /proc/self/mountinfo | - | - | taken for a local one |

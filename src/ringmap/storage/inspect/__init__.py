@@ -5,5 +5,5 @@
     snapshot    a copy as of one commit, made while the writer goes on
     describe    what a directory says of its buffer, for `ringmap info`
 
-What opening refuses, `check` names, and what `check` names, `repair` mends, or refuses by name.
+What opening refuses, `check` names, and what `check` names, `repair` repairs, or refuses by name.
 """

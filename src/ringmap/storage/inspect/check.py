@@ -249,8 +249,8 @@ class Scan:
         foreign: files that are something else by their bytes: of another buffer, or of another name of this one.
         unreadable: what the disk does not give, in words; in its place are zeros.
         states: the two slots of state.bin; `shown`: the newer one that is valid.
-        clean: whether the page cache vouches for what is shown.
-        reached: the newest state that the table, state.bin or the manifest vouches for.
+        clean: whether the page cache has what is shown: no reboot came since.
+        reached: the newest state that the table, state.bin or the manifest names.
         refused: the error with which an opening refuses this table and these states, None if it takes them.
         records: a copy of records `[first, seq]`; `valid`: which of them are whole; `flagged`: the numbers of those
             whose flag "dropped" is damaged, and counts as not set.

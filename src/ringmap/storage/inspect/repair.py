@@ -75,7 +75,7 @@ _BLOCK, _PAGE = 1 << 20, 4096
 _TRIES = 5
 
 _NOTICED_S = 5 * HELD_S
-"""For so long no writer may follow where `state.bin` was lost: until its readers have looked for it."""
+"""For so long no writer may follow where `state.bin` was lost: until its readers have seen that it is gone."""
 
 Work = Callable[[], None]
 
@@ -107,7 +107,7 @@ def repair(
     progress: Progress | None = None,
     to: str | os.PathLike[str] | None = None,
 ) -> list[Action]:
-    """Mend the buffer at `path`: every whole episode stays, the others are dropped.
+    """Repair the buffer at `path`: every whole episode stays, the others are dropped.
 
     Look at the dry run first, and put back from a backup what you can: a column that is missing
     costs every episode, and once they are dropped they don't come back.
@@ -116,7 +116,7 @@ def repair(
         path: its directory.
         dry_run: change nothing, and return what would be done.
         progress: called with `(done, of)` episodes while they are verified.
-        to: a directory, new or empty, for a copy that is mended, while `path` is only read: for a disk that is
+        to: a directory, new or empty, for a copy that is repaired, while `path` is only read: for a disk that is
             mounted read-only, or that is failing. What can't be read counts as damaged.
 
     Returns:
@@ -127,7 +127,7 @@ def repair(
         ExistsError, InputError: no copy can go to `to`.
         UnknownFormatError: no buffer is there, nor the remains of one.
         NewerVersionError: it is from a newer ringmap.
-        CorruptError: it can't be mended, and why: a file is something else by its bytes (another buffer's, or two
+        CorruptError: it can't be repaired, and why: a file is something else by its bytes (another buffer's, or two
             exchanged their names), or the manifest is lost and the columns do not say enough.
         EnvironmentFault: the disk is full, fails, or can't be written to. Mend it, and repair again; or give `to`.
 
@@ -160,7 +160,7 @@ def repair(
 
 
 def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | None = None) -> list[Action]:
-    """Mend the buffer in `folder` of a disk; see `repair`."""
+    """Repair the buffer in `folder` of a disk; see `repair`."""
     refuse_links(disk, folder)
     if dry_run:
         planned = list[Action]()
@@ -200,7 +200,7 @@ class Plan:
     """What a repair does: decided in memory, then held against what an opening accepts. `actions`: in words.
 
     Raises:
-        CorruptError: the buffer can't be mended.
+        CorruptError: the buffer can't be repaired.
     """
 
     def __init__(self, disk: Disk, folder: str, progress: Progress | None) -> None:
@@ -305,7 +305,7 @@ class Plan:
         return dropped
 
     def _decide_beside(self, dropped: set[int]) -> None:
-        """Mend sidecars, cut streams, and unlink links that lie in the place of segments."""
+        """Repair sidecars, cut files of steps, and unlink links that lie in the place of segments."""
         scan, newest = self.scan, self.scan.newest(dropped)
         for sidecar in SIDECARS:
             name = sidecar.names[0]
@@ -440,7 +440,7 @@ class Plan:
 
     def _show(self, manifest: Manifest) -> None:
         """Do what ends every opening for writing: sync, then show the state, of an era that no reader has seen. The
-        boot id is left out: the next writer makes durable what no sync vouches for."""
+        boot id is left out: the next writer makes durable what no sync covers."""
         disk, scan, path = self.disk, self.scan, self.paths.state
         if self._renews:
             disk.discard(path)
@@ -476,7 +476,7 @@ class Plan:
 
 
 def copy_repaired(disk: Disk, folder: str, to: str, dry_run: bool, progress: Progress | None = None) -> list[Action]:
-    """Mend a copy of the buffer in `folder`, which is only read; see `repair`."""
+    """Repair a copy of the buffer in `folder`, which is only read; see `repair`."""
     where = "ringmap.repair"
     refuse_links(disk, folder)
     refuse_target(folder, disk, os.path.realpath(to), where)

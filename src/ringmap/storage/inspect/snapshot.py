@@ -414,10 +414,10 @@ class Copy:
         if small.fault:  # which check reports, of the copy too
             return {}
         state = {name: value for name, value in small.state.items() if name != "finished"}
-        return {"seq": now.seq, "state": state}  # that names streams, of which the copy has none
+        return {"seq": now.seq, "state": state}  # that names open episodes, of which the copy has none
 
     def close(self) -> None:
-        """Give all descriptors back."""
+        """Release all descriptors."""
         if self._rows is not None:
             self._rows.close()
         self._table.close()

@@ -7,5 +7,5 @@
     read_live   the one loop of all reads: copy, validate by the newest tail, redraw what was lost
 
 A writer publishes a new tail before it overwrites a row before that tail. So rows at or after the tail, read once the
-copy is complete, did not change during the copy. All reads of rows, blobs or labels go through `read_live`.
+copy is complete, did not change during the copy. All reads of rows and blobs go through `read_live`.
 """

@@ -48,7 +48,7 @@ HELD_S = 0.1
 there."""
 
 _BETWEEN = State(era=-1)
-"""The state while memory changes: an interrupt leaves this value, and the next look reads the whole state again."""
+"""The state while memory changes: an interrupt leaves this value, and the next peek reads the whole state again."""
 
 
 def _own(record: Record) -> tuple[int, ...]:
@@ -329,7 +329,7 @@ class Reader(Handle):
         return True
 
     def _follow_one(self, shown: State) -> bool:
-        """Take the single record that came since the last look; False if it is not the plain next episode."""
+        """Take the single record that came since the last peek; False if it is not the plain next episode."""
         record = self.table.read(shown.seq)
         if record is None or record.tail != shown.tail or record.start + record.length != shown.head:
             return False

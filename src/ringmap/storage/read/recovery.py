@@ -3,10 +3,10 @@
 An opening goes in this order:
 
     manifest.json -> table, state.bin    sizes, headers
-    -> find         which state counts             here, strictly; leniently in inspect/check.py
-    -> bad_episodes rows and blobs behind the mark   if the page cache was lost
+    -> find            which state counts             here, strictly; leniently in inspect/check.py
+    -> bad_episodes    rows and blobs that no sync covers, if the page cache was lost
     -> small_state_of
-    -> a writer makes the files agree with it      commit/files.py, in the order of `restore`
+    -> a writer makes the files agree with it         commit/files.py, in the order of `restore`
 
 In the boot in which state.bin was written, the page cache has every write in order: the state is the one shown, with
 the records that follow it. A kill leaves one such record at most; for a reader two are an old copy of state.bin
@@ -218,7 +218,7 @@ def live_records(
     in one of them is found here, and one in another field by who reads the record, which compares its checksum. The
     checksum of all others, of the oldest ones and of the newest `NEWEST` ones is compared here.
 
-    A writer may be overwriting records that are no longer live: then the result counts only if a later look at
+    A writer may be overwriting records that are no longer live: then the result counts only if a later peek at
     state.bin shows that it did not, or if all are `hashed`. `state`: `(seq, tail, head)` as of the newest record.
 
     Raises what `refuse_impossible` does.
@@ -434,7 +434,7 @@ def _breaks_of_order(records: Array) -> list[tuple[int, str]]:
 
 def _breaks_of_chains(parts: Array) -> list[tuple[int, str]]:
     """Return what is wrong with parts of the same chains."""
-    parts = parts[parts["flags"] & DROPPED == 0]  # else the steps may be stored again, from their stream
+    parts = parts[parts["flags"] & DROPPED == 0]  # else the steps may be stored again, from their file of steps
     parts = parts[np.argsort(parts["chain"], kind="stable")]
     one, other = parts[:-1], parts[1:]
     same = one["chain"] == other["chain"]

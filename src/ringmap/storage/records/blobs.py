@@ -118,9 +118,9 @@ def check_small_state(state: Any) -> dict[str, Any]:
             good &= type(step) is int and 0 <= step < 1 << 63 and (sampler is None or isinstance(sampler, dict))
             np.random.default_rng(0).bit_generator.state = sampling["rng"]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"its sections are none: {error!r}") from None
+        raise ValueError(f"its sections are not valid: {error!r}") from None
     if not good:
-        raise ValueError("its sections are none: finished streams (names), notes (by name), state of sampling")
+        raise ValueError("its sections are not valid: finished (ids of open episodes), notes (by name), sampling")
     return dict(state)
 
 

@@ -375,7 +375,7 @@ class EpisodeTable:
         return bool(starts[slot] < start or numbers[slot] != seq)
 
     def search(self, start: int, first: int, last: int) -> Record | None:
-        """Return what `find` does, after a look at every record. O(n), vectorised."""
+        """Return what `find` does, after reading every record. O(n), vectorised."""
         records, valid = self.read_range(first, last)
         stored = valid & (records["start"] == start) & are_live(records, start)
         which = np.flatnonzero(stored)

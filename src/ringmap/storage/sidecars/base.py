@@ -4,7 +4,8 @@
     writer commits    (instance)    the owner of the instance writes required values before the commit
     check             faults        repair   mend        snapshot   copy
 
-A sidecar holds values that are added and evicted with the rows. It is optional: a missing one begins empty.
+A sidecar holds values that are added and evicted with the rows. It is optional, but for the values of
+mutable columns, which are there from birth: a missing one begins empty.
 
 Invariants: a file of another buffer is ignored; after a crash no value belongs to a row that it was not given to.
 Not here: which sidecars exist (`SIDECARS`), the meaning of the values (clips/, buffers/).

@@ -142,7 +142,7 @@ class PriorityFile(Sidecar):
     """The open file.
 
     Args:
-        file: its handle.
+        file: the file, open.
         uuid: the buffer's.
         rows: of the ring.
     """
