@@ -253,9 +253,9 @@ def test_damage_is_found_never_served_and_mended():
         flip(home, newest + 40)
         with reader(home) as again, pytest.raises(CorruptError, match="position 1 .* is damaged"):
             look(again, np.arange(4))
-        what, mend = MutableValues.mend(home, None)
+        what, work = MutableValues.repair(home, None)
         assert "drop" in what
-        mend()
+        work()
         assert MutableValues.faults(home, None) == []
         with reader(home) as again:
             assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 3, 3: 4}
@@ -269,7 +269,7 @@ def test_a_mark_that_is_damaged_is_found_and_mended():
             assert raw.read(5, 8192) == b"\xff\xff\0\xff\0"
             raw.write(b"\0", 8193)
         assert MutableValues.faults(home, None) == ["the mark of slot 1 is damaged"]
-        MutableValues.mend(home, None)[1]()
+        MutableValues.repair(home, None)[1]()
         assert MutableValues.faults(home, None) == []
         assert look(file, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 4}
 
@@ -282,7 +282,7 @@ def test_a_header_that_is_damaged_is_found_and_mended():
         for slot in (0, 4096):
             flip(home, slot + 40)
             assert MutableValues.faults(home, None) == ["a header is damaged"]
-            MutableValues.mend(home, None)[1]()
+            MutableValues.repair(home, None)[1]()
             assert MutableValues.faults(home, None) == []
             with reader(home) as again:
                 assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 3, 3: 4}
@@ -290,9 +290,9 @@ def test_a_header_that_is_damaged_is_found_and_mended():
             flip(home, slot + 40)
         with pytest.raises(CorruptError, match="neither header"):
             MutableValues(home, write=False)
-        what, mend = MutableValues.mend(home, None)
+        what, work = MutableValues.repair(home, None)
         assert "empty" in what
-        mend()
+        work()
         assert MutableValues.faults(home, None) == []
 
 
@@ -303,7 +303,7 @@ def test_a_file_that_is_missing_or_cut_is_refused_and_made_again():
             assert len(MutableValues.faults(home, None)) == 1
             with pytest.raises(CorruptError, match=r"mutable\.bin"):
                 MutableValues(home, write=True)
-            MutableValues.mend(home, None)[1]()
+            MutableValues.repair(home, None)[1]()
             assert MutableValues.faults(home, None) == []
 
 

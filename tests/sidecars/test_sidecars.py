@@ -231,7 +231,7 @@ class Notes(sidecars.Sidecar):
         return [] if home.disk.read_file(home.path("notes.bin"), 99) == home.uuid else ["wrong"]
 
     @classmethod
-    def mend(cls, home, newest):
+    def repair(cls, home, newest):
         return "write it again", lambda: home.disk.replace_file(home.path("notes.bin"), home.uuid)
 
     @classmethod

@@ -87,7 +87,7 @@ class Least(Column):
     def faults(self):
         return self.disk.size_faults(self.path, "file", self.nbytes)
 
-    def mend(self):
+    def repair(self):
         self.disk.extend(self.path, self.nbytes)
 
     def write(self, slot, values, live=None):

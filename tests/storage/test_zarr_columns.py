@@ -237,11 +237,11 @@ def test_faults_of_the_folder_are_named(column):
         file.write(whole.replace(b"37", b"38", 1))
     assert faults() == ["zarr.json is not that of 37 rows of 'obs' (4, 3) uint8: damaged"]
     foreign = {**column.label, "column": 1}
-    ZarrColumn(Disk(), column.path, PIXELS, 37, foreign).mend()
+    ZarrColumn(Disk(), column.path, PIXELS, 37, foreign).repair()
     assert faults() == ["zarr.json is not that of this column: swapped or foreign folder"]
     os.unlink(path)
     assert faults() == ["zarr.json is missing"]
-    column.mend()
+    column.repair()
     assert faults() == []
     with open(path, "rb") as file:
         assert file.read() == whole

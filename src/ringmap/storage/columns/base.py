@@ -4,7 +4,7 @@
     MemmapColumn(disk, path, spec, rows, label).open(write=True)    an old one, if it has no fault
 
 A column knows slots, not positions or episodes: the store decides which rows may be overwritten, and when. A new
-backend writes `nbytes`, `create`, `faults`, `mend`, `write`, `take` and `sync`, and what else it does better than
+backend writes `nbytes`, `create`, `faults`, `repair`, `write`, `take` and `sync`, and what else it does better than
 `Column`; `ringmap.testing.ColumnTests` tests its obligations.
 """
 
@@ -104,7 +104,7 @@ class Column:
         """Return the names inside it that are not part of it."""
         return []
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Restore its size, header and label. Rows do not change."""
         raise NotImplementedError
 

@@ -122,7 +122,7 @@ class MemmapColumn(Column):
             parts = zip(self._frame(), words, strict=True)
             return [fault for (offset, data), fault in parts if file.read(len(data), offset) != data]
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Restore the size, header and label of the file, the header first: it shows that the file is ours."""
         size = self.nbytes
         for offset, data in self._frame():

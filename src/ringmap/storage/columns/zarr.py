@@ -213,9 +213,9 @@ class ZarrColumn(Column, Forkable):
     def create(self) -> None:
         """Make the folder, with no chunk in it, and sync it."""
         self.disk.make_folder(self.path)
-        self.mend()
+        self.repair()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Write `zarr.json` again. Chunks do not change."""
         self.disk.replace_file(os.path.join(self.path, _METADATA), self._metadata)
 

@@ -10,7 +10,7 @@
     data/            with the buffer    live blobs                blobs; a bad one drops its episode
     open/            with the buffer    empty                     frames; cut after the last whole one
     columns/         first episode      live rows                 rows; a bad one drops its episode
-    a sidecar        at first use       `Sidecar.copy`            `Sidecar.faults`, `Sidecar.mend`
+    a sidecar        at first use       `Sidecar.copy`            `Sidecar.faults`, `Sidecar.repair`
 
 Only segments (`data/N.bin`), folders of rows that wait (`open/ID/`), what repair makes anew, and sidecars'
 temporary files are ever removed.

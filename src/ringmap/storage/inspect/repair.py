@@ -238,7 +238,7 @@ class Plan:
             if scan.is_gone(index):
                 self._make_anew(file, column.create)
             elif file in scan.faults:
-                self._act(file, "give it its size, header and label back", work=column.mend)
+                self._act(file, "give it its size, header and label back", work=column.repair)
         self._decide_beside(dropped)
         self._decide_table(manifest)
         faults = {finding.file for finding in self._findings}
@@ -311,8 +311,8 @@ class Plan:
             name = sidecar.names[0]
             if not scan.sidecar_faults(sidecar, newest):
                 continue
-            if mend := sidecar.mend(scan.home, newest):
-                self._act(name, mend[0], work=mend[1])
+            if way := sidecar.repair(scan.home, newest):
+                self._act(name, way[0], work=way[1])
                 self._renews = True
             elif name != MARKS:  # which people wrote
                 self._unlink(name, "remove it: nothing in it is whole, or it is of another buffer")
@@ -339,8 +339,8 @@ class Plan:
         if not self.disk.is_file(path):
             self._make_anew(TABLE, partial(EpisodeTable.create, self.disk, path, slots))
         elif TABLE in scan.faults:
-            mend = partial(EpisodeTable.create, self.disk, path, slots)
-            self._act(TABLE, "give it its size and header back", work=mend)
+            again = partial(EpisodeTable.create, self.disk, path, slots)
+            self._act(TABLE, "give it its size and header back", work=again)
         for first, last in scan.lost():
             self._fill(first, last)
         state = scan.reached.seq, scan.reached.tail, scan.reached.head

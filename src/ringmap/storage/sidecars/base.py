@@ -2,7 +2,7 @@
 
     writer opens      recover       after the recovery of the buffer, before the first write
     writer commits    (instance)    the owner of the instance writes required values before the commit
-    check             faults        repair   mend        snapshot   copy
+    check             faults        repair   repair      snapshot   copy
 
 A sidecar holds values that are added and evicted with the rows. It is optional, but for the values of
 mutable columns, which are there from birth: a missing one begins empty.
@@ -26,11 +26,11 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import MARKS, UNFINISHED
 from ringmap.storage.records.table import Record
 
-__all__ = ["Copied", "Home", "Marks", "Mend", "Sidecar"]
+__all__ = ["Copied", "Home", "Marks", "Repair", "Sidecar"]
 
 _MOST = 1 << 26
 
-Mend = tuple[str, Callable[[], None]]
+Repair = tuple[str, Callable[[], None]]
 """How a sidecar is repaired: a description in words, and the function."""
 
 
@@ -100,7 +100,7 @@ class Sidecar(ABC):
 
     @classmethod
     @abstractmethod
-    def mend(cls, home: Home, newest: Record | None) -> Mend | None:
+    def repair(cls, home: Home, newest: Record | None) -> Repair | None:
         """Return how it can be repaired; None if nothing in it is valid."""
 
     @classmethod
@@ -141,7 +141,7 @@ class Marks(Sidecar):
         return cls._read(home)[1]
 
     @classmethod
-    def mend(cls, home: Home, newest: Record | None) -> Mend | None:
+    def repair(cls, home: Home, newest: Record | None) -> Repair | None:
         """Sign again what it says, if it can be read: people edit it."""
         body, _ = cls._read(home)
         if body is None:

@@ -37,7 +37,7 @@ from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.records.table import Record
 from ringmap.storage.ring.arrays import highest, lowest
 from ringmap.storage.ring.ring import Position, Ring
-from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
+from ringmap.storage.sidecars.base import Copied, Home, Kept, Repair, Sidecar
 
 __all__ = ["Leaves", "Points", "PriorityFile", "Range", "StoredPriorities"]
 
@@ -219,7 +219,7 @@ class PriorityFile(Sidecar):
         return cls._loaded(home, 0 if newest is None else newest.head)[1]
 
     @classmethod
-    def mend(cls, home: Home, newest: Record | None) -> Mend | None:
+    def repair(cls, home: Home, newest: Record | None) -> Repair | None:
         """Write the valid content again, if there is any."""
         head = 0 if newest is None else newest.head
         if cls._loaded(home, head)[0] is None:

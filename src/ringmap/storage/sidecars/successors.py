@@ -30,7 +30,7 @@ from ringmap.storage.disk.paths import SUCCESSORS
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.blobs import decode_data, encode_data
 from ringmap.storage.records.table import Record
-from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
+from ringmap.storage.sidecars.base import Copied, Home, Kept, Repair, Sidecar
 
 __all__ = ["Successors"]
 
@@ -160,7 +160,7 @@ class Successors(Sidecar):
         return [f"what follows the rows up to position {newest.head} is damaged or missing"]
 
     @classmethod
-    def mend(cls, home: Home, newest: Record | None) -> Mend | None:
+    def repair(cls, home: Home, newest: Record | None) -> Repair | None:
         """Write that the next observations of the newest rows are unknown."""
         if newest is None:
             return None

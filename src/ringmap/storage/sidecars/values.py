@@ -45,7 +45,7 @@ from ringmap.storage.disk.paths import UNFINISHED, VALUES
 from ringmap.storage.records.state import NO_BOOT
 from ringmap.storage.records.table import Record
 from ringmap.storage.ring.arrays import distinct
-from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
+from ringmap.storage.sidecars.base import Copied, Home, Kept, Repair, Sidecar
 
 __all__ = ["MutableValues"]
 
@@ -604,7 +604,7 @@ class MutableValues(Sidecar):
         return lost
 
     @classmethod
-    def mend(cls, home: Home, newest: Record | None) -> Mend | None:
+    def repair(cls, home: Home, newest: Record | None) -> Repair | None:
         """Make damaged values not count; without a header, all of them. None if the file does not belong to the
         buffer."""
         if not cls.nbytes(home.schema, home.rows):
