@@ -544,7 +544,7 @@ def kill_at_every_change(path, relabelled):
         seen.add(len(new))
         assert killed or len(new) == len(after)
     assert len(seen) >= 2
-    assert change > 3
+    assert change > 2  # rows that lie side by side are one write, behind that of their marks
 
 
 @needs_fork

@@ -214,11 +214,16 @@ def test_records_that_were_overwritten_hide_none_that_is_live(tmp_path, reads):
     writer.close()
 
 
+HIGH = [1 << 60]
+"""Starts beyond all that is sought."""
+
+
 def test_a_search_that_meets_a_record_in_mid_write_misses_none(tmp_path, monkeypatch):
     writer = restarted(tmp_path / "buf", 0)
     reader = ReplayBuffer.open(tmp_path / "buf")
     table = type(reader.engine.source.table)
-    monkeypatch.setattr(table, "_is_before", lambda table, seq, start: seq == 5 or seq < 2)
+    monkeypatch.setattr(reader.engine.source.table, "_walk", None)
+    monkeypatch.setattr(table, "_peek", lambda table, seq: ((HIGH, [], [], [-1 if seq == 5 or seq < 2 else seq]), 0))
     assert [numbers([reader.load_episode(n)]) for n in range(10)] == [[n] for n in range(10)]
     monkeypatch.setattr(table, "search", lambda *_: None)  # a control
     with pytest.raises(CorruptError, match="a live record is damaged"):

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -284,21 +283,19 @@ class Handle:
         schema = self.schema
         if schema is None or not schema.texts or blob is None:
             return steps
-        with self.decoding("text", record):
+        try:
             words = Words(unpack(decode_blob(blob)[3]))
             columns = zip(schema.columns, steps, strict=True)
             return [words.decode(values) if spec.is_text else values for spec, values in columns]
-
-    @contextmanager
-    def decoding(self, what: str, record: Record) -> Iterator[None]:
-        """Raise CorruptError where the block raises ValueError, over the blob of a record."""
-        try:
-            yield
         except ValueError as error:
-            raise CorruptError(
-                f"{self.segments.path(record.blob_segment)}: {what} of record {record.seq}: {error}; run ringmap.check "
-                "and ringmap.repair on the buffer"
-            ) from None
+            raise self.undecodable("text", record, error) from None
+
+    def undecodable(self, what: str, record: Record, error: ValueError) -> CorruptError:
+        """Return the error of what can't be decoded in the blob of a record."""
+        return CorruptError(
+            f"{self.segments.path(record.blob_segment)}: {what} of record {record.seq}: {error}; run ringmap.check "
+            "and ringmap.repair on the buffer"
+        )
 
     def data_of(self, record: Record) -> dict[str, Any]:
         """Return the data in the blob of a record; {} if it was deleted."""
@@ -352,10 +349,12 @@ class Handle:
         return record
 
     def _data_in(self, blob: bytes | None, record: Record) -> dict[str, Any]:
-        with self.decoding("data", record):
+        try:
             if blob is None:
                 raise ValueError("damaged or missing")
             return decode_data(decode_blob(blob)[2])
+        except ValueError as error:
+            raise self.undecodable("data", record, error) from None
 
     def close(self) -> None:
         """Release all files. A running read keeps them, or raises ClosedError."""
@@ -444,8 +443,10 @@ class Texts:
         if blob is None:
             self._refuse_live(handle, np.array([start]))
             return []
-        with handle.decoding("words", record):
+        try:
             return unpack(decode_blob(blob)[3])
+        except ValueError as error:
+            raise handle.undecodable("words", record, error) from None
 
     def _refuse_live(self, handle: Handle, positions: Array) -> None:
         """Raise if one of these rows, whose text is not known, was not evicted meanwhile."""

@@ -588,9 +588,11 @@ def bad_episodes(records: Array, rows: Rows, segments: Segments, progress: Progr
 
 def bad_rows(record: Record, names: list[str], sums: list[int], blob: bytes | None) -> str | None:
     """Return the fault in the rows of an episode, with the columns, or None when sound. See `bad_columns`."""
-    bad = [names[i] for i in bad_columns(record, sums, blob)]
+    bad = bad_columns(record, sums, blob)
+    if not bad:
+        return None
     where = f"rows of record {record.seq} (positions {record.start} to {record.head})"
-    return f"columns {bad}: {where} are damaged" if bad else None
+    return f"columns {[names[i] for i in bad]}: {where} are damaged"
 
 
 def bad_columns(record: Record, sums: list[int], blob: bytes | None) -> list[int]:

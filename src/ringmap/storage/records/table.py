@@ -354,10 +354,11 @@ class EpisodeTable:
         Records that a writer has overwritten meanwhile count as older than all that are left. While it overwrites one
         that is looked at, a record that is there may be missed: `search` never misses one.
         """
-        low, high = first, last
+        low, high, walk = first, last, self._walk
         while low < high:  # the first record that starts there
             middle = (low + high) // 2
-            if self._is_before(middle, start):
+            (starts, _, _, numbers), slot = self._peek(middle) if walk is None else (walk, middle % self.slots)
+            if starts[slot] < start or numbers[slot] != middle:  # or it was overwritten; unchecked
                 low = middle + 1
             else:
                 high = middle
@@ -368,11 +369,6 @@ class EpisodeTable:
             if record.live:
                 return record
         return None
-
-    def _is_before(self, seq: int, start: int) -> bool:
-        """Tell whether record `seq` starts before a position, or was overwritten; unchecked."""
-        (starts, _, _, numbers), slot = self._peek(seq)
-        return bool(starts[slot] < start or numbers[slot] != seq)
 
     def search(self, start: int, first: int, last: int) -> Record | None:
         """Return what `find` does, after reading every record. O(n), vectorised."""
