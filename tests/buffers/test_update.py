@@ -535,7 +535,7 @@ def test_a_million_reads_beside_a_flat_out_updater(tmp_path):
 def test_control_of_torn_values(tmp_path, monkeypatch):
     """Without the checksum torn values are seen."""
     code = "from ringmap.storage.sidecars import values\nimport numpy\n"
-    code += "values.MutableValues._are_whole = lambda self, records: numpy.ones(len(records), bool)\n"
+    code += "values.MutableValues._are_whole = lambda self, records: numpy.ones(records.shape, bool)\n"
     monkeypatch.setattr(f"{__name__}.READER", code + READER)
     for _ in range(5):
         shutil.rmtree(tmp_path / "buf", ignore_errors=True)
