@@ -157,6 +157,9 @@ def table_after_the_manifest():
             self.late = os.path.join(os.path.dirname(path), "data", "late"), path
             return super().create(self.late[0], size)
 
+        def open(self, path, write=False):
+            return super().open(self.late[0] if self.late is not None and path == self.late[1] else path, write)
+
         def rename(self, source, target):
             super().rename(source, target)
             if self.late is not None:
@@ -202,7 +205,13 @@ def leftovers_refused():
 
 
 def orphans_kept():
-    blobs.Segments.delete_orphans = lambda self: None
+    adopt = blobs.Segments.adopt
+
+    def kept(self, last_seq, beyond):
+        there = [blobs.segment_number(name) for name in os.listdir(self.folder)]
+        adopt(self, dict.fromkeys((number for number in there if number is not None), 0) | dict(last_seq), beyond)
+
+    blobs.Segments.adopt = kept
 
 
 def torn_record_left():
