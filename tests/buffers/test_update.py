@@ -1,6 +1,7 @@
 """`buf.update`: values of stored steps change, for every reader, and for nothing else."""
 
 import contextlib
+import errno
 import os
 import pickle
 import shutil
@@ -20,6 +21,7 @@ from ringmap.data import Sequences, load_dataset
 from ringmap.errors import (
     ClosedError,
     CorruptError,
+    EnvironmentFault,
     InputError,
     ReadOnlyError,
     RoleError,
@@ -170,6 +172,22 @@ def test_a_flush_after_an_interrupted_one_is_whole(tmp_path):
         disk.before = lambda change, path, *_: synced.append(os.path.basename(path)) if change == "sync" else None
         buf.flush()
         assert "mutable.bin" in synced
+
+
+def test_an_update_takes_no_value_from_one_that_the_disk_refused(tmp_path):
+    """Nor could be undone, then: a column that is left out keeps the value that it had before both."""
+    disk = FaultyDisk()
+    with contextlib.closing(make(tmp_path / "buf", disk=disk)) as buf:
+        write(buf, 1, values=True)
+        ids = np.arange(10)
+        buf.update(ids, {"latent": latent(ids), "label": ids})
+        disk.fail(2, OSError(errno.EIO, "planted"), sticky=True, only="write")
+        with pytest.raises(EnvironmentFault):
+            buf.update(ids[::2], {"latent": latent(ids[::2] + 100), "label": ids[::2] + 100})
+        disk.lift()
+        buf.update(ids, {"label": ids + 200})
+        assert buf.get_col_data("label").tolist() == (ids + 200).tolist()
+        np.testing.assert_array_equal(buf.get_col_data("latent"), latent(ids))
 
 
 def test_sums_of_a_reward_that_changes_are_computed_again(buf):

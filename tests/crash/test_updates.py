@@ -352,7 +352,7 @@ def test_an_update_that_stops_in_the_middle_is_no_damage(tmp_path, power, stop, 
 @LEVELS
 def test_control_what_a_stopped_update_tore_stays(tmp_path, power, monkeypatch):
     """Later updates are synced, and so it counts as whole: at the latest once the file is closed."""
-    monkeypatch.setattr(MutableValues, "_undo", lambda self: None)
+    monkeypatch.setattr(MutableValues, "undo", lambda self: None)
     with pytest.raises(CorruptError, match="is damaged"):
         stopped_update(str(tmp_path), power, "within a row, and the disk fails", True)
 

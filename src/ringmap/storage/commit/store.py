@@ -519,7 +519,8 @@ class Store(Committer):
             with files.poisoning():
                 newest.sync(mark=False)
         missing = [name for name in newest.columns if name not in values]
-        if missing:  # these keep their values
+        if missing:  # these keep their values: not those of an update that did not end
+            newest.undo()
             values = {**values, **dict(zip(missing, rows.take(missing, positions, self.head), strict=True))}
         newest.update(positions, values)
         if self.power:

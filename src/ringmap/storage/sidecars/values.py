@@ -307,7 +307,7 @@ class MutableValues(Sidecar):
 
         Cost: one checksum for each row, and one write for each run of rows that lie side by side.
         """
-        self._undo()
+        self.undo()
         slots = positions % self._rows
         planes = self._newest.take(slots)
         unknown = (planes == _UNKNOWN).nonzero()[0]
@@ -336,14 +336,14 @@ class MutableValues(Sidecar):
             self._file.write_each(rows, offsets.tolist())
         except BaseException:
             with contextlib.suppress(OSError):
-                self._undo()
+                self.undo()
             raise
         self._ended, self._under_way = self._generation, None
         self._newest[slots] = planes
 
-    def _undo(self) -> None:
+    def undo(self) -> None:
         """Blank what an update that did not end has written, before a sync covers it as whole: the copies before are
-        the newest again."""
+        the newest again. For a caller that takes values from them."""
         if self._under_way is not None:
             self._file.write_each([_BLANK] * len(self._under_way), self._under_way.tolist())
             self._ended, self._under_way = self._generation, None
