@@ -244,6 +244,21 @@ def test_a_word_that_is_damaged_is_no_priority(small):
             assert faults == ["1 words are damaged: these priorities are lost"]
 
 
+def test_a_file_whose_logs_are_all_damaged_is_written_again(small):
+    with ram_folder() as folder:
+        home = made(folder)
+        file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
+        leaves.values[:] = np.arange(ROWS) + 7
+        file.sync(leaves)
+        with open(home.path("priorities.bin"), "r+b") as one:
+            for begin in file._begins:
+                one.seek(begin)
+                one.write(b"\xff" * 20)
+        file.close()
+        assert len(PriorityFile.recover(home, ROWS)) == 4
+        np.testing.assert_array_equal(values_now(home), leaves.values)
+
+
 class Striking(File):
     """A file whose owner writes between its reads, as often as a script says."""
 

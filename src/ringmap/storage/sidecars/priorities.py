@@ -400,7 +400,7 @@ class PriorityFile(Sidecar):
         for start in range(0, self._rows, _PIECE):
             self._write_words(leaves, start)
         numbers = [int.from_bytes(begin[_NUMBER], "little") for begin in self._read_begins()]
-        number = 1 + max(0, *(one for one in numbers if one < _MOST))  # a damaged one must not be given again
+        number = 1 + max((one for one in numbers if one < _MOST), default=0)  # a damaged one must not be given again
         made = self._log_of(number, 0)
         count, data = Range(0, 0, 0.0).encode()
         made.frames.write(_FRAME.pack(number, 0, leaves.highest, count) + data)
