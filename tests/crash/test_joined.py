@@ -15,9 +15,11 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, InputError
+from ringmap.storage.commit import commit
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.paths import TABLE
+from ringmap.storage.read import recovery
 from ringmap.storage.records.table import TERMINATED
 from tests.crash.cases import episode, look
 from tests.crash.joined import joined, states_on_the_way, store_joined
@@ -400,3 +402,16 @@ def test_control_memory_before_the_record(monkeypatch):
     with pytest.raises((AssertionError, ringmap.errors.RingmapError)):
         for first in range(1, 400, 7):
             interrupted(first)
+
+
+def test_data_that_would_lie_too_far_in_a_segment_are_stored_alone(tmp_path, monkeypatch):
+    """An opening refuses a blob beyond `LAST_OFFSET`, of which the data of one episode are half at most."""
+    monkeypatch.setattr(recovery, "LAST_OFFSET", 2 << 22)
+    monkeypatch.setattr(commit, "_MOST_DATA", 1 << 22)
+    data = bytes(3 << 20)
+    with ReplayBuffer(MAX_STEPS, path=tmp_path / "buf", spare_rows=SPARE, sync_every_s=0) as buf:
+        buf.write_episodes([{**episode(number, 1), "_episode_data": {"video": data}} for number in range(1, 8)])
+    with ReplayBuffer.open(tmp_path / "buf") as buf:
+        assert buf.num_episodes == 7
+        assert all(buf.episode_data(number)["video"] == data for number in range(7))
+    assert ringmap.check(tmp_path / "buf") == []

@@ -490,8 +490,8 @@ class ReplayBuffer(Sampled[BufferView]):
         Returns:
             How many were stored, the first ones. If they are not all, pass the next one to `write_episode`, which
             stores it or raises the error. None are stored while the buffer has no columns, with a `key_filter`, in a
-            subclass, and where they do not fit in the spare rows together. At durability "power" those stored are
-            durable, unless the disk refuses a sync: the next call says so.
+            subclass, and where together they do not fit in the spare rows, or their data in one commit. At durability
+            "power" those stored are durable, unless the disk refuses a sync: the next call says so.
 
         Raises:
             InputError: `episode_data` is not one for each episode.

@@ -160,6 +160,8 @@ class Committer(Handle):
             for at, one in enumerate(records):
                 if one.length > _MOST_STEPS or len(words[at]) + len(one.data) > _MOST_DATA or one.part is not None:
                     self._refuse_large(one, len(words[at]) + len(one.data), new.where)
+            if len(records) > 1:
+                _refuse_far(records, words, new.where)
             if rows is None or rows.schema is not schema:
                 rows = self._rows_for(files, schema, new.where)
             if self._are_numbered:
@@ -456,6 +458,17 @@ def remove_file(file: StepFile | None) -> None:
     if file is not None:
         with contextlib.suppress(OSError, ReplacedError):
             file.remove()
+
+
+def _refuse_far(records: Sequence[NewRecord], words: Sequence[bytes], where: str) -> None:
+    """Raise InputError if the blobs of several records, which lie side by side, would lie too far in their segment for
+    an opening."""
+    nbytes = sum(map(len, words)) + sum(len(one.data) for one in records)
+    if nbytes > _MOST_DATA:
+        raise InputError(
+            f"{where}: {len(records)} episodes with {nbytes} bytes of episode data and text, expected at most "
+            f"{_MOST_DATA} together; store them one by one"
+        )
 
 
 def _sums_of(arrays: Sequence[Array], records: Sequence[NewRecord]) -> list[list[int]]:
