@@ -77,7 +77,7 @@ def decode_signed(data: bytes) -> tuple[dict[str, Any] | None, str]:
     """Return the object without its checksum, and what is wrong with it in words, empty for nothing.
 
     The object is None if the bytes are no JSON, {} if they are JSON of something else; with a wrong checksum it is
-    returned all the same, for who has to know its version first.
+    returned all the same, for who has to know what it is of, or takes what people edited.
 
     Example:
         >>> decode_signed(encode_signed({"a": 2}))
