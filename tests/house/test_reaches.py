@@ -30,6 +30,8 @@ OTHERS = {
     ): "Gymnasium's AsyncVectorEnv can't be closed in the middle of a call",
 }
 """The private names of strangers' objects that are used all the same, and why."""
+OF_TUPLES = {"_replace", "_fields", "_asdict", "_make", "_field_defaults"}
+"""Public names of every `NamedTuple`, with the underscore that keeps them apart from fields."""
 
 
 def owned_by(cls):
@@ -49,7 +51,7 @@ def reaches(node, own=frozenset()):
     """Yield each `x._name` that is no name of the class around it, nor of what it inherits."""
     if isinstance(node, ast.ClassDef):
         own = own | owned_by(node)
-    if isinstance(node, ast.Attribute) and node.attr[0] == "_" and node.attr[:2] != "__":
+    if isinstance(node, ast.Attribute) and node.attr[0] == "_" and node.attr[:2] != "__" and node.attr not in OF_TUPLES:
         whose = ast.unparse(node.value)
         if whose not in ("self", "cls", "super()") and node.attr not in own:
             yield f"{whose}.{node.attr}"
@@ -109,6 +111,7 @@ def test_no_circles():
         ("class A:\n    def f(self, x): return x._y", ["x._y"]),
         ("class A:\n    def f(self, x): return self.x._y", ["self.x._y"]),
         ("class A:\n    def f(self, x): self._y = x._y", []),
+        ("def f(x): return x._replace(y=1)._z", ["x._replace(y=1)._z"]),
         ("class A:\n    def f(self): return super()._y, self._y, self.__dict__", []),
     ],
 )

@@ -286,6 +286,8 @@ class MemmapColumn(Column):
 class AdjacentColumn(MemmapColumn):
     """Rows of one column of several rings in one map, for `take` alone: the map has no file of its own."""
 
+    _map: Array | None
+
     @classmethod
     def of(cls, columns: Sequence[Column], stride: int) -> AdjacentColumn | None:
         """Return these columns as one, in which row 0 of number `i` is row `i * stride`; None if they can't be mapped.

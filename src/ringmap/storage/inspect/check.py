@@ -486,6 +486,7 @@ class Scan:
         self.reached = self._newest_claim(records[possible(records, manifest.max_steps, self.table.slots)])
         if self.reached.seq:
             self.records, self.valid = self.table.read_range(self.reached.first, self.reached.seq)
+            self.valid &= possible(self.records, manifest.max_steps, self.table.slots)  # nothing is read on its word
             flags = self.records["flags"]
             damaged = self.valid & (flags & DROPPED != 0) & (flags & DROPPED != DROPPED)
             self.flagged = self.records["seq"][damaged].tolist()
