@@ -486,7 +486,6 @@ class Scan:
         self.reached = self._newest_claim(records[possible(records, manifest.max_steps, self.table.slots)])
         if self.reached.seq:
             self.records, self.valid = self.table.read_range(self.reached.first, self.reached.seq)
-            self.valid &= possible(self.records, manifest.max_steps, self.table.slots)  # nothing is read on its word
             flags = self.records["flags"]
             damaged = self.valid & (flags & DROPPED != 0) & (flags & DROPPED != DROPPED)
             self.flagged = self.records["seq"][damaged].tolist()
@@ -515,6 +514,7 @@ class Scan:
     def live(self) -> Array:
         """Return the whole records of the live episodes, oldest first."""
         records = self.records[self.valid]
+        records = records[possible(records, self.fixed.max_steps, self.table.slots)]  # else nothing is read on its word
         found: Array = records[are_live(records, self.reached.tail)]
         return found
 
@@ -560,7 +560,8 @@ class Scan:
         for sidecar in SIDECARS:
             found += [Finding(sidecar.names[0], fault) for fault in self.sidecar_faults(sidecar, self.newest())]
         found += self._of_others()
-        if self.refused is not None and not {TABLE, STATE, MANIFEST} & {one.file for one in found}:
+        silent = {TABLE, MANIFEST} if self.shown is None else {TABLE, STATE, MANIFEST}  # of whose faults it is one
+        if self.refused is not None and not silent & {one.file for one in found}:
             said = str(self.refused).removeprefix(f"{self.paths.table}: ")
             found.append(Finding(TABLE, said.removesuffix("; run ringmap.check on the buffer")))
         return found
