@@ -18,6 +18,7 @@ from ringmap.errors import (
 )
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.inspect.repair import Action, Plan, copy_repaired, repair_folder
+from ringmap.storage.records.blobs import segment_name
 from ringmap.storage.records.manifest import read_manifest
 from tests.damage.buffers import episode_of, make, served
 from tests.damage.fuzz import DyingDisk, Killed, bytes_in, faults_after_kill
@@ -218,8 +219,13 @@ def test_lost_manifest_costs_the_settings_alone(place):
     assert again.table_slots == v.manifest.table_slots
 
 
-def test_lost_manifest_and_lost_column_can_not_be_mended(place):
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_lost_manifest_and_lost_column_can_not_be_mended(place, is_torn):
+    """Any whole blob tells how many columns there were."""
     v = Vandal(place / "a")
+    if is_torn:
+        newest = v.records[v.seq]
+        v.edit(f"data/{segment_name(newest.blob_segment)}", newest.blob_offset, b"\xee" * newest.blob_size)
     (v.folder / "manifest.json").unlink()
     os.remove(v.folder / LAST)
     before = bytes_in(v.folder)

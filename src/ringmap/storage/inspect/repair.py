@@ -255,8 +255,9 @@ class Plan:
                 f"{path}: can't be made again, the other files do not say enough; put it back from a backup, or, "
                 "if nothing was stored, remove the directory"
             )
-        count, newest = len(scan.manifest.files), scan.newest() if scan.is_made_again else None
-        if newest is not None and (blob := scan.blob(newest)) is not None:
+        count = len(scan.manifest.files)
+        blobs = (scan.blob(Record.of(row)) for row in scan.live()[::-1] if scan.is_made_again)
+        if (blob := next(filter(None, blobs), None)) is not None:  # of the newest that is whole
             with contextlib.suppress(ValueError):
                 count = len(decode_blob(blob)[0])
         if count != len(scan.manifest.files):
