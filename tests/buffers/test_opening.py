@@ -11,6 +11,7 @@ from ringmap.buffers.opening import kind_of
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import (
     BadRingsError,
+    CorruptError,
     InputError,
     LockedError,
     NewerVersionError,
@@ -158,6 +159,37 @@ def test_what_can_not_be_read_is_left_to_the_fleet(tmp_path):
         fleet = ringmap.open(tmp_path / "it", on_bad="skip")
     assert len(fleet) == 18
     fleet.close()
+
+
+def test_rings_that_differ_in_what_an_update_may_change_are_a_fleet(tmp_path):
+    episodes(tmp_path / "it" / "a")
+    schema = {"obs": ringmap.Column((), np.float64, mutable=True)}
+    with ReplayBuffer(100, path=tmp_path / "it" / "b", schema=schema, history_len=2) as buf:
+        buf.write_episode({"obs": np.arange(10.0)})
+        buf.update(np.arange(10), {"obs": np.full(10, -1.0)})
+    buf.close()
+    with ringmap.open(tmp_path / "it", seed=0) as fleet:
+        assert set(fleet.sample(200)["obs"].ravel().tolist()) == {-1.0, *range(10)}
+    fleet.close()
+
+
+def test_rings_that_are_all_damaged_say_so(tmp_path):
+    of_one(tmp_path / "it")
+    for name in "ab":
+        (tmp_path / "it" / name / "manifest.json").write_text("{")
+    with pytest.raises(CorruptError, match="a/manifest.json: .*run ringmap.check"):
+        ringmap.open(tmp_path / "it")
+
+
+def test_rings_beside_a_dataset_are_a_fleet(tmp_path):
+    of_one(tmp_path / "it")
+    with ReplayBuffer.open(tmp_path / "it" / "a") as buf:
+        buf.dump(tmp_path / "it" / "x.h5", format="hdf5")
+    buf.close()
+    with ringmap.open(tmp_path / "it") as fleet:
+        assert len(fleet) == 18
+    fleet.close()
+    assert kind_of(str(tmp_path / "it"), "info") == "dataset"  # ambiguous, which a loader says
 
 
 def test_a_fleet_has_no_writer(tmp_path):

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from ringmap.errors import DamageError, InputError, NotFoundError, UnknownFormatError
+from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.paths import local_path, refuse_address
 from ringmap.storage.records.manifest import DISTILLATION, EPISODES, ROWS, TRANSITIONS, Manifest, read_manifest
 
@@ -98,13 +99,14 @@ def kind_of(path: str, where: str, only: tuple[str, ...] = ()) -> str:
     Raises:
         NotFoundError, UnknownFormatError, CorruptError: nothing of ours is there, or it can't be read.
         InputError: it is of a kind that the command does not take; or rings that are no fleet.
-        OSError: whether rings are there can't be told.
+        DamageError, OSError: of rings that may be there none can be read.
     """
     kind = kind_at(path)
-    if kind is None and _is_fleet(path, where):
+    may_be_dataset = not only or DATASET in only
+    if kind is None and _is_fleet(path, where, may_be_dataset):
         kind = FLEET
     if kind is None:
-        if only and DATASET not in only:
+        if not may_be_dataset:
             _refuse(path, where)
         kind = DATASET
     if only and kind not in only:
@@ -141,43 +143,41 @@ def _manifest_at(path: str) -> Manifest | None:
         return None
 
 
-def _is_fleet(path: str, where: str) -> bool:
+def _is_fleet(path: str, where: str, may_be_dataset: bool) -> bool:
     """Return whether rings of episodes, or of transitions, with the same columns are directly below a path.
 
-    Rings that can't be read count as such: whoever opens the fleet hears of them.
+    With `may_be_dataset` it is none where a dataset is, too: that is ambiguous. Rings that can't be read, beside others, count as such: whoever opens the fleet hears of them.
 
     Raises:
         InputError: they are of several kinds or columns, or of a kind that no fleet has.
-        OSError: nothing below it is one, as far as that can be told.
+        DamageError, OSError: none of them can be read; or it can't be told whether one is there.
     """
     from ringmap.storage.disk.paths import FINE
 
-    if not os.path.isdir(path) or is_dataset(path):
+    if not os.path.isdir(path) or has_parts(path) or (may_be_dataset and is_dataset(path)):
         return False
-    unknown: OSError | None = None
-    rings = dict[tuple[str, frozenset[str]], list[str]]()
+    unread: DamageError | OSError | None = None
+    rings = dict[tuple[str, frozenset[ColumnSpec]], list[str]]()
     unborn = dict[str, list[str]]()  # by kind: they have no columns yet
     for name in sorted(set(os.listdir(path)) - FINE):
         try:
             found = _manifest_at(os.path.join(path, name))
-        except DamageError:  # one of them may be damaged
-            continue
-        except OSError as error:  # or not for this user
-            unknown = error
+        except (DamageError, OSError) as error:  # one of them may be damaged, or not for this user
+            unread = unread or error
             continue
         if found is None:
             continue
         if found.schema is None:
             unborn.setdefault(found.kind, []).append(name)
         else:
-            rings.setdefault((found.kind, frozenset(map(str, found.schema.columns))), []).append(name)
+            rings.setdefault((found.kind, frozenset(found.schema.columns)), []).append(name)
     kinds = {kind for kind, _ in rings} | unborn.keys()
-    if not kinds and unknown is not None:
-        raise unknown
+    if not kinds and unread is not None:
+        raise unread
     if not kinds:
         return False
     if len(rings) > 1 or len(kinds) > 1 or not kinds <= {EPISODES, TRANSITIONS}:
-        listed = [f"{', '.join(names)}: {kind} of {', '.join(sorted(of))}" for (kind, of), names in rings.items()]
+        listed = [f"{', '.join(names)}: {kind} of {', '.join(sorted(map(str, of)))}" for (kind, of), names in rings.items()]
         listed += [f"{', '.join(names)}: {kind}, no columns yet" for kind, names in unborn.items()]
         raise InputError(
             f"{where}: the rings in {path} can't be read as one: {'; '.join(listed)}; expected rings of episodes, or "

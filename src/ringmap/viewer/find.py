@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from ringmap.buffers.opening import DATASET, EPISODES, FLEET, TRANSITIONS, has_parts, is_dataset, kind_at
 from ringmap.errors import NotFoundError, RingmapError
 from ringmap.formats.registry import detect_format
+from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import Paths, refuse_address
 from ringmap.storage.records.manifest import read_manifest
@@ -33,6 +34,7 @@ PROBLEM = "problem"
 
 _DEEPEST, _SUFFIX = 5, 12
 _MOST_ENTRIES = 20_000
+_Columns = tuple[str, frozenset[ColumnSpec]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class _Search:
             yield self._problem(path, name, f"can't be listed: {error.strerror}")
             return
         inside: list[Place] = []
-        rings: dict[str, str | None] = {}  # by key: its columns; None if it can't be read
+        rings: dict[str, _Columns | None] = {}  # by key: what it holds; None if it can't be read
         for child in names:
             if child.startswith("."):
                 continue
@@ -170,7 +172,8 @@ class _Search:
                 if os.path.dirname(place.path) == path and _is_ring(place):
                     rings[place.key] = _columns_of(place)
         sound = [columns for columns in rings.values() if columns is not None]
-        alike = len(sound) > 1 and len({columns for columns in sound if columns}) == 1
+        told = {columns for _, columns in sound if columns}
+        alike = len(sound) > 1 and len(told) == 1 and len({kind for kind, _ in sound}) == 1
         if alike or (rings and path in self.fleets):
             yield Place(key_of(path), path, name, FLEET, rings=tuple(rings))
         yield from inside
@@ -205,12 +208,12 @@ def _is_ring(place: Place) -> bool:
     return place.kind in (EPISODES, TRANSITIONS)
 
 
-def _columns_of(place: Place) -> str | None:
-    """Return the columns of a ring, "" before its first episode; None if it can't be read."""
+def _columns_of(place: Place) -> _Columns | None:
+    """Return the kind and the columns of a ring, none before its first episode; None if it can't be read."""
     if place.kind == PROBLEM:
         return None
     try:
         schema = read_manifest(Disk(), place.path).schema
     except (RingmapError, OSError):  # it was removed at this moment
         return None
-    return "" if schema is None else str([place.kind, *((c.name, c.dtype, c.shape) for c in schema.columns)])
+    return place.kind, frozenset(() if schema is None else schema.columns)
