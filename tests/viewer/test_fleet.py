@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from ringmap import Pace
+import ringmap
+from ringmap import DistillationBuffer, Pace
 from ringmap.buffers.opening import EPISODES
 from ringmap.data import ReplayBuffer, ShardedReplayBuffer
 from ringmap.errors import InputError, NotFoundError
@@ -421,6 +422,9 @@ def test_the_python_lines_open_what_is_shown(tmp_path, shelf):
         fill(tmp_path / f"episodes/{name}", 3).close()
         fill_transitions(tmp_path / f"steps/{name}", 40).close()
     ReplayBuffer.open(tmp_path / "episodes/a").dump(tmp_path / "set.h5", progress=False)
+    with DistillationBuffer(20, path=tmp_path / "students") as students:
+        students.add(np.zeros((4, 2)), np.arange(4))
+    students.close()
     ran = []
     for place in shelf.places():
         made = {}
@@ -429,4 +433,27 @@ def test_the_python_lines_open_what_is_shown(tmp_path, shelf):
         for name in ("buf", "dataset"):
             if name in made:
                 made[name].close()
-    assert ran == ["fleet", "episodes", "episodes", "dataset", "fleet", "transitions", "transitions"]
+    steps = ["fleet", "transitions", "transitions"]
+    assert ran == ["fleet", "episodes", "episodes", "dataset", *steps, "distillation"]
+
+
+def test_what_is_a_fleet_is_what_opens_as_one(tmp_path, shelf):
+    def ring(name, columns, **options):
+        with ReplayBuffer(40, path=tmp_path / name, **options) as buf:
+            buf.write_episode({column: np.zeros((5, 3), np.float32) for column in columns})
+        buf.close()
+
+    mutable = {"obs": ringmap.Column((3,), np.float32, mutable=True)}
+    ring("order/a", ["obs", "action"])
+    ring("order/b", ["action", "obs"])
+    ring("mutable/a", ["obs"])
+    ring("mutable/b", ["obs"], schema=mutable)
+    ReplayBuffer(40, path=tmp_path / "unborn/a").close()
+    fill_transitions(tmp_path / "unborn/b").close()
+    assert {place.path for place in shelf.places() if place.kind == "fleet"} == {
+        str(tmp_path / "order"),
+        str(tmp_path / "mutable"),
+    }
+    for name, is_fleet in {"order": True, "mutable": True, "unborn": False}.items():
+        with contextlib.nullcontext() if is_fleet else pytest.raises(InputError, match="no columns yet"):
+            ringmap.open(tmp_path / name).close()

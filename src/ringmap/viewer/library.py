@@ -21,6 +21,7 @@ from ringmap.buffers.opening import EPISODES, TRANSITIONS
 from ringmap.errors import ClosedError, InputError, NotFoundError, ReplacedError, RingmapError
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.inspect.describe import Facts, facts_of, nbytes_of
+from ringmap.storage.records.manifest import DISTILLATION
 from ringmap.viewer.find import FLEET, PROBLEM, Place, find
 from ringmap.viewer.fleet import Fleet
 from ringmap.viewer.index import AtWork
@@ -330,6 +331,8 @@ def _code(place: Place) -> str:
         return (
             f"from ringmap.data import ReplayBuffer\n\nbuf = ReplayBuffer.open({place.path!r})\nbatch = buf.sample(32)"
         )
+    if place.kind == DISTILLATION:
+        return f"import ringmap\n\nbuf = ringmap.open({place.path!r})\nbatch = buf.batch(32)"
     return (
         f"from ringmap.data import load_dataset\n\ndataset = load_dataset({place.path!r})\nepisode = "
         "dataset.load_episode(0)"
