@@ -146,7 +146,8 @@ def _manifest_at(path: str) -> Manifest | None:
 def _is_fleet(path: str, where: str, may_be_dataset: bool) -> bool:
     """Return whether rings of episodes, or of transitions, with the same columns are directly below a path.
 
-    With `may_be_dataset` it is none where a dataset is, too: that is ambiguous. Rings that can't be read, beside others, count as such: whoever opens the fleet hears of them.
+    With `may_be_dataset` it is none where a dataset is, too: that is ambiguous. Rings that can't be read, beside others,
+    count as such: whoever opens the fleet hears of them.
 
     Raises:
         InputError: they are of several kinds or columns, or of a kind that no fleet has.
@@ -177,7 +178,9 @@ def _is_fleet(path: str, where: str, may_be_dataset: bool) -> bool:
     if not kinds:
         return False
     if len(rings) > 1 or len(kinds) > 1 or not kinds <= {EPISODES, TRANSITIONS}:
-        listed = [f"{', '.join(names)}: {kind} of {', '.join(sorted(map(str, of)))}" for (kind, of), names in rings.items()]
+        listed = [
+            f"{', '.join(names)}: {kind} of {', '.join(sorted(map(str, of)))}" for (kind, of), names in rings.items()
+        ]
         listed += [f"{', '.join(names)}: {kind}, no columns yet" for kind, names in unborn.items()]
         raise InputError(
             f"{where}: the rings in {path} can't be read as one: {'; '.join(listed)}; expected rings of episodes, or "
