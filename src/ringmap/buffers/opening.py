@@ -146,8 +146,8 @@ def _manifest_at(path: str) -> Manifest | None:
 def _is_fleet(path: str, where: str, may_be_dataset: bool) -> bool:
     """Return whether rings of episodes, or of transitions, with the same columns are directly below a path.
 
-    With `may_be_dataset` it is none where a dataset is, too: that is ambiguous. Rings that can't be read, beside others,
-    count as such: whoever opens the fleet hears of them.
+    With `may_be_dataset` it is none where a dataset is, too: that is ambiguous. Rings that can't be read,
+    beside others, count as such: whoever opens the fleet hears of them.
 
     Raises:
         InputError: they are of several kinds or columns, or of a kind that no fleet has.
