@@ -121,8 +121,10 @@ class HoleyDisk(Disk):
     def open(self, path: str, write: bool = False) -> File:
         """Open a file that exists."""
         file = super().open(path, write)
-        assert isinstance(file, File)
-        return HoleyFile(self, file.detach(), path) if path.endswith("-pixels.npy") else file
+        if not path.endswith("-pixels.npy"):
+            return file
+        fd, file.fd = file.fd, -1  # the descriptor is the other one's from now on
+        return HoleyFile(self, fd, path)
 
 
 class HoleyFile(File):
