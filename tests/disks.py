@@ -22,15 +22,15 @@ def ram_folder():
         yield Path(folder)
 
 
-def undisturbed(set=setattr, looks=5):
+def undisturbed(set=setattr, peeks=5):
     """Keep readers from waiting for a writer, and `check` from starting threads: no other process writes here.
 
     Args:
         set: as `setattr`; `monkeypatch.setattr` undoes it.
-        looks: how often a slot is looked at that stays torn.
+        peeks: how often a slot is read that stays torn.
     """
     set(Handle, "retry_s", 0)
-    set(checksums, "_LOOKS", looks)
+    set(checksums, "_PEEKS", peeks)
     set(check, "_PEEKS", 1)
     set(check, "mapped", lambda work, items, count, name: map(work, items))
 

@@ -18,7 +18,7 @@ mistake, so `except ValueError` goes on working:
       ExistsError          FileExistsError     choose another path, or a mode that may replace
       BadRingsError        RuntimeError    mend or remove the rings that it names
       RolloutError         RuntimeError    mend the environment (of the reinforcement learning kind)
-      EnvironmentFault     OSError         mend the machine, then go on
+      EnvironmentFault     OSError         fix the machine, then go on
         SyncFailedError                    ... and open the buffer again
       DamageError          ValueError      the bytes are wrong: check, repair
         CorruptError, NewerVersionError, UnreleasedVersionError, UnknownFormatError

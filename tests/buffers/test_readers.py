@@ -291,7 +291,7 @@ def test_a_copied_directory_is_a_buffer_of_its_own(writer, home, disk_buffer):
 
 def test_a_state_that_stays_torn_is_named(writer, reader, home, monkeypatch):
     """Its writer was killed in mid-write: the next opening for writing mends it."""
-    monkeypatch.setattr("ringmap.storage.disk.checksums._LOOKS", 3)
+    monkeypatch.setattr("ringmap.storage.disk.checksums._PEEKS", 3)
     newest = writer.engine.owned.seq
     assert newest
     writer.engine.owned.abandon()

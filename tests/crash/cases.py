@@ -288,7 +288,7 @@ class Case:
         monkeypatch.setattr(manifest, "SPARE_SLOTS", self.slots)
         monkeypatch.setattr(Segments.__init__, "__defaults__", (self.segment,))
         monkeypatch.setattr(recovery, "mapped", in_line)  # threads cost more than it all
-        undisturbed(monkeypatch.setattr, looks=2)
+        undisturbed(monkeypatch.setattr, peeks=2)
 
 
 def in_line(work, items, count, name):

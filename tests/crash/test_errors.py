@@ -210,7 +210,7 @@ def strike(base, name, power, before, after, at, error, sticky, partial):
         assert fault[1] == error, fault
         assert world.root in fault[2], fault
         assert "planted" not in fault[2]
-        assert any(word in fault[2] for word in ("again", "choose", "mend")), fault
+        assert any(word in fault[2] for word in ("again", "choose", "fix")), fault
     if world.is_open:
         seen = look(world.buf)  # while the disk still fails
         allowed = {after} if fault is None else rests | ({after} if sync_failed else set())

@@ -37,7 +37,7 @@ LEVELS = pytest.mark.parametrize("level", few(["process", "power"]))
 
 @pytest.fixture(autouse=True)
 def _undisturbed(monkeypatch):
-    undisturbed(monkeypatch.setattr, looks=2)
+    undisturbed(monkeypatch.setattr, peeks=2)
 
 
 def filled(root, level="process"):

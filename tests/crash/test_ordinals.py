@@ -23,7 +23,7 @@ OPTIONS = {"max_steps": 12, "spare_rows": 40, "sync_every_s": 0}
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    undisturbed(monkeypatch.setattr, looks=2)
+    undisturbed(monkeypatch.setattr, peeks=2)
 
 
 class Ring:

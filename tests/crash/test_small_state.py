@@ -23,7 +23,7 @@ NOTES = {"seeds": [3, 4]}
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
     """A disk whose segments are full after a few blobs."""
-    undisturbed(monkeypatch.setattr, looks=2)
+    undisturbed(monkeypatch.setattr, peeks=2)
     monkeypatch.setattr(Segments.__init__, "__defaults__", (600,))
     (tmp_path / "live").mkdir()
     return RecordingDisk(str(tmp_path / "live"))

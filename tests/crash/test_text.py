@@ -163,7 +163,7 @@ def test_a_call_counts_whole_or_not(tmp_path):
 @pytest.mark.parametrize("is_flawed", [False, True])
 def test_rows_and_words_survive_a_power_cut(tmp_path, monkeypatch, kind, is_flawed):
     """Also the name of the file of words."""
-    undisturbed(monkeypatch.setattr, looks=2)
+    undisturbed(monkeypatch.setattr, peeks=2)
     (tmp_path / "live").mkdir()
     disk = RecordingDisk(str(tmp_path / "live"))
     durability = "process" if is_flawed else "power"

@@ -24,7 +24,7 @@ def episode(number):
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
-    undisturbed(monkeypatch.setattr, looks=2)
+    undisturbed(monkeypatch.setattr, peeks=2)
     (tmp_path / "live").mkdir()
     return RecordingDisk(str(tmp_path / "live"))
 

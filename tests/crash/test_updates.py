@@ -272,7 +272,7 @@ def test_one_cut(judge):
 @pytest.mark.parametrize("judge", CUTS)
 def test_a_missing_guard_is_seen(monkeypatch, judge):
     monkeypatch.setattr(values._Header, "is_of", lambda self, boot: True)
-    monkeypatch.setattr(MutableValues, "sync", lambda self, mark=True: None)
+    monkeypatch.setattr(MutableValues, "sync", lambda self, note=True: None)
     with ram_folder() as folder, pytest.raises(AssertionError):
         judge(str(folder))
 

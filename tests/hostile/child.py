@@ -292,7 +292,7 @@ def main(kinds):
     from tests.hostile.makers import CASES
     from tests.hostile.sound import KINDS, SUFFIX
 
-    undisturbed(looks=200)  # half of them with a sleep
+    undisturbed(peeks=200)  # half of them with a sleep
     faulthandler.dump_traceback_later(850, exit=True)  # a busy machine is no hang
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")

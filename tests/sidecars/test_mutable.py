@@ -235,7 +235,7 @@ def test_damage_is_found_never_served_and_mended():
         update(file, np.arange(4), [1, 2, 3, 4])
         update(file, [1], [7])
         file.sync()
-        file.seal()
+        file.note_closed()
         assert MutableValues.faults(home, None) == []
         offsets, size = places_of(home)
         assert len(offsets) == 5
@@ -367,7 +367,7 @@ def crash_everywhere(base, seed, power, calls=7):
         else:
             which = rng.sample(range(head), rng.randint(1, 2))
             if power and file.is_dirty:
-                file.sync(mark=False)
+                file.sync(note=False)
                 synced, failed = dict(low), []
             number += 1
             high = {**low, **dict.fromkeys(which, number)}
@@ -385,7 +385,7 @@ def crash_everywhere(base, seed, power, calls=7):
             else:
                 update(file, which, [number] * len(which))
                 if power:
-                    file.sync(mark=False)
+                    file.sync(note=False)
                     synced, failed = dict(high), []
                 low = dict(high)
         assert look(file, positions) == low
@@ -452,7 +452,7 @@ def without_checksums(monkeypatch):
 
 
 def never_synced(monkeypatch):
-    monkeypatch.setattr(MutableValues, "sync", lambda self, mark=True: None)
+    monkeypatch.setattr(MutableValues, "sync", lambda self, note=True: None)
 
 
 def nothing_is_blanked(monkeypatch):
@@ -539,7 +539,7 @@ def test_a_copy_that_a_kill_cut_at_any_word_counts_as_none(position):
         with a_file() as (file, home):
             update(file, [1], [1])
             file.sync()
-            file.seal()
+            file.note_closed()
             file.close()
             cut_update(home, 2, position, 2, cut)
             with (
@@ -643,7 +643,7 @@ def test_a_reader_takes_no_copy_for_damaged_by_a_header_of_before():
         with a_file() as (file, home):
             update(file, [1], [1])
             file.sync()
-            file.seal()
+            file.note_closed()
             file.close()
             cut_update(home, 2, 1, 2, 40)
             found, more = a_slow_read(home, lambda: cut_update(home, 2, 1, 3, 40), at)

@@ -48,7 +48,7 @@ def flip(slots, slot, at):
 
 @pytest.fixture(autouse=True)
 def _few_looks(monkeypatch):
-    monkeypatch.setattr(checksums, "_LOOKS", 3)
+    monkeypatch.setattr(checksums, "_PEEKS", 3)
 
 
 def test_the_greater_generation_is_the_newest():
@@ -163,7 +163,7 @@ def test_generations_change_with_each_value(tmp_path):
 
 
 def test_a_peek_beside_a_writer_never_goes_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(checksums, "_LOOKS", 2000)
+    monkeypatch.setattr(checksums, "_PEEKS", 2000)
     disk, path = Disk(), str(tmp_path / "two")
     writer = Slots(disk.create(path, 2 * SLOT_NBYTES), SALT)
     writer.write(value(0))

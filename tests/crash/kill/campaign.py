@@ -466,7 +466,7 @@ def run_job(
         Kind -> report, as JSON has it.
     """
     logging.getLogger("ringmap").setLevel(logging.CRITICAL)
-    undisturbed(looks=20)
+    undisturbed(peeks=20)
     engine.DISK = CrashDisk()
     if planted is not None:
         (PLANTS | UNSEEN)[planted]()

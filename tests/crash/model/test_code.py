@@ -296,11 +296,11 @@ def test_newer_values_are_written_as_in_the_model(name, monkeypatch, tmp_path):
         elif call == "update":
             file.update(np.array([head - 1]), {"v": np.array(args)})
             if script.power:
-                file.sync(mark=False)
+                file.sync(note=False)
         else:
             file.sync()
         if call == "reopen":
-            file.seal()
+            file.note_closed()
             file.close()
             file = MutableValues(home, write=True)
             file.begin(head)

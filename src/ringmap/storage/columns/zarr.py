@@ -508,7 +508,7 @@ class ChunkCache:
     that head, and for no others: those were written later. No message has to tell a reader that a chunk was replaced.
 
     Thread-safe, without a lock that a fork or a handler could meet: each step is one call of a dictionary. Calls at the
-    same time, or an interrupt, leave at most the count of bytes wrong, which `_shrink` mends.
+    same time, or an interrupt, leave at most the count of bytes wrong, which `_shrink` corrects.
 
     Args:
         limit: maximum size in bytes.

@@ -351,7 +351,7 @@ class CommitFiles:
             self.poison.errno,
             f"{where}: a sync of {self.paths.folder} failed ({self.poison}), so nothing more is written "
             "through this handle; the fate of the episode of that call is open, all before it are safe; "
-            "mend the disk, close the buffer and open it again",
+            "fix the disk, close the buffer and open it again",
         ) from self.poison
 
     def close(self) -> None:

@@ -517,7 +517,7 @@ class Store(Committer):
         assert newest is not None
         if self.power and newest.is_dirty:  # what an interrupted update left: one copy of each row must be durable
             with files.poisoning():
-                newest.sync(mark=False)
+                newest.sync(note=False)
         missing = [name for name in newest.columns if name not in values]
         if missing:  # these keep their values: not those of an update that did not end
             newest.undo()
@@ -525,7 +525,7 @@ class Store(Committer):
         newest.update(positions, values)
         if self.power:
             with files.poisoning():
-                newest.sync(mark=False)
+                newest.sync(note=False)
         elif self._sync_soon is not None:
             self._sync_soon()
         return len(positions)
@@ -677,11 +677,11 @@ class Store(Committer):
             if self.disk.volatile:
                 return
             beside = [] if self.values is None else [self.values.sync]
-            sync, mark = files.begin_sync(self.rows, [*beside, self._successors.sync_all])
+            sync, note = files.begin_sync(self.rows, [*beside, self._successors.sync_all])
             with files.poisoning():
                 sync()
-            mark()
-            with files.poisoning():  # the mark is durable
+            note()
+            with files.poisoning():  # what state.bin says is durable
                 files.state_file.sync()
             counts = {"first": self.first, "tail": self.tail, "head": self.head, "seq": self.seq}
             self._put_manifest(
@@ -711,7 +711,7 @@ class Store(Committer):
                 return
             if files.state.seq <= files.state.synced and values is None:
                 return
-            sync, mark = files.begin_sync(self.rows, [] if values is None else [values.sync])
+            sync, note = files.begin_sync(self.rows, [] if values is None else [values.sync])
             self._syncing.acquire()  # a recovery waits for us
         failed: OSError | None = None
         try:
@@ -727,8 +727,8 @@ class Store(Committer):
                 with contextlib.suppress(SyncFailedError):  # the next writing call raises it
                     files.poisoned(failed)
             elif self._may_sync(files):
-                mark()
-                # If this fails the mark is older after a power cut, and more is verified: no harm.
+                note()
+                # If this fails `synced` is older after a power cut, and more is verified: no harm.
                 with contextlib.suppress(OSError):
                     files.state_file.sync()
 
@@ -757,7 +757,7 @@ class Store(Committer):
                     self.commit_group(files, where, small)
                     self._flush(files, small, closes=True)
                     if self.values is not None:
-                        self.values.seal()
+                        self.values.note_closed()
                     remove_file(self._spent)
 
         self._end(where, flush)

@@ -221,7 +221,7 @@ SLOT_NBYTES = 4096
 GENERATION = 1
 """The place of the generation in a slot, in words of 8 bytes."""
 
-_LOOKS = 2000
+_PEEKS = 2000
 
 
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -271,7 +271,7 @@ class TwoSlots(Generic[T]):
         While these are in the file, no later value was shown: generations only rise, and each goes over the older slot.
         Only the valid slots do not tell: a writer that is two further may be in the middle of the third.
         """
-        for attempt in range(_LOOKS):
+        for attempt in range(_PEEKS):
             data = self.data()
             one, other = self.slots(data)
             if one is not None and other is not None:

@@ -564,9 +564,9 @@ def remedy(error: OSError) -> str:
 
     Example:
         >>> remedy(OSError(errno.ENOSPC, "No space left on device"))
-        'free space or mend the disk'
+        'free space or fix the disk'
     """
-    return _REMEDIES.get(error.errno or 0, "free space or mend the disk")
+    return _REMEDIES.get(error.errno or 0, "free space or fix the disk")
 
 
 def clear_error(error: OSError, where: str, folder: str, became: str = "", then: str = "") -> EnvironmentFault:

@@ -79,7 +79,7 @@ _NOTICED_S = 5 * HELD_S
 
 Work = Callable[[], None]
 
-_ELSEWHERE = "or mend a copy of what is whole elsewhere: ringmap.repair(path, to=...)"
+_ELSEWHERE = "or repair a copy of what is whole elsewhere: ringmap.repair(path, to=...)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def repair(
         NewerVersionError: it is from a newer ringmap.
         CorruptError: it can't be repaired, and why: a file is something else by its bytes (another buffer's, or two
             exchanged their names), or the manifest is lost and the columns do not say enough.
-        EnvironmentFault: the disk is full, fails, or can't be written to. Mend it, and repair again; or give `to`.
+        EnvironmentFault: the disk is full, fails, or can't be written to. Fix it, and repair again; or give `to`.
 
     Cost: reads every live byte once. Writes in place what differs; a column that is missing is made anew, sparse. With
         `to`, copies all that is stored, by sharing its blocks where the file system can.
@@ -170,7 +170,7 @@ def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | N
                 break
         return planned
     refuse_foreign(Scan(disk, folder))  # before the lock leaves a file in a directory that is not ours
-    said, then = "what is not damaged is as it was", "free space or mend the disk, and repair again: it goes on"
+    said, then = "what is not damaged is as it was", "free space or fix the disk, and repair again: it goes on"
     with clear_errors("ringmap.repair", folder, lambda: said, then):
         lock = WriterLock(disk, Paths(folder).lock, folder)
         try:
@@ -180,7 +180,7 @@ def repair_folder(disk: Disk, folder: str, dry_run: bool, progress: Progress | N
         try:
             plan = Plan(disk, folder, progress)
             for what in plan.scan.unreadable:  # what the disk gives another time may be whole
-                raise EnvironmentFault(errno.EIO, f"ringmap.repair: {what}; mend the disk, {_ELSEWHERE}")
+                raise EnvironmentFault(errno.EIO, f"ringmap.repair: {what}; fix the disk, {_ELSEWHERE}")
             plan.carry_out()
             return plan.actions
         finally:
@@ -302,7 +302,7 @@ class Plan:
                 self._act(TABLE, f"go back to the small state before record {seq}: {fault}", seq)
         for seq in set(scan.flagged) - dropped:
             self._changed.add(seq)
-            self._act(TABLE, f"mend the flag of record {seq}: its episode is whole", seq)
+            self._act(TABLE, f"clear the damaged flag of record {seq}: its episode is whole", seq)
         return dropped
 
     def _decide_beside(self, dropped: set[int]) -> None:

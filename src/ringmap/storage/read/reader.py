@@ -261,7 +261,7 @@ class Reader(Handle):
         if newest is None:
             raise CorruptError(
                 f"{self.paths.state}: stays torn: its writer was killed in mid-write; open the buffer for "
-                "writing once, which mends it"
+                "writing once, which repairs it"
             )
         self._peeked = generations, newest
         return newest
@@ -341,14 +341,14 @@ class Reader(Handle):
             self._change_to(shown, record, self._apply_next, record)
         return True
 
-    def _change_to(self, shown: State, newest: Record | None, take: Callable[..., None], *args: Any) -> None:
-        """Change memory to the shown state, whose newest record is known, by `take(*args)`. Holds `lock`."""
+    def _change_to(self, shown: State, newest: Record | None, apply: Callable[..., None], *args: Any) -> None:
+        """Change memory to the shown state, whose newest record is known, by `apply(*args)`. Holds `lock`."""
         if shown.era != self._shown.era and not self._is_stored_still():
             self.pulse.break_timeline()
             self.timeline = Timeline()
             self.segments.forget()
         self._shown = _BETWEEN
-        take(*args)
+        apply(*args)
         self._newest = newest
         self._shown = shown
         self.pulse.beat()

@@ -513,7 +513,7 @@ class StoredPriorities:
         if kept is not None and volatile:
             kept.upto = min(kept.upto, source.head)
         if not volatile:
-            with clear_errors("PrioritizedSampler", self._path, then="mend the disk, then draw again"):
+            with clear_errors("PrioritizedSampler", self._path, then="fix the disk, then draw again"):
                 stored = self._open()
             kept = kept if in_fork and kept is not None else stored
         self.leaves = kept or Leaves(np.ones(rows, np.float32))
@@ -550,7 +550,7 @@ class StoredPriorities:
         if self.file is not None and self.writes:
             self._source.home.disk.check_held("PrioritizedSampler")
             then = (
-                "no priority was changed here, and in the file at most these: free space or mend the disk, then call "
+                "no priority was changed here, and in the file at most these: free space or fix the disk, then call "
                 "it again"
             )
             with clear_errors("PrioritizedSampler", self._path, then=then):
@@ -569,7 +569,7 @@ class StoredPriorities:
             EnvironmentFault: the disk fails. The next call first writes them all again.
         """
         if self.file is not None and self.writes:
-            then = "the newest priorities may not be on the disk: mend it, then call it again"
+            then = "the newest priorities may not be on the disk: fix it, then call again"
             with clear_errors("PrioritizedSampler.flush", self._path, then=then):
                 self.file.sync(self.leaves)
 

@@ -55,7 +55,7 @@ _PLANES = 2
 _SESSION = 1 << 40
 """Generations that one opening may use."""
 _UNKNOWN = -1
-_LOOKS = 1000
+_PEEKS = 1000
 _BLOCK_NBYTES = 1 << 22
 _STAGED_MOST = 1 << 26
 _Staged = tuple[Array, list[memoryview], list[memoryview]]
@@ -368,11 +368,11 @@ class MutableValues(Sidecar):
             runs = np.split(new, np.flatnonzero(np.diff(new) != 1) + 1)
             self._file.write_each([_MARKED * len(run) for run in runs], [_MARKS + int(run[0]) for run in runs])
 
-    def sync(self, mark: bool = True) -> None:
+    def sync(self, note: bool = True) -> None:
         """Return once all updates that had returned when it began are durable on the disk; also beside an update.
 
         Args:
-            mark: whether to note in the header that they are.
+            note: whether to note in the header that they are.
 
         Raises:
             OSError: the disk fails. The next opening writes all values again: a later sync would report success
@@ -383,7 +383,7 @@ class MutableValues(Sidecar):
         upto = self._ended
         try:
             self._sync_file()
-            if mark:
+            if note:
                 self._put_header(self._header._replace(synced=upto))
         except OSError:
             with contextlib.suppress(OSError):
@@ -391,7 +391,7 @@ class MutableValues(Sidecar):
             raise
         self._durable = upto
 
-    def seal(self) -> None:
+    def note_closed(self) -> None:
         """Note that this opening updates no more, if all of its updates are durable: no copy of it can be torn. The
         note is durable: a copy of a buffer is whole."""
         if not self.is_dirty:
@@ -449,13 +449,13 @@ class MutableValues(Sidecar):
             return marked[which], planes, records
         kept = np.ones(len(which), np.bool_)
         for at in np.flatnonzero(~whole).tolist():
-            plane, record = self._look(int(positions[which[at]]))
+            plane, record = self._peek(int(positions[which[at]]))
             planes[at], kept[at] = max(plane, 0), plane >= 0
             if record is not None:
                 records[at] = record
         return marked[which[kept]], planes[kept], records[kept]
 
-    def _look(self, position: int) -> tuple[int, Array | None]:
+    def _peek(self, position: int) -> tuple[int, Array | None]:
         """Return the plane and a copy of the newest whole copy of a position, -1 and None for none, whatever is being
         written.
 
@@ -465,7 +465,7 @@ class MutableValues(Sidecar):
         reader's validation says so.
         """
         slot = np.array([position % self._rows])
-        for _ in range(_LOOKS):
+        for _ in range(_PEEKS):
             header = self._current_header()
             records = self._take(_EACH, slot)
             if not self._is_still(header, records, slot):
@@ -481,7 +481,7 @@ class MutableValues(Sidecar):
             plane = int(newest.argmax())
             return (plane, records[plane, 0]) if newest.any() else (-1, None)
         raise LappedError(
-            f"{self.path}: the value of position {position} was updated {_LOOKS} times while it was read; update less "
+            f"{self.path}: the value of position {position} was updated {_PEEKS} times while it was read; update less "
             "often"
         )
 
@@ -513,7 +513,7 @@ class MutableValues(Sidecar):
 
     def _current_header(self) -> _Header:
         """Return the newest header: a writer may have written one since this handle was opened to read."""
-        for _ in range(_LOOKS):  # one may be torn just now, and not both
+        for _ in range(_PEEKS):  # one may be torn just now, and not both
             if header := self._header if self._writes else self._headers.newest():
                 return header
         raise CorruptError(f"{self.path}: neither header is valid; run ringmap.check on the buffer")
@@ -645,7 +645,7 @@ class MutableValues(Sidecar):
                 if len(which):
                     made.update(positions[which], {name: newest[_field(name)] for name in old.columns})
             made.sync()
-            made.seal()
+            made.note_closed()
 
 
 def _field(name: str) -> str:
