@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -86,7 +86,7 @@ from ringmap.storage.sidecars.priorities import PriorityFile
 if TYPE_CHECKING:
     from ringmap.storage.inspect.snapshot import Kept
 
-__all__ = ["Engine", "door"]
+__all__ = ["Engine", "door", "wrong_id"]
 
 log = logging.getLogger("ringmap")
 
@@ -143,6 +143,8 @@ class Engine(Forkable):
     """The rings as they were opened, even if they are closed now or belonged to the parent of a forked child."""
     readers: list[ClipReader]
     """The clip reader of each."""
+    _redraws = 0
+    """Clips redrawn so far that no reader counts."""
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ class Engine(Forkable):
                 self._restore_sampler(saved.get("sampler"))
             else:
                 self._draws = 1  # a fresh generator is stored with the first commit
-            self._attach_sampler()
+            self.sampler.attach(source)
             if not source.disk.volatile:
                 before_exit(self)
 
@@ -263,7 +265,7 @@ class Engine(Forkable):
     @property
     def is_writer(self) -> bool:
         """Whether this handle writes, closed or not."""
-        return self._pid == os.getpid() and isinstance(self.owned, Store)
+        return self._pid == os.getpid() and isinstance(next(iter(self.sources), None), Store)
 
     def writer(self, where: str) -> Store:
         """Return the ring for writing.
@@ -271,9 +273,18 @@ class Engine(Forkable):
         Raises:
             ReadOnlyError: this handle only reads.
         """
-        owned = self.sources[0]
-        if self._pid == os.getpid() and isinstance(owned, Store):
-            return owned
+        for source in self.sources:
+            if self._pid == os.getpid() and isinstance(source, Store):
+                return source
+        self.refuse(where)
+
+    def refuse(self, where: str) -> NoReturn:
+        """Raise: this handle only reads.
+
+        Raises:
+            ReadOnlyError: always; it names who writes.
+        """
+        owned = self.owned
         if owned.disk.volatile:
             raise ReadOnlyError(
                 f"{where}: this is a forked copy of a buffer in RAM, and only reads; write in the parent"
@@ -309,17 +320,17 @@ class Engine(Forkable):
             InputError: the sampler can't be called.
         """
         self.check_open()
-        new = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
+        new = self._over_rings(NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE))
         if new.given is not self.sampler.given:
             self.sampler.close()
         self.sampler = new
-        self._attach_sampler()
+        for source in self.sources:
+            if source.writable:
+                new.attach(source)
 
-    def _attach_sampler(self) -> None:
-        """Let a sampler that keeps a value for each clip begin with what is stored now."""
-        source = self.source
-        if source.writable:
-            self.sampler.attach(source)
+    def _over_rings(self, sampler: BaseSampler) -> BaseSampler:
+        """Return the sampler in the form that draws from these rings."""
+        return sampler
 
     # -- clips -------------------------------------------------------------------------------
 
@@ -479,7 +490,10 @@ class Engine(Forkable):
     @property
     def num_redraws(self) -> int:
         """Clips redrawn so far, including those of DataLoader workers."""
-        return self.reader.num_redraws + self.pins.counted()
+        return self._own_redraws() + self.pins.counted()
+
+    def _own_redraws(self) -> int:
+        return self._redraws + sum(reader.num_redraws for reader in self.readers)
 
     # -- draws -------------------------------------------------------------------------------
 
@@ -540,10 +554,7 @@ class Engine(Forkable):
         ids, weigh = draw_with(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
         wrong = (ids < 0) | (ids >= clips.count)
         if wrong.any():
-            raise ClipIndexError(
-                f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for "
-                f"{clips.count} clips"
-            )
+            raise wrong_id(_WHERE, int(ids[wrong][0]), clips.count)
         drawn = self.placed_among(clips, ids, cut, self.rng)
         if drawn is None:
             raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
@@ -586,10 +597,7 @@ class Engine(Forkable):
         newest = reader.pin(cut)
         wrong = (numbers < pinned.base) | (numbers >= newest.end)
         if wrong.any() and newest.numbering is pinned.numbering:
-            raise ClipIndexError(
-                f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
-                f"out of range for {newest.end - pinned.base} clips"
-            )
+            raise wrong_id(_WHERE, int(numbers[wrong][0]) - pinned.base, newest.end - pinned.base)
         return self.replaced(reader.place(numbers, pinned, cut), cut), weigh
 
     def _no_clips(self, cut: Cut) -> NoClipsError:
@@ -670,10 +678,10 @@ class Engine(Forkable):
 
     def commit_pending(self, where: str) -> None:
         """Commit rows that only this handle shows yet, before something reads committed rows alone."""
-        owned = self.owned
-        if owned.pending is not None and isinstance(owned, Store) and self.is_writer:
-            with self.committing() as small:
-                owned.commit_pending(where, small)
+        for source in self.sources:
+            if source.pending is not None and isinstance(source, Store) and self._pid == os.getpid():
+                with self.committing() as small:
+                    source.commit_pending(where, small)
 
     def before_fork(self) -> None:
         """Commit rows that only this handle shows yet: a child reads what is committed, and a DataLoader's workers are
@@ -687,15 +695,15 @@ class Engine(Forkable):
 
     def _commit_rest(self, otherwise: str) -> None:
         """Commit rows that only this handle shows yet; if that fails, say what it means."""
-        owned = self.owned
-        if owned.disk.volatile or self.is_closed or owned.pending is None or not owned.pending.count:
-            return
-        try:
-            self.commit_pending(_WHERE)
-        except ReplacedError:  # nobody finds them any more
-            pass
-        except (OSError, RingmapError) as error:  # in the middle of a call of this thread, say
-            log.warning("%s: %s: %s", owned.folder, otherwise, error)
+        for source in self.sources:
+            if source.disk.volatile or self.is_closed or source.pending is None or not source.pending.count:
+                continue
+            try:
+                self.commit_pending(_WHERE)
+            except ReplacedError:  # nobody finds them any more
+                pass
+            except (OSError, RingmapError) as error:  # in the middle of a call of this thread, say
+                log.warning("%s: %s: %s", source.folder, otherwise, error)
 
     def drop_chains(self, chains: Collection[int], where: str) -> None:
         """Drop episodes that were recorded in parts, by the positions of their first steps, durably. For a writer
@@ -870,6 +878,11 @@ def _ends_of(store: Store) -> list[tuple[PartOf, int, dict[str, Any]]]:
         if record is not None and part is not None and not record.length:
             found.append((part, record.flags, store.data_of(record)))
     return found
+
+
+def wrong_id(where: str, number: int, count: int) -> ClipIndexError:
+    """Return the error of a sampler that names a clip that does not exist; `count`: how many do."""
+    return ClipIndexError(f"{where}.sample: the sampler returned id {number}, which is out of range for {count} clips")
 
 
 class _NoSampler(BaseSampler):

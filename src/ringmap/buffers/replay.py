@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -329,11 +328,6 @@ class ReplayBuffer(Sampled[BufferView]):
         return "r+" if self.engine.is_writer else "r"
 
     @property
-    def path(self) -> Path | None:
-        """The directory, or None for a buffer in RAM."""
-        return self.engine.path
-
-    @property
     def reads(self) -> str:
         """How rows are read: "map" or "pread"."""
         return "map" if self.engine.owned.mapped else "pread"
@@ -342,11 +336,6 @@ class ReplayBuffer(Sampled[BufferView]):
     def max_steps(self) -> int:
         """Capacity in steps."""
         return self.engine.owned.manifest.max_steps
-
-    @property
-    def history_len(self) -> int:
-        """Observations per clip; `num_steps` is another name for it."""
-        return self.num_steps
 
     @property
     def fps(self) -> Fraction | float | None:
@@ -704,20 +693,6 @@ class ReplayBuffer(Sampled[BufferView]):
         if self.mode == "r+" or notes:
             self.engine.flush("ReplayBuffer.flush", notes)
 
-    def close(self) -> None:
-        """Flush, and release files and lock. A closed buffer raises ClosedError on use; closing twice is allowed.
-
-        Files and lock are released even if the flush raises. A signal handler may close it in the middle of another
-        call of the same thread: that call does it when it ends.
-
-        Raises:
-            ReplacedError: the directory was removed, renamed or replaced since it was opened. Files and lock are still
-                released, nothing was written at the path, and the committed data are in the directory, wherever it is
-                now.
-            SyncFailedError, EnvironmentFault: the disk refused; see `flush`.
-        """
-        self.engine.close()
-
     def __enter__(self) -> ReplayBuffer:
         return self
 
@@ -733,12 +708,6 @@ class ReplayBuffer(Sampled[BufferView]):
         """Names of the columns in order; [] before the first episode."""
         schema = self.engine.source.schema
         return [] if schema is None else schema.names
-
-    @property
-    def schema(self) -> Schema | None:
-        """The columns with their per-step shapes and dtypes; None before the first episode, unless a schema was
-        given."""
-        return self.engine.source.schema
 
     @property
     def num_episodes(self) -> int:
@@ -763,12 +732,6 @@ class ReplayBuffer(Sampled[BufferView]):
         with thread.searching, source.lock:
             lengths: Array = source.live.whole_lengths.copy()
         return lengths
-
-    @property
-    def offsets(self) -> Array:
-        """First row of each episode, counted from the oldest stored step, int64. O(episodes)."""
-        lengths = self.lengths.astype(np.int64)
-        return np.cumsum(lengths) - lengths
 
     @property
     def episode_column_names(self) -> list[str]:

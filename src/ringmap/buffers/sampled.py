@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -37,8 +38,8 @@ from ringmap.clips.window import Wanted, WindowSpec, check_anchors, warn_unreach
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.fleet.pace import Pace
+from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import nested
-from ringmap.storage.disk.calls import thread
 from ringmap.storage.ring.ring import ClipId
 
 __all__ = ["DefaultSampler", "Sampled"]
@@ -62,6 +63,43 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
     def clips(self) -> Clips:
         """What finds and reads clips: the engine."""
         return self.engine
+
+    @property
+    def path(self) -> Path | None:
+        """The directory, or the glob of many rings; None for a buffer in RAM, or a list of rings."""
+        return self.engine.path
+
+    @property
+    def history_len(self) -> int:
+        """Observations per clip; `num_steps` is another name for it."""
+        return self.num_steps
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns with their per-step shapes and dtypes; None before the first episode, unless a schema was
+        given."""
+        return self.engine.schema
+
+    @property
+    def offsets(self) -> Array:
+        """First row of each episode, counted from the oldest stored step, ring by ring; int64. O(episodes)."""
+        lengths = self.lengths.astype(np.int64)
+        return np.cumsum(lengths) - lengths
+
+    def close(self) -> None:
+        """Flush (of many rings: what `state` keeps), and release files and lock. A closed buffer raises ClosedError on
+        use; closing twice is allowed.
+
+        Files and lock are released even if the flush raises. A signal handler may close it in the middle of another
+        call of the same thread: that call does it when it ends.
+
+        Raises:
+            ReplacedError: the directory was removed, renamed or replaced since it was opened. Files and lock are still
+                released, nothing was written at the path, and the committed data are in the directory, wherever it is
+                now.
+            SyncFailedError, EnvironmentFault: the disk refused; see `flush`.
+        """
+        self.engine.close()
 
     @property
     def threads(self) -> int | None:
@@ -129,9 +167,7 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
     @property
     def num_unreachable_steps(self) -> int:
         """Number of stored steps that are in no clip: most often their episodes are too short for one. O(episodes)."""
-        source = self.engine.source
-        with thread.searching, source.lock:
-            return self.cut.unreached(source.live.whole_lengths)
+        return self.cut.unreached(self.lengths)
 
     def __len__(self) -> int:
         return self.num_valid_ends() or self._no_length()

@@ -30,7 +30,6 @@ from ringmap.arguments import fraction, positive
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import evicted
 from ringmap.buffers.options import check_reads, sendable
-from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.sharded.engine import ShardEngine, Weights
 from ringmap.buffers.sharded.learner_state import LearnerState
@@ -53,7 +52,6 @@ from ringmap.fleet.weights import POLICY_STEP
 from ringmap.formats.common.fill import fill
 from ringmap.formats.common.refusals import Drop
 from ringmap.formats.registry import resolve_format
-from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.inspect.check import Finding
@@ -299,7 +297,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
                 episodes, steps, written = live.num_episodes, live.num_steps, int(source.head)
             idle = idle_s(ring) if source.seq else None
             clips, redraws = ring.reader.pin(cut).count, ring.reader.num_redraws
-            if not isinstance(ring.buffer, ReplayBuffer):
+            if not ring.reader.holds_episodes:
                 episodes, steps = 0, clips
             counts = episodes, steps, clips, written
             writer = writer_of(ring.folder)
@@ -348,11 +346,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
             raise InputError(f"{where}: no ring {name!r}; there are {sorted([*rings, *bad])}")
 
     @property
-    def path(self) -> Path | None:
-        """The directory or glob; None for a list."""
-        return self.engine.path
-
-    @property
     def reward_at(self) -> str | None:  # type: ignore[override]
         """Where rewards stand in the rings, as for `ReplayBuffer`; None where that is not known, as before the first
         episode."""
@@ -368,11 +361,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
     def mode(self) -> str:
         """ "r": each ring has a writer of its own."""
         return "r"
-
-    @property
-    def history_len(self) -> int:
-        """Observations per clip; `num_steps` is another name for it."""
-        return self.num_steps
 
     write_episode = _refused("write_episode")
     write_episodes = _refused("write_episodes")
@@ -430,11 +418,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
     # -- what is stored -----------------------------------------------------------------------
 
     @property
-    def schema(self) -> Schema | None:
-        """The columns of the rings with their per-step shapes and dtypes; None before the first episode of any ring."""
-        return self.engine.schema
-
-    @property
     def column_names(self) -> list[str]:
         """Names of the columns in order, of transitions with the next observations; [] before the first episode of any
         ring."""
@@ -483,12 +466,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         parts = [ring.episodes.lengths for ring in self._of_episodes("lengths")]
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
-    @property
-    def offsets(self) -> Array:
-        """First row of each episode, int64. O(episodes)."""
-        lengths = self.lengths.astype(np.int64)
-        return np.cumsum(lengths) - lengths
-
     def count_rows(self) -> int:
         """Return the number of rows, which are the stored steps."""
         return self.num_steps_stored
@@ -512,11 +489,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         """
         self.episodes_only("locate")
         return super().locate(ids)
-
-    @property
-    def num_unreachable_steps(self) -> int:
-        """Number of stored steps that are in no clip: most often their episodes are too short for one. O(episodes)."""
-        return self.cut.unreached(self.lengths)
 
     def _home(self, ep: int) -> tuple[Ring, int]:
         local = ep
@@ -714,11 +686,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
             EnvironmentFault: the disk fails. The next call first writes them all again.
         """
         self.engine.flush("ShardedReplayBuffer.flush")
-
-    def close(self) -> None:
-        """Force what `state` keeps to the disk, and release the files of all rings. A closed buffer raises ClosedError
-        on use; closing twice is allowed."""
-        self.engine.close()
 
     def __enter__(self) -> ShardedReplayBuffer:
         return self

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ringmap.buffers.batch import Batch
-from ringmap.buffers.engine import DISK, NO_SAMPLER, Engine, Nest
+from ringmap.buffers.engine import DISK, Engine, Nest, wrong_id
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import sendable
 from ringmap.buffers.sharded.clip_table import ClipTable
@@ -43,11 +43,10 @@ from ringmap.clips.draws import Crossing, Drawn, integers
 from ringmap.clips.gather import GONE, MOST_CHOICES, PINNED, ClipReader, Redraw
 from ringmap.clips.items import EpisodeMoment, call_functions, put_added
 from ringmap.clips.rings import RING_FAULTS, AdjacentRings, Piece, gather_many, groups
-from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, draw_with
+from ringmap.clips.samplers.base import BaseSampler, Sampler, draw_with
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
-    ClipIndexError,
     ClosedError,
     InputError,
     LockedError,
@@ -57,10 +56,8 @@ from ringmap.errors import (
 from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.copying import Readahead
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.calls import note_nested
-from ringmap.storage.inspect.snapshot import Kept
-from ringmap.storage.read.handle import Pulse
+from ringmap.storage.read.handle import Handle, Pulse
 from ringmap.storage.read.read_live import retry
 from ringmap.storage.ring.arrays import lowest
 
@@ -139,7 +136,7 @@ class ShardEngine(Engine):
         self._is_drawing = False
         self._tables: dict[tuple[Any, ...], ClipTable] = {}
         self._adjacent: tuple[tuple[Ring, ...] | None, AdjacentRings | None] = None, None
-        self._redraws = self._redraws_gone = 0
+        self._redraws = 0
         self._cuts: dict[tuple[int, int], tuple[Cut, Cut, Ring]] = {}
         self._times: dict[int, tuple[Ring, CommitTimes]] = {}
 
@@ -157,7 +154,7 @@ class ShardEngine(Engine):
     def _changed(self, gone: list[Ring]) -> None:
         """Read from other rings from now on."""
         rings = self.members.open
-        self._redraws_gone += sum(ring.reader.num_redraws for ring in gone)
+        self._redraws += sum(ring.reader.num_redraws for ring in gone)
         for ring in rings:
             ring.reader.rng = ring.buffer.engine.rng = self.rng
             ring.reader.watch, ring.source.pulse = self.watch, self.pulse
@@ -355,10 +352,7 @@ class ShardEngine(Engine):
                 self._is_drawing = False
             wrong = (numbers < 0) | (numbers >= moment.clips)
             if wrong.any():
-                raise ClipIndexError(
-                    f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0])}, which is out of range for "
-                    f"{moment.clips} clips"
-                )
+                raise wrong_id(_WHERE, int(numbers[wrong][0]), moment.clips)
             if sampler.by_age:
                 ranges = [(ring, ring.reader.window(cut)) for ring in self.members.open]
                 numbers = self._by_age(numbers, ranges)
@@ -398,10 +392,7 @@ class ShardEngine(Engine):
                 ids, weigh = draw_with(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
             wrong = (ids < 0) | (ids >= count)
             if wrong.any():
-                raise ClipIndexError(
-                    f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for {count} "
-                    "clips"
-                )
+                raise wrong_id(_WHERE, int(ids[wrong][0]), count)
             if sampler.by_age:
                 ids = self._by_age(ids, ranges)
             found = np.empty(size, np.int64)
@@ -741,14 +732,6 @@ class ShardEngine(Engine):
         """Whether a lane is known of every stored episode."""
         return all(ring.buffer.engine.has_lanes for ring in self.members.open)
 
-    def _own_redraws(self) -> int:
-        return self._redraws + self._redraws_gone + sum(reader.num_redraws for reader in self.readers)
-
-    @property
-    def num_redraws(self) -> int:
-        """Clips redrawn so far, of all rings, including those of DataLoader workers."""
-        return self._own_redraws() + self.pins.counted()
-
     def why_no_clips(self, cut: Cut) -> str:
         """Return, in words, why no clip of this cut exists."""
         held = "episodes" if self.rings.columns is None else "transitions"
@@ -770,9 +753,13 @@ class ShardEngine(Engine):
     # -- roles and copies ---------------------------------------------------------------------
 
     @property
-    def is_writer(self) -> bool:
-        """False: each ring has a writer of its own."""
-        return False
+    def source(self) -> Handle:
+        """Raise: there is no single ring, to copy, to number or to write.
+
+        Raises:
+            ReadOnlyError: always.
+        """
+        self.refuse(_WHERE)
 
     def window(self, cut: Cut) -> ClipRange:
         """Raise: a clip range is one of a single ring.
@@ -784,22 +771,6 @@ class ShardEngine(Engine):
             f"{_WHERE}: this sampler draws by episode or position, which it can in a single ring; use one that asks "
             "for num_valid_ends only, a PrioritizedSampler, or draw from the rings apart"
         )
-
-    def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
-        """Raise: each ring is copied by itself.
-
-        Raises:
-            ReadOnlyError: always.
-        """
-        self.refuse(where)
-
-    def writer(self, where: str) -> Store:
-        """Raise: each ring has a writer of its own.
-
-        Raises:
-            ReadOnlyError: always.
-        """
-        self.refuse(where)
 
     def refuse(self, where: str) -> NoReturn:
         """Raise: rings are only read here.
@@ -817,21 +788,6 @@ class ShardEngine(Engine):
     def path(self) -> Path | None:
         """The directory or glob; None for a list."""
         return Path(self.rings.paths) if isinstance(self.rings.paths, str) else None
-
-    def use(self, sampler: Sampler | None) -> None:
-        """Use another sampler from now on; None draws uniformly."""
-        self.check_open()
-        new = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
-        new = self._over_rings(new)
-        if new.given is not self.sampler.given:
-            self.sampler.close()
-        self.sampler = new
-
-    def commit_pending(self, where: str) -> None:
-        """Do nothing: a reader has no rows of its own."""
-
-    def before_fork(self) -> None:
-        """Do nothing: a reader has no rows of its own."""
 
     def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
         """Force priorities to the disk, where `state` keeps them."""

@@ -373,7 +373,7 @@ class Rings:
         if ring.is_checked or schema is None:
             return True
         is_transitions, known = ring.source.manifest.kind == TRANSITIONS, self.schema
-        if is_transitions and isinstance(ring.buffer, ReplayBuffer):
+        if is_transitions and ring.reader.holds_episodes:
             return False
         if known is None:
             self._check_call(is_transitions, ring.folder)

@@ -17,7 +17,6 @@ import numpy as np
 
 from ringmap.buffers.moments import RingEpisodes, episodes_of, moment_of, pack, unpack
 from ringmap.buffers.pinned_view import PinnedView
-from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.engine import ShardEngine
 from ringmap.buffers.sharded.numbers import apart, joined
 from ringmap.buffers.sharded.rings import Ring
@@ -78,7 +77,7 @@ class _Part(NamedTuple):
     @classmethod
     def of(cls, ring: Ring) -> _Part:
         """Return the episodes that a ring holds now; of transitions those of each commit are one."""
-        if not isinstance(ring.buffer, ReplayBuffer):
+        if not ring.reader.holds_episodes:
             now = ring.buffer.pinned()
             return cls(ring.number, RingEpisodes(now.starts, now.lengths))
         source = ring.source
