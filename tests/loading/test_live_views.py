@@ -249,6 +249,34 @@ def test_a_persistent_worker_refuses_ids_of_a_view_that_moved(tmp_path, kind, jo
     writer.close()
 
 
+class Numbers:
+    """The number that a view gives to the episode of each step, as a dataset: worked out in a worker."""
+
+    def __init__(self, view, ids):
+        self.view, self.ids = view, ids
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, which):
+        return int(self.view.locate(self.ids[[which]])[0][0])
+
+
+@pytest.mark.parametrize("kind", few(["plain", "fleet", "parts"], 2))
+def test_a_persistent_worker_gives_no_numbers_of_a_view_that_moved(tmp_path, kind):
+    writer = Writer(tmp_path, kind)
+    view = writer.data.view(live=True)
+    numbers = Numbers(view, view.positions(np.array([len(view) - 1])))
+    lasting = DataLoader(numbers, None, num_workers=1, persistent_workers=True)
+    assert list(lasting) == [len(view.lengths) - 1]
+    writer.go_on(2)
+    assert view.refresh()
+    with pytest.raises(StaleCopyError, match="pass_sampler"):
+        list(lasting)
+    end(lasting)
+    writer.close()
+
+
 def test_a_selection_may_begin_before_the_first_episode_and_see_the_ring_cleared(tmp_path):
     buf = ReplayBuffer(100, path=tmp_path / "ring")
     view = buf.view(where="task = a", live=True)

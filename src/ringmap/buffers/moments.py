@@ -101,6 +101,27 @@ class RingEpisodes(NamedTuple):
         found: Array = ~whole.is_open[chosen]
         return found
 
+    def take(self, chosen: Array) -> RingEpisodes:
+        """Return some of them."""
+        stored = self.stored and (self.stored[0], self.stored[1][chosen])
+        return RingEpisodes(self.starts[chosen], self.lengths[chosen], stored, True)
+
+    def positions(self, episodes: Array, steps: Array) -> Array:
+        """Return the positions on the ring of steps of episodes."""
+        if self.stored is not None:
+            whole, chosen = self.stored
+            return whole.positions(whole.places[chosen[episodes]] + steps)
+        found: Array = self.starts[episodes] + steps
+        return found
+
+    def steps_of(self, episodes: Array, positions: Array) -> Array:
+        """Return which steps of episodes stand at these positions, -1 for none."""
+        steps: Array = positions - self.starts[episodes]
+        if self.stored is not None:
+            whole, chosen = self.stored
+            steps = whole.places_at(positions) - whole.places[chosen[episodes]]
+        return np.where((steps >= 0) & (steps < self.lengths[episodes]), steps, -1)
+
 
 def moment_of(uuid: bytes, episodes: RingEpisodes) -> dict[str, Any]:
     """Return the moment of episodes of one ring."""

@@ -115,14 +115,6 @@ class PinnedView(Dataset):
     def engine(self) -> Engine:
         """The engine of the buffer."""
 
-    @abstractmethod
-    def positions(self, ids: Array) -> Array:
-        """Return the anchors of the clips with these ids, as `clips` reads them."""
-
-    @abstractmethod
-    def draw(self, size: int, step: int | None = None) -> Drawn:
-        """Draw clips of episodes that are still stored."""
-
     @classmethod
     @abstractmethod
     def of(cls, buffer: Any, cut: Cut | None = None) -> Self:
@@ -188,6 +180,11 @@ class PinnedView(Dataset):
     @abstractmethod
     def origins(self) -> tuple[Array, Array]:
         """Return what each episode that is still stored was first stored as; see `Dataset.origins`."""
+
+    def positions(self, ids: Array) -> Array:
+        """Return the anchors of the clips with these ids, as the engine reads them: of their first steps, without a
+        window."""
+        return self.positions_of(*self._locate(ids))
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored, bool `(B,)`."""
@@ -264,6 +261,7 @@ class PinnedView(Dataset):
         Cost: 1 to 3 bytes for each episode; made once.
         """
         if self._moment is None:
+            self._check_moment()
             self._moment = self._named()
             if self._arcs is not None:
                 self._moment["arcs"] = self._arcs.as_json()
@@ -290,7 +288,7 @@ class PinnedView(Dataset):
         Raises:
             StaleCopyError: it is. What is read by position (`pass_sampler`) is the same at all moments.
         """
-        if self._is_behind:
+        if self._moments is not None and self._is_behind:
             raise StaleCopyError(
                 f"{type(self).__name__}: this worker has a copy of a live view from when it started, and the view "
                 "moved since, so ids "
@@ -493,6 +491,14 @@ class PinnedView(Dataset):
 
     # -- draws -------------------------------------------------------------------------------
 
+    def draw(self, size: int, step: int | None = None) -> Drawn:
+        """Draw clips of episodes that are still stored, through the sampler of the buffer.
+
+        Raises:
+            NoClipsError: all were evicted, or their rings are away.
+        """
+        return self.engine.draw_among(self, size, self.cut, step)
+
     def sample(
         self,
         batch_size: int,
@@ -543,6 +549,12 @@ class PinnedView(Dataset):
         if self._moves is not None:
             sendable(type(self).__name__, "where", self._moves.where)
         return {**super().__getstate__(), "_newer": None}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({'live, ' * self.is_live}episodes={len(self.lengths)}, clips={len(self)}, "
+            f"of={self._buffer!r})"
+        )
 
 
 class _ViewClips:

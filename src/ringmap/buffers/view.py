@@ -25,7 +25,6 @@ from ringmap.buffers.moments import RingEpisodes, episodes_of, moment_of
 from ringmap.buffers.pinned_view import PinnedView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
-from ringmap.clips.draws import Drawn
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.window import tell_no_lanes
 from ringmap.datasets.windows import Runs
@@ -34,7 +33,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.episodes import origins_at
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.ring.links import NONE, Parts, WholeEpisodes
+from ringmap.storage.ring.links import NONE, Parts
 from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["BufferView"]
@@ -50,11 +49,8 @@ class BufferView(PinnedView):
 
     Args:
         buffer: the buffer to read.
-        starts: position of the first step of each episode, int64.
-        lengths: steps of each episode.
+        episodes: those of the view.
         cut: what an item holds; None: a clip of the buffer.
-        stored: episodes with their parts joined, if there are parts, and the number in it of each episode of the view.
-        is_part: whether the view has left out stored episodes.
 
     Processes and threads: as the buffer.
 
@@ -68,22 +64,15 @@ class BufferView(PinnedView):
         (10, 15, [9])
     """
 
-    def __init__(
-        self,
-        buffer: ClipBuffer,
-        starts: Array,
-        lengths: Array,
-        cut: Cut | None = None,
-        stored: tuple[WholeEpisodes, Array] | None = None,
-        is_part: bool = False,
-    ) -> None:
-        if is_part and cut is not None and cut.across:
+    def __init__(self, buffer: ClipBuffer, episodes: RingEpisodes, cut: Cut | None = None) -> None:
+        if episodes.is_part and cut is not None and cut.across:
             raise InputError(
                 "BufferView: a sequence with across=True runs on into the next stored episode, which this view may "
                 "have left out; use across=False, or a view of the whole buffer"
             )
-        super().__init__(buffer, np.array(starts, np.int64), np.asarray(lengths, np.int64), cut)
-        self._is_part, self._stored = is_part, stored
+        super().__init__(buffer, episodes.starts, episodes.lengths, cut)
+        self.ring_episodes = episodes._replace(lengths=self._lengths)
+        """Its episodes, as they lie on the ring."""
         self._left: tuple[tuple[int, int], ClipIndex] | None = None
 
     @classmethod
@@ -93,9 +82,10 @@ class BufferView(PinnedView):
         with thread.searching, source.lock:
             live = source.live
             if live.links is None:
-                return cls(buffer, live.starts, live.lengths, cut)
+                return cls(buffer, RingEpisodes(live.starts.copy(), live.lengths), cut)
             whole = live.whole
-            return cls(buffer, whole.names, whole.lengths, cut, (whole, np.arange(len(whole))))
+            stored = whole, np.arange(len(whole))
+            return cls(buffer, RingEpisodes(whole.names, whole.lengths, stored), cut)
 
     def _schema(self, where: str) -> Schema:
         schema = self.engine.source.schema
@@ -103,15 +93,15 @@ class BufferView(PinnedView):
 
     def with_cut(self, cut: Cut | None) -> BufferView:
         """Return a view of the same episodes with other items."""
-        made = BufferView(self._buffer, self.starts, self.lengths, cut, self._stored, self._is_part)
+        self._check_moment()
+        made = BufferView(self._buffer, self.ring_episodes, cut)
         made._source_episodes, made._arcs = self._source_episodes, self._arcs
         return made
 
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes, in this order."""
         chosen = self._episode_numbers(episodes)
-        stored = self._stored and (self._stored[0], self._stored[1][chosen])
-        made = BufferView(self._buffer, self.starts[chosen], self.lengths[chosen], self._cut, stored, True)
+        made = BufferView(self._buffer, self.ring_episodes.take(chosen), self._cut)
         made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
         return made
 
@@ -120,16 +110,13 @@ class BufferView(PinnedView):
         return self.engine.source, self.starts
 
     @property
-    def _episodes(self) -> RingEpisodes:
-        return RingEpisodes(self.starts, self.lengths, self._stored, self._is_part)
-
-    @property
     def ended(self) -> Array:
         """Tell of each episode whether it had ended: bool `(episodes,)`."""
-        return self._episodes.ended
+        self._check_moment()
+        return self.ring_episodes.ended
 
     def _named(self) -> dict[str, Any]:
-        return moment_of(_name_of(self.engine), self._episodes)
+        return moment_of(_name_of(self.engine), self.ring_episodes)
 
     @classmethod
     def _at(cls, buffer: ClipBuffer, moment: Any, where: str) -> BufferView:
@@ -141,8 +128,7 @@ class BufferView(PinnedView):
         uuid, episodes = episodes_of(moment, where)
         if uuid != _name_of(buffer.engine):
             raise InputError(f"{where}: the moment is of another buffer: uuid {uuid.hex()}")
-        starts, lengths, stored, is_part = episodes
-        return cls(buffer, starts, lengths, None, stored, is_part)
+        return cls(buffer, episodes)
 
     @property
     def engine(self) -> Engine:
@@ -156,11 +142,6 @@ class BufferView(PinnedView):
         schema = self.engine.source.schema
         return [] if schema is None else schema.names
 
-    def positions(self, ids: Array) -> Array:
-        """Return the positions on the ring of the anchors of the clips with these ids: of their first steps, without a
-        window."""
-        return self.positions_of(*self._locate(ids))
-
     def origins(self) -> tuple[Array, Array]:
         """Return what each episode that is still stored was first stored as; see `Dataset.origins`."""
         lineages, ordinals, _ = origins_at(self.engine.source, self.starts)
@@ -168,35 +149,19 @@ class BufferView(PinnedView):
 
     def positions_of(self, episodes: Array, steps: Array) -> Array:
         """Return the positions on the ring of steps of episodes."""
-        if self._stored is not None:
-            whole, chosen = self._stored
-            return whole.positions(whole.places[chosen[episodes]] + steps)
-        found: Array = self.starts[episodes] + steps
-        return found
+        return self.ring_episodes.positions(episodes, steps)
 
     def steps_of(self, episodes: Array, positions: Array) -> Array:
         """Return which steps of episodes stand at these positions, -1 for none."""
-        steps: Array = positions - self.starts[episodes]
-        if self._stored is not None:
-            whole, chosen = self._stored
-            steps = whole.places_at(positions) - whole.places[chosen[episodes]]
-        return np.where((steps >= 0) & (steps < self.lengths[episodes]), steps, -1)
-
-    def steps(self, ep: int, start: int, end: int) -> dict[str, Any]:
-        """Return steps `[start, end)` of an episode, every column dense.
-
-        Raises:
-            ClipIndexError: there are no such steps, or they were evicted since.
-        """
-        return self._load_slice(ep, start, end)
+        return self.ring_episodes.steps_of(episodes, positions)
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         return self._read_steps(ep, start, end, None)
 
     def _read_steps(self, ep: int, start: int, end: int, columns: Sequence[str] | None) -> dict[str, Any]:
         index, gone = self._index_now(ep), 0
-        if self._stored is not None:
-            whole, chosen = self._stored
+        if self.ring_episodes.stored is not None:
+            whole, chosen = self.ring_episodes.stored
             now = self.engine.source.live.whole
             gone = int(now.first_steps[index] - whole.first_steps[chosen[ep]])
             if gone > start:
@@ -244,13 +209,13 @@ class BufferView(PinnedView):
     @property
     def _lacks_episodes(self) -> bool:
         """Whether the view has left out stored episodes."""
-        return self._is_part
+        return self.ring_episodes.is_part
 
     def _lane_runs(self) -> Runs:
-        if self._stored is None:
+        if self.ring_episodes.stored is None:
             return super()._lane_runs()
         if self._found_runs is None:
-            runs = self._stored[0].by_lane()
+            runs = self.ring_episodes.stored[0].by_lane()
             if NONE in runs.lanes:
                 tell_no_lanes("BufferView")
             self._found_runs = self.lengths, Runs(self.lengths, runs.episodes, runs.places)
@@ -284,12 +249,12 @@ class BufferView(PinnedView):
 
     def _among(self, live: LiveEpisodes) -> LiveEpisodes:
         """Return the episodes of the view that are among the live ones, parts apart. O(episodes)."""
-        if self._stored is None:
+        if self.ring_episodes.stored is None:
             order = np.argsort(self.starts, kind="stable")
             starts, lengths = self.starts[order], self.lengths[order]
             kept = live.has(starts)
             return LiveEpisodes(starts[kept], lengths[kept])
-        whole, chosen = self._stored
+        whole, chosen = self.ring_episodes.stored
         numbers, times = np.unique(chosen, return_counts=True)
         most = int(times.max(initial=1))
         rounds = [whole.parts_in(numbers[times > again]) for again in range(most)]
@@ -321,10 +286,6 @@ class BufferView(PinnedView):
             raise NoClipsError(f"BufferView: {self.why_no_clips()}")
         return drawn
 
-    def draw(self, size: int, step: int | None = None) -> Drawn:
-        """Draw clips of episodes that are still stored, through the sampler of the buffer."""
-        return self.engine.draw_among(self, size, self.cut, step)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_left": None}
 
@@ -345,11 +306,6 @@ class BufferView(PinnedView):
     @staticmethod
     def _evicted(ep: int) -> ClipIndexError:
         return ClipIndexError(f"BufferView: episode {ep} was evicted since the view was made")
-
-    def __repr__(self) -> str:
-        return (
-            f"BufferView({'live, ' * self.is_live}episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"
-        )
 
 
 def _name_of(engine: Engine) -> bytes:

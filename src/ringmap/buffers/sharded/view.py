@@ -23,12 +23,10 @@ from ringmap.buffers.sharded.rings import Ring
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
-from ringmap.clips.draws import Drawn
 from ringmap.clips.rings import groups
 from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.episodes import origins_at
 
 __all__ = ["ShardedView"]
@@ -41,53 +39,6 @@ class _Part(NamedTuple):
 
     number: int
     episodes: RingEpisodes
-
-    @property
-    def starts(self) -> Array:
-        """The names of its episodes on its ring."""
-        return self.episodes.starts
-
-    def positions(self, episodes: Array, steps: Array) -> Array:
-        """Return the positions of steps of its episodes."""
-        if self.episodes.stored is not None:
-            whole, chosen = self.episodes.stored
-            return whole.positions(whole.places[chosen[episodes]] + steps)
-        found: Array = self.starts[episodes] + steps
-        return found
-
-    def steps_of(self, episodes: Array, positions: Array) -> Array:
-        """Return which steps of its episodes stand at these positions, -1 for none."""
-        steps: Array = positions - self.starts[episodes]
-        if self.episodes.stored is not None:
-            whole, chosen = self.episodes.stored
-            steps = whole.places_at(positions) - whole.places[chosen[episodes]]
-        return np.where((steps >= 0) & (steps < self.episodes.lengths[episodes]), steps, -1)
-
-    def take(self, chosen: Array) -> _Part:
-        """Return some of its episodes."""
-        starts, lengths, stored, _ = self.episodes
-        stored = stored and (stored[0], stored[1][chosen])
-        return _Part(self.number, RingEpisodes(starts[chosen], lengths[chosen], stored, True))
-
-    def over(self, ring: Ring, cut: Cut | None) -> BufferView:
-        """Return the view of its ring alone."""
-        starts, lengths, stored, is_part = self.episodes
-        return BufferView(ring.buffer, starts, lengths, cut, stored, is_part)
-
-    @classmethod
-    def of(cls, ring: Ring) -> _Part:
-        """Return the episodes that a ring holds now; of transitions those of each commit are one."""
-        if not ring.reader.holds_episodes:
-            now = ring.buffer.pinned()
-            return cls(ring.number, RingEpisodes(now.starts, now.lengths))
-        source = ring.source
-        with thread.searching, source.lock:
-            live = source.live
-            if live.links is None:
-                return cls(ring.number, RingEpisodes(live.starts.copy(), live.lengths.copy()))
-            whole = live.whole
-            every = whole, np.arange(len(whole))
-            return cls(ring.number, RingEpisodes(whole.names, whole.lengths, every))
 
 
 class ShardedView(PinnedView):
@@ -111,7 +62,7 @@ class ShardedView(PinnedView):
         local: Array | None = None,
         cut: Cut | None = None,
     ) -> None:
-        counts = [len(part.starts) for part in parts]
+        counts = [len(part.episodes.starts) for part in parts]
         self._parts = tuple(parts)
         self._home = np.repeat(np.arange(len(counts)), counts) if home is None else home
         own = np.concatenate([np.arange(n) for n in counts]) if counts else np.empty(0, np.int64)
@@ -120,7 +71,7 @@ class ShardedView(PinnedView):
         for which, places in groups(self._home):
             part = self._parts[which]
             sizes[places] = part.episodes.lengths[self._local[places]]
-            starts[places] = joined(part.number, part.starts[self._local[places]])
+            starts[places] = joined(part.number, part.episodes.starts[self._local[places]])
         super().__init__(buffer, starts, sizes, cut)
         if cut is not None and cut.across:
             raise InputError(
@@ -132,7 +83,8 @@ class ShardedView(PinnedView):
     @classmethod
     def of(cls, buffer: Any, cut: Cut | None = None) -> ShardedView:
         """Return a view of all that is stored, as of the last refresh."""
-        return cls(buffer, [_Part.of(ring) for ring in buffer.engine.all_rings()], cut=cut)
+        rings = buffer.engine.all_rings()
+        return cls(buffer, [_Part(ring.number, ring.buffer.pinned().ring_episodes) for ring in rings], cut=cut)
 
     @property
     def engine(self) -> ShardEngine:
@@ -151,6 +103,7 @@ class ShardedView(PinnedView):
 
     def with_cut(self, cut: Cut | None) -> ShardedView:
         """Return a view of the same episodes with other items."""
+        self._check_moment()
         made = ShardedView(self._buffer, self._parts, self._home, self._local, cut)
         made._source_episodes, made._arcs = self._source_episodes, self._arcs
         return made
@@ -162,17 +115,13 @@ class ShardedView(PinnedView):
         numbers, parts = np.zeros(len(chosen), np.int64), list(self._parts)
         for which in range(len(parts)):  # a part without any is empty: numbers of parts stay
             mine = (home == which).nonzero()[0]
-            parts[which] = parts[which].take(local[mine])
+            parts[which] = parts[which]._replace(episodes=parts[which].episodes.take(local[mine]))
             numbers[mine] = np.arange(len(mine))
         made = ShardedView(self._buffer, parts, home, numbers, self._cut)
         made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
         return made
 
     # -- clips --------------------------------------------------------------------------------
-
-    def positions(self, ids: Array) -> Array:
-        """Return the ids in the engine (see numbers.py) of the anchors of the clips with these ids."""
-        return self.positions_of(*self._locate(ids))
 
     def origins(self) -> tuple[Array, Array]:
         """Return what each episode that is still stored was first stored as; see `Dataset.origins`."""
@@ -182,17 +131,17 @@ class ShardedView(PinnedView):
             part = self._parts[which]
             ring = self.engine.members.of(part.number)
             if ring is not None:
-                names = part.starts[self._local[places]]
+                names = part.episodes.starts[self._local[places]]
                 lineages[places], ordinals[places], _ = origins_at(ring.source, names)
         return lineages, ordinals
 
     def positions_of(self, episodes: Array, steps: Array) -> Array:
-        """Return the ids in the engine of steps of episodes."""
+        """Return the ids in the engine (see numbers.py) of steps of episodes."""
         found = np.zeros(len(episodes), np.int64)
         for which, places in groups(self._home[episodes]):
             part = self._parts[which]
             local = self._local[episodes[places]]
-            found[places] = joined(part.number, part.positions(local, steps[places]))
+            found[places] = joined(part.number, part.episodes.positions(local, steps[places]))
         return found
 
     def steps_of(self, episodes: Array, positions: Array) -> Array:
@@ -200,13 +149,13 @@ class ShardedView(PinnedView):
         found = np.full(len(episodes), -1)
         for which, places in groups(self._home[episodes]):
             local = self._local[episodes[places]]
-            found[places] = self._parts[which].steps_of(local, apart(positions[places])[1])
+            found[places] = self._parts[which].episodes.steps_of(local, apart(positions[places])[1])
         return found
 
     @property
     def ended(self) -> Array:
         """Tell of each episode whether it had ended: bool `(episodes,)`."""
-        found = np.ones(len(self.starts), np.bool_)
+        found = np.ones(len(self.lengths), np.bool_)
         for which, places in groups(self._home):
             found[places] = self._parts[which].episodes.ended[self._local[places]]
         return found
@@ -232,7 +181,7 @@ class ShardedView(PinnedView):
             uuid, episodes = episodes_of(one, where)
             parts.append(_Part(buffer.engine.rings.numbers.of(uuid), episodes))
         home, local = order["home"], order["local"]
-        counts = np.array([len(part.starts) for part in parts], np.int64)
+        counts = np.array([len(part.episodes.starts) for part in parts], np.int64)
         if len(home) != len(local) or (
             len(home)
             and (home.min() < 0 or home.max() >= len(parts) or local.min() < 0 or (local >= counts[home]).any())
@@ -244,20 +193,10 @@ class ShardedView(PinnedView):
         """Return the view of one ring; another one, if that was opened again."""
         known = self._views.get(part.number)
         if known is None or known[0] is not ring:
-            cut = self.cut
-            known = self._views[part.number] = ring, part.over(ring, cut)
+            known = self._views[part.number] = ring, BufferView(ring.buffer, part.episodes, self.cut)
         return known[1]
 
     # -- draws --------------------------------------------------------------------------------
-
-    def draw(self, size: int, step: int | None = None) -> Drawn:
-        """Draw clips of episodes that are still stored, through the sampler of the buffer; return their ids in the
-        engine.
-
-        Raises:
-            NoClipsError: all were evicted, or their rings are away.
-        """
-        return self.engine.draw_among(self, size, self.cut, step)
 
     def redraw(self, count: int) -> Array:
         """Return the ids in the engine of `count` clips drawn uniformly from those that are still stored.
@@ -283,7 +222,7 @@ class ShardedView(PinnedView):
         found = list[tuple[Ring, ClipRange]]()
         for part in self._parts:
             ring = self.engine.members.of(part.number)
-            if ring is not None and len(part.starts):
+            if ring is not None and len(part.episodes.starts):
                 found.append((ring, self._over(part, ring).clip_window()))
         return found
 
@@ -356,7 +295,7 @@ class ShardedView(PinnedView):
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         view, local = self._view_of(ep)
-        return view.steps(local, start, end)
+        return view.load_steps(local, start, end)
 
     @property
     def episode_column_names(self) -> list[str]:
@@ -378,9 +317,3 @@ class ShardedView(PinnedView):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_views": {}}
-
-    def __repr__(self) -> str:
-        return (
-            f"ShardedView({'live, ' * self.is_live}episodes={len(self.lengths)}, clips={len(self)}, "
-            f"of={self._buffer!r})"
-        )

@@ -34,6 +34,7 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, check_device
 from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.lookup import Clips
+from ringmap.buffers.moments import RingEpisodes
 from ringmap.buffers.nested import leaf_array
 from ringmap.buffers.notebook import InNotebook
 from ringmap.buffers.passes import PassBuffer
@@ -941,7 +942,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             stops = source.live.starts + source.live.lengths
             kept = stops > low
             starts = np.maximum(source.live.starts[kept], low)
-            return BufferView(self, starts, stops[kept] - starts)
+            return BufferView(self, RingEpisodes(starts, stops[kept] - starts))
 
     def _draw(self, size: int, step: int | None, what: str) -> Drawn:
         """Return the transitions of the next batch. `what`: the method to name in an error."""
