@@ -662,9 +662,6 @@ for name, cls, samples in (
         **samples,
     )
 calls(lambda path: policy.RandomPolicy(), "RandomPolicy", set_seed={"seed": 3})
-new("AddPixels", lambda **n: world.AddPixels(Still(), **{"shape": (8, 8), **n}).reset(), shape=(8, 8), resample=2)
-new("ResizeGoal", lambda **n: world.ResizeGoal(Still(), **{"shape": (4, 4), **n}).reset(), shape=(4, 4), resample=2)
-new("LiftToInfo", lambda **n: world.LiftToInfo(Still(), **n).reset(), draws=True)
 new(
     "MegaWrapper",
     lambda **n: world.MegaWrapper(Still(), **{"image_shape": (8, 8), **n}).reset(),

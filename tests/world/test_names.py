@@ -10,7 +10,6 @@ from ringmap import ReplayBuffer, ReplayBufferCollectionWrapper
 from ringmap.data import load_dataset
 from ringmap.errors import InputError, RolloutError
 from ringmap.world import EnvPool, MegaWrapper
-from ringmap.world.wrappers import AddPixels, LiftToInfo
 
 BOX = spaces.Box(-9, 9, (2,), np.float32)
 
@@ -119,14 +118,8 @@ def test_a_way_that_is_taken_too_is_refused(make, env, message):
         collected(make, **env)
 
 
-def test_pictures_take_no_name_of_an_info_without_the_other_wrappers():
-    env = Told(**dict_of("a"), info=["pixels"])
-    with pytest.raises(RolloutError, match=r"the info has \['pixels'\] already"):
-        AddPixels(env, (8, 8)).reset()
-
-
 def test_control_without_a_way_a_value_is_lost(make, monkeypatch):
-    monkeypatch.setattr(LiftToInfo, "_is_ours", lambda self, name: False)
+    monkeypatch.setattr(MegaWrapper, "_is_ours", lambda self, name: False)
     with pytest.raises(RolloutError, match="two values would have one name"):
         collected(make, **dict_of("action"))
 

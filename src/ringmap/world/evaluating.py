@@ -145,7 +145,7 @@ def evaluate_dataset(
                 raise InputError(f"{WHERE}: a video shows the dataset's pixels; it has no column 'pixels'")
             beside = Beside(tasks)
             watchers.append(stack.enter_context(EpisodeVideos(Path(video), "env", beside)))
-        roll(world.envs, world.act, turns, watchers, budget=budget, prepared=prepared, overlay=goals)
+        roll(world.envs, world.act, turns, watchers, budget=budget, prepared=prepared, overlay=dict(enumerate(goals)))
     return scores.result([turn.seed for turn in turns] if seed is not None else None)
 
 

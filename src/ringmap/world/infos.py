@@ -22,11 +22,13 @@ import numpy as np
 from ringmap.errors import InputError, RolloutError
 from ringmap.storage.columns.values import as_array, cast
 
-__all__ = ["Infos", "Row", "as_row", "as_scalar"]
+__all__ = ["Infos", "Row", "Rows", "as_row", "as_scalar"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = dict[str, Any]
 """What one environment reported: name -> an array of our own, or any other object."""
+Rows = Mapping[int, Row]
+"""Those of some environments."""
 
 _ARRAYS = "biufcmMSU"
 
@@ -86,7 +88,7 @@ class Infos:
         self.rows: list[Row] = [{} for _ in range(num_envs)]
         self.stacked: dict[str, Any] = {}
 
-    def put(self, rows: Mapping[int, Row]) -> None:
+    def put(self, rows: Rows) -> None:
         """Take new rows of some environments. Arrays of `stacked` are changed in place where they fit."""
         again: dict[str, None] = {}
         for env, row in rows.items():

@@ -1,6 +1,6 @@
 """The pool: several environments, reset and stepped together or by mask.
 
-    actions (num_envs, ...), mask ──► groups: in this process, or in workers ──► Infos
+    actions (num_envs, ...), mask ──► one group in this process, or several in workers ──► Infos
 
 Invariants: environment i starts from `seed + i` in the worker processes as it does here, and
 gives the same; one that the mask leaves out is not touched, and its infos stay.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy as copying
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
@@ -20,8 +20,8 @@ from gymnasium.vector.utils import batch_space
 from ringmap.arguments import whole
 from ringmap.errors import ClosedError, InputError, RolloutError
 from ringmap.world.actions import split_actions
-from ringmap.world.env_group import EnvFn, EnvGroup, Failure, Outcome
-from ringmap.world.infos import Infos, Row
+from ringmap.world.infos import Infos, Row, Rows
+from ringmap.world.workers import EnvFn, EnvGroup, Failure, Outcome, WorkerCrews
 
 __all__ = ["EnvPool"]
 
@@ -86,20 +86,18 @@ class EnvPool:
         self.name = name
         self._copy = copy
         self._closed = False
-        self._crew: Any
+        self._crew: EnvGroup | WorkerCrews
         if workers:
-            from ringmap.world.workers import WorkerCrews
-
             probe = env_fns[0]()
             try:
                 self._take_spaces(probe)
-                nbytes = _info_nbytes(probe)
+                nbytes = _of_wrapper(probe, "info_nbytes", lambda: 0)()
             finally:
                 probe.close()
             self._crew = WorkerCrews(env_fns, workers, nbytes, context, name)
         else:
-            self._crew = EnvGroup(env_fns)
-            self._take_spaces(self._crew.envs[0])
+            group = self._crew = EnvGroup(env_fns)
+            self._take_spaces(group.envs[0])
         self.seeds: list[int | None] = [None] * self.num_envs
         self.episode_data: list[dict[str, Any] | None] = [None] * self.num_envs
         self.episodes = [0] * self.num_envs
@@ -171,7 +169,8 @@ class EnvPool:
         self._ready(where)
         chosen = self._mask(mask, where)
         seeds = self._seeds_of(seed)
-        given = self._options_of(options)
+        each = [options] * self.num_envs if options is None or isinstance(options, Mapping) else list(options)
+        self._check_one_each(each, "options")
         for env in np.flatnonzero(chosen).tolist():
             self.seeds[env] = seeds[env]
             self.episodes[env] += 1
@@ -179,9 +178,7 @@ class EnvPool:
             self.episode_data[env] = None
         if mask is None:
             self._infos = Infos(self.num_envs)  # nothing of earlier episodes decides a dtype
-        answers = self._crew.reset(seeds, given, chosen.tolist())
-        self._take(answers, where)
-        self._no_step()
+        self._run("reset", list(zip(seeds, each, strict=True)), chosen)
         return None, self._out(self.infos)
 
     def step(self, actions: Any, mask: Any = None) -> tuple[None, Array, Array, Array, dict[str, Any]]:
@@ -210,9 +207,7 @@ class EnvPool:
         """Step with one checked action per environment (see `split_actions`); the attributes show the result."""
         for env in np.flatnonzero(mask).tolist():
             self._steps[env] += 1
-        answers = self._crew.step(actions, mask.tolist())
-        self._no_step()
-        self._take(answers, "EnvPool.step")
+        self._run("step", [(action,) for action in actions], mask)
 
     def call(self, name: str, arguments: Sequence[Mapping[str, Any] | None] | None = None) -> list[Any]:
         """Call a method of the unwrapped environments.
@@ -230,33 +225,27 @@ class EnvPool:
         """
         where = f"EnvPool.call({name!r})"
         self._ready(where)
-        given = [{}] * self.num_envs if arguments is None else [None if a is None else dict(a) for a in arguments]
+        given = [{}] * self.num_envs if arguments is None else arguments
         if len(given) != self.num_envs:
             raise InputError(f"{where}: {len(given)} arguments, expected {self.num_envs}")
-        answers: list[Any] = self._crew.call(name, given)
-        for env, answer in enumerate(answers):
-            if isinstance(answer, Failure):
-                self._fail(env, answer, where)
+        answers = self._crew.ask("call", [None if a is None else (name, dict(a)) for a in given])
+        self._check(answers, where)
         return answers
 
-    def render_again(self, mask: Array, instead: Sequence[Row | None]) -> None:
+    def render_again(self, mask: Array, instead: Sequence[Row]) -> None:
         """Read again the infos of the environments, after a change other than a step.
 
         Args:
             mask: which.
             instead: values known to hold now, for each environment.
         """
-        answers = self._crew.render(mask.tolist())
-        rows = {}
-        for env in np.flatnonzero(mask).tolist():
-            if isinstance(answers[env], Failure):
-                self._fail(env, answers[env], "EnvPool.render_again")
-            rows[env] = {**self.rows[env], **answers[env], **(instead[env] or {})}
-        self._infos.put(rows)
+        answers = self._crew.ask("show", [() if wanted else None for wanted in mask.tolist()])
+        self._check(answers, "EnvPool.render_again")
+        self.overlay({env: {**answers[env], **instead[env]} for env in np.flatnonzero(mask).tolist()})
 
-    def overlay(self, values: Sequence[Row]) -> None:
-        """Overlay values on the newest infos of every environment."""
-        self._infos.put({env: {**self.rows[env], **row} for env, row in enumerate(values)})
+    def overlay(self, values: Rows) -> None:
+        """Overlay values on the newest infos of environments."""
+        self._infos.put({env: {**self.rows[env], **row} for env, row in values.items()})
 
     def close(self) -> None:
         """Close all environments, and end the workers. Closing twice is fine."""
@@ -270,9 +259,13 @@ class EnvPool:
         if self._closed:
             raise ClosedError(f"{where}: the pool is closed; make a new one")
 
-    def _take(self, answers: Sequence[Any], where: str) -> None:
+    def _run(self, what: str, arguments: Sequence[tuple[Any, ...]], mask: Array) -> None:
+        """Reset or step those of the mask, and take what they gave."""
+        answers = self._crew.ask(
+            what, [given if wanted else None for given, wanted in zip(arguments, mask.tolist(), strict=True)]
+        )
+        self._no_step()
         rows: dict[int, Row] = {}
-        failed: list[tuple[int, Failure]] = []
         for env, answer in enumerate(answers):
             if isinstance(answer, Outcome):
                 rows[env] = answer.row
@@ -280,21 +273,22 @@ class EnvPool:
                 self.terminateds[env] = answer.terminated
                 self.truncateds[env] = answer.truncated
                 self.episode_data[env] = answer.data
-            elif isinstance(answer, Failure):
-                failed.append((env, answer))
         self._infos.put(rows)
-        for env, failure in failed:
-            self._fail(env, failure, where)
+        self._check(answers, f"EnvPool.{what}")
 
-    def _fail(self, env: int, failure: Failure, where: str) -> NoReturn:
-        seed = "" if self.seeds[env] is None else f" (seed {self.seeds[env]})"
-        error = RolloutError(
-            f"{where}: env {env} of {self.name}, its episode {self.episodes[env]}{seed}, step "
-            f"{self._steps[env]}: {type(failure.error).__name__}: {failure.error}"
-        )
-        if failure.error.__traceback__ is None:  # it came from a worker
-            error.add_note(failure.trace)
-        raise error from failure.error
+    def _check(self, answers: Sequence[Any], where: str) -> None:
+        """Raise what the first environment that failed raised."""
+        for env, failure in enumerate(answers):
+            if not isinstance(failure, Failure):
+                continue
+            seed = "" if self.seeds[env] is None else f" (seed {self.seeds[env]})"
+            error = RolloutError(
+                f"{where}: env {env} of {self.name}, its episode {self.episodes[env]}{seed}, step "
+                f"{self._steps[env]}: {type(failure.error).__name__}: {failure.error}"
+            )
+            if failure.error.__traceback__ is None:  # it came from a worker
+                error.add_note(failure.trace)
+            raise error from failure.error
 
     def _mask(self, mask: Any, where: str) -> Array:
         if mask is None:
@@ -309,19 +303,15 @@ class EnvPool:
             return [None] * self.num_envs
         if np.ndim(seed) == 0:
             return [_seed(seed) + i for i in range(self.num_envs)]
-        return self._one_each([None if s is None else _seed(s) for s in seed], "seeds")
+        seeds = [None if s is None else _seed(s) for s in seed]
+        self._check_one_each(seeds, "seeds")
+        return seeds
 
-    def _options_of(self, options: Any) -> list[Any]:
-        if options is None or isinstance(options, Mapping):
-            return [options] * self.num_envs
-        return self._one_each(list(options), "options")
-
-    def _one_each(self, given: list[Any], what: str) -> list[Any]:
+    def _check_one_each(self, given: Sequence[Any], what: str) -> None:
         if len(given) != self.num_envs:
             raise InputError(
                 f"EnvPool.reset: {len(given)} {what}, expected one for each of {self.num_envs} environments"
             )
-        return given
 
     def _out(self, value: Any) -> Any:
         return copying.deepcopy(value) if self._copy else value
@@ -332,12 +322,6 @@ def _seed(value: Any) -> int:
     if seed < 0:
         raise InputError(f"EnvPool.reset: a seed must not be negative, got {seed}")
     return seed
-
-
-def _info_nbytes(env: Any) -> int:
-    """Return how much shared memory the large arrays of an environment's info want."""
-    nbytes: int = _of_wrapper(env, "info_nbytes", lambda: 0)()
-    return nbytes
 
 
 def _of_wrapper(env: Any, name: str, default: Any) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ringmap.arguments import integer
 from ringmap.errors import InputError
-from ringmap.world.infos import Row
+from ringmap.world.infos import Row, Rows
 from ringmap.world.pool import EnvPool
 
 __all__ = ["Stage", "Turn", "Watcher", "bar_of", "count_of", "options_of", "roll"]
@@ -128,7 +128,7 @@ def roll(
     *,
     budget: int | None = None,
     prepared: Callable[[Array], None] | None = None,
-    overlay: Sequence[Row] | None = None,
+    overlay: Rows | None = None,
 ) -> None:
     """Play turns until none is left.
 

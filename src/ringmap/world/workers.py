@@ -1,25 +1,28 @@
-"""Worker processes: Gymnasium's AsyncVectorEnv, with a `worker=` of our own that serves an `EnvGroup`.
+"""Groups of environments, stepped one after the other: one in this process, or one in each worker process.
 
-    EnvPool ── actions, masks ──► AsyncVectorEnv ══ pipe ══► serve ── EnvGroup ── env, env, ...
-       ▲                               ▲                        │
-       └── rows ◄── shared memory ─────┴── large arrays ◄───────┘
+    EnvPool ── arguments ──► AsyncVectorEnv ══ pipe ══► serve ── EnvGroup ── env, env, ...
+       ▲                          ▲                        │
+       └─ answers ◄─ shared memory ┴── large arrays ◄───────┘
 
-The shared memory that AsyncVectorEnv makes for observations is a block of bytes for each worker, which holds the
-large arrays of all infos. A small `Reply` through the pipe says where each array is, and holds the values that do
-not fit. AsyncVectorEnv manages the processes.
+AsyncVectorEnv manages the processes, with a `worker=` of our own. The shared memory that it makes for observations is a
+block of bytes for each worker, which holds the large arrays of all infos. A small reply through the pipe says where
+each array is, and holds the values that do not fit.
 
-Invariants: the results equal, bit for bit, those of an `EnvGroup` in this process.
-Not here: what environments do (env_group.py).
+Invariants: an environment that raises ends nothing but its own turn: its error is an answer, which can be pickled;
+the answers of workers equal, bit for bit, those of an `EnvGroup` in this process.
+Not here: stacking (infos.py), which episode it is (pool.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import pickle
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -27,14 +30,104 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 
 from ringmap.errors import RolloutError
-from ringmap.world.env_group import Answer, EnvFn, EnvGroup, Outcome
+from ringmap.world.infos import Row, as_row, as_scalar
 
-__all__ = ["WorkerCrews"]
+__all__ = ["EnvFn", "EnvGroup", "Failure", "Outcome", "WorkerCrews"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+EnvFn = Callable[[], Any]
+"""Makes one environment."""
+Arguments = Sequence[tuple[Any, ...] | None]
+"""For each environment what it is asked with, None for one that is left out."""
 
 _LARGE_NBYTES = 1024
 """Smaller arrays are sent in the reply: a pipe takes them at once, and packing costs more."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one environment gave: `data` are its `get_episode_data()` as its episode ends."""
+
+    row: Row
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    data: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Failure:
+    """An environment raised `error`; `trace` is its traceback as text."""
+
+    error: Exception
+    trace: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Note an error, in a form that can be pickled."""
+        trace = "".join(traceback.format_exception(error))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # an exception class of any kind
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        return cls(error, trace)
+
+
+class EnvGroup:
+    """Environments of one process."""
+
+    def __init__(self, env_fns: Sequence[EnvFn]) -> None:
+        self.envs = [make() for make in env_fns]
+
+    def ask(self, what: str, arguments: Arguments) -> list[Any]:
+        """Return what each environment answers, a Failure for one that raised, None for one that is left out.
+
+        Args:
+            what: `reset` (seed, options) and `step` (action) answer an Outcome; `call` (name, keyword arguments) a
+                method of the unwrapped environment; `show` what it shows now, as an info.
+            arguments: for each.
+        """
+        work, answers = _WORK[what], list[Any]()
+        for env, given in zip(self.envs, arguments, strict=True):
+            try:
+                answers.append(None if given is None else work(env, *given))
+            except Exception as error:
+                answers.append(Failure.of(error))
+        return answers
+
+    def close(self) -> None:
+        """Close all."""
+        for env in self.envs:
+            env.close()
+
+
+def _reset(env: Any, seed: int | None, options: Any) -> Outcome:
+    _, info = env.reset(seed=seed, options=None if options is None else dict(options))
+    return Outcome(as_row(info))
+
+
+def _step(env: Any, action: Any) -> Outcome:
+    _, reward, terminated, truncated, info = env.step(action)
+    terminated = bool(as_scalar("terminated", terminated, np.bool_))
+    truncated = bool(as_scalar("truncated", truncated, np.bool_))
+    data = getattr(env.unwrapped, "get_episode_data", None) if terminated or truncated else None
+    number = float(as_scalar("reward", reward, np.float32))
+    return Outcome(as_row(info), number, terminated, truncated, None if data is None else dict(data()))
+
+
+def _call(env: Any, name: str, arguments: dict[str, Any]) -> Any:
+    return getattr(env.unwrapped, name)(**arguments)
+
+
+def _show(env: Any) -> Row:
+    try:
+        again = env.get_wrapper_attr("shown_again")
+    except AttributeError:  # without our wrapper
+        return {}
+    return as_row(again())
+
+
+_WORK: dict[str, Callable[..., Any]] = {"reset": _reset, "step": _step, "call": _call, "show": _show}
 
 
 class Share(gymnasium.Env[Array, Any]):
@@ -52,18 +145,6 @@ class Share(gymnasium.Env[Array, Any]):
 
 
 @dataclass(frozen=True)
-class ShareMaker:
-    """Makes a `Share`, in the process of the pool and in a worker alike; it makes no environment."""
-
-    env_fns: tuple[EnvFn, ...]
-    nbytes: int
-
-    def __call__(self) -> Share:
-        """Make it."""
-        return Share(self.env_fns, self.nbytes)
-
-
-@dataclass(frozen=True)
 class Packed:
     """The place, shape and dtype of an array in the block."""
 
@@ -72,27 +153,10 @@ class Packed:
     dtype: np.dtype[Any]
 
 
-@dataclass(frozen=True)
-class Reply:
-    """The answers of a group, in a wrapper whose contents AsyncVectorEnv does not read."""
-
-    answers: list[Any] = field(default_factory=list)
-
-
 def serve(
     index: int, share_fn: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, error_queue: Any, *_: Any
 ) -> None:
-    """Call the methods of a group as the commands that come through the pipe say: Gymnasium's `worker=`.
-
-    Args:
-        index: the number of this worker.
-        share_fn: makes its `Share`.
-        pipe: takes `(command, data)`, and is given `(answer, whether it worked)`.
-        parent_pipe: the other end, which is not for this process.
-        shared_memory: the blocks of all workers.
-        error_queue: takes an error that ends this worker.
-        _: settings for environments that reset themselves; newer releases have more of them.
-    """
+    """Ask a group as the commands that come through the pipe say: Gymnasium's `worker=`, with its arguments."""
     share = share_fn()
     group = EnvGroup(share.env_fns)
     parent_pipe.close()
@@ -102,8 +166,7 @@ def serve(
         while True:
             command, data = pipe.recv()
             if command == "step":
-                method, args = data
-                reply = Reply(_packed(getattr(group, method)(*args), block))
+                reply = _packed(group.ask(*data), block)
                 pipe.send(((None, 0.0, False, False, {"reply": reply}), True))
             elif command == "_check_spaces":
                 pipe.send(((True, True), True))
@@ -158,7 +221,7 @@ class WorkerCrews:
         most = max(1, *(nbytes * (s.stop - s.start) for s in self.shares))
         try:
             self._envs = AsyncVectorEnv(
-                [ShareMaker(tuple(env_fns[s]), most) for s in self.shares],
+                [partial(Share, env_fns[s], most) for s in self.shares],
                 copy=False,
                 context=context,
                 worker=serve,
@@ -168,27 +231,16 @@ class WorkerCrews:
                 f"EnvPool: a worker process of {name} died while it made its environments; its traceback was printed"
             ) from error
 
-    def reset(self, seeds: Sequence[int | None], options: Sequence[Any], mask: Sequence[bool]) -> list[Answer]:
-        """Reset those that `mask` names."""
-        return self._ask("reset", lambda s: (seeds[s], options[s], mask[s]))
+    def ask(self, what: str, arguments: Arguments) -> list[Any]:
+        """Return what each environment answers, as `EnvGroup.ask` does.
 
-    def step(self, actions: Sequence[Any], mask: Sequence[bool]) -> list[Answer]:
-        """Step those that `mask` names."""
-        return self._ask("step", lambda s: (actions[s], mask[s]))
-
-    def call(self, name: str, arguments: Sequence[dict[str, Any] | None]) -> list[Any]:
-        """Call a method of the unwrapped environments."""
-        return self._ask("call", lambda s: (name, arguments[s]))
-
-    def render(self, mask: Sequence[bool]) -> list[Any]:
-        """Return what the environments show now."""
-        return self._ask("render", lambda s: (mask[s],))
-
-    def _ask(self, what: str, part: Callable[[slice], tuple[Any, ...]]) -> list[Any]:
+        Raises:
+            RolloutError: a worker died, now or before.
+        """
         if self._broken:
             raise RolloutError(f"EnvPool.{what}: its worker processes are gone; make a new pool")
         try:
-            block, *_, infos = self._envs.step(tuple((what, part(s)) for s in self.shares))
+            block, *_, infos = self._envs.step(tuple((what, arguments[s]) for s in self.shares))
         except (EOFError, ConnectionError) as error:
             self._broken = True
             dead = [i for i, p in enumerate(self._envs.processes) if not _lives(p)]
@@ -206,7 +258,7 @@ class WorkerCrews:
             raise
         answers: list[Any] = []
         for share, reply in zip(block, infos["reply"], strict=True):
-            answers += [_unpacked(answer, share) for answer in reply.answers]
+            answers += [_unpacked(answer, share) for answer in reply]
         return answers
 
     def close(self) -> None:
