@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["Batch"]
+from ringmap.storage.columns.schema import Schema
+
+__all__ = ["Batch", "rows_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 V = TypeVar("V")
@@ -71,3 +73,9 @@ class Batch(dict[str, V]):
 
 def _mapped(columns: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
     return {n: _mapped(v, convert) if isinstance(v, dict) else convert(v) for n, v in columns.items()}
+
+
+def rows_of(clips: Mapping[str, Any], schema: Schema | None, count: int) -> dict[str, Any]:
+    """Return clips of one step without their time axis, each column in its stored shape."""
+    shapes = {spec.name: spec.shape for spec in (schema.columns if schema is not None else ())}
+    return {name: v.reshape(count, *shapes[name]) if name in shapes else v[:, 0] for name, v in clips.items()}

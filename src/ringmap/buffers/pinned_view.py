@@ -20,7 +20,7 @@ import numpy as np
 
 from ringmap.arguments import positive
 from ringmap.buffers import lookup
-from ringmap.buffers.batch import Batch
+from ringmap.buffers.batch import Batch, rows_of
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.lookup import Clips, fitting
@@ -454,6 +454,11 @@ class PinnedView(Dataset):
         if np.ndim(idx):
             return lookup.mapping(self, clip_ids(idx, type(self).__name__))
         return lookup.one(self, clip_id(idx, type(self).__name__, has_batches=True))
+
+    def items_at(self, ids: Array, as_rows: bool = False) -> dict[str, Any]:
+        """Return items by id as one batch; with `as_rows`, clips of one step as they are stored, `(n, ...)`."""
+        batch = self[ids]
+        return rows_of(batch, self.engine.schema, len(ids)) if as_rows else batch
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once, as with a list of ids. PyTorch's DataLoader calls this method."""

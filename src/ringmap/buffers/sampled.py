@@ -20,11 +20,12 @@ import numpy as np
 
 from ringmap.arguments import positive
 from ringmap.buffers import lookup
+from ringmap.buffers.base import InNotebook
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.cuts import Cuts
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import Clips, fitting
-from ringmap.buffers.notebook import InNotebook
+from ringmap.buffers.offline_to_online.sources import BufferSource, store_episodes
 from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.pinned_view import PinnedView
 from ringmap.buffers.prefetch import Batches, drawn_ahead
@@ -182,6 +183,16 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
         """Clips redrawn so far because they were evicted before they could be read, including those of DataLoader
         workers."""
         return self.engine.num_redraws
+
+    @property
+    def holds_episodes(self) -> bool:
+        """Whether its rows are steps of episodes; False for a fleet of transitions."""
+        return self.engine.holds_episodes
+
+    def mix_source(self, items: Mapping[str, Any]) -> BufferSource:
+        """Return what draws clips, or with `items` windows, for a mix."""
+        clip = None if items else (self.num_steps, self.frameskip)
+        return BufferSource(self, partial(self.sample, **items), clip, store=store_episodes)
 
     def refresh(self) -> bool:
         """Move a reader to the newest state; tell whether anything changed. A writer is always up to date."""

@@ -25,7 +25,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringmap.arguments import positive
+from ringmap.buffers.base import Buffer
 from ringmap.buffers.engine import Engine, door
+from ringmap.buffers.offline_to_online.sources import RingSource
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import ANCHOR, Cut
@@ -56,7 +58,7 @@ ROW = Cut({}, ANCHOR)
 """Single rows."""
 
 
-class StepRing:
+class StepRing(Buffer):
     """Rows of any columns; each is kept until `capacity` newer rows exist.
 
     Args:
@@ -157,6 +159,15 @@ class StepRing:
     def engine(self) -> Engine:
         """The engine of the buffer."""
         return self.buffer.engine
+
+    @property
+    def episode_ring(self) -> ReplayBuffer:
+        """The buffer that holds the rows, of which each commit is an "episode"."""
+        return self.buffer
+
+    def mix_source(self, items: Mapping[str, Any]) -> RingSource:
+        """Return what draws and stores rows for a mix."""
+        return RingSource(self)
 
     # -- which rows --------------------------------------------------------------------------
 

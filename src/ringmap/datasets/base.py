@@ -699,6 +699,14 @@ class Dataset(LoaderDataset):
         found = {name: np.concatenate([part[name] for part in parts]) for name in names if parts}
         return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
 
+    def items_at(self, ids: Array, as_rows: bool = False) -> dict[str, Any]:
+        """Return items by id as one batch; with `as_rows`, clips of one step as they are stored, `(n, ...)`."""
+        if as_rows and self.items_are_rows:
+            return self.get_row_data(ids)  # actions are not folded
+        items = self.__getitems__(ids.tolist())
+        batch = {name: _stacked([item[name] for item in items]) for name in items[0]}
+        return {name: values[:, 0] for name, values in batch.items()} if as_rows else batch
+
     def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
         """Join columns along axis `dim` into a new column in memory.
 
@@ -1053,6 +1061,15 @@ def check_dataset(part: Any, where: str) -> None:
     else:
         remedy = "expected a ReplayBuffer, what load_dataset returns, or another ringmap.data.Dataset"
     raise InputError(f"{where} is a {type(part).__name__}, and no dataset of episodes; {remedy}")
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Return values of several items as one array."""
+    if hasattr(values[0], "detach"):
+        import torch
+
+        return torch.stack(values).numpy()
+    return np.stack([np.asarray(value) for value in values])
 
 
 def cut_of_dataset(dataset: Any) -> Cut:

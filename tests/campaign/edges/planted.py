@@ -7,7 +7,7 @@ import gc
 import itertools
 
 from ringmap.buffers.distillation.buffer import DistillationBuffer
-from ringmap.buffers.offline_to_online import batch_source as halves
+from ringmap.buffers.offline_to_online import sources as halves
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.errors import RoleError
@@ -126,7 +126,7 @@ def other_label():
 
 def other_half():
     """The online half now and then gives a row less than it is asked for, and the offline half one more."""
-    draw, strikes = halves.StepsHalf.draw, _now_and_then(7)
+    draw, strikes = halves.RingSource.draw, _now_and_then(7)
 
     def careless(half, count, rng):
         batch = draw(half, count, rng)
@@ -134,7 +134,7 @@ def other_half():
             batch["who"][:1] = -1.0, 0.0, others.key(-1, 0)
         return batch
 
-    halves.StepsHalf.draw = careless
+    halves.RingSource.draw = careless
 
 
 PLANTS = {

@@ -20,15 +20,17 @@ from typing import Any
 import numpy as np
 
 from ringmap.arguments import positive
+from ringmap.buffers.base import Unindexed
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.distillation.columns import LABEL_ROUND, MUTABLE, fitted_labels, row_columns
 from ringmap.buffers.distillation.passes import episodes_of, epoch, sequences
 from ringmap.buffers.distillation.retention import Retention
 from ringmap.buffers.distillation.rounds import Rounds, mixed, version_of
 from ringmap.buffers.emit import Emit
-from ringmap.buffers.engine import door
+from ringmap.buffers.engine import Engine, door
+from ringmap.buffers.offline_to_online.sources import BufferSource
 from ringmap.buffers.options import check_whole
 from ringmap.buffers.steps import StepRing
-from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, NoClipsError, ReadOnlyError
 from ringmap.storage.columns.values import nested
 from ringmap.storage.disk.calls import note_nested
@@ -39,8 +41,8 @@ from ringmap.storage.records.manifest import DISTILLATION
 __all__ = ["DistillationBuffer"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Batch = dict[str, Any]
-TeacherFn = Callable[[Batch], Any]
+Columns = dict[str, Any]
+TeacherFn = Callable[[Columns], Any]
 
 _WHERE = "DistillationBuffer"
 
@@ -373,7 +375,7 @@ class DistillationBuffer(Unindexed):
         ids, bounds = self._episodes()
         return np.split(ids, bounds[1:-1]) if len(ids) else []
 
-    def batch(self, batch_size: int) -> Batch:
+    def batch(self, batch_size: int) -> Columns:
         """Draw rows uniformly, with replacement.
 
         Returns:
@@ -408,12 +410,16 @@ class DistillationBuffer(Unindexed):
             redraw_lost(source, ids, ~held, gather, redraw, where, "raise the capacity")
         return self._as_asked(columns)
 
+    def mix_source(self, items: Mapping[str, Any]) -> BufferSource:
+        """Return what draws rows, with all columns of `batch`, for a mix."""
+        return BufferSource(self, lambda size: Batch(self.batch(size)), (1, 1))
+
     def sample(self, batch_size: int) -> tuple[Any, Any]:
         """Draw rows as `batch` does, and return only `(student observations, teacher actions)`."""
         batch = self.batch(batch_size)
         return batch["student_observations"], batch["teacher_actions"]
 
-    def rows(self, ids: Any) -> Batch:
+    def rows(self, ids: Any) -> Columns:
         """Return the rows with these ids, in this order and in the form of `batch`.
 
         Raises:
@@ -433,7 +439,7 @@ class DistillationBuffer(Unindexed):
         num_epochs: int = 1,
         shuffle: bool = True,
         drop_last: bool = False,
-    ) -> Iterator[Batch]:
+    ) -> Iterator[Columns]:
         """Yield every row that exists when its epoch begins exactly once, in batches in the form of `batch`.
 
         Rows that are evicted before their turn are left out.
@@ -452,7 +458,7 @@ class DistillationBuffer(Unindexed):
             positive(f"{_WHERE}.epochs", name, value)
         return self._epochs(batch_size, num_epochs, shuffle, drop_last)
 
-    def _epochs(self, size: int, epochs: int, shuffle: bool, drop: bool) -> Iterator[Batch]:
+    def _epochs(self, size: int, epochs: int, shuffle: bool, drop: bool) -> Iterator[Columns]:
         for _ in range(epochs):
             self._look()
             ids = self._ids()
@@ -466,7 +472,7 @@ class DistillationBuffer(Unindexed):
         num_epochs: int = 1,
         shuffle: bool = True,
         drop_last: bool = False,
-    ) -> Iterator[Batch]:
+    ) -> Iterator[Columns]:
         """Yield every episode in pieces of `length` rows, time-major: `(length, B, ...)`.
 
         Adds to the columns of `batch`: `mask` `(length, B)`, False where a piece is shorter and rows are zeros;
@@ -495,7 +501,7 @@ class DistillationBuffer(Unindexed):
 
     def _sequences(
         self, length: int, batch_size: int | None, epochs: int, shuffle: bool, drop: bool
-    ) -> Iterator[Batch]:
+    ) -> Iterator[Columns]:
         for _ in range(epochs):
             self._look()
             ids, bounds = self._episodes()
@@ -539,12 +545,17 @@ class DistillationBuffer(Unindexed):
         found = [self._ring.take(name, ids) if len(ids) else ids for name in names]
         return ids, (ids, found)
 
-    def _as_asked(self, columns: dict[str, Any]) -> Batch:
+    def _as_asked(self, columns: dict[str, Any]) -> Columns:
         out = self._out
         made = out.arrays(columns) if out.plain == "numpy" else out.tensors(columns)
         return nested(made)
 
     # -- roles, state ------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of its ring."""
+        return self._ring.engine
 
     @property
     def _writes(self) -> bool:

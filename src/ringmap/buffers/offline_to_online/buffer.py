@@ -8,7 +8,7 @@
 
 Invariants: the offline data are never changed; a batch has offline rows first, and exactly as many as
 `split` returns; both parts have the same columns, or nothing is returned.
-Not here: how rows are drawn and stored (batch_source.py, steps.py), how many (offline_fraction.py), ids of datasets
+Not here: how rows are drawn and stored (sources.py, steps.py), how many (offline_fraction.py), ids of datasets
 (formats/catalog/prefixes.py).
 """
 
@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 
 from ringmap.arguments import positive
+from ringmap.buffers.base import Buffer, Unindexed
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, as_tensordict
-from ringmap.buffers.offline_to_online.batch_source import BatchSource, NoRows, StepsHalf, half_of
-from ringmap.buffers.offline_to_online.concat import joined
 from ringmap.buffers.offline_to_online.offline_fraction import Share
+from ringmap.buffers.offline_to_online.sources import DatasetSource, RingSource, Source, joined, torchrl_source
 from ringmap.buffers.options import check_whole
 from ringmap.buffers.row_episodes import RowSource
 from ringmap.buffers.steps import StepRing
-from ringmap.buffers.unindexed import Unindexed
 from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.clips.window import WindowSpec
+from ringmap.datasets.base import Dataset
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
 from ringmap.storage.columns.values import as_array, nested
@@ -55,10 +55,10 @@ class OfflineToOnlineReplayBuffer(Unindexed):
     data or an input of `extend` was one; or the type that `to` names.
 
     Args:
-        offline_dataset: a ringmap dataset or buffer, a TorchRL buffer, any object with `sample(n)` and a
-            length; or a path or id for `load_dataset` ("minari:...", "d4rl:...", "lerobot:...").
-        online_storage: the target of online data: a `ReplayBuffer` (then `extend` takes episodes), a TorchRL
-            storage or buffer, or another buffer with `sample(n)` and `extend` or `add`.
+        offline_dataset: a ringmap dataset, view or buffer, or a TorchRL buffer; or a path or id for `load_dataset`
+            ("minari:...", "d4rl:...", "lerobot:...").
+        online_storage: the target of online data: a ringmap buffer (of a `ReplayBuffer` `extend` takes episodes), or a
+            TorchRL storage or buffer.
         online_capacity: instead, the rows of a ring that is made here; it takes the columns of the first `extend`.
         offline_fraction: fraction of offline rows in a batch, between 0 and 1.
         batch_size: of `sample()` without one. A dataset id needs it; a loader with such an argument receives it.
@@ -144,8 +144,8 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         offline = self._opened(offline_dataset, batch_size, dataset_kwargs)
         given = {"window": window, "columns": None if columns is None else tuple(columns), "anchors": anchors}
         items = {name: value for name, value in given.items() if value is not None}
-        self._offline: BatchSource = half_of(offline, "offline_dataset", items)
-        self._online: BatchSource
+        self._offline = _source_of(offline, "offline_dataset", items)
+        self._online: Source
         self._ring: StepRing | None = None
         if online_capacity is not None:
             if self._offline.clip not in (None, (1, 1)):
@@ -154,9 +154,9 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                     "but online_capacity makes a ring of rows; give online_storage=ReplayBuffer(...) cut alike"
                 )
             self._ring = StepRing(online_capacity, path=path, where=_WHERE, durability=durability, disk=disk)
-            self._online = StepsHalf(self._ring)
+            self._online = RingSource(self._ring)
         else:
-            self._online = half_of(online_storage, "online_storage", items)
+            self._online = _source_of(online_storage, "online_storage", items)
             clips = self._offline.clip, self._online.clip
             if None not in clips and clips[0] != clips[1]:
                 raise InputError(
@@ -201,8 +201,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
     @property
     def online_buffer(self) -> Any:
         """The target of `extend`: the `online_storage`, or the ring made for `online_capacity`."""
-        half: Any = self._online
-        return half.buffer if self._ring is None else self._ring
+        return self._online.given
 
     @property
     def offline_fraction(self) -> float:
@@ -436,11 +435,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         """Force the online rows, and the mixing state, to the disk, if the ring was made here."""
         if note_nested(self.flush):
             return
-        if self._ring is not None:
-            if self._ring.buffer.mode == "r+":  # a pickled or forked copy only reads
-                self._ring.buffer.flush(notes={"mix": self._mix()})
-        elif hasattr(self.online_buffer, "flush"):
-            self.online_buffer.flush()
+        self._online.flush({"mix": self._mix()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the online ring and the mixing state to a new directory, for `open`.
@@ -494,7 +489,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
     ) -> OfflineToOnlineReplayBuffer:
         ring = StepRing.open(path, where=f"{_WHERE}.open", disk=options.pop("disk", None))
         try:
-            made = cls(NoRows() if offline is None else offline, online_storage=ring, **options)
+            made = cls(Source() if offline is None else offline, online_storage=ring, **options)
         except BaseException:
             ring.close()
             raise
@@ -530,3 +525,29 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             f"{_WHERE}(offline={len(self._offline)}, online={len(self._online)}, "
             f"offline_fraction={self.offline_fraction:g}, rounding={self.rounding!r}, batch_size={self.batch_size})"
         )
+
+
+def _source_of(given: Any, what: str, items: Mapping[str, Any]) -> Source:
+    """Return the source for a dataset or buffer; `what`: the argument to name in an error.
+
+    Raises:
+        InputError: rows can't be drawn from it, or not with these items.
+    """
+    if isinstance(given, Source):
+        return given
+    of_episodes = given.holds_episodes if isinstance(given, Buffer) else isinstance(given, Dataset)
+    if items and not of_episodes:
+        raise InputError(
+            f"{_WHERE}: {sorted(items)} are for datasets and buffers of episodes, and {what} is a "
+            f"{type(given).__name__}; leave them out, and give both halves the same columns"
+        )
+    made: Source | None
+    if isinstance(given, Buffer):
+        made = given.mix_source(items)
+    else:
+        made = DatasetSource(given.view(**items) if items else given) if of_episodes else torchrl_source(given)
+    if made is None:
+        raise InputError(
+            f"{_WHERE}: {what} must be a dataset or a buffer of ours, or a TorchRL buffer, got {type(given).__name__}"
+        )
+    return made

@@ -3,7 +3,7 @@
     0.25 of 10 rows: round -> 2, 2, 2, 2, ...      carry -> 2, 3, 2, 3, ...
 
 Invariants: 0 <= fraction <= base < 1; with "carry" the fraction is exact on average.
-Not here: which rows (batch_source.py).
+Not here: which rows (sources.py).
 """
 
 from __future__ import annotations

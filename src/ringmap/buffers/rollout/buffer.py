@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmap.arguments import count, fraction, integer, positive
+from ringmap.buffers.base import Unindexed
 from ringmap.buffers.emit import check_device
 from ringmap.buffers.engine import DISK
 from ringmap.buffers.nested import Leaves
 from ringmap.buffers.options import check_whole
 from ringmap.buffers.rollout.gae import generalized_advantages
 from ringmap.buffers.rollout.tensors import StepTensors
-from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import CorruptError, InputError, NoClipsError
 from ringmap.extras import require
 from ringmap.storage.disk.paths import local_path, refuse_address

@@ -30,13 +30,14 @@ import numpy as np
 
 from ringmap.arguments import fraction, positive
 from ringmap.buffers import lookup
+from ringmap.buffers.base import InNotebook
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, check_device
 from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.lookup import Clips
 from ringmap.buffers.moments import RingEpisodes
 from ringmap.buffers.nested import leaf_array
-from ringmap.buffers.notebook import InNotebook
+from ringmap.buffers.offline_to_online.sources import BufferSource
 from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.steps import ROW, StepRing
@@ -876,6 +877,10 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
 
         form = to or ("torch" if tensors else "numpy")
         return Batches(sample, ahead, int(batch_size), steps, prefetch, form, device, bool(pin_memory), where)
+
+    def mix_source(self, items: Mapping[str, Any]) -> BufferSource:
+        """Return what draws transitions for a mix, no more at once than are stored."""
+        return BufferSource(self, self.sample, (1, 1), most=True)
 
     def _shown(self, batch: Batch[Any]) -> Batch[Any]:
         """Return a flat batch in its public form."""
