@@ -11,7 +11,7 @@
     engine                              what every buffer holds: open rings, the sampler, the role of this process
     pins, loader_state | episodes       ids that do not change, in every worker; episodes read whole
     options | emit, nested | batch      valid settings; the form of the output; a batch with its ids
-    unindexed | worker_generator        an error of buffers without ids; the generator of buffers of rows
+    base | worker_generator             what each buffer is asked; the generator of buffers of rows
 
 Each module imports only from those below it. Begin with `sampled`, then `engine`; clips themselves are in
 `ringmap.clips`.

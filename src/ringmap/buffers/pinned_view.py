@@ -455,10 +455,10 @@ class PinnedView(Dataset):
             return lookup.mapping(self, clip_ids(idx, type(self).__name__))
         return lookup.one(self, clip_id(idx, type(self).__name__, has_batches=True))
 
-    def items_at(self, ids: Array, as_rows: bool = False) -> dict[str, Any]:
-        """Return items by id as one batch; with `as_rows`, clips of one step as they are stored, `(n, ...)`."""
-        batch = self[ids]
-        return rows_of(batch, self.engine.schema, len(ids)) if as_rows else batch
+    def items_at(self, ids: Array) -> dict[str, Any]:
+        """Return items by id as one batch; clips of one step come as they are stored, `(n, ...)`."""
+        batch, is_step = self[ids], (self.cut.history, self.cut.frameskip) == (1, 1)
+        return rows_of(batch, self.engine.schema, len(ids)) if is_step else batch
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once, as with a list of ids. PyTorch's DataLoader calls this method."""

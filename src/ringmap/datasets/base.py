@@ -699,13 +699,14 @@ class Dataset(LoaderDataset):
         found = {name: np.concatenate([part[name] for part in parts]) for name in names if parts}
         return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
 
-    def items_at(self, ids: Array, as_rows: bool = False) -> dict[str, Any]:
-        """Return items by id as one batch; with `as_rows`, clips of one step as they are stored, `(n, ...)`."""
-        if as_rows and self.items_are_rows:
+    def items_at(self, ids: Array) -> dict[str, Any]:
+        """Return items by id as one batch; clips of one step come as they are stored, `(n, ...)`."""
+        if self.items_are_rows:
             return self.get_row_data(ids)  # actions are not folded
         items = self.__getitems__(ids.tolist())
         batch = {name: _stacked([item[name] for item in items]) for name in items[0]}
-        return {name: values[:, 0] for name, values in batch.items()} if as_rows else batch
+        is_step = (self.cut.history, self.cut.frameskip) == (1, 1)
+        return {name: values[:, 0] for name, values in batch.items()} if is_step else batch
 
     def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
         """Join columns along axis `dim` into a new column in memory.

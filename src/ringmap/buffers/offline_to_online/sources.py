@@ -107,7 +107,7 @@ class DatasetSource(Source):
         return len(self.given)
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
-        return Batch(self.given.items_at(rng.integers(0, len(self.given), count), as_rows=self.clip == (1, 1)))
+        return Batch(self.given.items_at(rng.integers(0, len(self.given), count)))
 
 
 class BufferSource(Source):
