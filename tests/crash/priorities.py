@@ -32,7 +32,7 @@ def draw(rng, max_steps, spare):
 
 
 def make_small(patch):
-    """Make the file small, so that its logs go round soon."""
+    """Make the file small, so that its log is full soon."""
     patch.setattr(priorities, "_PAGE", 64)
     patch.setattr(priorities, "_LOG_LEAST", 192)
     patch.setattr(priorities, "_PIECE", 8)

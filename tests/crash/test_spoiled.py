@@ -223,7 +223,8 @@ def test_flips_in_priorities_never_give_a_priority_of_another_clip(tmp_path, see
         (path / "priorities.bin").write_bytes(data)
         manifest = buf.engine.owned.manifest
         file, leaves, faults = PriorityFile.open(Home(Disk(), str(path), manifest.uuid, manifest.rows), 40, write=False)
-        file.close()
+        if file is not None:
+            file.close()
         assert [f.what for f in ringmap.check(path)] == faults
         for place in range(40 if leaves is not None else 0):
             if place < leaves.upto:

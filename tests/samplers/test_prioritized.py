@@ -309,7 +309,7 @@ def test_a_full_log_is_written_out_and_goes_on(tmp_path):
     for _ in range(900):  # 600 bytes each; a log has 64 KiB
         latest = rng.random(50)
         buf.update_priorities(np.arange(50), latest)
-    assert sampler._stored.file._log.number > 6
+    assert sampler._stored.file._number > 6
     assert ringmap.check(tmp_path / "buf") == []
     expected = sampler._tree.leaves.copy()
     buf.engine.owned.abandon()  # as a kill would
@@ -468,8 +468,8 @@ def damaged(tmp_path, offset, byte):
 
 PLACES = {
     "word": (94, "1 words are damaged"),
-    "begin": (4096 + 3 * (1 << 16) + 30, "frame 0 of log 3 is damaged"),
-    "log": (4096 + 3 * (1 << 16) + 64 + 100, "frame 1 of log 3 is damaged"),
+    "begin": (4096 + 30, "frame 0 of the log is damaged"),
+    "log": (4096 + 56 + 100, "frame 1 of the log is damaged"),
 }
 
 
@@ -538,7 +538,7 @@ def storm(path, ready):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_kill_while_leaves_are_written_loses_no_update(tmp_path, seed, monkeypatch):
-    """The log is so small that a helper writes leaves nearly always."""
+    """The log is so small that it is full again and again."""
     monkeypatch.setattr(priorities_module, "_LOG_LEAST", 1024)
     ready = os.open(tmp_path / "ready", os.O_RDWR | os.O_CREAT)
     os.pwrite(ready, bytes(8), 0)

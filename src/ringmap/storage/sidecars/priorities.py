@@ -1,17 +1,15 @@
-"""Priorities of a buffer, in memory and in their file: a word for each row of the ring, and logs of changes.
+"""Priorities of a buffer, in memory and in their file: a word for each row of the ring, and a log of changes.
 
-    priorities.bin   [word of the highest][words][log 0: frame, frame, ...][log 1][log 2][log 3]
+    priorities.bin   [word of the highest][words][log: frame, frame, ...]
     word             priority float32, lap of its position, check
-    frame            number of the log, end of the log before, highest priority, count, then
+    frame            number of the log, highest priority, count, then
                      positions int64, priorities float32; or, of count 0, a range of positions and one priority
 
-A change is one frame, so one `pwrite`. Logs are written in turn, each over the oldest. While three of them fill, their
-changes also write all words, piece by piece, as they are in memory. So a word is not older than the oldest log, and
-with the frames since it is the priority. An older frame over a newer word is no harm, as its successors follow.
+A change is one frame, so one `pwrite`. When the log is full, all words are written, and the next log begins over it. A
+kill in between is no harm: the frames give the words what they have already.
 
-Nothing is synced but by `sync`, after `write`: all words, and a log that continues no other. After a power cut no frame
-from before is there, and each word is as of then or later: writes of words begin and end at multiples of 64 bytes, so
-none is torn.
+Nothing is synced but by `sync`, after `write`: all words, and a new log. After a power cut no frame from before is
+there, and each word is as of then or later: writes of words begin and end at multiples of 64 bytes, so none is torn.
 
 Invariants: a word and a frame count with their checks, which cover the buffer's UUID, a word's the position.
 A reader and a forked child write nothing.
@@ -45,17 +43,18 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger("ringmap")
 
-_LOGS = 4
 _PAGE = 4096
 _LOG_LEAST = 1 << 16
 _WORDS = 64
 """Where the words of rows begin."""
 _PIECE = 1 << 12
 """Words that are written at once: a multiple of 8."""
-_FRAME = struct.Struct("<QQdI")
+_FRAME = struct.Struct("<QdI")
 _RANGE = struct.Struct("<qqd")
 _NUMBER = slice(HEADER.size, HEADER.size + 8)
 """Where the number of its log stands in a frame."""
+_FIRST_NBYTES = HEADER.size + _FRAME.size + _RANGE.size
+"""Of the first frame of a log."""
 _MOST = 1 << 48
 _TRIES = 10
 _LAPS = 1 << 16
@@ -127,17 +126,6 @@ class Range(NamedTuple):
         leaves.upto = max(leaves.upto, self.stop)
 
 
-@dataclass(slots=True)
-class _Log:
-    """The log that is written. `before`: the byte at which the one before ends, 0 for a log that continues none;
-    `stop`: that at which this one must end."""
-
-    number: int
-    before: int
-    stop: int
-    frames: FrameWriter
-
-
 class PriorityFile(Sidecar):
     """The open file.
 
@@ -154,21 +142,18 @@ class PriorityFile(Sidecar):
         self._file, self._rows = file, rows
         self._tag = uuid + rows.to_bytes(8, "little")
         self._salt = np.uint64(xxhash.xxh3_64_intdigest(self._tag))
-        self._begins, self._log_nbytes = _logs(rows)
-        self._log: _Log | None = None
+        self._begin, self._log_nbytes = _log_of(rows)
+        self._number = 0
+        """Of the log."""
+        self._log: FrameWriter | None = None
         """None: all is written before the next change."""
-        self._words_per_byte = (rows + _PIECE) / (self._log_nbytes * (_LOGS - 1))
-        """So many words are due for each byte of a log: all of them, while all logs but one fill."""
-        self._next_word, self._due = 0, 0.0
-        """The next word to write, and how many are due."""
         self._is_ahead = False
         """Whether what was loaded has priorities of rows that were lost."""
 
     @staticmethod
     def nbytes(rows: int) -> int:
         """Return the size of the file, which is sparse."""
-        begins, log_nbytes = _logs(rows)
-        return begins[-1] + log_nbytes
+        return sum(_log_of(rows))
 
     @classmethod
     def create(cls, home: Home, leaves: Leaves) -> None:
@@ -245,40 +230,35 @@ class PriorityFile(Sidecar):
         """Return the priorities of positions below `head`, and the faults of the file; None if nothing is valid.
 
         Beside a writer they are those of one moment. One without has the highest. Cost: reads 8 bytes for
-        each row, and the logs.
+        each row, and the log.
         """
         for _ in range(_TRIES):
-            begins = self._read_begins()
-            leaves, faults = self._load(head, begins)
-            if not faults and begins == self._read_begins():
+            begin = self._read_begin()
+            leaves, faults = self._load(head, begin)
+            if not faults and begin == self._read_begin():
                 break  # else a writer has begun another log, or may be writing just now what was read
         return leaves, faults
 
-    def _read_begins(self) -> list[bytes]:
-        return [self._file.read(_NUMBER.stop, at) for at in self._begins]
+    def _read_begin(self) -> bytes:
+        return self._file.read(_NUMBER.stop, self._begin)
 
-    def _load(self, head: int, begins: list[bytes]) -> tuple[Leaves | None, list[str]]:
+    def _load(self, head: int, begin: bytes) -> tuple[Leaves | None, list[str]]:
         leaves = Leaves(np.full(self._rows, np.nan, np.float32))
         self._is_ahead = False
-        is_valid, faults = self._load_words(leaves, head)  # before the logs, which are to be newer
+        is_valid, faults = self._load_words(leaves, head)  # before the log, which is to be newer
         word = np.frombuffer(self._file.read(8, 0), "<u8")
         priority = float(word.astype("<u4").view("<f4")[0])
         if word == self._word_of_highest(priority):
             leaves.highest = priority
         elif word:
             faults.append("the word of the highest priority is damaged")
-        numbers = list[int]()
-        for at, begin in enumerate(begins):
-            number = int.from_bytes(begin[_NUMBER], "little")
-            if number % _LOGS == at and self._frames(number, _PAGE).next(self._log_nbytes) is not None:
-                numbers.append(number)
-            elif any(begin):
-                faults.append(f"frame 0 of log {at} is damaged: its updates are lost")
-        if not is_valid and not numbers:
+        number = int.from_bytes(begin[_NUMBER], "little")
+        if self._frames(number, _PAGE).next(self._log_nbytes) is not None:
+            self._replay(leaves, number, head, faults)
+        elif not is_valid:
             return None, ["nothing in it is valid: damaged, or of another buffer"]
-        end = None
-        for number in sorted(numbers):
-            end = self._replay(leaves, number, head, end, faults)
+        elif any(begin):
+            faults.append("frame 0 of the log is damaged: its updates are lost")
         unknown = np.isnan(leaves.values)
         known = np.roll(~unknown, -head)  # by position
         leaves.upto = head - int(known[::-1].argmax()) if known.any() else 0
@@ -325,25 +305,15 @@ class PriorityFile(Sidecar):
         return self._words(np.array([priority], "<f4").view("<u4"), np.array([self._rows]), np.array([0]))
 
     def _frames(self, number: int, chunk: int) -> FrameReader:
-        begin = self._begins[number % _LOGS]
-        return FrameReader(self._file, self._seed(number), begin, stop=begin + self._log_nbytes, chunk=chunk)
+        stop = self._begin + self._log_nbytes
+        return FrameReader(self._file, self._seed(number), self._begin, stop=stop, chunk=chunk)
 
-    def _replay(self, leaves: Leaves, number: int, head: int, before: int | None, faults: list[str]) -> int:
-        """Apply the frames of a log to leaves; return where it ends.
-
-        Args:
-            leaves: see above.
-            number: of the log.
-            head: the end of the positions.
-            before: where the log before ends; None: there is none.
-            faults: gets what is wrong with the log.
-        """
+    def _replay(self, leaves: Leaves, number: int, head: int, faults: list[str]) -> None:
+        """Apply the frames of the log, of this number, to leaves of positions below `head`; note what is wrong with
+        it."""
         frames, low = self._frames(number, self._log_nbytes), head - self._rows
         while (payload := frames.next(self._log_nbytes)) is not None:
-            _, end, leaves.highest, count = _FRAME.unpack_from(payload)
-            if before is not None and end not in (0, before):
-                faults.append(f"log {(number - 1) % _LOGS} has lost its end: the updates from there on are lost")
-            before = None
+            _, leaves.highest, count = _FRAME.unpack_from(payload)
             if count:
                 positions = np.frombuffer(payload, np.int64, count, _FRAME.size)
                 priorities = np.frombuffer(payload, np.float32, count, _FRAME.size + positions.nbytes)
@@ -361,9 +331,7 @@ class PriorityFile(Sidecar):
                 self._is_ahead |= stop > head
         behind = self._file.read(_NUMBER.stop, frames.at)
         if frames.ending != END and behind[_NUMBER] == number.to_bytes(8, "little"):  # else it is of an earlier log
-            place = f"frame {frames.number} of log {number % _LOGS}"
-            faults.append(f"{place} is damaged: the updates from there on are lost")
-        return frames.at
+            faults.append(f"frame {frames.number} of the log is damaged: the updates from there on are lost")
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -373,51 +341,34 @@ class PriorityFile(Sidecar):
         Raises:
             OSError: the disk is full or fails. At most some of it is in the file.
 
-        Cost: one write, and now and then another one, of 32 KB; O(rows) if it is the first one, or longer than a log.
+        Cost: one write; O(rows) if the log is full, or it is the first one.
         """
         count, data = change.encode()
         nbytes = HEADER.size + _FRAME.size + len(data) + _NUMBER.stop
-        if nbytes > self._log_nbytes:
+        if nbytes > self._log_nbytes - _FIRST_NBYTES:
             leaves = replace(leaves, values=leaves.values.copy())
             change.apply(leaves)
             self.write(leaves)
             return
-        current = self._log or self.write(leaves)
-        end = current.frames.end[0]
-        left = current.stop - end
-        is_full = nbytes > left
-        self._due += (nbytes + left * is_full) * self._words_per_byte
-        if self._due >= _PIECE:
-            self._write_words_due(leaves)
-        if is_full:
-            current = self._log = self._log_of(current.number + 1, end)
-        current.frames.write(_FRAME.pack(current.number, current.before, leaves.highest, count) + data)
+        frames = self._log
+        if frames is None or frames.end[0] + nbytes > self._begin + self._log_nbytes:
+            frames = self.write(leaves)
+        frames.write(_FRAME.pack(self._number, leaves.highest, count) + data)
 
-    def write(self, leaves: Leaves) -> _Log:
-        """Write all priorities, and begin a log that continues no other, which is returned. O(rows): 8 bytes each."""
+    def write(self, leaves: Leaves) -> FrameWriter:
+        """Write all priorities, and begin a log, which is returned. O(rows): 8 bytes each."""
         self._log = None  # if this fails, the next change begins here again
         self._file.write(self._word_of_highest(leaves.highest).tobytes().ljust(_WORDS, b"\0"), 0)
         for start in range(0, self._rows, _PIECE):
             self._write_words(leaves, start)
-        numbers = [int.from_bytes(begin[_NUMBER], "little") for begin in self._read_begins()]
-        number = 1 + max((one for one in numbers if one < _MOST), default=0)  # a damaged one must not be given again
-        made = self._log_of(number, 0)
+        before = int.from_bytes(self._read_begin()[_NUMBER], "little")
+        self._number = 1 + (before if before < _MOST else 0)  # a damaged one must not be given again
+        # Behind each frame are zeros: data of an earlier log must not be taken for a frame.
+        log = FrameWriter(self._file, self._seed(self._number), self._begin, zeros=_NUMBER.stop)
         count, data = Range(0, 0, 0.0).encode()
-        made.frames.write(_FRAME.pack(number, 0, leaves.highest, count) + data)
-        self._forget_logs(but=number)
-        self._log = made
-        return made
-
-    def _forget_logs(self, but: int) -> None:
-        """Make all logs but that of a number not count."""
-        for at in range(1, _LOGS):
-            self._file.write(bytes(_NUMBER.stop), self._begins[(but + at) % _LOGS])
-
-    def _write_words_due(self, leaves: Leaves) -> None:
-        while self._due >= _PIECE:
-            self._write_words(leaves, self._next_word)
-            self._due -= _PIECE
-            self._next_word = self._next_word + _PIECE if self._next_word + _PIECE < self._rows else 0
+        log.write(_FRAME.pack(self._number, leaves.highest, count) + data)
+        self._log = log
+        return log
 
     def _write_words(self, leaves: Leaves, start: int) -> None:
         """Write a piece of the words, from slot `start` on."""
@@ -427,20 +378,13 @@ class PriorityFile(Sidecar):
             data = self._words(leaves.values[start:stop].view("<u4"), slots, laps).astype("<u8").tobytes()
             self._file.write(data.ljust(-(-len(data) // 64) * 64, b"\0"), _WORDS + start * 8)
 
-    def _log_of(self, number: int, before: int) -> _Log:
-        """Return what writes the log of a number. Behind each frame are zeros: data of an earlier log must not be taken
-        for a frame, and its positions are small numbers too."""
-        begin = self._begins[number % _LOGS]
-        frames = FrameWriter(self._file, self._seed(number), begin, zeros=_NUMBER.stop)
-        return _Log(number, before, begin + self._log_nbytes, frames)
-
     def sync(self, leaves: Leaves) -> None:
         """Return once all priorities are durable on the disk. O(rows), if any changed since the last time.
 
         Raises:
             OSError: the disk fails. The next call writes all again: a later sync alone would report success wrongly.
         """
-        if self._log is None or self._log.before or self._log.frames.end[1] > 1:
+        if self._log is None or self._log.end[1] > 1:
             self.write(leaves)
         try:
             self._file.sync()
@@ -457,10 +401,9 @@ class PriorityFile(Sidecar):
         return xxhash.xxh3_64_intdigest(self._tag + number.to_bytes(8, "little")) >> 1
 
 
-def _logs(rows: int) -> tuple[list[int], int]:
-    """Return the bytes at which the logs begin, and the size of each."""
-    nbytes = _paged(max(_LOG_LEAST, rows * 2))
-    return [_paged(_WORDS + rows * 8) + at * nbytes for at in range(_LOGS)], nbytes
+def _log_of(rows: int) -> tuple[int, int]:
+    """Return the byte at which the log begins, and its size."""
+    return _paged(_WORDS + rows * 8), _paged(max(_LOG_LEAST, rows * 8))
 
 
 def _paged(nbytes: int) -> int:
