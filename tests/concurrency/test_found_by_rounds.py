@@ -107,36 +107,30 @@ def test_a_handler_that_samples_in_the_middle_of_a_draw():
 
 JOINS_TWICE = """
 import linecache, signal, sys
-from ringmap.storage.commit.background import Background
+from ringmap import ReplayBuffer
 
-class Target:
-    folder = "here"
-    def sync_behind(self): pass
-
-target = Target()
-sync = Background(target)
-sync.within(1e-3, type(target).sync_behind)
+buf = ReplayBuffer(100, path=sys.argv[1])
+buf.write_episode({"obs": [1, 2, 3]})
 struck = []
 
 def line(frame, event, arg):
-    # A handler in the middle of a join: it closes too, and so joins.
+    # A handler in the middle of a join: it closes too.
     if linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() == "lock.release()" and not struck:
         struck.append(1)
-        sync.join()
+        buf.close()
     return line
 
 signal.alarm(20)  # a hang ends it
-sync.stop()
 sys.settrace(lambda frame, event, arg: line if frame.f_code.co_name == "_wait_for_tstate_lock" else None)
-sync.join()
+buf.close()
 sys.settrace(None)
 print("struck" if struck else "not struck")
 """
 
 
-def test_a_handler_that_closes_in_the_middle_of_a_close():
+def test_a_handler_that_closes_in_the_middle_of_a_close(tmp_path):
     """A thread that waits for the same thread twice, the one wait within the other, waits for ever."""
-    done = subprocess.run([sys.executable, "-c", JOINS_TWICE], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", JOINS_TWICE, str(tmp_path / "buf")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     if "not struck" in done.stdout:
         pytest.skip("this Python waits for threads in another way")
@@ -149,9 +143,6 @@ class Target:
     folder = "here"
 
     def sync_behind(self):
-        return None
-
-    def commit_behind(self):
         return None
 
 
@@ -183,22 +174,6 @@ def test_a_clip_that_is_gone_is_not_read_where_nothing_was_ever_written(tmp_path
     assert int(clips[1]["obs"][0]) == 12
     assert buf.num_redraws == 1
     buf.close()
-
-
-@pytest.mark.skipif(not hasattr(threading.current_thread(), "_is_stopped"), reason="this Python has no such fault")
-def test_a_sync_that_was_taken_for_ended():
-    """An interrupt in the middle of `is_alive` makes Python say so of a thread that runs; all threads of a sync
-    stop."""
-    others = set(threading.enumerate())
-    target, sync, thread = syncing(others)
-    thread._is_stopped, runs = True, thread._is_stopped  # as after the interrupt
-    sync.within(3600, type(target).commit_behind)
-    thread._is_stopped = runs
-    assert len(set(threading.enumerate()) - others) == 2
-    sync.stop()
-    sync.join()
-    thread.join(60)
-    assert not thread.is_alive()
 
 
 def test_a_handler_that_samples_transitions_in_the_middle_of_a_draw():

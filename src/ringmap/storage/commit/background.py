@@ -1,14 +1,15 @@
 """Background: a thread that does what is due for an open buffer: a sync every few seconds, the commit of an old group.
 
-It is a daemon, started by the first commit. It holds no strong reference, so that a buffer that is no longer referenced
-ends it. Where no thread can start (a limit on processes), commits do the work: one that comes when it is due waits for
-it. While the interpreter ends, what is left is for the next writer.
+It is a daemon, started by the first call that stores something, which is refused where none can start (a limit on
+processes). It holds no strong reference, so that a buffer that is no longer referenced ends it. While the interpreter
+ends, what is left is for the next writer.
 Not here: what is done, and when it is due (store.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import queue
 import sys
@@ -16,17 +17,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Generic, TypeVar
 
-from ringmap.storage.disk import calls
-from ringmap.storage.read.handle import Handle
+from ringmap.errors import EnvironmentFault
 
 __all__ = ["Background"]
 
 log = logging.getLogger("ringmap")
 
-T = TypeVar("T", bound=Handle)
+T = TypeVar("T")
 Due = dict[Callable[[T], None], float]
 
 
@@ -40,53 +39,43 @@ class Background(Generic[T]):
         self._target = weakref.ref(target, lambda _: ends.put(True))
         self._due: Due[T] = {}
         """When work is due, by the monotonic clock."""
-        self._waiting: set[int] = set()
         self._thread: threading.Thread | None = None
 
     def within(self, seconds: float, work: Callable[[T], None]) -> None:
-        """Have work done within so many seconds. For a call that holds its locks: a failure is not raised."""
-        has_thread = self._thread is not None and self._thread.is_alive()
+        """Have work done within so many seconds, at least. For a call that has changed nothing yet.
+
+        Raises:
+            EnvironmentFault: no thread can start.
+        """
         if work in self._due:
-            if has_thread or time.monotonic() < self._due[work]:
-                return
-            calls.thread.noted.append(partial(_do, work, self._target))
-        self._due[work] = time.monotonic() + seconds
-        if has_thread:
-            self._ends.put(False)
-        elif not sys.is_finalizing():  # a thread would end before it begins, and `start` wait for it for ever
-            is_first, args = self._thread is None, (self._target, self._due, self._ends)
-            thread = self._thread = threading.Thread(target=_run, args=args, name="ringmap-background", daemon=True)
+            return
+        if self._thread is None and not sys.is_finalizing():  # `start` would wait for ever for what ends at once
+            thread = threading.Thread(
+                target=_run, args=(self._target, self._due, self._ends), name="ringmap-background", daemon=True
+            )
             try:
                 thread.start()
             except RuntimeError as error:
-                if is_first and (target := self._target()) is not None:
-                    log.warning(
-                        "%s: no thread can start (%s): every %g s a commit syncs what is stored, and waits for it; "
-                        "after the last one call flush()",
-                        target.folder,
-                        error,
-                        seconds,
-                    )
+                raise EnvironmentFault(
+                    errno.EAGAIN,
+                    f"{error}, and a buffer that is written needs one, for its syncs; nothing was stored: raise the "
+                    "limit of processes (ulimit -u), then call it again",
+                ) from error
+            self._thread = thread
+        try:
+            self._due[work] = time.monotonic() + seconds
+        finally:  # also after an interrupt in between: else it sleeps
+            self._ends.put(False)
 
     def stop(self) -> None:
         """Tell the thread to end."""
         self._ends.put(True)
 
     def join(self) -> None:
-        """Wait until it has ended. It may be waiting for the locks of its target.
-
-        A handler that interrupts such a wait does not wait: two nested waits of one thread for another
-        may never end.
-        """
-        thread, me = self._thread, threading.get_ident()
-        if thread is None or me in self._waiting or me == thread.ident:
-            return
-        self._waiting.add(me)
-        try:
-            if thread.is_alive():
-                thread.join()
-        finally:
-            self._waiting.discard(me)
+        """Wait until it has ended. The caller holds no lock that its work takes."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
 
 def _run(target: weakref.ref[T], due: Due[T], ends: queue.SimpleQueue[bool]) -> None:
@@ -95,7 +84,7 @@ def _run(target: weakref.ref[T], due: Due[T], ends: queue.SimpleQueue[bool]) -> 
         wait_s = None if first is None else min(max(0.0, first - time.monotonic()), threading.TIMEOUT_MAX)
         with contextlib.suppress(queue.Empty):
             if ends.get(timeout=wait_s):
-                ends.put(True)  # for a second thread: after an interrupt `is_alive` may report that this one has ended
+                ends.put(True)  # for a second thread, started after an interrupt of the first start
                 return
         for work, at in list(due.items()):
             if at <= time.monotonic() and due.pop(work, None) is not None and not _do(work, target):

@@ -131,7 +131,7 @@ class Committer(Handle):
         self._torn_memory = False
         """Whether memory does not even agree with itself."""
         self._sync_soon: Callable[[], None] | None = None
-        """Called after each commit, where the background makes them durable."""
+        """Called before each commit that the background makes durable."""
         self._group: OpenGroup | None = None
         self._spent: StepFile | None = None
         """The file of a group that is committed, for the next one."""
@@ -173,6 +173,8 @@ class Committer(Handle):
             need = self.ring.overwritten(stop)
             if need > self.tail:
                 self._retire(files, need)
+        if self._sync_soon is not None:
+            self._sync_soon()
         self._stale = True
         # 3. Sync the table, if the disk still calls these rows or the slot live.
         files.protect(need, self.seq + 1, files.state)
@@ -210,8 +212,6 @@ class Committer(Handle):
         if durable:
             files.drop_retired()
         self._stale = False
-        if self._sync_soon is not None:
-            self._sync_soon()
 
     def _record(
         self, one: NewRecord, start: Position, rows_sum: int, segment: int, place: BlobPlace, begun: int | None

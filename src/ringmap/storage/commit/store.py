@@ -47,7 +47,7 @@ from ringmap.storage.commit.commit import Commit, Committer, NewRecord, remove_f
 from ringmap.storage.commit.create import make_folder, make_home
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.group import OpenGroup, Values, follows, rows_left
-from ringmap.storage.disk.calls import end_noted, lifted, refuse_nested, thread
+from ringmap.storage.disk.calls import end_noted, lifted, marked, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import Paths
@@ -522,12 +522,12 @@ class Store(Committer):
         if missing:  # these keep their values: not those of an update that did not end
             newest.undo()
             values = {**values, **dict(zip(missing, rows.take(missing, positions, self.head), strict=True))}
+        if self._sync_soon is not None:
+            self._sync_soon()
         newest.update(positions, values)
         if self.power:
             with files.poisoning():
                 newest.sync(note=False)
-        elif self._sync_soon is not None:
-            self._sync_soon()
         return len(positions)
 
     def clear(self, small: Mapping[str, Any] | None = None) -> None:
@@ -621,9 +621,9 @@ class Store(Committer):
                 if group is not None:
                     with small() as state:
                         self.commit_group(files, where, state)
-                group = self.begin_group(files, count, limit, unlinked, earlier)
                 if self.settings.group_s > 0 and not self.disk.volatile:
                     self._background.within(self.settings.group_s / 2, Store.commit_behind)
+                group = self.begin_group(files, count, limit, unlinked, earlier)
             return group, files
 
     def _is_ready(self, files: CommitFiles) -> bool:
@@ -692,16 +692,8 @@ class Store(Committer):
             )
 
     def sync_behind(self) -> None:
-        """Do the work of `flush` except for the manifest, in the background thread, which does not block the writer; or
-        after a commit, and then the writer waits."""
-        refuse_nested("Store.sync_behind")
-        try:
-            thread.inside = True
-            self._sync_behind()
-        finally:
-            thread.inside = False
-            if thread.noted:
-                end_noted()
+        """Do the work of `flush` except for the manifest, in the background thread, which does not block the writer."""
+        marked("Store.sync_behind", self._sync_behind)
 
     def _sync_behind(self) -> None:
         files = self.files
@@ -786,7 +778,7 @@ class Store(Committer):
                             self._lock.release()
 
         self.alone(where, end)
-        self._background.join()  # with no lock held: it may be waiting for one
+        marked(where, self._background.join)  # with no lock held: it may be waiting for one
 
     def shown_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now.

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from ringmap.errors import ClosedError, RoleError
 
-__all__ = ["Turn", "become_child", "end_noted", "lifted", "nested", "note_nested", "refuse_nested", "thread"]
+__all__ = ["Turn", "become_child", "end_noted", "lifted", "marked", "nested", "note_nested", "refuse_nested", "thread"]
 
 Result = TypeVar("Result")
 
@@ -102,6 +102,18 @@ def end_noted() -> None:
             del noted[:1]
     finally:
         thread.ends = False
+
+
+def marked(where: str, work: Callable[[], Result]) -> Result:
+    """Do work under the mark of this thread. Raises what `refuse_nested` does."""
+    refuse_nested(where)
+    try:
+        thread.inside = True
+        return work()
+    finally:
+        thread.inside = False
+        if thread.noted:
+            end_noted()
 
 
 def lifted(work: Callable[[], Result]) -> Result:
