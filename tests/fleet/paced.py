@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ringmap import Pace, ReplayBuffer
-from ringmap.fleet.tally import Tally
+from ringmap.storage.disk.checksums import decode_signed
 
 NUMBERS = {"samples_per_insert": 4, "min_steps": 400, "slack": 0.5}
 COMMIT, BATCH = 20, 64
@@ -59,8 +59,8 @@ def learn(path, batches, pipe=None, **options):
 
 def seen_by_learner(path):
     """Return what a learner saw inserted when it drew last, and what it has drawn."""
-    tally = Tally.decode(Path(path, "pace", "learner-0.json").read_bytes(), "learner-0.json")
-    return sum(tally.marks.values()), tally.drawn
+    found, _ = decode_signed(Path(path, "pace", "pace.json").read_bytes())
+    return sum(found["marks"].values()), sum(found["drawn"].values())
 
 
 def learn_and_hold(path, pipe, **options):

@@ -10,9 +10,10 @@ import pytest
 
 from ringmap import Pace, ReplayBuffer, Weights
 from ringmap.errors import RoleError
-from ringmap.fleet import alone
 from ringmap.fleet import weights as module
+from ringmap.storage.disk.calls import Turn
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import System
 from tests.fleet.models import filled, net, values
 
 NUMBERS = {"samples_per_insert": 4, "min_steps": 10, "slack": 10.0}
@@ -30,10 +31,13 @@ class Struck(Disk):
         if name in self.struck:
             signal.raise_signal(signal.SIGUSR1)
 
-    def read_file(self, path, most):
-        if "read" in self.struck:
-            signal.raise_signal(signal.SIGUSR1)
-        return super().read_file(path, most)
+
+class StruckSystem(System):
+    """Sends this process a signal whenever it opens a file."""
+
+    def open_file(self, path, flags, **options):
+        signal.raise_signal(signal.SIGUSR1)
+        return super().open_file(path, flags, **options)
 
 
 @pytest.fixture
@@ -71,7 +75,7 @@ def test_a_handler_that_loads_in_the_middle_of_a_load_is_refused(tmp_path, handl
     Weights(tmp_path).publish(filled(1), 1)
     model = net(8)
     told = handled(lambda: Weights(tmp_path).load_into(model))
-    assert Weights(tmp_path, disk=Struck("read")).load_into(model)
+    assert Weights(tmp_path, disk=Disk(StruckSystem())).load_into(model)
     assert [str(error).split(":")[0] for error in told] == ["Weights.load_into"]
     assert values(model) == {1}
 
@@ -86,13 +90,15 @@ def load_and_publish(path):
             Weights(path).publish(filled(step, 64), step)
         ends.set()
 
+    def look():
+        if len(values(model)) != 1:
+            mixed.append(values(model))
+
     def load():
         weights = Weights(path)
         while not ends.is_set():
             weights.load_into(model)
-            with module._alone("a look"):
-                if len(values(model)) != 1:
-                    mixed.append(values(model))
+            module._turn.take("a look", look)
 
     threads = [threading.Thread(target=call) for call in (publish, load, load)]
     for thread in threads:
@@ -172,16 +178,16 @@ def test_a_handler_in_the_middle_of_a_draw_that_waits_is_refused(tmp_path, ring,
     assert [type(one) for one in told] == [RoleError]
 
 
-class Nothing(alone.Alone):
+class Nothing(Turn):
     """The lock taken out."""
 
-    def __call__(self, where):
-        return threading.Lock()
+    def take(self, where, work):
+        return work()
 
 
 def test_control_without_it_a_set_of_the_handler_counts(tmp_path, handled, monkeypatch):
-    monkeypatch.setattr(module, "_alone", Nothing())
+    monkeypatch.setattr(module, "_turn", Nothing())
     told = handled(lambda: Weights(tmp_path).load_into(net(8)))
     Weights(tmp_path).publish(filled(1), 1)
-    Weights(tmp_path, disk=Struck("read")).load_into(net(8))
+    Weights(tmp_path, disk=Disk(StruckSystem())).load_into(net(8))
     assert told == [True]

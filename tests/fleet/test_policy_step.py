@@ -187,7 +187,7 @@ def test_wrapper_says_what_is_wrong(tmp_path):
     env.reset(seed=0)
     env.step(np.full(2, 3, np.float32))
     publish(tmp_path, 4)
-    path = tmp_path / "policy-000000000002.safetensors"
+    path = tmp_path / "policy.safetensors"
     data = path.read_bytes()
     path.write_bytes(data[:-1])
     with pytest.raises(

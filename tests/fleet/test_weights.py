@@ -2,11 +2,9 @@
 publisher."""
 
 import errno
-import json
 import multiprocessing
 import os
 import pickle
-import re
 import signal
 import sys
 import tempfile
@@ -25,7 +23,7 @@ from ringmap.errors import (
     NewerVersionError,
 )
 from ringmap.fleet import weights as module
-from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.testing.kills import killed_after, reason_why_not
 from tests import ROOT
@@ -41,8 +39,7 @@ def same(left, right):
     return all(torch.equal(left[name], right[name]) and left[name].dtype == right[name].dtype for name in left)
 
 
-def files(path):
-    return sorted(name for name in os.listdir(path) if name.startswith("policy"))
+NAME = "policy.safetensors"
 
 
 # -- what goes in comes out ---------------------------------------------------------------------
@@ -69,26 +66,23 @@ def tied_pair():
 
 def test_tied_tensors_are_stored_once_and_the_library_reads_them(tmp_path):
     Weights(tmp_path).publish(Tied(), 7)
-    (name,) = files(tmp_path)
-    stored = safetensors.torch.load_file(tmp_path / name)
+    stored = safetensors.torch.load_file(tmp_path / NAME)
     assert "embed.weight" in stored and "head.weight" not in stored
     path, plain, acting = tmp_path / "plain", tied_pair(), tied_pair()
     Weights(path).publish(plain, 7)
-    safetensors.torch.load_model(acting, path / files(path)[0])
+    safetensors.torch.load_model(acting, path / NAME)
     assert same(plain, acting) and acting[0].weight is acting[1].weight
-    with safetensors.safe_open(tmp_path / name, "pt") as file:
+    with safetensors.safe_open(tmp_path / NAME, "pt") as file:
         assert file.metadata()["step"] == "7"
 
 
-def test_the_last_three_are_kept(tmp_path):
+def test_a_set_takes_the_place_of_the_one_before(tmp_path):
     weights = Weights(tmp_path)
-    for step in range(1, 6):
+    for step in (1, 2, 5, 2):  # a learner that went back
         weights.publish(filled(step), step)
-        assert len(files(tmp_path)) == min(step, 3)
-    assert [int(name[7:19]) for name in files(tmp_path)] == [3, 4, 5]
-    weights.publish(filled(2), 2)  # a learner that went back
-    model, reader = net(8), Weights(tmp_path)
-    assert reader.load_into(model) and reader.step == 2 and values(model) == {2}
+        assert sorted(os.listdir(tmp_path)) == ["lock", NAME]
+        model, reader = net(8), Weights(tmp_path)
+        assert reader.load_into(model) and reader.step == step and values(model) == {step}
 
 
 # -- what is new --------------------------------------------------------------------------------
@@ -119,18 +113,18 @@ def test_nothing_new_costs_one_stat(tmp_path):
 
 
 def reused(folder, holds):
-    """Publish again and again; tell whether `latest.json` ever was a file of the same inode number as the one that was
+    """Publish again and again; tell whether the set ever was in a file of the same inode number as the one that was
     read."""
     publisher, reader, model = Weights(folder), Weights(folder), net(8)
     for step in range(4):  # by now the numbers of removed files come round
         publisher.publish(filled(step), step)
     reader.load_into(model)
-    found = [os.stat(os.path.join(folder, "latest.json")).st_ino]
+    found = [os.stat(os.path.join(folder, NAME)).st_ino]
     if not holds:
         del reader
     for step in range(1, 20 if holds else 300):
         publisher.publish(filled(step), step)
-        found.append(os.stat(os.path.join(folder, "latest.json")).st_ino)
+        found.append(os.stat(os.path.join(folder, NAME)).st_ino)
         if found[-1] == found[0]:
             return True
     return False
@@ -192,7 +186,7 @@ def left(path, steps):
     assert not found or values(model) == {reader.step}
     Weights(path).publish(filled(9, 64), 9)
     assert reader.load_into(model) and values(model) == {9}
-    assert len(files(path)) <= 3 and not [n for n in os.listdir(path) if n.endswith(".tmp")]
+    assert sorted(os.listdir(path)) == ["lock", NAME]
     return found and model
 
 
@@ -205,7 +199,7 @@ def test_killed_before_every_change(tmp_path, published):
         for _ in range(published):
             Weights(path).publish(filled(1, 64), 1)
         outcome = killed_after(changes, partial(attempt, path))
-        assert outcome.killed or changes > 8
+        assert outcome.killed or changes > 5
         expected = {1 if published else None, 2} if outcome.killed else {2}
         reader, model = Weights(path), net()
         reader.load_into(model)
@@ -258,7 +252,7 @@ def test_an_error_of_the_disk_leaves_the_set_before(tmp_path):
         left(path, {2} if done else {1, 2})
         if done:
             break
-    assert done and struck > 8
+    assert done and struck > 5
 
 
 class Noted(Disk):
@@ -270,19 +264,11 @@ class Noted(Disk):
         self.changes.append((change, os.path.basename(path)))
 
 
-def test_a_set_is_on_the_disk_before_it_is_named(tmp_path):
+def test_a_set_is_on_the_disk_before_it_has_its_name(tmp_path):
     disk = Noted()
     Weights(tmp_path, disk=disk).publish(filled(1), 1)
     order = [(c, n) for c, n in disk.changes if c in ("sync", "rename", "sync_folder")]
-    set_, latest = "policy-000000000001.safetensors.tmp", "latest.json.tmp"
-    assert order == [
-        ("sync", set_),
-        ("rename", set_),
-        ("sync_folder", tmp_path.name),
-        ("sync", latest),
-        ("rename", latest),
-        ("sync_folder", tmp_path.name),
-    ]
+    assert order == [("sync", f"{NAME}.tmp"), ("rename", f"{NAME}.tmp"), ("sync_folder", tmp_path.name)]
 
 
 def started(path):
@@ -354,7 +340,24 @@ def test_a_publisher_is_killed_again_and_again(tmp_path):
         reader.load_into(model)
         assert values(model) == {reader.step}
     Weights(tmp_path).publish(filled(9, 64), 9)
-    assert len(files(tmp_path)) == 3
+    assert sorted(os.listdir(tmp_path)) == ["lock", NAME]
+
+
+def test_a_set_that_another_host_replaces_meanwhile_is_read_again(tmp_path, monkeypatch):
+    """As NFS says it: the file that is open is gone."""
+    for step in (1, 2):
+        Weights(tmp_path / str(step)).publish(filled(step), step)
+    read, struck = File.read, []
+
+    def stale(self, size, offset):
+        if not struck:
+            struck.append(os.replace(tmp_path / "2" / NAME, tmp_path / "1" / NAME))
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(self, size, offset)
+
+    reader, model = Weights(tmp_path / "1"), net(8)
+    monkeypatch.setattr(File, "read", stale)
+    assert reader.load_into(model) and reader.step == 2 and values(model) == {2}
 
 
 def test_one_publishes_at_a_time(tmp_path):
@@ -381,7 +384,7 @@ def published(tmp_path):
 
 
 def test_a_damaged_set_is_never_loaded(published, monkeypatch):
-    path = published / files(published)[0]
+    path = published / NAME
     data = path.read_bytes()
     cases = [
         b"",
@@ -398,40 +401,29 @@ def test_a_damaged_set_is_never_loaded(published, monkeypatch):
             Weights(published).load_into(model)
         assert values(model) == {8}
     path.unlink()
-    with pytest.raises(CorruptError, match="is missing; publish again"):
-        Weights(published).load_into(net(8))
+    assert not Weights(published).load_into(net(8)), "nothing is published any more"
     path.symlink_to(published / "elsewhere")
     with pytest.raises(CorruptError, match="symbolic link"):
         Weights(published).load_into(net(8))
     path.unlink()
     path.write_bytes(flipped(data, len(data) - 1))
-    real, told = (
-        module.xxhash.xxh3_64_hexdigest,
-        json.loads((published / "latest.json").read_bytes()),
-    )
-    blind = lambda given: told["xxh3"] if len(given) == len(data) else real(given)  # noqa: E731
-    monkeypatch.setattr(module.xxhash, "xxh3_64_hexdigest", blind)
+    monkeypatch.setattr(module, "_checksum", lambda data, at: data[at : at + 16])
     assert Weights(published).load_into(net(8)), "the control: without the checksum it is loaded"
 
 
-def test_a_damaged_latest_is_never_followed(published):
-    path = published / "latest.json"
-    data = path.read_bytes()
-    for case in [b"", b"null", b"[1]", b"{}", data[:-1], *(flipped(data, at) for at in range(len(data)))]:
-        path.write_bytes(case)
-        with pytest.raises((CorruptError, NewerVersionError), match=re.escape(str(path))):
-            Weights(published).load_into(net(8))
-        with pytest.raises((CorruptError, NewerVersionError)):
-            Weights(published).publish(net(8), 1)
-    path.write_bytes(data)
-    assert Weights(published).load_into(net(8))
+def test_a_damaged_set_is_published_again(published):
+    (published / NAME).write_bytes(b"damaged")
+    Weights(published).publish(filled(3), 3)
+    model = net(8)
+    assert Weights(published).load_into(model) and values(model) == {3}
 
 
-def test_a_newer_version_is_named(published):
-    path = published / "latest.json"
-    path.write_bytes(json.dumps(json.loads(path.read_bytes()) | {"version": 2}).encode())
+def test_a_newer_version_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_VERSION", 2)
+    Weights(tmp_path).publish(filled(1), 1)
+    monkeypatch.undo()
     with pytest.raises(NewerVersionError, match="version 2, expected 1: install a newer"):
-        Weights(published).load_into(net(8))
+        Weights(tmp_path).load_into(net(8))
 
 
 # -- other models, bad input ----------------------------------------------------------------------

@@ -14,6 +14,7 @@ from ringmap import DistillationBuffer, Pace
 from ringmap.buffers.opening import EPISODES
 from ringmap.data import ReplayBuffer, ShardedReplayBuffer
 from ringmap.errors import InputError, NotFoundError
+from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.read.reader import Reader
 from ringmap.viewer import library as library_module
 from ringmap.viewer.index import AtWork, EpisodeIndex
@@ -249,15 +250,14 @@ def test_policies_and_pace(tmp_path, shelf):
         }
     assert not shelf.follow(key)["pace"]["learner"]
     numbers = tmp_path / "pace/pace.json"
+    body, _ = decode_signed(numbers.read_bytes())
     for hostile in (
-        '{"samples_per_insert": 1e300, "min_steps": 9, "slack": 1e300}',
-        f'{{"samples_per_insert": 1, "min_steps": {10**400}, "slack": 1}}',
+        {"samples_per_insert": 1e300, "min_steps": 9, "slack": 1e300},
+        {"samples_per_insert": 1, "min_steps": 10**400, "slack": 1},
     ):
-        numbers.write_text(hostile)
+        numbers.write_bytes(encode_signed({**body, "numbers": hostile}))
         assert "too large" in shelf.follow(key)["pace"]["problem"]
-    (tmp_path / "pace/learner-0.json").write_text("[")
-    assert "learner-0.json: is not what was written" in shelf.follow(key)["pace"]["problem"]
-    (tmp_path / "pace/pace.json").write_text("[")
+    numbers.write_text("[")
     assert "pace.json: is not what was written" in shelf.follow(key)["pace"]["problem"]
 
 

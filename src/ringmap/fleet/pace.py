@@ -3,9 +3,9 @@
     collectors  ─► rings      state.bin        how many steps came in     rings.py
                    fleet.json                  which fleet this is
                    pace/      commit-*-20      20 steps are being committed, while its lock is held
-    learners    ─► pace/      learner-0.json   how many steps were drawn  tally.py
+    learners    ─► pace/      pace.json        how many steps were drawn, and the numbers that all must share
                               lock             one looks and acts at a time
-                              pace.json        the numbers that all must share
+                              learner-0.lock   held while that learner lives
 
     ahead = samples_per_insert * (inserted - min_steps) - drawn         in steps drawn
             -slack ............ 0 ............ +slack
@@ -30,15 +30,17 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from ringmap import arguments
 from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, NoClipsError
-from ringmap.fleet.alone import Alone
 from ringmap.fleet.rings import Rings
-from ringmap.fleet.tally import Tally
 from ringmap.storage.commit.create import make_folder
+from ringmap.storage.disk.calls import Turn
+from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import Paths, local_path
@@ -46,16 +48,49 @@ from ringmap.storage.disk.system import clear_errors
 
 __all__ = ["Pace"]
 
+Result = TypeVar("Result")
+
 log = logging.getLogger("ringmap")
 
-_FOLDER, _LOCK, _NUMBERS, _FLEET = "pace", "lock", "pace.json", "fleet.json"
+_FOLDER, _LOCK, _COUNTS, _FLEET = "pace", "lock", "pace.json", "fleet.json"
 _SHARED = "samples_per_insert", "min_steps", "slack"
-_LEARNER = re.compile(r"learner-(\d+)\.json")
+_LEARNER = re.compile(r"learner-\d+\.lock")
 _COMMIT = re.compile(r"commit-[0-9a-f]{32}-(\d+)")
-_MOST = 1 << 20
+_MOST = 1 << 24
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
 
-_alone = Alone()
+_turn = Turn()
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What `pace.json` says. `drawn`: rank -> steps, ever; `marks`: uuid of a ring -> steps, as any learner saw it."""
+
+    numbers: dict[str, Any]
+    fleet: str
+    drawn: dict[str, int] = field(default_factory=dict)
+    marks: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, disk: Disk, path: str, where: str) -> _Counts | None:
+        """Return what a file says; None if it is not there.
+
+        Raises:
+            CorruptError: it is not what was written.
+        """
+        if not disk.exists(path):
+            return None
+        body, fault = decode_signed(disk.read_file(path, _MOST))
+        try:
+            found = cls(**body or {})
+            counts = [*found.drawn.values(), *found.marks.values()]
+            if fault or any(type(n) is not int or n < 0 for n in counts) or type(found.fleet) is not str:
+                raise ValueError(fault or "a count is none")
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise CorruptError(
+                f"{where}: {path}: is not what was written ({error}); stop the fleet and remove it to count from zero"
+            ) from error
+        return found
 
 
 class Pace:
@@ -80,9 +115,8 @@ class Pace:
             processes gave other numbers, or a file in `pace/` is of another fleet.
         EnvironmentFault: of that call: the directory lies on a network file system, or can't be written to.
 
-    Cost: a call that need not wait: a few system calls for each ring, and a small file for each learner; a draw and a
-    commit write
-        one. About 0.5 ms. Waits look again after 0.5 to 50 ms. No lock is held during a commit.
+    Cost: a call that need not wait: a few system calls for each ring, and a small file that is read; a draw and a
+        commit write one. About 0.5 ms. Waits look again after 0.5 to 50 ms. No lock is held during a commit.
 
     Processes and threads: any. A thread that collects and draws in turn, through one object, only counts: it would wait
     for itself.
@@ -130,6 +164,8 @@ class Pace:
                 f"Pace: {self.path} is a ring itself; give the directory above it, whose children are the rings"
             )
         self._folder = os.path.join(self.path, _FOLDER)
+        self._counts_path = os.path.join(self._folder, _COUNTS)
+        self._numbers = {"version": 1, **{name: getattr(self, name) for name in _SHARED}}
         self._begin()
 
     @classmethod
@@ -148,34 +184,29 @@ class Pace:
             (Pace('.../runs/watched', samples_per_insert=4.0, min_steps=100, slack=0.5), None)
         """
         where = "Pace.kept_at"
-        numbers = os.path.join(local_path(path), _FOLDER, _NUMBERS)
-        found = _json_at(Disk(), numbers, where)
-        if not found:
+        file = os.path.join(local_path(path), _FOLDER, _COUNTS)
+        found = _Counts.read(Disk(), file, where)
+        if found is None:
             return None
         try:
-            return cls(path, *(found[name] for name in _SHARED))
-        except (InputError, KeyError) as error:
-            raise _corrupt(where, numbers, error) from error
+            return cls(path, *(found.numbers[name] for name in _SHARED))
+        except (InputError, LookupError, TypeError) as error:
+            raise CorruptError(f"{where}: {file}: is not what was written ({error}); remove it") from error
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._one_learner = Alone()  # draws at a time
-        self._turn = _Turn()
+        self._one_learner = Turn()  # draws at a time
+        self._loop = _Loop()
         self._last_to_draw: int | None = None
-        self._collecting = Rings(self._disk, self.path)
-        self._learning = Rings(self._disk, self.path)
-        self._tally: Tally | None = None
+        self._rings = Rings(self._disk, self.path)
         self._alive: WriterLock | None = None
-        self._joined = False
         self._fleet = ""
         self._said = ""
 
     def __reduce__(self) -> Any:
-        again = (
-            _again,
-            (self.path, self.samples_per_insert, self.min_steps, self.slack, self.max_ahead, self.timeout_s, self.rank),
-        )
-        return again
+        numbers = [getattr(self, name) for name in _SHARED]
+        options: dict[str, Any] = {"max_ahead": self.max_ahead, "timeout_s": self.timeout_s, "rank": self.rank}
+        return partial(type(self), self.path, *numbers, **options), ()
 
     def __enter__(self) -> Pace:
         return self
@@ -198,15 +229,14 @@ class Pace:
     def inserted(self) -> int:
         """Steps that came into the rings, ever, as far as a learner or this object saw them."""
         rings = Rings(self._disk, self.path)
-        rings.raise_marks(self._collecting.marks)
-        for tally in self._tallies().values():
-            rings.raise_marks(tally.marks)
+        rings.raise_marks(self._rings.marks)
+        rings.raise_marks(self._counts("Pace.inserted").marks)
         return rings.look()
 
     @property
     def drawn(self) -> int:
         """Steps that were drawn, ever, by all learners."""
-        return sum(tally.drawn for tally in self._tallies().values())
+        return sum(self._counts("Pace.drawn").drawn.values())
 
     @property
     def ahead(self) -> float:
@@ -222,10 +252,12 @@ class Pace:
     def close(self) -> None:
         """End to be a learner: from now on collectors do not wait for this one. Counts stay."""
         if self._pid == os.getpid():
-            with self._one_learner("Pace.close"):
-                if self._alive is not None:
-                    self._alive.release()
-                self._alive = self._tally = None
+            self._one_learner.take("Pace.close", self._end)
+
+    def _end(self) -> None:
+        if self._alive is not None:
+            self._alive.release()
+        self._alive = None
 
     # -- collectors ----------------------------------------------------------------------------
 
@@ -247,29 +279,27 @@ class Pace:
         where = "Pace.insert"
         count = arguments.count(where, "num_steps", num_steps, 1)
         self._join(where)
-        pause = _FIRST_PAUSE_S
-        while True:
-            with self._locked(where):
-                if self._may_insert(count, where):
-                    reserved = self._reserve(count)
-                    break
+        pauses = _pauses()
+        while not (reserved := self._act(where, lambda: self._reserve(count, where))):
             if flush is not None:
                 flush()
                 flush = None
-                continue
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            else:
+                time.sleep(next(pauses))
         try:
             yield
         finally:
-            self._turn.inserted()
+            self._loop.committed()
             try:
                 self._disk.discard(reserved.path)
             finally:
                 reserved.release()
 
-    def _reserve(self, count: int) -> WriterLock:
-        """Count steps that are being committed, until the file is removed, or the process is gone. Holds the lock."""
+    def _reserve(self, count: int, where: str) -> WriterLock | None:
+        """Count steps that are being committed, until the file is removed or the process is gone; None: there is no
+        room. Holds the lock."""
+        if not self._may_insert(count, where):
+            return None
         path = os.path.join(self._folder, f"commit-{uuid4().hex}-{count}")
         reserved = WriterLock(self._disk, path, self._folder)
         reserved.acquire()
@@ -303,12 +333,11 @@ class Pace:
             )
 
     def _may_insert(self, count: int, where: str) -> bool:
-        tallies = self._tallies().values()
-        drawn = sum(tally.drawn for tally in tallies)
-        for tally in tallies:
-            self._collecting.raise_marks(tally.marks)
+        counts = self._counts(where)
+        drawn = sum(counts.drawn.values())
+        self._rings.raise_marks(counts.marks)
         reserved = self._reserved()  # first: what is committed meanwhile counts twice, not never
-        new = self._collecting.look(uncommitted=True) + reserved - self.min_steps
+        new = self._rings.look(uncommitted=True) + reserved - self.min_steps
         before = self.samples_per_insert * new - drawn
         has_room = before <= 0 or before + self.samples_per_insert * count <= self.slack_drawn
         if self.has_learner:
@@ -335,7 +364,7 @@ class Pace:
         """Tell whether this thread, which is to commit, is the only learner."""
         if self._last_to_draw != threading.get_ident():
             return False
-        own, locked = self._learner_path("lock"), self._disk.system.is_locked
+        own, locked = self._own_lock, self._disk.system.is_locked
         return not any(lock != own and locked(lock) for lock in self._learner_locks())
 
     # -- learners ------------------------------------------------------------------------------
@@ -356,33 +385,45 @@ class Pace:
         where = "Pace.draw"
         count = arguments.count(where, "num_steps", num_steps, 1)
         self._join(where)
-        with self._one_learner(where), clear_errors(where, self.path):
-            tally, turn = self._learner(where), self._turn
-            is_own_turn = turn.has(count, self.slack_drawn)
-            if not is_own_turn:
-                self._check_slack(count, where)
-            self._last_to_draw = threading.get_ident()
-            pause, alive_at, came_in = _FIRST_PAUSE_S, time.monotonic(), -1
-            while True:
-                with self._locked(where):
-                    if is_own_turn or self._may_draw(count):
-                        turn.drew(count)
-                        tally.drawn += count
-                        tally.marks = dict(self._learning.marks)
-                        self._publish(tally, where)
-                        return
-                now, came = time.monotonic(), sum(self._learning.marks.values())
-                # A ring of this process says nothing to a thread that collects: it may be its own.
-                if came != came_in or self._learning.is_written(elsewhere=turn.collects):
-                    alive_at, came_in = now, came
-                if now - alive_at >= self.timeout_s:
-                    raise NoClipsError(
-                        f"{where}: waited {self.timeout_s:g} s, and no {'other ' if turn.collects else ''}collector is "
-                        f"alive; {came} steps came in and {tally.drawn} were drawn here; the last was seen: "
-                        f"{self._learning.last_writer()}; start a collector again"
-                    )
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        with clear_errors(where, self.path):
+            self._one_learner.take(where, lambda: self._draw(count, where))
+
+    def _draw(self, count: int, where: str) -> None:
+        self._become_learner(where)
+        loop = self._loop
+        is_own_turn = loop.has_turn(count, self.slack_drawn)
+        if not is_own_turn:
+            self._check_slack(count, where)
+        self._last_to_draw = threading.get_ident()
+        alive_at, came_in = time.monotonic(), -1
+        for pause in _pauses():
+            came = self._act(where, lambda: self._count_draw(count, is_own_turn, where))
+            if came is None:
+                return loop.drew(count)
+            now = time.monotonic()
+            # A ring of this process says nothing to a thread that collects: it may be its own.
+            if came != came_in or self._rings.is_written(elsewhere=loop.collects):
+                alive_at, came_in = now, came
+            if now - alive_at >= self.timeout_s:
+                raise NoClipsError(
+                    f"{where}: waited {self.timeout_s:g} s, and no {'other ' if loop.collects else ''}collector is "
+                    f"alive; {came} steps came in and {self._counts(where).drawn.get(str(self.rank), 0)} were drawn "
+                    f"here; the last was seen: {self._rings.last_writer()}; start a collector again"
+                )
+            time.sleep(pause)
+
+    def _count_draw(self, count: int, is_own_turn: bool, where: str) -> int | None:
+        """Count a draw if it may be; else return how many steps came in. Holds the lock."""
+        counts = self._counts(where)
+        self._rings.raise_marks(counts.marks)
+        if not (is_own_turn or self._may_draw(count, sum(counts.drawn.values()))):
+            return sum(self._rings.marks.values())
+        counts.drawn[str(self.rank)] = counts.drawn.get(str(self.rank), 0) + count
+        counts.marks = self._rings.marks
+        with clear_errors(where, self._folder):
+            data = encode_signed(asdict(counts))
+            self._disk.put(self._counts_path, self._counts_path + ".tmp", data, synced=False)
+        return None
 
     def over(self, batches: Iterable[Any], num_steps: int) -> Iterator[Any]:
         """Yield batches of a `DataLoader`, or of any iterator, each once it may be drawn; it counts when it is handed
@@ -396,18 +437,14 @@ class Pace:
             self.draw(num_steps)
             yield batch
 
-    def _may_draw(self, count: int) -> bool:
-        tallies = self._tallies()
-        for tally in tallies.values():
-            self._learning.raise_marks(tally.marks)
-        drawn = sum(tally.drawn for tally in tallies.values()) + count
-        new = self._learning.look() - self.min_steps
-        return new >= 0 and self.samples_per_insert * new - drawn >= -self.slack_drawn
+    def _may_draw(self, count: int, drawn: int) -> bool:
+        new = self._rings.look() - self.min_steps
+        return new >= 0 and self.samples_per_insert * new - drawn - count >= -self.slack_drawn
 
-    def _learner(self, where: str) -> Tally:
-        """Become the learner of this rank, as long as this object lives; return its counter."""
+    def _become_learner(self, where: str) -> None:
+        """Become the learner of this rank, as long as this object lives."""
         if self._alive is None:
-            lock = WriterLock(self._disk, self._learner_path("lock"), self._folder)
+            lock = WriterLock(self._disk, self._own_lock, self._folder)
             try:
                 lock.acquire()
             except LockedError:
@@ -416,15 +453,6 @@ class Pace:
                     "give each learner a rank of its own, Pace(..., rank=1)"
                 ) from None
             self._alive = lock
-        if self._tally is None:  # reading it may have failed before
-            self._tally = self._tallies().get(self.rank, Tally(fleet=self._fleet))
-            self._tally.fleet = self._fleet  # one of an earlier release has none
-        return self._tally
-
-    def _publish(self, tally: Tally, where: str) -> None:
-        path = self._learner_path("json")
-        with clear_errors(where, self._folder):
-            self._disk.put(path, path + ".tmp", tally.encode(), synced=False)
 
     # -- both ----------------------------------------------------------------------------------
 
@@ -434,10 +462,8 @@ class Pace:
             if self._alive is not None:
                 self._alive.drop_in_child()
             self._begin()
-        if self._joined:
+        if self._fleet:
             return
-        ours = {"version": 1, **{name: getattr(self, name) for name in _SHARED}}
-        path, identity = os.path.join(self._folder, _NUMBERS), os.path.join(self.path, _FLEET)
         with clear_errors(where, self._folder):
             make_folder(self._disk, self._folder)
         if self._disk.system.is_network(self._folder):
@@ -445,36 +471,37 @@ class Pace:
                 f"{where}: {self._folder} lies on a network file system, which does not tell who is alive on another "
                 "host; put the rings of a fleet on a local disk"
             )
-        with self._locked(where), clear_errors(where, self._folder):
-            known = _json_at(self._disk, identity, where).get("fleet", "")
-            found = _json_at(self._disk, path, where)
-            theirs = found.pop("fleet", "")
-            if found and found != ours:
-                raise InputError(
-                    f"{where}: {path} is of a fleet with other numbers: {found}, expected {ours}; give all of them the "
-                    f"same, or stop all of them and remove {self._folder} to count from zero"
-                )
-            if theirs and theirs != known:
-                raise self._foreign(path, theirs, known, where)
-            if not known:  # first of both: a kill in between leaves no counts without the fleet they are of
-                known = uuid4().hex
-                self._disk.replace_file(identity, json.dumps({"fleet": known}).encode())
-            if not theirs:
-                self._disk.replace_file(path, json.dumps({**ours, "fleet": known}).encode())
-            self._fleet = known
-        self._joined = True
+        self._fleet = self._act(where, lambda: self._identify(where))
 
-    def _foreign(self, path: str, theirs: str, known: str, where: str) -> InputError:
-        return InputError(
-            f"{where}: {path} belongs to fleet {theirs}, and {self.path} is "
-            f"{f'fleet {known}' if known else 'none yet'}: it was copied "
-            f"from elsewhere; stop the fleet and remove {self._folder} to count from zero, or copy the whole "
-            f"directory, with {_FLEET}"
-        )
+    def _identify(self, where: str) -> str:
+        """Return which fleet this is, and make the files that say so. Holds the lock."""
+        path, disk = os.path.join(self.path, _FLEET), self._disk
+        fleet = _fleet_in(disk, path, where)
+        found = _Counts.read(disk, self._counts_path, where)
+        if found is not None and found.numbers != self._numbers:
+            raise InputError(
+                f"{where}: {self._counts_path} is of a fleet with other numbers: {found.numbers}, expected "
+                f"{self._numbers}; give all of them the same, or stop all of them and remove {self._folder} to count "
+                "from zero"
+            )
+        if found is not None and found.fleet != fleet:
+            raise InputError(
+                f"{where}: {self._counts_path} belongs to fleet {found.fleet}, and {self.path} is "
+                f"{f'fleet {fleet}' if fleet else 'none yet'}: it was copied from elsewhere; stop the fleet and remove "
+                f"{self._folder} to count from zero, or copy the whole directory, with {_FLEET}"
+            )
+        if not fleet:  # first of both: a kill in between leaves no counts without the fleet they are of
+            fleet = uuid4().hex
+            disk.replace_file(path, json.dumps({"fleet": fleet}).encode())
+        if found is None:
+            disk.replace_file(self._counts_path, encode_signed(asdict(_Counts(self._numbers, fleet))))
+        return fleet
 
-    @contextlib.contextmanager
-    def _locked(self, where: str) -> Iterator[None]:
-        """Hold the lock under which one process looks and acts."""
+    def _counts(self, where: str) -> _Counts:
+        return _Counts.read(self._disk, self._counts_path, where) or _Counts(self._numbers, self._fleet)
+
+    def _act(self, where: str, work: Callable[[], Result]) -> Result:
+        """Do work under the lock: one process looks and acts at a time."""
         from filelock import FileLock
 
         lock = FileLock(
@@ -483,34 +510,25 @@ class Pace:
             fallback_to_soft=False,
             preserve_lock_file=True,
         )
-        with _alone(where):
+
+        def locked() -> Result:
             with clear_errors(where, self._folder):
                 self._disk.before("lock", lock.lock_file)
                 lock.acquire(poll_interval=_FIRST_PAUSE_S)
             try:
                 with clear_errors(where, self.path):
-                    yield
+                    return work()
             finally:
                 lock.release(force=True)
 
-    def _tallies(self) -> dict[int, Tally]:
-        """Return what each learner says, by rank."""
-        found = {}
-        for name in self._disk.names(self._folder):
-            if rank := _LEARNER.fullmatch(name):
-                path = os.path.join(self._folder, name)
-                tally = Tally.decode(self._disk.read_file(path, _MOST), path)
-                if tally.fleet and self._fleet and tally.fleet != self._fleet:
-                    raise self._foreign(path, tally.fleet, self._fleet, "Pace")
-                found[int(rank[1])] = tally
-        return found
+        return _turn.take(where, locked)
 
-    def _learner_path(self, suffix: str) -> str:
-        return os.path.join(self._folder, f"learner-{self.rank}.{suffix}")
+    @property
+    def _own_lock(self) -> str:
+        return os.path.join(self._folder, f"learner-{self.rank}.lock")
 
     def _learner_locks(self) -> list[str]:
-        names = self._disk.names(self._folder)
-        return [os.path.join(self._folder, n) for n in names if re.fullmatch(r"learner-\d+\.lock", n)]
+        return [os.path.join(self._folder, n) for n in self._disk.names(self._folder) if _LEARNER.fullmatch(n)]
 
     def _last_learner(self) -> str:
         holders = [holder for lock in self._learner_locks() if (holder := holder_of(lock))]
@@ -527,51 +545,45 @@ class Pace:
             )
 
 
-class _Turn(threading.local):
+class _Loop(threading.local):
     """What a thread that collects and draws in turn did last."""
 
     collects = False
     """Whether it has ever committed."""
-    _drawn: int | None = None
-    """Steps drawn since its last commit; None: it made none."""
+    _drawn = 0
+    """Steps drawn since its last commit."""
 
-    def inserted(self) -> None:
+    def committed(self) -> None:
         """Note a commit."""
         self.collects, self._drawn = True, 0
 
-    def has(self, count: int, slack: float) -> bool:
+    def has_turn(self, count: int, slack: float) -> bool:
         """Tell whether a draw would only wait for the next commit of this thread: it is the first since the last one,
         or within the slack."""
-        return self._drawn is not None and (not self._drawn or self._drawn + count <= slack)
+        return self.collects and (not self._drawn or self._drawn + count <= slack)
 
     def drew(self, count: int) -> None:
         """Note a draw."""
-        if self._drawn is not None:
-            self._drawn += count
+        self._drawn += count
 
 
-def _json_at(disk: Disk, path: str, where: str) -> dict[str, Any]:
-    """Return what a file says; nothing if it is not there.
+def _pauses() -> Iterator[float]:
+    """Yield how long to wait before each look, for ever."""
+    pause = _FIRST_PAUSE_S
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _fleet_in(disk: Disk, path: str, where: str) -> str:
+    """Return the identity of a fleet; "" if it has none yet.
 
     Raises:
-        CorruptError: it is not what was written.
+        CorruptError: the file is not what was written.
     """
     if not disk.exists(path):
-        return {}
+        return ""
     try:
-        found = json.loads(disk.read_file(path, _MOST))
-        if type(found) is not dict:
-            raise ValueError("expected a mapping")
-    except (ValueError, RecursionError) as error:
-        raise _corrupt(where, path, error) from error
-    return found
-
-
-def _corrupt(where: str, path: str, error: Exception) -> CorruptError:
-    return CorruptError(f"{where}: {path}: is not what was written ({error}); remove it")
-
-
-def _again(
-    path: str, ratio: float, min_steps: int, slack: float, ahead: int | None, timeout_s: float, rank: int
-) -> Pace:
-    return Pace(path, ratio, min_steps, slack, max_ahead=ahead, timeout_s=timeout_s, rank=rank)
+        return str(json.loads(disk.read_file(path, _MOST))["fleet"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CorruptError(f"{where}: {path}: is not what was written ({error}); remove it, and pace/") from error

@@ -123,8 +123,8 @@ class Rings:
         return found
 
     def is_written(self, elsewhere: bool = False) -> bool:
-        """Whether a process writes any of them, or the system does not tell; `elsewhere`: a process other than this
-        one."""
+        """Whether a process writes any that the last look saw, or the system does not tell; `elsewhere`: a process
+        other than this one."""
         return any(
             self._disk.system.is_locked(lock) is not False
             and not (elsewhere and holder_of(lock).get("pid") == os.getpid())
@@ -140,15 +140,4 @@ class Rings:
         return f"{describe(holder)} wrote {os.path.dirname(lock)}"
 
     def _locks(self) -> list[str]:
-        return [
-            paths.lock
-            for name in self._disk.names(self._path)
-            if self._may_be(paths := Paths(os.path.join(self._path, name)))
-        ]
-
-    def _may_be(self, paths: Paths) -> bool:
-        """Whether there is a ring, or that can't be told."""
-        try:
-            return self._disk.exists(paths.manifest)
-        except OSError:
-            return True
+        return [Paths(ring.folder).lock for ring in list(self._known.values())]

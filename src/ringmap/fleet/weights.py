@@ -1,25 +1,23 @@
-"""Weights: how a policy reaches its collectors, through a directory.
+"""Weights: how a policy reaches its collectors, through a file that is replaced whole.
 
-    learner    publish(model, step) ─► policy-000000000042.safetensors    written beside, synced, renamed
-                                    └► latest.json                        names it, with its step and checksum
-    collector  load_into(model)     ─► is latest.json the file that was read last?   one stat
-                                       else read it, and what it names; compare all of it; copy
+    learner    publish(model, step) ─► policy.safetensors    written beside, synced, renamed; its metadata have the step
+    collector  load_into(model)     ─► is it the file that was read last?   one stat
+                                       else read it, compare all of it, copy
 
-A reader holds the `latest.json` that it read last open. Meanwhile no other file can get its inode number, so a
-stat of the path tells whether it was replaced: file times are too coarse for that (a clock of 4 ms).
+A reader holds the file that it read last open. Meanwhile no other file can get its inode number, so a stat of the path
+tells whether it was replaced: file times are too coarse for that (a clock of 4 ms).
 
-Invariants: a file never changes once it has its name; `latest.json` names a whole set that is there; a model takes
-a whole set or stays what it was.
+Invariants: a file never changes once it has its name; a model takes a whole set or stays what it was.
 Not here: when a policy is loaded (world, recording), how often a step is used.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import operator
 import os
-import re
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -32,9 +30,8 @@ from ringmap.errors import (
     NewerVersionError,
 )
 from ringmap.extras import require
-from ringmap.fleet.alone import Alone
 from ringmap.storage.commit.create import make_folder
-from ringmap.storage.disk.checksums import decode_signed, encode_signed
+from ringmap.storage.disk.calls import Turn
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import local_path
@@ -51,77 +48,20 @@ POLICY_STEP = "policy_step"
 NO_POLICY = -1
 """The `policy_step` of an episode that began before anything was published."""
 
-_LATEST, _LOCK = "latest.json", "lock"
+_FILE, _LOCK = "policy.safetensors", "lock"
 _VERSION = 1
-_KEPT = 3
-_NAME = re.compile(r"policy-(\d{12})\.safetensors")
-_MOST_LATEST = 4096
+_CHECKSUM = b'"xxh3":"'
+"""What stands before the checksum in a file: in no name of a tensor, where the quotes would be escaped."""
+_DIGITS = 16
 
-_alone = Alone()
-
-
-@dataclass(frozen=True, slots=True)
-class _Latest:
-    """What `latest.json` says."""
-
-    number: int
-    step: int
-    nbytes: int
-    xxh3: str
-
-    @property
-    def name(self) -> str:
-        return f"policy-{self.number:012d}.safetensors"
-
-    def encode(self) -> bytes:
-        body = {
-            "version": _VERSION,
-            "number": self.number,
-            "step": self.step,
-            "nbytes": self.nbytes,
-            "xxh3": self.xxh3,
-        }
-        return encode_signed(body)
-
-    @classmethod
-    def decode(cls, data: bytes, path: str) -> _Latest:
-        """Read it.
-
-        Raises:
-            CorruptError: the bytes are not what was written.
-            NewerVersionError: a newer release wrote it.
-        """
-        body, fault = decode_signed(data)
-        try:
-            version = (body or {}).pop("version", None)
-            if version != _VERSION and isinstance(version, int):
-                raise NewerVersionError(f"{path}: has version {version}, expected {_VERSION}: install a newer ringmap")
-            if body is None or fault:
-                raise ValueError(fault)
-            found = cls(**body)
-            if not all(type(value) is int for value in (found.number, found.step, found.nbytes)):
-                raise TypeError("a number is none")
-        except (ValueError, TypeError) as error:
-            if isinstance(error, NewerVersionError):
-                raise
-            raise CorruptError(f"{path}: is not what was written ({error}); publish again, or remove it") from error
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A `latest.json` that was read, and is held open."""
-
-    latest: _Latest
-    held: File
-    which: tuple[int, int]
+_turn = Turn()
 
 
 class Weights:
     """The newest weights of a policy, in a directory: one learner publishes them, any number of collectors load them.
 
     Without pickle: a set is a file in the safetensors format, which holds tensors and runs no code. Tensors that share
-    their memory (tied layers) are stored once. The last three sets are kept.
+    their memory (tied layers) are stored once. A set takes the place of the one before.
 
     Args:
         path: the directory. It is made by the first `publish`.
@@ -171,8 +111,9 @@ class Weights:
         self.model = None if model is None else _checked(model, "Weights")
         self.step: int | None = None
         self._disk = disk or Disk()
-        self._latest_path = os.path.join(self.path, _LATEST)
-        self._seen: _Seen | None = None
+        self._path = os.path.join(self.path, _FILE)
+        self._held: File | None = None
+        self._which: tuple[int, int] | None = None
         self._count = 0  # of the sets that were seen
         self._filled: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -196,52 +137,38 @@ class Weights:
                 safetensors lacks), or the model has extra state that is no tensor. Nothing was changed.
             LockedError: another process is publishing here at this moment.
             RoleError: this thread is in the middle of publishing or loading: the caller is a signal handler.
-            CorruptError, NewerVersionError: `latest.json` is damaged, or from a newer release.
-            EnvironmentFault: the disk refuses it. The sets that are there stay, whole.
+            EnvironmentFault: the disk refuses it. The set that is there stays, whole.
 
         Cost: two copies of the model in memory; a write of it, and two syncs of the disk.
         """
         where = "Weights.publish"
         step = _step_of(step, where)
         data = _encoded(_checked(model, where), step, where)
-        disk, folder = self._disk, self.path
-        with (
-            _alone(where),
-            clear_errors(where, folder, lambda: "the sets that were published stay"),
-        ):
-            make_folder(disk, folder)
-            lock = WriterLock(disk, os.path.join(folder, _LOCK), folder)
-            try:
-                lock.acquire()
-            except LockedError:
-                raise LockedError(
-                    f"{where}: {folder}: {describe(holder_of(lock.path))} is publishing here; let one learner "
-                    "publish, of several ranks the first"
-                ) from None
-            except EnvironmentFault as error:  # it speaks of a buffer
-                if isinstance(error.__cause__, OSError):
-                    raise clear_error(error.__cause__, where, folder) from error.__cause__
-                raise
-            try:
-                self._publish(step, data, where)
-                self._look(where)
-            finally:
-                lock.release()
-            self._filled[model] = self._count  # a learner that collects by itself goes on with its own
-            self.step = step
+        with clear_errors(where, self.path, lambda: "the set that was published stays"):
+            _turn.take(where, lambda: self._publish(model, data, where))
+        self.step = step
 
-    def _publish(self, step: int, data: bytes, where: str) -> None:
+    def _publish(self, model: torch.nn.Module, data: bytes, where: str) -> None:
         disk, folder = self._disk, self.path
-        before = self._look(where)
-        number = 1 if before is None else before.latest.number + 1
-        latest = _Latest(number, step, len(data), xxhash.xxh3_64_hexdigest(data))
-        path = os.path.join(folder, latest.name)
-        disk.replace_file(path, data)  # durable before it is named
-        disk.replace_file(self._latest_path, latest.encode())
-        for name in disk.names(folder):
-            found = _NAME.fullmatch(name.removesuffix(".tmp"))
-            if found and (name.endswith(".tmp") or not 0 <= number - int(found[1]) < _KEPT):
-                disk.remove(os.path.join(folder, name))
+        make_folder(disk, folder)
+        lock = WriterLock(disk, os.path.join(folder, _LOCK), folder)
+        try:
+            lock.acquire()
+        except LockedError:
+            raise LockedError(
+                f"{where}: {folder}: {describe(holder_of(lock.path))} is publishing here; let one learner "
+                "publish, of several ranks the first"
+            ) from None
+        except EnvironmentFault as error:  # it speaks of a buffer
+            if isinstance(error.__cause__, OSError):
+                raise clear_error(error.__cause__, where, folder) from error.__cause__
+            raise
+        try:
+            disk.replace_file(self._path, data)
+            self._open()
+        finally:
+            lock.release()
+        self._filled[model] = self._count  # a learner that collects by itself goes on with its own
 
     # -- collectors ----------------------------------------------------------------------------
 
@@ -257,7 +184,7 @@ class Weights:
         Raises:
             InputError: the weights are of another model: the message names the first tensor that differs in its name,
                 shape or dtype. Or there is no model. The model is unchanged.
-            CorruptError: a file is damaged, cut or missing. The model is unchanged.
+            CorruptError: the file is damaged or cut. The model is unchanged.
             NewerVersionError: a newer release published it.
             RoleError: this thread is in the middle of publishing or loading: the caller is a signal handler.
             EnvironmentFault: the disk refuses to read.
@@ -269,57 +196,45 @@ class Weights:
         with clear_errors(where, self.path):
             if self._is_current() and self._filled.get(model) == self._count:
                 return False
-            with _alone(where):
-                found = self._read(where)
-                if found is None:
-                    return False
-                latest, data = found
-                _copy(data, model, f"{where}: {os.path.join(self.path, latest.name)}")
-                self._filled[model] = self._count
-                self.step = latest.step
+            return _turn.take(where, lambda: self._load(model, where))
+
+    def _load(self, model: torch.nn.Module, where: str) -> bool:
+        data = self._read()
+        if data is None:
+            return False
+        step = _step_in(data, f"{where}: {self._path}")
+        _copy(data, model, f"{where}: {self._path}")
+        self._filled[model] = self._count
+        self.step = step
         return True
 
-    def _newest(self) -> tuple[int, int] | None:
-        """Return which file is the newest `latest.json`; None if there is none. One system call."""
-        try:
-            found = os.stat(self._latest_path, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return found.st_dev, found.st_ino
-
     def _is_current(self) -> bool:
-        """Whether nothing newer was published than what was read last."""
-        return self._seen is not None and self._newest() in (None, self._seen.which)
-
-    def _look(self, where: str) -> _Seen | None:
-        """Read `latest.json`; return None if there is none."""
-        disk, path = self._disk, self._latest_path
+        """Whether nothing newer was published than what was read last. One system call."""
         try:
-            fd, status = disk.system.open_file(path, os.O_RDONLY)
+            found = os.stat(self._path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return self._which is not None
+        return (found.st_dev, found.st_ino) == self._which
+
+    def _open(self) -> int | None:
+        """Hold the newest set; return how many bytes it has, None if nothing was published."""
+        try:
+            fd, status = self._disk.system.open_file(self._path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        held = File(disk, fd, path)
-        latest = _Latest.decode(held.read(_MOST_LATEST, 0), f"{where}: {path}")
-        found = _Seen(latest, held, (status.st_dev, status.st_ino))
-        if self._seen is None or found.which != self._seen.which:
-            self._seen, self._count = found, self._count + 1
-        return found
+        held, which = File(self._disk, fd, self._path), (status.st_dev, status.st_ino)
+        if which != self._which:
+            self._held, self._which, self._count = held, which, self._count + 1
+        return status.st_size
 
-    def _read(self, where: str) -> tuple[_Latest, bytes] | None:
-        """Return the newest set, whole; None if nothing was published."""
-        while seen := self._look(where):
-            latest = seen.latest
-            path = os.path.join(self.path, latest.name)
+    def _read(self) -> bytes | None:
+        """Return the newest set; None if nothing was published."""
+        while (nbytes := self._open()) is not None and self._held is not None:
             try:
-                data = self._disk.read_file(path, latest.nbytes + 1)
-            except (FileNotFoundError, NotADirectoryError):
-                problem = "is missing"
-            else:
-                if len(data) == latest.nbytes and xxhash.xxh3_64_hexdigest(data) == latest.xxh3:
-                    return latest, data
-                problem = f"is not the {latest.nbytes} bytes that were written"
-            if self._newest() == seen.which:  # else more were published meanwhile, and this one was removed
-                raise CorruptError(f"{where}: {path} {problem}; publish again")
+                return self._held.read(nbytes, 0)
+            except OSError as error:  # replaced by another host meanwhile
+                if error.errno != errno.ESTALE:
+                    raise
         return None
 
 
@@ -381,14 +296,44 @@ def _encoded(model: torch.nn.Module, step: int, where: str) -> bytes:
     tensors, stored = _tensors(model, where)
     # Copies, each of its own memory: tensors that overlap otherwise than by being the same are refused as they are.
     copies = {name: tensors[name].detach().to("cpu", copy=True).contiguous() for name in sorted(set(stored.values()))}
+    about = {"format": "pt", "version": str(_VERSION), "step": str(step), "xxh3": "0" * _DIGITS}
     try:
-        return bytes(save(copies, {"format": "pt", "step": str(step)}))
+        data = bytes(save(copies, about))
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         odd = sorted({str(v.dtype).removeprefix("torch.") for v in copies.values()})
         raise InputError(
             f"{where}: safetensors refuses the model ({error}); its dtypes are {odd}; store others as a buffer of "
             "plain numbers"
         ) from error
+    copies.clear()
+    at = data.index(_CHECKSUM) + len(_CHECKSUM)
+    return b"".join([data[:at], _checksum(data, at), memoryview(data)[at + _DIGITS :]])
+
+
+def _checksum(data: bytes, at: int) -> bytes:
+    """Return the checksum of all bytes but those at which it stands."""
+    found = xxhash.xxh3_64(data[:at])
+    found.update(memoryview(data)[at + _DIGITS :])
+    return found.hexdigest().encode()
+
+
+def _step_in(data: bytes, where: str) -> int:
+    """Return the step of a set that is as it was written.
+
+    Raises:
+        CorruptError, NewerVersionError: it is not, or of a newer release.
+    """
+    try:
+        at = data.index(_CHECKSUM) + len(_CHECKSUM)
+        if data[at : at + _DIGITS] != _checksum(data, at):
+            raise ValueError("its checksum is another one")
+        about = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        version, step = int(about["version"]), int(about["step"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CorruptError(f"{where} is not what was written ({error}); publish again") from error
+    if version != _VERSION:
+        raise NewerVersionError(f"{where}: has version {version}, expected {_VERSION}: install a newer ringmap")
+    return step
 
 
 def _copy(data: bytes, model: torch.nn.Module, where: str) -> None:
