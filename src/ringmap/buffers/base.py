@@ -27,6 +27,9 @@ class Buffer:
     sampler: Any = None
     """What draws its batches; None: the buffer itself, uniformly."""
 
+    not_recorded: ClassVar[str] = ""
+    """Why a recorder can't fill it, in a sentence; "" if that goes without saying."""
+
     @property
     def holds_episodes(self) -> bool:
         """Whether its rows are steps of episodes, which `window` cuts into items."""
@@ -58,12 +61,12 @@ class Buffer:
 
         Args:
             sinks: what makes a sink for each way to be filled.
-            given: the buffer that the user passed, and that holds this one; None: this one.
+            given: the mix that holds this buffer, if the user passed one.
 
         Raises:
             InputError: an environment does not say what the buffer stores.
         """
-        return sinks.refuse(self)
+        return sinks.refuse(self, self.not_recorded)
 
 
 def episode_ring_of(given: Any) -> Any:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmap.arguments import count, positive
+from ringmap.buffers.base import episode_ring_of
 from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.episodes import evicted
 from ringmap.buffers.options import (
@@ -613,6 +614,15 @@ class ReplayBuffer(Sampled[BufferView]):
                 "make the buffer with spare_rows="
             )
 
+    @property
+    def episode_ring(self) -> ReplayBuffer:
+        """The buffer itself."""
+        return self
+
+    def recorded_by(self, sinks: Any, given: Any = None) -> Any:
+        """Return the sink that fills this buffer with episodes, in the name of the mix that holds it."""
+        return sinks.episodes(self, self if given is None else given)
+
     def extend_from(self, dataset: Any) -> None:
         """Store every episode of a dataset or another buffer, episode data included.
 
@@ -624,8 +634,8 @@ class ReplayBuffer(Sampled[BufferView]):
                 it has another rate (`fps`). Nothing was stored.
         """
         self._expect_those_of(dataset, "ReplayBuffer.extend_from")
-        if isinstance(dataset, ReplayBuffer):
-            each = dataset.engine.episodes.each(with_origins=True)
+        if (ring := episode_ring_of(dataset)) is not None:
+            each = ring.engine.episodes.each(with_origins=True)
         else:
             each = ({**steps, EPISODE_DATA_KEY: data} for steps, data in episodes_of(dataset, True))
         self.write_episodes(_bar(each, len(dataset.lengths), "extend_from"))

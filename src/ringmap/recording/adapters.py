@@ -1,7 +1,8 @@
 """Adapters (sinks): one for each kind of buffer.
 
-    ReplayBuffer, the ReplayBuffer in an OfflineToOnlineReplayBuffer    whole episodes, or streamed ones
-    TransitionReplayBuffer, the ring in an OfflineToOnlineReplayBuffer  a row per step
+    EpisodeSink     a ReplayBuffer, also in a mix: whole episodes, or streamed ones
+    RowSink         a TransitionReplayBuffer, also in a mix: a row per step
+    RingSink        the ring of rows in a mix: a row per step
 
 Invariants: a buffer that can't be filled is refused when its sink is made, before anything changes.
 Not here: the rows themselves (open_episodes.py), when an episode ends (recorder.py).
@@ -11,15 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
-from ringmap.buffers.distillation.buffer import DistillationBuffer
+from ringmap.buffers.base import Buffer
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.rollout.buffer import RolloutBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.clips.facts import Facts
@@ -34,12 +35,6 @@ __all__ = ["EpisodeSink", "RowSink", "Sink", "sink_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_NO_KEYS: dict[type, str] = {
-    DistillationBuffer: "a DistillationBuffer stores what a teacher would have done, which no environment says; call "
-    "its add",
-    RolloutBuffer: "a RolloutBuffer stores values and log-probabilities, which only the policy knows; call its add",
-}
-
 
 class Sink:
     """The interface of every sink.
@@ -51,8 +46,12 @@ class Sink:
         num_stored: episodes, or batches of rows, stored so far.
         pace: which each commit keeps; None: none.
         max_steps: of an episode.
+        path: the directory that is written; None in RAM.
+        copy_to: writes a copy of what is stored to a new directory.
     """
 
+    path: Path | None
+    copy_to: Callable[[str], None]
     by_step = False
     num_stored = 0
     pace: Pace | None = None
@@ -102,6 +101,7 @@ class EpisodeSink(Sink):
         commit_every: int | None = None,
     ) -> None:
         super().__init__(given, columns, buffer.options.casting)
+        self.path, self.copy_to = buffer.path, buffer.snapshot
         self.commit_every = commit_every
         self.max_steps = buffer.max_steps if commit_every is None else sys.maxsize
         self.stream = stream or commit_every is not None
@@ -174,11 +174,11 @@ class RowSink(Sink):
 
     by_step = True
 
-    def __init__(
-        self, buffer: Any, columns: tuple[ColumnSpec, ...] | None, casting: str, extra: Sequence[str] = ()
-    ) -> None:
-        super().__init__(buffer, columns, casting)
-        self._extra = extra
+    def __init__(self, buffer: TransitionReplayBuffer) -> None:
+        given = buffer.given_schema
+        super().__init__(buffer, _transition_columns(given), "safe")
+        self.path, self.copy_to = buffer.path, buffer.save
+        self._extra = given.names[given.names.index("truncated") + 1 :]
         self._most, self._is_named = 0, False
 
     def add(self, rows: Mapping[str, Any], fresh: Array, slots: Sequence[int]) -> None:
@@ -189,9 +189,6 @@ class RowSink(Sink):
         self.num_stored += 1
 
     def _add(self, rows: Mapping[str, Any], fresh: Array, slots: Sequence[int]) -> None:
-        if isinstance(self.buffer, OfflineToOnlineReplayBuffer):
-            self.buffer.extend(dict(rows))
-            return
         rows = dict(rows)
         # Slots that are reset have no transition; then each row says whose it is. A buffer of stacks refuses that, and
         # says why.
@@ -210,6 +207,19 @@ class RowSink(Sink):
             extra={name: rows[name] for name in self._extra} or None,
             lane=slots if self._is_named else None,
         )
+
+
+class RingSink(RowSink):
+    """Transitions, into the ring of rows in a buffer that mixes."""
+
+    def __init__(
+        self, mixed: OfflineToOnlineReplayBuffer, ring: StepRing, columns: tuple[ColumnSpec, ...], casting: str
+    ) -> None:
+        Sink.__init__(self, mixed, columns, casting)
+        self.path, self.copy_to = ring.path, mixed.save
+
+    def _add(self, rows: Mapping[str, Any], fresh: Array, slots: Sequence[int]) -> None:
+        self.buffer.extend(dict(rows))
 
 
 def _nest(rows: Mapping[str, Any], name: str) -> Any:
@@ -249,59 +259,66 @@ def sink_of(
         InputError: it is not a buffer, or its columns can't be filled, or the pace does not count it.
         ReadOnlyError, ClosedError: it may not be written.
     """
-    sink = _sink_of(buffer, keys, built, stream, commit_every)
+    sinks = _Sinks(keys, built, stream, commit_every)
+    sink: Sink = buffer.recorded_by(sinks) if isinstance(buffer, Buffer) else sinks.refuse(buffer)
     if pace is not None:
-        inner = buffer.online_buffer if isinstance(buffer, OfflineToOnlineReplayBuffer) else buffer
-        pace.check_ring(inner.path, keys.where)
+        pace.check_ring(sink.path, keys.where)
         sink.pace = pace
     return sink
 
 
-def _sink_of(buffer: Any, keys: Keys, built: bool, stream: bool, commit_every: int | None = None) -> Sink:
-    """Return the sink for a buffer; see `sink_of`."""
-    where, inner = keys.where, buffer
-    for kind, why in _NO_KEYS.items():
-        if isinstance(buffer, kind):
-            raise InputError(f"{where}: {why}")
-    if isinstance(buffer, OfflineToOnlineReplayBuffer):
-        inner = buffer.online_buffer
-    if not isinstance(inner, ReplayBuffer | TransitionReplayBuffer | StepRing):
-        what = type(inner).__name__
+class _Sinks:
+    """Makes the sink of a buffer, which asks for it: see `Buffer.recorded_by`. The arguments are those of `sink_of`."""
+
+    def __init__(self, keys: Keys, built: bool, stream: bool, commit_every: int | None) -> None:
+        self._keys, self._built, self._stream, self._commit_every = keys, built, stream, commit_every
+        self._where = keys.where
+
+    def episodes(self, ring: ReplayBuffer, given: Any) -> Sink:
+        """Return the sink for a ring of episodes."""
+        columns = None if ring.schema is None else ring.schema.columns
+        if columns is None and not self._built:
+            columns = self._keys.default()
+        self._check(ring, given, columns, ring.options.casting)
+        if not self._built:
+            ring.expect_facts(Facts("next"), self._where)
+        ring.check_commit_every(self._where, self._commit_every)
+        return EpisodeSink(given, ring, columns, self._stream, self._commit_every)
+
+    def transitions(self, buffer: TransitionReplayBuffer) -> Sink:
+        """Return the sink for a buffer of transitions."""
+        sink = RowSink(buffer)
+        self._check(buffer, buffer, sink.columns, sink.casting)
+        self._refuse_parts(buffer)
+        return sink
+
+    def rows(self, ring: StepRing, mixed: OfflineToOnlineReplayBuffer) -> Sink:
+        """Return the sink for the ring of rows in a buffer that mixes."""
+        columns = _ring_columns(mixed, None if ring.schema is None else ring.schema.columns, self._keys)
+        casting = ring.buffer.options.casting
+        self._check(ring.buffer, mixed, columns, casting)
+        self._refuse_parts(ring)
+        return RingSink(mixed, ring, columns, casting)
+
+    def refuse(self, buffer: Any, why: str = "") -> NoReturn:
+        """Raise InputError for what can't be filled."""
         raise InputError(
-            f"{where}: can't record into a {what}: expected a ReplayBuffer, a TransitionReplayBuffer or an "
-            "OfflineToOnlineReplayBuffer of ours"
+            f"{self._where}: can't record into a {type(buffer).__name__}: "
+            + (why or "expected a ReplayBuffer, a TransitionReplayBuffer or an OfflineToOnlineReplayBuffer of ours")
         )
-    ring = inner.buffer if isinstance(inner, StepRing) else inner
-    if getattr(ring, "mode", "r+") != "r+":
-        raise ReadOnlyError(f"{where}: {buffer!r} only reads; open it with mode='r+'")
-    schema: Schema | None = inner.schema
-    if isinstance(inner, TransitionReplayBuffer):
-        columns: tuple[ColumnSpec, ...] | None = _transition_columns(inner.given_schema)
-        casting = "safe"
-    else:
-        assert isinstance(ring, ReplayBuffer)
-        casting = ring.options.casting
-        columns = schema.columns if schema is not None else None
-        if isinstance(inner, StepRing):
-            columns = _ring_columns(buffer, columns, keys)
-        elif columns is None and not built:
-            columns = keys.default()
-    if columns is not None and not built:
-        keys.check(columns, casting, type(buffer).__name__)
-    if isinstance(inner, ReplayBuffer):
-        if not built:
-            inner.expect_facts(Facts("next"), where)
-        inner.check_commit_every(where, commit_every)
-        return EpisodeSink(buffer, inner, columns, stream, commit_every)
-    if commit_every is not None:
-        raise InputError(
-            f"{where}: commit_every={commit_every} is for buffers of episodes; a {type(inner).__name__} stores each "
-            "step as it comes"
-        )
-    extra = []
-    if isinstance(inner, TransitionReplayBuffer):
-        extra = inner.given_schema.names[inner.given_schema.names.index("truncated") + 1 :]
-    return RowSink(buffer, columns, casting, extra)
+
+    def _check(self, ring: Any, given: Any, columns: tuple[ColumnSpec, ...] | None, casting: str) -> None:
+        if ring.mode != "r+":
+            raise ReadOnlyError(f"{self._where}: {given!r} only reads; open it with mode='r+'")
+        if columns is not None and not self._built:
+            self._keys.check(columns, casting, type(given).__name__)
+
+    def _refuse_parts(self, buffer: Any) -> None:
+        if self._commit_every is not None:
+            raise InputError(
+                f"{self._where}: commit_every={self._commit_every} is for buffers of episodes; a "
+                f"{type(buffer).__name__} stores each step as it comes"
+            )
 
 
 def _transition_columns(schema: Schema) -> tuple[ColumnSpec, ...]:

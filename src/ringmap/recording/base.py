@@ -204,10 +204,10 @@ class Recording:
         shared = self._replay_mode == "shared"
         for slot in [0] if shared else slots:
             place = place_of(self._dump_path, None if shared else slot)
-            stored = self._recorder.sinks[slot].num_stored
-            if not if_new or stored != self._dumped.get(place, 0):
-                dump(self._buffers[slot], place, where)
-                self._dumped[place] = stored
+            sink = self._recorder.sinks[slot]
+            if not if_new or sink.num_stored != self._dumped.get(place, 0):
+                dump(sink, place, where)
+                self._dumped[place] = sink.num_stored
 
     def _stepped(self, row: tuple[Any, Any, Any, Any, Any]) -> None:
         """Record a step; a dump follows even if a part of it was refused."""

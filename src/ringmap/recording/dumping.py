@@ -14,10 +14,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
-from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import DamageError, ExistsError
 from ringmap.formats.common.disk import exchange
+from ringmap.recording.adapters import Sink
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.paths import Paths, local_path
@@ -32,8 +31,8 @@ def place_of(path: str | os.PathLike[str], index: int | None) -> str:
     return folder if index is None else os.path.join(folder, f"env_{index}")
 
 
-def dump(buffer: Any, target: str, where: str) -> None:
-    """Make a copy of a buffer at `target`, in the place of an older one if there is one.
+def dump(sink: Sink, target: str, where: str) -> None:
+    """Make a copy of a sink's buffer at `target`, in the place of an older one if there is one.
 
     Raises:
         ExistsError: something else is there.
@@ -42,11 +41,9 @@ def dump(buffer: Any, target: str, where: str) -> None:
 
     Cost: reads and writes all that is stored; nothing for a buffer's own path.
     """
-    mixed = isinstance(buffer, OfflineToOnlineReplayBuffer)
-    inner = buffer.online_buffer if mixed else buffer
-    if inner.path is not None and os.path.realpath(inner.path) == os.path.realpath(target):
+    if sink.path is not None and os.path.realpath(sink.path) == os.path.realpath(target):
         return
-    make = inner.snapshot if isinstance(inner, ReplayBuffer) else buffer.save
+    make = sink.copy_to
     disk = Disk()
     if not disk.exists(target) or (disk.is_folder(target) and not disk.names(target)):
         make(target)

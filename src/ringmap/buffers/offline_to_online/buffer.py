@@ -326,6 +326,10 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                 raise
             raise type(error)(*rest, f"{where}: {said}") from error  # it names a call of the source
 
+    def recorded_by(self, sinks: Any, given: Any = None) -> Any:
+        """Return the sink that fills the online source."""
+        return self._online.recorded_by(sinks, self)
+
     def rows(self, batch_size: int = 1024) -> Iterator[dict[str, Any]]:
         """Yield the rows of the ring that was made here, oldest first, as arrays, column -> `(n, ...)`.
 

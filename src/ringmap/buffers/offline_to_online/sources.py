@@ -84,6 +84,10 @@ class Source:
     def flush(self, notes: Mapping[str, Any]) -> None:
         """Force what is stored to the disk, with these notes where the source keeps any."""
 
+    def recorded_by(self, sinks: Any, mix: Any) -> Any:
+        """Return the sink that fills the source, as `Buffer.recorded_by`."""
+        return sinks.refuse(self.given)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the source's own sampling state."""
         return {}
@@ -183,6 +187,9 @@ class BufferSource(Source):
     def flush(self, notes: Mapping[str, Any]) -> None:
         self.given.flush()
 
+    def recorded_by(self, sinks: Any, mix: Any) -> Any:
+        return self.given.recorded_by(sinks, mix)
+
     def state_dict(self) -> dict[str, Any]:
         return dict(self.given.state_dict())
 
@@ -254,6 +261,9 @@ class RingSource(Source):
     def flush(self, notes: Mapping[str, Any]) -> None:
         if self.given.buffer.mode == "r+":  # a pickled or forked copy only reads
             self.given.buffer.flush(notes=notes)
+
+    def recorded_by(self, sinks: Any, mix: Any) -> Any:
+        return sinks.rows(self.given, mix)
 
 
 class TorchRLSource(Source):

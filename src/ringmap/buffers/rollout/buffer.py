@@ -90,6 +90,8 @@ class RolloutBuffer(Unindexed):
         [16, 16, 16, 16]
     """
 
+    not_recorded = "it stores values and log-probabilities, which only the policy knows; call its add"
+
     def __init__(
         self,
         num_envs: int,

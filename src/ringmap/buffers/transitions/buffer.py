@@ -882,6 +882,10 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         """Return what draws transitions for a mix, no more at once than are stored."""
         return BufferSource(self, self.sample, (1, 1), most=True)
 
+    def recorded_by(self, sinks: Any, given: Any = None) -> Any:
+        """Return the sink that fills this buffer with transitions; a mix that holds it needs none of its own."""
+        return sinks.transitions(self)
+
     def _shown(self, batch: Batch[Any]) -> Batch[Any]:
         """Return a flat batch in its public form."""
         if batch.weights is not None:
