@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from ringmap import OfflineToOnlineReplayBuffer, ReplayBuffer
+from ringmap import OfflineToOnlineReplayBuffer, ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import RolloutError
 from ringmap.recording import ReplayBufferCollectionWrapper
 from ringmap.recording.adapters import EpisodeSink
@@ -545,3 +545,17 @@ def test_into_the_ring_of_a_buffer_that_mixes_transitions():
     assert got["t"].tolist() == [row[8] for row in rows]
     assert got["env_index"].tolist() == [row[6] for row in rows]
     assert mixed.sample(8)["obs"].shape[0] == 8
+
+
+def test_into_the_transitions_of_a_buffer_that_mixes():
+    """They are stored by `add`, under the names of the buffer's own columns."""
+    offline, online = (TransitionReplayBuffer(100, (3,), obs_dtype=np.int32, device=None, seed=0) for _ in range(2))
+    zeros = np.zeros((8, 3), np.int32)
+    offline.add(zeros, np.zeros(8, int), np.zeros(8), zeros, np.zeros(8))
+    mixed = OfflineToOnlineReplayBuffer(offline, online_storage=online, seed=0)
+    env = ReplayBufferCollectionWrapper(vector(2, "SameStep"), mixed)
+    env.reset()
+    for i in range(20):
+        env.step(np.full(2, i))
+    assert len(online) == 40
+    assert mixed.sample(8)["observations"].shape == (8, 3)
