@@ -146,7 +146,7 @@ def train(folder: Path, options: argparse.Namespace) -> None:
             persistent_workers=True,
             multiprocessing_context="fork",
         )
-        curve, updates = [], 0
+        curve, updates, redraws = [], 0, 0
         for number in range(options.passes):
             busy = collector.is_alive()
             for batch in loader:  # the view moves to what is stored by now
@@ -155,6 +155,7 @@ def train(folder: Path, options: argparse.Namespace) -> None:
                 loss.backward()
                 optimizer.step()
                 updates += 1
+                redraws += int(batch.redrawn.sum())
             episodes = len(view.lengths)
             curve.append((updates, model.error(test), episodes))
             print(
@@ -162,7 +163,6 @@ def train(folder: Path, options: argparse.Namespace) -> None:
                 f"{updates:6d} updates: off by {curve[-1][1]:.3f}",
                 flush=True,
             )
-        redraws = reader.num_redraws
         reader.close()
     finally:
         collector.terminate()

@@ -504,7 +504,6 @@ new(
     history_len=2,
     frameskip=2,
     wait_s=0.5,
-    retire_after={"idle_s": 3600.0},
     seed=3,
     threads=2,
     n_step=2,

@@ -1,12 +1,8 @@
 """What the owner of a loader tells its workers: seen whole, whoever was interrupted."""
 
-import os
 import threading
 
-import pytest
-
-from ringmap.buffers.loader_state import LoaderState, _children
-from tests.buffers.processes import Child, in_child
+from ringmap.buffers.loader_state import LoaderState
 
 
 def test_it_is_told_again_after_an_interrupt():
@@ -46,49 +42,3 @@ def test_an_owner_that_was_killed_in_the_middle_is_not_waited_for(monkeypatch):
     state.tell(1, 2)
     state._blocks[0][0] += 1
     assert not any(state.told())
-
-
-def test_each_worker_counts_in_a_place_of_its_own(monkeypatch):
-    """Two workers whose pids are 504 apart once shared a place: what one counted was lost."""
-    state, pid = LoaderState(), os.getpid()
-
-    def work(child, number):
-        monkeypatch.setattr(os, "getpid", lambda: pid + 504 * number)
-        state.count(1)
-        child.say("counted")
-        child.hear()
-        state.count(5)
-
-    children = [Child(lambda child, number=number: work(child, number)) for number in (1, 2)]
-    for child in children:
-        assert child.hear() == "counted"
-    assert state.counted() == 2
-    children[0].say("go on")
-    children[0].result()
-    assert state.counted() == 6
-    children[1].say("go on")
-    children[1].result()
-    assert state.counted() == 10
-
-
-@pytest.mark.slow
-def test_threads_that_fork_at_once_give_each_child_a_place(monkeypatch):
-    state, made = LoaderState(), []
-
-    def fork():
-        while True:
-            try:
-                made.append(in_child(lambda: (state.count(1), _children.own)[1]))
-            except RuntimeError as error:
-                if "filelock" in str(error):  # it refuses a fork in the middle of another one
-                    continue
-                raise
-            return
-
-    threads = [threading.Thread(target=fork) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(made)) == 12
-    assert state.counted() == 12

@@ -123,10 +123,11 @@ def test_everything_is_evicted_in_mid_pass(disk):
     passing = iter(DataLoader(disk, 16, sampler=disk.pass_sampler(), num_workers=2))
     first = prove(next(passing))
     fill(disk, 200, 100)
-    rest = [clip for batch in passing for clip in prove(batch)]
+    batches = list(passing)
+    rest, redrawn = [clip for batch in batches for clip in prove(batch)], sum(int(b.redrawn.sum()) for b in batches)
     assert len(first) + len(rest) == len(everything(disk))
     assert all(number >= 100 for number, _ in rest[4 * 16 :])
-    assert len(rest) - 4 * 16 <= disk.num_redraws <= len(rest), "counted in the workers, read here"
+    assert len(rest) - 4 * 16 <= redrawn <= len(rest)
 
 
 def test_wrong_arguments(disk):
@@ -410,7 +411,7 @@ def test_a_place_where_no_clip_starts_is_drawn_anew(buffer, workers):
     batches = list(loader)
     assert sum(len(batch["place"]) for batch in batches) == len(ids)
     assert all(whole(batch) for batch in batches)
-    assert buffer.num_redraws > 0
+    assert any(batch.redrawn.any() for batch in batches)
 
 
 def test_ids_must_be_integers(buffer):

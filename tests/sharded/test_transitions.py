@@ -463,7 +463,7 @@ def test_shards(steps):
     assert buf.check() == []
     assert f"transitions={len(buf)}" in repr(buf)
     fleet.writers["b"].close()
-    buf.retire("b")
+    buf.remove_ring("b")
     assert [shard.name for shard in buf.shards] == ["a", "c"]
     assert set(apart(buf.sample(200).ids)[0].tolist()) == {0, 2}
 

@@ -442,7 +442,6 @@ class Engine(Forkable):
             self.source  # noqa: B018 - if another thread closed it meanwhile, this says so
             with clear_reads(_WHERE, reader.source.folder):
                 raise
-        self.pins.count_redraws(reader.num_redraws)
         if thread.noted:
             end_noted()
         return batch
@@ -489,10 +488,7 @@ class Engine(Forkable):
 
     @property
     def num_redraws(self) -> int:
-        """Clips redrawn so far, including those of DataLoader workers."""
-        return self._own_redraws() + self.pins.counted()
-
-    def _own_redraws(self) -> int:
+        """Clips that this process redrew so far."""
         return self._redraws + sum(reader.num_redraws for reader in self.readers)
 
     # -- draws -------------------------------------------------------------------------------

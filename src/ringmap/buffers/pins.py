@@ -35,7 +35,6 @@ class Pins:
         """For a copy of a ring in RAM: the commit that it was copied at."""
         self._of: dict[tuple[int, int, int, bool], Pinned] = {}
         self._told: tuple[int, ...] = ()
-        self._told_redraws = 0
         self._fetcher: Any = None
 
     def clear(self) -> None:
@@ -82,17 +81,6 @@ class Pins:
             pinned = reader.pin_before(Position(head), count, cut)
             self._of[cut.anchors] = pinned
         return pinned
-
-    def count_redraws(self, redraws: int) -> None:
-        """Tell the process that owns the loader how many clips this worker redrew."""
-        if redraws != self._told_redraws:
-            self._told_redraws = redraws
-            if not self.loader_state.is_mine and worker() is not None:
-                self.loader_state.count(redraws)
-
-    def counted(self) -> int:
-        """Return how many clips workers redrew, in the process that owns the loader."""
-        return self.loader_state.counted() if self.loader_state.is_mine else 0
 
     def tell_copies(self, seq: int) -> None:
         """Tell copies of a ring in RAM the commit of the original."""

@@ -180,8 +180,8 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
 
     @property
     def num_redraws(self) -> int:
-        """Clips redrawn so far because they were evicted before they could be read, including those of DataLoader
-        workers."""
+        """Clips that this process redrew so far, because they were evicted before they could be read. A DataLoader's
+        workers mark theirs in `batch.redrawn`."""
         return self.engine.num_redraws
 
     @property

@@ -34,7 +34,7 @@ from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.sharded.engine import ShardEngine, Weights
 from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
-from ringmap.buffers.sharded.retiring import Retiring, idle_s, remove_ring
+from ringmap.buffers.sharded.removal import idle_s, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings, as_paths
 from ringmap.buffers.sharded.view import ShardedView
 from ringmap.clips.cut import Cut
@@ -147,10 +147,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         state: the learner's own directory, which keeps the priorities of a `PrioritizedSampler`, as of the last call
             that returned, also after a kill; one learner at a time. After a reboot priorities begin again. None:
             priorities are in memory alone, and begin with those that each ring's writer stored.
-        retire_after: removes rings that nobody writes, oldest last commit first, when one of these limits is passed:
-            "idle_s": seconds since its last commit; "steps": that came into other rings since; "nbytes": that all rings
-            take on the disk. Looked at
-            once a second, at a draw, and at `refresh`. None: no ring is removed. See `retire`.
         pace: what every batch waits for and is counted by: of `sample`, `batches`, clips by id and a DataLoader without
             workers. Batches of workers are gathered ahead: count them with `pace.over(loader, num_steps)`. Views are
             not counted.
@@ -228,7 +224,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         on_bad: str = "raise",
         wait_s: float = 10.0,
         state: str | os.PathLike[str] | None = None,
-        retire_after: Mapping[str, float] | None = None,
         pace: Pace | None = None,
         seed: int | None = None,
         threads: int | None = None,
@@ -263,13 +258,10 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
                 "the rings"
             )
         rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers(), sums, asked, told)
-        shares, retiring = (
-            _weights(weights),
-            None if retire_after is None else Retiring(retire_after),
-        )
+        shares = _weights(weights)
         kept = None if state is None else LearnerState(local_path(state), write=True)
         try:
-            self.engine = ShardEngine(rings, shares, sampler, seed, threads, kept, retiring)
+            self.engine = ShardEngine(rings, shares, sampler, seed, threads, kept)
         except BaseException:
             if kept is not None:
                 kept.close()
@@ -320,7 +312,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
             found.append(Shard(bad.name, Path(bad.folder), 0, 0, 0, 0, None, None, bad.redraws, why))
         return sorted(found, key=lambda shard: shard.name)
 
-    def retire(self, name: str) -> None:
+    def remove_ring(self, name: str) -> None:
         """Remove a ring that nobody writes, with its directory. Its clips are lost to all readers, as by an eviction.
 
         A collection that is resumed (`ringmap.collect`) knows the seeds in its rings alone: it would play those of this
@@ -334,11 +326,11 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
             LockedError: a process writes it. Nothing was changed.
             EnvironmentFault: the disk fails, or does not allow it.
         """
-        where = "ShardedReplayBuffer.retire"
+        where = "ShardedReplayBuffer.remove_ring"
         rings = {ring.name: ring for ring in self.engine.each()}
         bad = {one.name: one for one in self.engine.rings.problems.values()}
         if name in rings:
-            self.engine.retire(rings[name], where)
+            self.engine.remove(rings[name], where)
         elif name in bad:
             remove_ring(bad[name].folder, where)
             self.refresh()

@@ -12,9 +12,7 @@ Not here: which rings there are (rings.py), ring numbers (numbers.py), ids (mome
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -34,7 +32,7 @@ from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.moments import Moment, Moments, told_state
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.buffers.sharded.priorities import FleetPriorities
-from ringmap.buffers.sharded.retiring import Retiring, remove_ring
+from ringmap.buffers.sharded.removal import remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.clip_range import ClipRange
@@ -49,7 +47,6 @@ from ringmap.datasets.batch import worker
 from ringmap.errors import (
     ClosedError,
     InputError,
-    LockedError,
     NoClipsError,
     ReadOnlyError,
 )
@@ -63,13 +60,10 @@ from ringmap.storage.ring.arrays import lowest
 
 __all__ = ["ShardEngine", "Weights"]
 
-log = logging.getLogger("ringmap")
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Weights = str | Mapping[str, float]
 
 _WHERE = "ShardedReplayBuffer"
-_RETIRE_S = 1.0
 
 _ADVICE = "raise max_steps of the rings, or ask for smaller batches"
 
@@ -84,7 +78,6 @@ class ShardEngine(Engine):
         seed: of the generator.
         threads: as for `ReplayBuffer`.
         state: keeps the priorities of a prioritized sampler; None: they are in memory alone.
-        retiring: which rings are removed; None: none. A copy in another process removes none.
 
     Raises:
         InputError: the sampler draws by rank, or by the order of ids; or there are weights, too.
@@ -98,7 +91,6 @@ class ShardEngine(Engine):
         seed: int | None = None,
         threads: int | None = None,
         state: LearnerState | None = None,
-        retiring: Retiring | None = None,
     ) -> None:
         super().__init__(None, sampler, seed)
         self.rings = rings
@@ -107,7 +99,6 @@ class ShardEngine(Engine):
         self.weights = weights
         self.threads = threads
         self.state = state
-        self.retiring, self._next_retiring, self._retires_in = retiring, 0.0, os.getpid()
         self.sampler = self._over_rings(self.sampler)
         self._begin()
 
@@ -241,8 +232,6 @@ class ShardEngine(Engine):
         self.check_open()
         self.moments.clear()
         self._follow()
-        if self.retiring is not None:
-            self._retire_due(self.retiring)
         self._begin_draw()
 
     def check_pace(self, pace: Pace, where: str) -> None:
@@ -257,11 +246,7 @@ class ShardEngine(Engine):
         self.members.refuse_nested(f"{_WHERE}.refresh")
         self.check_open()
         self.moments.clear()
-        changed = self._follow(scan=True)
-        if self.retiring is not None:
-            self._next_retiring = 0.0
-            changed |= self._retire_due(self.retiring)
-        return changed
+        return self._follow(scan=True)
 
     def _follow(self, scan: bool = False) -> bool:
         """Catch up with every ring, holding no positions; see `Members.follow`."""
@@ -269,23 +254,7 @@ class ShardEngine(Engine):
         self.pulse.begin()
         return changed
 
-    def _retire_due(self, retiring: Retiring) -> bool:
-        """Remove the rings that are beyond a limit; at most one look in a second."""
-        now, removed = time.monotonic(), False
-        if now < self._next_retiring or worker() is not None or self._retires_in != os.getpid():
-            return False
-        with self.members.lock:
-            self._next_retiring = now + _RETIRE_S
-            for ring in retiring.due(self.members.open):
-                try:
-                    self.retire(ring, f"{_WHERE}(retire_after=...)")
-                except LockedError:  # a collector was faster
-                    continue
-                log.info("%s: removed the ring %s: retire_after=%s", _WHERE, ring.name, retiring.limits)
-                removed = True
-        return removed
-
-    def retire(self, ring: Ring, where: str) -> None:
+    def remove(self, ring: Ring, where: str) -> None:
         """Remove a ring, and forget its priorities.
 
         Raises:
@@ -519,8 +488,6 @@ class ShardEngine(Engine):
             if numbers is None or not numbers.is_outdated:
                 break
             numbers.begin()  # all numbers of a batch are of one moment
-        if worker() is not None:
-            self.pins.count_redraws(self._own_redraws())
         return batch
 
     def numbering(self, cut: Cut) -> EpisodeMoment | None:

@@ -1,8 +1,6 @@
-"""Rings that nobody writes are removed: by name, by age, by a budget; readers lose their clips as by an eviction."""
+"""Rings that nobody writes are removed: by name; readers lose their clips as by an eviction."""
 
-import logging
 import os
-import pickle
 import shutil
 
 import numpy as np
@@ -15,7 +13,6 @@ from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError, LockedError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.inspect.describe import nbytes_of
 from tests.buffers.steps import prove
 from tests.tiers import few
 
@@ -26,13 +23,6 @@ def open_all(fleet, **options):
 
 def names(buf):
     return [shard.name for shard in buf.shards]
-
-
-def age(fleet, name, seconds):
-    """Let the last commit of a ring be so long ago."""
-    table = fleet.folder / name / "episodes.npy"
-    then = os.stat(table).st_mtime - seconds
-    os.utime(table, (then, then))
 
 
 @pytest.fixture
@@ -46,7 +36,7 @@ def closed(three):
 def test_by_name(closed):
     buf, other = open_all(closed), open_all(closed)
     ids = other.sample(200).ids
-    buf.retire("b")
+    buf.remove_ring("b")
     assert names(buf) == ["a", "c"]
     assert sorted(path.name for path in closed.folder.iterdir()) == ["a", "c"]
     del closed.model["b"]
@@ -66,14 +56,14 @@ def test_by_name(closed):
 def test_a_ring_that_is_written_stays(three):
     buf = open_all(three)
     before = sorted((three.folder / "a").rglob("*"))
-    with pytest.raises(LockedError, match=r"retire: .*a is written by process \d+"):
-        buf.retire("a")
+    with pytest.raises(LockedError, match=r"remove_ring: .*a is written by process \d+"):
+        buf.remove_ring("a")
     assert sorted((three.folder / "a").rglob("*")) == before
     three.write("a", 10)
     assert buf.refresh()
     assert names(buf) == ["a", "b", "c"]
     with pytest.raises(InputError, match=r"no ring 'd'; there are \['a', 'b', 'c'\]"):
-        buf.retire("d")
+        buf.remove_ring("d")
 
 
 def test_one_that_can_not_be_read(closed):
@@ -81,14 +71,14 @@ def test_one_that_can_not_be_read(closed):
     with pytest.warns(RuntimeWarning, match="goes on without .*/b: "):
         buf = open_all(closed, on_bad="skip")
     assert buf.shards[1].problem is not None
-    buf.retire("b")
+    buf.remove_ring("b")
     assert not (closed.folder / "b").exists()
     assert [shard.name for shard in buf.shards] == ["a", "c"]
 
 
 def test_a_name_can_be_used_again(closed):
     buf = open_all(closed)
-    buf.retire("b")
+    buf.remove_ring("b")
     with ReplayBuffer(100, path=closed.folder / "b") as again:
         again.write_episode({k: v for k, v in next(iter(open_all(closed).episodes())).items() if not k.startswith("_")})
     buf.refresh()
@@ -111,85 +101,21 @@ def test_a_kill_leaves_the_ring_or_none(closed, change):
                 os._exit(9)
 
         Disk.before = before
-        open_all(closed).retire("b")
+        open_all(closed).remove_ring("b")
         os._exit(0)
     assert os.waitpid(pid, 0)[1] in (9 << 8, 0)
     buf = open_all(closed)
     assert [shard.problem for shard in buf.shards] == [None] * len(buf.shards)
     if (closed.folder / "b").exists():
         assert buf.num_episodes == whole
-        buf.retire("b")
+        buf.remove_ring("b")
     else:
         assert names(buf) == ["a", "c"]
         with ReplayBuffer(100, path=closed.folder / "b"):
             pass
         buf.refresh()
-        buf.retire("b")
+        buf.remove_ring("b")
     assert sorted(path.name for path in closed.folder.iterdir()) == ["a", "c"]
-
-
-def test_after_some_time(closed, caplog):
-    age(closed, "a", 50)
-    age(closed, "c", 500)
-    with caplog.at_level(logging.INFO, "ringmap"):
-        buf = open_all(closed, retire_after={"idle_s": 100})
-        buf.sample(10)
-        assert names(buf) == ["a", "b"]
-    assert "removed the ring c: retire_after={'idle_s': 100}" in caplog.text
-    age(closed, "a", 100)
-    buf.sample(10)  # within the same second
-    assert names(buf) == ["a", "b"]
-    assert buf.refresh()
-    assert names(buf) == ["b"]
-
-
-def test_after_so_many_steps(fleet):
-    for name in "abc":
-        fleet.ring(name)
-        fleet.write(name, 10)
-    for name in "ab":
-        fleet.writers[name].close()
-    buf = open_all(fleet, retire_after={"steps": 100})
-    buf.refresh()
-    for _ in range(5):
-        fleet.write("c", 20)
-    buf.refresh()
-    assert names(buf) == ["a", "b", "c"]
-    fleet.write("c", 1)
-    buf.refresh()
-    assert names(buf) == ["c"]  # which has a writer
-
-
-def test_a_budget_takes_the_oldest_first(closed):
-    age(closed, "b", 30)
-    age(closed, "c", 20)
-    taken = {name: nbytes_of(closed.folder / name) for name in "abc"}
-    buf = open_all(closed, retire_after={"nbytes": taken["a"] + taken["c"]})
-    buf.refresh()
-    assert names(buf) == ["a", "c"]
-
-
-def test_a_ring_with_a_writer_is_never_due(three):
-    for name in "abc":
-        age(three, name, 1000)
-    buf = open_all(three, retire_after={"idle_s": 10, "steps": 1, "nbytes": 1})
-    buf.refresh()
-    assert names(buf) == ["a", "b", "c"]
-
-
-def test_copies_remove_nothing(closed):
-    buf = open_all(closed, retire_after={"idle_s": 100})
-    for name in "abc":
-        age(closed, name, 1000)
-    copy = pickle.loads(pickle.dumps(buf))
-    copy.refresh()
-    assert names(copy) == ["a", "b", "c"]
-    pid = os.fork()
-    if not pid:
-        buf.refresh()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert sorted(path.name for path in closed.folder.iterdir()) == ["a", "b", "c"]
 
 
 def test_its_priorities_go_with_it(closed, tmp_path):
@@ -198,25 +124,10 @@ def test_its_priorities_go_with_it(closed, tmp_path):
     buf.sample(10)
     uuid = buf.engine.rings.numbers.uuids[1].hex()
     assert (state / uuid / "priorities.bin").exists()
-    buf.retire("b")
+    buf.remove_ring("b")
     assert not (state / uuid / "priorities.bin").exists()
     assert set(apart(buf.sample(500).ids)[0].tolist()) == {0, 2}
     buf.close()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "must name limits"),
-        ({"idle": 3}, "among idle_s, steps, nbytes"),
-        ({"idle_s": 0}, r"retire_after\['idle_s'\] must be a positive number, got 0"),
-        ({"steps": True}, "positive number"),
-        (5, "must name limits"),
-    ],
-)
-def test_arguments(three, given, message):
-    with pytest.raises(InputError, match=message):
-        open_all(three, retire_after=given)
 
 
 def test_shards_say_which_weights_played(fleet, monkeypatch):
@@ -239,16 +150,16 @@ def test_shards_say_which_weights_played(fleet, monkeypatch):
 
 def test_the_control_of_the_lock(three, monkeypatch):
     """Without the lock a ring is taken from its writer."""
-    from ringmap.buffers.sharded import retiring
+    from ringmap.buffers.sharded import removal
 
-    class NoLock(retiring.WriterLock):
+    class NoLock(removal.WriterLock):
         def acquire(self):
             pass
 
-    monkeypatch.setattr(retiring, "WriterLock", NoLock)
-    open_all(three).retire("a")
+    monkeypatch.setattr(removal, "WriterLock", NoLock)
+    open_all(three).remove_ring("a")
     assert not (three.folder / "a").exists()
     with pytest.raises(Exception, match="replaced|removed|gone|moved"):
         three.write("a", 10)
-    shutil.rmtree(three.folder / "retired", ignore_errors=True)
+    shutil.rmtree(three.folder / "removed", ignore_errors=True)
     np.testing.assert_equal(len(open_all(three).shards), 2)
