@@ -232,7 +232,7 @@ def test_unknown_mode_and_no_policy(make):
         world.evaluate(episodes=1)
     with pytest.raises(InputError, match="got 'never'"):
         world.evaluate(episodes=1, reset_mode="never")
-    with pytest.raises(InputError, match="episodes must be a number"):
+    with pytest.raises(InputError, match="how many episodes: a number, 0 or more, got -1"):
         world.evaluate(episodes=-1)
 
 

@@ -1,9 +1,9 @@
 """Collecting: episodes of a world into a buffer or a dataset, resumable.
 
-    roll ─► EpisodeRows ─► writer.write_episode({..., "_episode_data": {"seed": ...}})
-                              buffer: the progress is a note in the episode's own commit
-                              dataset: the stored seeds are the progress
-    roll ─► EpisodeRows ─► begin_episode(commit_every=...)       each part stores its collection and its seed
+    roll ─► EpisodeRows ─► write_episode({..., "_episode_data": {"seed": ...}})      or, with commit_every=,
+                           begin_episode, append, finish: each part has its collection and its seed
+
+    a buffer: the progress is a note in the episode's own commit; a dataset: the stored seeds are the progress
 
 Invariants: what was written before an error stays; with a seed exactly the seeds
 `seed ... seed + episodes - 1` are run, each once, killed and resumed or not.
@@ -20,11 +20,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.arguments import whole
 from ringmap.clips.facts import Facts
 from ringmap.errors import InputError, RingmapError
 from ringmap.fleet.pace import Pace
@@ -33,20 +32,22 @@ from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
 from ringmap.formats.common.refusals import KEEP_ALL, Drop, Refused, refusal, refused_where_none_fit
 from ringmap.formats.common.writer import EpisodeWriter, tell_facts
 from ringmap.formats.episode import no_append
+from ringmap.formats.registry import resolve_format
 from ringmap.storage.disk.paths import local_path
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows, Names
 from ringmap.world.infos import Row
 from ringmap.world.policies import BasePolicy
 from ringmap.world.progress import Progress, identity_of
-from ringmap.world.rollout import Stage, Turn, bar_of, count_of, options_of, roll
+from ringmap.world.rollout import Stage, Turn, roll
 from ringmap.world.wrappers import parts_of
 
 if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.storage.commit.open_episode import OpenEpisode
 
-__all__ = ["DEFAULT_FORMAT", "Collection", "collect", "collect_some", "kept_seeds", "progress_of"]
+__all__ = ["DEFAULT_FORMAT", "Collection", "Recorder", "collect_some", "kept_seeds", "progress_of"]
+__all__ += ["to_path", "to_writer"]
 
 log = logging.getLogger("ringmap")
 
@@ -64,56 +65,6 @@ class _Default(str):
 
 
 DEFAULT_FORMAT = _Default("lance")
-
-
-def collect(
-    world: Stage,
-    path: str | os.PathLike[str] | None,
-    episodes: int,
-    seed: int | None,
-    options: Any,
-    format: str,
-    writer: Any,
-    progress: bool,
-    resume: bool,
-    mode: str | None,
-    commit_every: int | None = None,
-    weights: Weights | None = None,
-    pace: Pace | None = None,
-    drop: str | Iterable[str] = (),
-) -> None:
-    """Collect episodes; see `World.collect`."""
-    left_out = kept_seeds(drop, WHERE) if resume else Drop(drop, WHERE)
-    if (path is None) == (writer is None):
-        raise InputError(f"{WHERE}: pass exactly one of path= (a dataset) and writer= (a buffer or a writer)")
-    count = count_of(episodes, WHERE)
-    if seed is not None:
-        seed = whole(WHERE, "seed", seed)
-    if resume and seed is None:
-        raise InputError(f"{WHERE}: resume=True needs a seed: it tells the episodes apart")
-    if resume and not (options is None or isinstance(options, Mapping)):
-        raise InputError(
-            f"{WHERE}: resume=True with options for each environment: which one plays which seed depends on "
-            "the kills; pass one dict for all"
-        )
-    world.check_ready(WHERE)
-    given = options_of(options, world.num_envs, WHERE)
-    room = _room_of(pace, writer)
-    played = _Played(weights, world.policy)
-    identity = identity_of(world.env_name, seed, count, options) if resume and seed is not None else None
-    with contextlib.ExitStack() as stack:
-        sink: _Sink
-        if commit_every is not None:
-            _check_parts(writer, commit_every)
-        sink = _to_path(path, format, identity, mode) if path is not None else _to_writer(writer, identity)
-        finished = sink.progress
-        offsets = range(count) if finished is None else finished.missing()
-        turns = (Turn(k, None if seed is None else seed + k, given) for k in offsets)
-        if isinstance(sink, _ToPath) and offsets:
-            stack.enter_context(sink.opened())
-        done = count - len(offsets)
-        bar = stack.enter_context(bar_of(f"collect {world.env_name}", count, progress, done))
-        _play(world, sink, turns, lambda turn: bar.update(), commit_every, played, room, left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +122,8 @@ def collect_some(
         RingmapError: as `World.collect`.
     """
     world.check_ready(WHERE)
-    room = _room_of(pace, buffer)
-    if commit_every is not None:
-        _check_parts(buffer, commit_every)
-    played = _Played(weights, world.policy)
-    sink = _to_writer(buffer, collection.identity(world.env_name))
+    recorder = Recorder(world, buffer, commit_every, weights, pace, drop)
+    sink = to_writer(buffer, collection.identity(world.env_name))
     progress = sink.progress
     assert progress is not None
     if str(collection.seed) not in buffer.notes.get(_NOTE, {}):  # whose parts these are, is asked before one is whole
@@ -188,10 +136,7 @@ def collect_some(
             else:
                 yield Turn(k, collection.seed + k, collection.options)
 
-    def ended(turn: Turn) -> None:
-        finished(turn.number, turn.length)
-
-    _play(world, sink, turns(), ended, commit_every, played, room, drop)
+    recorder.record(turns(), sink, lambda turn: finished(turn.number, turn.length))
 
 
 def progress_of(buffer: ReplayBuffer, collection: Collection) -> Progress | None:
@@ -205,118 +150,126 @@ def progress_of(buffer: ReplayBuffer, collection: Collection) -> Progress | None
     kept = buffer.notes.get(_NOTE, {}).get(str(collection.seed))
     if kept is None:
         return None
-    return _to_writer(buffer, collection.identity(kept["env"])).progress
+    return to_writer(buffer, collection.identity(kept["env"])).progress
 
 
-def _play(
-    world: Stage,
-    sink: _Sink,
-    turns: Iterable[Turn],
-    done: _Done,
-    commit_every: int | None,
-    played: _Played,
-    room: _Room,
-    drop: Drop,
-) -> None:
-    space = world.envs.single_action_space
-    names = Names(frozenset(parts_of("action", blank_action(space), space)), world.envs.observation_names)
-    if commit_every is None:
-        roll(world.envs, world.act, turns, [_Recorder(sink, names, done, played, room, drop)], prepared=played.load)
-        return
-    assert isinstance(sink, _ToWriter)
-    recorder = _PartRecorder(sink, names, done, commit_every, played, room, drop)
-    try:
-        roll(world.envs, world.act, turns, [recorder], prepared=played.load)
-    finally:
-        recorder.give_up()
-
-
-class _Played:
-    """Which weights play: loaded whenever episodes begin, and named in the data of these.
+def _ring_of(writer: Any, what: str) -> ReplayBuffer:
+    """Return a writer that has to be a buffer.
 
     Raises:
-        InputError, DamageError, EnvironmentFault: of the first load; nothing was collected.
+        InputError: it is none; `what` says for what it is needed.
+    """
+    from ringmap.buffers.replay import ReplayBuffer
+
+    if not isinstance(writer, ReplayBuffer):
+        raise InputError(f"{WHERE}: {what}")
+    return writer
+
+
+class Recorder:
+    """A watcher that keeps the rows of each turn and stores them when it ends, or with `commit_every` as they come.
+
+    Whenever episodes begin it loads the newest weights, and names them in their data.
+
+    Args:
+        world: has a policy.
+        writer: what is written into, if it is the caller's.
+        commit_every: rows of a part of an episode; None: whole episodes.
+        weights: where the policy is published.
+        pace: which each commit keeps.
+        drop: what to leave out.
+
+    Raises:
+        InputError: the writer can't be written in parts, or at a pace.
+        InputError, DamageError, EnvironmentFault: of the first load of weights; nothing was collected.
     """
 
-    def __init__(self, weights: Weights | None, policy: Any) -> None:
+    def __init__(
+        self,
+        world: Stage,
+        writer: Any,
+        commit_every: int | None,
+        weights: Weights | None,
+        pace: Pace | None,
+        drop: Drop,
+    ) -> None:
+        if pace is not None:
+            if not isinstance(pace, Pace):
+                raise InputError(f"{WHERE}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
+            pace.check_ring(_ring_of(writer, f"pace= is for a ReplayBuffer, writer=, in {pace.path}").path, WHERE)
+        if commit_every is not None:
+            what = f"commit_every={commit_every!r} is for a ReplayBuffer, writer=; a dataset takes whole episodes"
+            _ring_of(writer, what).check_commit_every(WHERE, commit_every)
         if weights is not None and not isinstance(weights, Weights):
             raise InputError(f"{WHERE}: weights= must be a ringmap.Weights, got {type(weights).__name__}")
-        self._weights = weights
-        played = policy.trained_part() if isinstance(policy, BasePolicy) else policy
+        played = world.policy.trained_part() if isinstance(world.policy, BasePolicy) else world.policy
         self._model = played if weights is None or weights.model is None else weights.model
-        self.load()
+        self._world, self._writer, self._every = world, writer, commit_every
+        self._weights, self._pace, self._drop = weights, pace, drop
+        self._checked = False
+        space = world.envs.single_action_space
+        self._names = Names(frozenset(parts_of("action", blank_action(space), space)), world.envs.observation_names)
+        self._open: dict[int, tuple[EpisodeRows, dict[str, Any], OpenEpisode | None]] = {}
+        self._load()
 
-    def load(self, reset: Any = None) -> None:
+    def record(self, turns: Iterable[Turn], sink: ToWriter | ToPath, done: Callable[[Turn], object]) -> None:
+        """Play turns into a sink; `done` is told of each that is stored."""
+        self._sink, self._done = sink, done
+        try:
+            with sink.opened():
+                roll(self._world, turns, [self], prepared=self._load)
+        finally:
+            for _, _, stream in self._open.values():
+                if stream is not None:
+                    with contextlib.suppress(RingmapError):  # the next opening does it
+                        stream.abandon()
+
+    def began(self, turn: Turn, row: Row) -> None:
+        """Begin an episode."""
+        data: dict[str, Any] = {} if turn.seed is None else {"seed": turn.seed}
+        if self._weights is not None:
+            data[POLICY_STEP] = NO_POLICY if self._weights.step is None else self._weights.step
+        stream = None
+        if self._every is not None:
+            assert isinstance(self._sink, ToWriter)
+            with _refusals(turn):
+                stream = self._sink.begin(turn, self._every, self._drop.of(data))
+        self._open[turn.number] = EpisodeRows(self._names, f"{WHERE}: {turn.label}"), data, stream
+        self.stepped(turn, row)
+
+    def stepped(self, turn: Turn, row: Row) -> None:
+        """Take a row; the one before it has its action now."""
+        rows, _, stream = self._open[turn.number]
+        rows.add(row)
+        before = len(rows) - 1
+        if stream is not None and self._every is not None and before:
+            with self._room(0 if before % self._every else self._every), _refusals(turn):
+                stream.append(self._drop.of(rows.take_oldest(ends=False)))
+
+    def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
+        """Store the episode, or its last part."""
+        rows, begun, stream = self._open[turn.number]
+        commits = len(rows) if self._every is None else len(rows) % self._every or self._every
+        with self._room(commits), _refusals(turn):
+            left = rows.columns() if stream is None else rows.take_oldest(ends=True)
+            every = _joined(data, begun)
+            if not self._checked:
+                self._drop.check(left, lambda: every)
+                self._checked = True
+            self._sink.store(self._drop.of(left), self._drop.of(every), turn, stream)
+        del self._open[turn.number]
+        self._done(turn)
+
+    def _load(self, reset: Any = None) -> None:
         """Load the newest weights, if there are newer ones."""
         if self._weights is not None:
             self._weights.load_into(self._model)
 
-    def data_of(self, turn: Turn) -> dict[str, Any]:
-        """Return the episode data of a turn that begins now."""
-        data: dict[str, Any] = {}
-        if turn.seed is not None:
-            data["seed"] = turn.seed
-        if self._weights is not None:
-            data[POLICY_STEP] = NO_POLICY if self._weights.step is None else self._weights.step
-        return data
-
-
-_Done = Callable[[Turn], object]
-"""Told of a turn whose episode is written."""
-
-_Room = Callable[[int], contextlib.AbstractContextManager[None]]
-"""Waits until a commit of so many rows may come in, which is made in the `with` block."""
-
-
-def _room_of(pace: Pace | None, writer: Any) -> _Room:
-    """Return what keeps a pace.
-
-    Raises:
-        InputError: it is none, or it does not count what the writer writes.
-    """
-    if pace is None:
-        return lambda rows: contextlib.nullcontext()
-    if not isinstance(pace, Pace):
-        raise InputError(f"{WHERE}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
-    from ringmap.buffers.replay import ReplayBuffer
-
-    if not isinstance(writer, ReplayBuffer):
-        raise InputError(f"{WHERE}: pace= is for a ReplayBuffer, writer=, in {pace.path}")
-    pace.check_ring(writer.path, WHERE)
-    return lambda rows: pace.insert(rows, writer.flush) if rows else contextlib.nullcontext()
-
-
-class _Sink(Protocol):
-    progress: Progress | None
-
-    def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None: ...
-
-
-class _Recorder:
-    """A watcher that keeps the rows of each turn, and writes them when it ends."""
-
-    def __init__(self, sink: _Sink, names: Names, done: _Done, played: _Played, room: _Room, drop: Drop) -> None:
-        self._sink, self._names, self._done, self._played = sink, names, done, played
-        self._room, self._drop, self._checked = room, drop, False
-        self._open: dict[int, tuple[EpisodeRows, dict[str, Any]]] = {}
-
-    def began(self, turn: Turn, row: Row) -> None:
-        rows = EpisodeRows(self._names, f"{WHERE}: {turn.label}")
-        self._open[turn.number] = rows, self._played.data_of(turn)
-        self.stepped(turn, row)
-
-    def stepped(self, turn: Turn, row: Row) -> None:
-        self._open[turn.number][0].add(row)
-
-    def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
-        rows, begun = self._open.pop(turn.number)
-        with self._room(len(rows)), _refusals(turn):
-            columns, every = rows.columns(), _joined(data, begun)
-            if not self._checked:
-                self._drop.check(columns, lambda: every)
-                self._checked = True
-            self._sink.write(self._drop.of(columns), self._drop.of(every), turn)
-        self._done(turn)
+    def _room(self, rows: int) -> contextlib.AbstractContextManager[None]:
+        """Wait until a commit of so many rows may come in, which is made in the `with` block."""
+        if self._pace is None or not rows:
+            return contextlib.nullcontext()
+        return self._pace.insert(rows, self._writer.flush)
 
 
 def _joined(data: Mapping[str, Any] | None, begun: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,75 +301,15 @@ def _refusals(turn: Turn) -> Iterator[None]:
         raise
 
 
-class _PartRecorder:
-    """A watcher that writes the rows of each turn as they come, in parts."""
-
-    def __init__(
-        self,
-        sink: _ToWriter,
-        names: Names,
-        done: _Done,
-        commit_every: int,
-        played: _Played,
-        room: _Room,
-        drop: Drop,
-    ) -> None:
-        self._sink, self._names, self._done, self._every = sink, names, done, commit_every
-        self._played, self._room, self._drop = played, room, drop
-        self._open: dict[int, tuple[EpisodeRows, OpenEpisode, dict[str, Any]]] = {}
-
-    def began(self, turn: Turn, row: Row) -> None:
-        data = self._played.data_of(turn)
-        with _refusals(turn):
-            episode = self._sink.begin(turn, self._every, self._drop.of(data))
-        rows = EpisodeRows(self._names, f"{WHERE}: {turn.label}")
-        self._open[turn.number] = rows, episode, data
-        self.stepped(turn, row)
-
-    def stepped(self, turn: Turn, row: Row) -> None:
-        rows, episode, _ = self._open[turn.number]
-        rows.add(row)
-        if len(rows) > 1:  # the row before it has its action now
-            with self._room(self._commits(len(rows) - 1)), _refusals(turn):
-                episode.append(self._drop.of(rows.take_oldest(ends=False)))
-
-    def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
-        rows, episode, begun = self._open[turn.number]
-        last = len(rows) % self._every or self._every
-        with self._room(last), _refusals(turn):
-            last_row, every = rows.take_oldest(ends=True), _joined(data, begun)
-            self._drop.check(last_row, lambda: every)
-            episode.append(self._drop.of(last_row))
-            self._sink.finish(episode, self._drop.of(every), turn)
-        del self._open[turn.number]
-        self._done(turn)
-
-    def _commits(self, row: int) -> int:
-        """Return how many rows the append of an episode's row of this number, from 1, commits."""
-        return 0 if row % self._every else self._every
-
-    def give_up(self) -> None:
-        """End what is open, after an error."""
-        for _, episode, _ in self._open.values():
-            with contextlib.suppress(RingmapError):  # the next opening does it
-                episode.abandon()
-
-
-class _ToWriter:
+class ToWriter:
     """Into a writer of the caller's; into a buffer with its progress."""
 
     def __init__(self, writer: Any, progress: Progress | None) -> None:
         self._writer, self.progress = writer, progress
 
-    def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None:
-        if data:
-            episode[EPISODE_DATA_KEY] = data
-        if self.progress is None:
-            self._writer.write_episode(episode)
-            return
-        notes = _notes_with(self._writer, self.progress.plus(turn.number))
-        self._writer.write_episode(episode, notes=notes)
-        self.progress.add(turn.number)
+    def opened(self) -> contextlib.AbstractContextManager[None]:
+        """Do nothing: it is open."""
+        return contextlib.nullcontext()
 
     def begin(self, turn: Turn, commit_every: int, data: dict[str, Any]) -> OpenEpisode:
         """Begin an episode in parts, with this data."""
@@ -425,14 +318,19 @@ class _ToWriter:
         begun: OpenEpisode = self._writer.begin_episode(commit_every=commit_every, episode_data=data, lane=turn.env)
         return begun
 
-    def finish(self, episode: OpenEpisode, data: dict[str, Any], turn: Turn) -> None:
-        """End an episode in parts."""
-        notes = None
-        if self.progress is not None:
-            notes = _notes_with(self._writer, self.progress.plus(turn.number))
-        episode.finish(turn.terminated, turn.truncated, data, notes=notes)
-        if self.progress is not None:
-            self.progress.add(turn.number)
+    def store(self, left: dict[str, Any], data: dict[str, Any], turn: Turn, stream: OpenEpisode | None) -> None:
+        """Store a whole episode, or the last row of one in parts; the progress is in its commit."""
+        store: Callable[..., object]
+        if stream is None:
+            store = partial(self._writer.write_episode, {**left, EPISODE_DATA_KEY: data} if data else left)
+        else:
+            stream.append(left)
+            store = partial(stream.finish, turn.terminated, turn.truncated, data)
+        if self.progress is None:
+            store()
+            return
+        store(notes=_notes_with(self._writer, self.progress.plus(turn.number)))
+        self.progress.add(turn.number)
 
 
 def _notes_with(buffer: ReplayBuffer, progress: Progress) -> dict[str, Any]:
@@ -446,31 +344,18 @@ def _notes_with(buffer: ReplayBuffer, progress: Progress) -> dict[str, Any]:
     return {_NOTE: notes}
 
 
-def _check_parts(writer: Any, commit_every: int) -> None:
-    from ringmap.buffers.replay import ReplayBuffer
-
-    if not isinstance(writer, ReplayBuffer):
-        raise InputError(
-            f"{WHERE}: commit_every={commit_every!r} is for a ReplayBuffer, writer=; a dataset takes whole episodes"
-        )
-    writer.check_commit_every(WHERE, commit_every)
-
-
-def _to_writer(writer: Any, identity: dict[str, Any] | None) -> _Sink:
+def to_writer(writer: Any, identity: dict[str, Any] | None) -> ToWriter:
+    """Return the sink for a writer of the caller's; with an identity, the collection goes on in a buffer."""
     if not isinstance(writer, Writer):
         raise InputError(
             f"{WHERE}: writer= must have write_episode (a ReplayBuffer, a format's writer), got {type(writer).__name__}"
         )
-    from ringmap.buffers.replay import ReplayBuffer
-
     tell_facts(writer, Facts("next"), WHERE)
     if identity is None:
-        return _ToWriter(writer, None)
-    if not isinstance(writer, ReplayBuffer):
-        raise InputError(
-            f"{WHERE}: resume=True needs a ReplayBuffer or path=: what a {type(writer).__name__} holds can't be asked"
-        )
-    return _ToWriter(writer, _with_chains(writer, _progress_in(writer, identity)))
+        return ToWriter(writer, None)
+    what = f"resume=True needs a ReplayBuffer or path=: what a {type(writer).__name__} holds can't be asked"
+    buffer = _ring_of(writer, what)
+    return ToWriter(writer, _with_chains(buffer, _progress_in(buffer, identity)))
 
 
 def _progress_in(buffer: ReplayBuffer, identity: dict[str, Any]) -> Progress:
@@ -538,7 +423,7 @@ def _place_of(buffer: ReplayBuffer) -> str:
     return f"the buffer {buffer.path or 'in RAM'}"
 
 
-class _ToPath:
+class ToPath:
     """Into a dataset of our own opening."""
 
     def __init__(self, path: str, format: Any, progress: Progress | None, mode: str) -> None:
@@ -548,12 +433,13 @@ class _ToPath:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
+        """Open it, and end it: at once where something is at the path, else with the first episode that it can hold."""
         os.makedirs(os.path.dirname(local_path(self.path)), exist_ok=True)
         self._writer = self.format.open_writer(self.path, mode=self.mode)
         tell_facts(self._writer, Facts("next"), WHERE)
         with contextlib.ExitStack() as stack:
             self._open = partial(stack.enter_context, self._writer)
-            if os.path.lexists(self.path):  # else with the first episode, if the format can hold it
+            if os.path.lexists(self.path):
                 self._begin()
             yield
 
@@ -561,7 +447,8 @@ class _ToPath:
         self._open()
         self._open = lambda: None
 
-    def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None:
+    def store(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn, stream: OpenEpisode | None) -> None:
+        """Store a whole episode."""
         if self.progress is not None:
             mark = json.dumps(self.progress.identity, sort_keys=True)
             data = _joined(data, {COLLECTION_KEY: mark})
@@ -576,9 +463,8 @@ class _ToPath:
         self._writer.write_episode(episode)
 
 
-def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None, mode: str | None) -> _ToPath:
-    from ringmap.formats.registry import resolve_format
-
+def to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None, mode: str | None) -> ToPath:
+    """Return the sink for a dataset at a path; with an identity, the collection goes on there."""
     asked = None if isinstance(name, _Default) else name
     wanted = validate_write_mode("append" if mode is None else mode)
     chosen = resolve_format(path, asked, mode=wanted, default=str(DEFAULT_FORMAT), where=WHERE)
@@ -588,7 +474,7 @@ def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] |
             raise no_append(WHERE, path)
         wanted = "error" if mode is None else mode
     if identity is None:
-        return _ToPath(path, chosen, None, wanted)
+        return ToPath(path, chosen, None, wanted)
     if wanted != "append":
         raise InputError(f"{WHERE}: resume=True goes on with what is there: it needs mode='append', got {mode!r}")
     if not chosen.supports_episode_data:
@@ -611,4 +497,4 @@ def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] |
             if kept["seed"] == identity["seed"]:
                 Progress.resumed({**kept, "watermark": 0, "beyond": []}, identity, WHERE, path)
                 progress.add(operator.index(seed) - int(identity["seed"]))
-    return _ToPath(path, chosen, progress, wanted)
+    return ToPath(path, chosen, progress, wanted)

@@ -1,59 +1,39 @@
-"""Evaluating: how often a policy succeeds, in fresh episodes or from the states of a dataset.
+"""Evaluating: how often a policy succeeds.
 
-    episodes=N           turns with seed + k                     ─┐
-    dataset, idx, ...    chunk ─► start: reset options, callables ├─► roll ─► scores, videos
-                              └─► goal: overlaid on the infos    ─┘
+    turns ─► roll ─┬─ scores: success, return and length of each
+                   └─ videos: an mp4 of each
 
 Invariants: every episode that is started counts, and counts once.
-Not here: the loop (rollout.py), tasks from a dataset (tasks.py), videos (episode_videos.py).
+Not here: the loop (rollout.py), tasks from a dataset (tasks.py), encoding (formats/media/).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ringmap.arguments import whole
 from ringmap.errors import InputError
-from ringmap.world.episode_videos import Beside, EpisodeVideos, alone
+from ringmap.formats.media.films import FilmWriter, open_film
+from ringmap.formats.media.images import is_frame, resample_of, resized, shown
+from ringmap.storage.disk.paths import local_path
 from ringmap.world.infos import Row
 from ringmap.world.rollout import Stage, Turn, Watcher, bar_of, count_of, options_of, roll
-from ringmap.world.tasks import calls_of, goal_of, says, task_of
+from ringmap.world.tasks import Task, Tasks, checked_mode
 
-__all__ = ["evaluate_dataset", "evaluate_episodes"]
+__all__ = ["fresh_turns", "score"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WHERE = "World.evaluate"
-_MODES = ("auto", "wait")
+FPS = 15
 
 
-def checked_mode(given: str | None, default: str) -> str:
-    """Return the reset mode.
-
-    Raises:
-        InputError: there is none of that name.
-    """
-    mode = default if given is None else given
-    if mode not in _MODES:
-        raise InputError(f"{WHERE}: reset_mode must be one of {_MODES}, got {given!r}")
-    return mode
-
-
-def evaluate_episodes(
-    world: Stage,
-    episodes: int,
-    seed: int | None,
-    options: Any,
-    video: Any,
-    reset_mode: str | None,
-    progress: bool,
-) -> dict[str, Any]:
-    """Run fresh episodes, and score them."""
+def fresh_turns(world: Stage, episodes: Any, seed: int | None, options: Any, reset_mode: str | None) -> list[Turn]:
+    """Return the turns of fresh episodes, as `World.evaluate` is asked for them."""
     count = count_of(episodes, WHERE)
     if checked_mode(reset_mode, "auto") == "wait" and count > world.num_envs:
         raise InputError(
@@ -61,95 +41,34 @@ def evaluate_episodes(
             f"episodes={count} would never be reached; ask for at most {world.num_envs}, or for 'auto'"
         )
     world.check_ready(WHERE)
-    first = None if seed is None else whole(WHERE, "seed", seed)
     shared = options_of(options, world.num_envs, WHERE)
-    turns = [Turn(k, None if first is None else first + k, shared) for k in range(count)]
-    with contextlib.ExitStack() as stack:
-        scores = _Scores(count, stack.enter_context(bar_of(f"evaluate {world.env_name}", count, progress)))
-        watchers: list[Watcher] = [scores]
-        if video is not None:
-            watchers.append(stack.enter_context(EpisodeVideos(Path(video), "episode", alone)))
-        roll(world.envs, world.act, turns, watchers)
-    return scores.result(None if first is None else [first + k for k in range(count)])
+    return [Turn(k, None if seed is None else seed + k, shared) for k in range(count)]
 
 
-def evaluate_dataset(
+def score(
     world: Stage,
-    dataset: Any,
-    episodes_idx: Any,
-    start_steps: Any,
-    goal_offset: Any,
-    eval_budget: Any,
-    seed: int | None,
-    options: Any,
-    video: Any,
-    reset_mode: str | None,
-    callables: Sequence[Mapping[str, Any]] | None,
+    turns: Sequence[Turn],
+    video: str | os.PathLike[str] | None,
     progress: bool,
+    tasks: Tasks | None = None,
 ) -> dict[str, Any]:
-    """Run one episode per environment from the states of a dataset, and score them."""
-    if checked_mode(reset_mode, "wait") != "wait":
-        raise InputError(f"{WHERE}: a run from a dataset has one task for each environment: reset_mode must be 'wait'")
-    given = {"episodes_idx": episodes_idx, "start_steps": start_steps, "goal_offset": goal_offset}
-    for name, value in given.items():
-        if value is None:
-            raise InputError(f"{WHERE}: a run from a dataset needs {name}")
-    numbers = [whole(WHERE, "each of episodes_idx", i) for i in episodes_idx]
-    starts = [whole(WHERE, "each of start_steps", i) for i in start_steps]
-    offset = whole(WHERE, "goal_offset", goal_offset)
-    first = None if seed is None else whole(WHERE, "seed", seed)
-    budget = None if eval_budget is None else whole(WHERE, "eval_budget", eval_budget)
-    count = len(numbers)
-    if count != world.num_envs:
-        raise InputError(
-            f"{WHERE}: {count} episodes_idx for {world.num_envs} environments; make a world with num_envs={count}"
-        )
-    if len(starts) != count:
-        raise InputError(f"{WHERE}: {len(starts)} start_steps, expected {count}: one per episode")
-    if offset < 1 or (budget is not None and budget < 1):
-        raise InputError(f"{WHERE}: goal_offset and eval_budget must be positive, got {goal_offset} and {eval_budget}")
-    world.check_ready(WHERE)
-    tasks = [task_of(dataset, number, start, offset) for number, start in zip(numbers, starts, strict=True)]
-    goals = [goal_of(world, task) for task in tasks]
-    calls = [calls_of(callables or (), task) for task in tasks]
-    shared = options_of(options, count, WHERE)
-    given_options = [dict((shared[i] if isinstance(shared, list) else shared) or {}) for i in range(count)]
-    if world.envs.has_reset_options:
-        asked = [{"init": task.start, "goal": task.goal} for task in tasks]
-        hooks = world.envs.call("reset_options_from_dataset", asked)
-        given_options = [{**own, **hook} for own, hook in zip(given_options, hooks, strict=True)]
-    elif not callables:
-        raise InputError(
-            f"{WHERE}: {world.env_name} has no reset_options_from_dataset(init, goal), so it can't be put "
-            "where an episode was; give it one, or pass callables="
-        )
-
-    def prepared(mask: Array) -> None:
-        if not callables:
-            return
-        for k, spec in enumerate(callables):
-            world.envs.call(spec["method"], [calls[env][k] for env in range(count)])
-        known = [
-            {name: task.start[name] for name in world.envs.rows[env] if says(task, name, world.envs.rows[env])}
-            for env, task in enumerate(tasks)
-        ]
-        world.envs.render_again(mask, known)
-
-    turns = [Turn(k, None if first is None else first + k, given_options[k]) for k in range(count)]
+    """Run turns, and score them; see `World.evaluate`."""
     with contextlib.ExitStack() as stack:
-        scores = _Scores(count, stack.enter_context(bar_of(f"evaluate {world.env_name}", count, progress)))
+        bar = stack.enter_context(bar_of(f"evaluate {world.env_name}", len(turns), progress))
+        scores = _Scores(len(turns), bar)
         watchers: list[Watcher] = [scores]
         if video is not None:
-            missing = [task.episode for task in tasks if "pixels" not in task.columns]
-            if missing:
-                raise InputError(f"{WHERE}: a video shows the dataset's pixels; it has no column 'pixels'")
-            beside = Beside(tasks)
-            watchers.append(stack.enter_context(EpisodeVideos(Path(video), "env", beside)))
-        roll(world.envs, world.act, turns, watchers, budget=budget, prepared=prepared, overlay=dict(enumerate(goals)))
-    return scores.result([turn.seed for turn in turns] if seed is not None else None)
-
-
-# -- scores ---------------------------------------------------------------------------------------
+            watchers.append(stack.enter_context(_Videos(video, None if tasks is None else tasks.each)))
+        if tasks is None:
+            roll(world, turns, watchers)
+        else:
+            roll(world, turns, watchers, budget=tasks.budget, prepared=tasks.prepared, overlay=tasks.goals)
+    return {
+        "success_rate": float(100 * scores.successes.mean()) if len(turns) else 0.0,
+        "episode_successes": scores.successes,
+        "episode_returns": scores.returns,
+        "episode_lengths": scores.lengths,
+    }
 
 
 class _Scores:
@@ -169,19 +88,72 @@ class _Scores:
         self._newest[turn.number] = row
 
     def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
-        row = self._newest.pop(turn.number)
-        success = row.get("is_success")
-        won = turn.terminated if success is None else bool(np.all(success))
-        self.successes[turn.number] = won
+        success = self._newest.pop(turn.number).get("is_success")
+        self.successes[turn.number] = turn.terminated if success is None else bool(np.all(success))
         self.returns[turn.number] = turn.total
         self.lengths[turn.number] = turn.length
         self._bar.update()
 
-    def result(self, seeds: list[Any] | None) -> dict[str, Any]:
-        return {
-            "success_rate": float(100 * self.successes.mean()) if len(self.successes) else 0.0,
-            "episode_successes": self.successes,
-            "episode_returns": self.returns,
-            "episode_lengths": self.lengths,
-            "seeds": seeds,
-        }
+
+class _Videos:
+    """A watcher that films each turn.
+
+    Args:
+        folder: for a file of each.
+        tasks: of a run from a dataset: three panels, what the agent does, what the dataset did at that step, the goal.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], tasks: Sequence[Task] | None) -> None:
+        self._folder, self._tasks = local_path(folder), tasks
+        self._open: dict[int, FilmWriter] = {}
+        if any("pixels" not in task.columns for task in tasks or ()):
+            raise InputError(f"{WHERE}: a video shows the dataset's pixels; it has no column 'pixels'")
+
+    def __enter__(self) -> _Videos:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for film in self._open.values():
+            film.close()
+
+    def began(self, turn: Turn, row: Row) -> None:
+        picture = self._picture(turn, row)  # before a file is created: the row may have no frame
+        os.makedirs(self._folder, exist_ok=True)
+        stem = "episode" if self._tasks is None else "env"
+        path = os.path.join(self._folder, f"{stem}_{turn.number}.mp4")
+        self._open.setdefault(turn.number, open_film(path, FPS)).show(picture)
+
+    def stepped(self, turn: Turn, row: Row) -> None:
+        self._open[turn.number].show(self._picture(turn, row))
+
+    def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
+        self._open.pop(turn.number).close()
+
+    def _picture(self, turn: Turn, row: Row) -> Array:
+        """Return the frame that an environment's row shows, uint8 (H, W, 3); beside those of its task."""
+        names = "_pixels", "pixels", *sorted(n for n in row if n.startswith(("_pixels.", "pixels.")))
+        found = [row[name] for name in names if isinstance(row.get(name), np.ndarray)]
+        if not found:
+            raise InputError(f"{WHERE}: a video needs pixels; make the world with add_pixels=True")
+        frame = _frame(found[0])
+        if self._tasks is None:
+            return frame
+        frames = self._tasks[turn.number].columns["pixels"]
+        shape = (frame.shape[0], frame.shape[1])
+        line = np.full((shape[0], 1, 3), 255, np.uint8)
+        there, goal = (
+            resized(_frame(f), shape, resample_of(None))
+            for f in (frames[min(turn.length, len(frames) - 1)], frames[-1])
+        )
+        return np.concatenate([frame, line, there, line, goal], axis=1)
+
+
+def _frame(picture: Array) -> Array:
+    """Return a picture as uint8 (H, W, 3).
+
+    Raises:
+        InputError: it is none.
+    """
+    if not is_frame(picture):
+        raise InputError(f"{WHERE}: a video needs uint8 pictures (H, W, 3), got {picture.dtype} {picture.shape}")
+    return shown(picture)

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.arguments import integer
-from ringmap.errors import InputError
+from ringmap.errors import InputError, RoleError
+from ringmap.world.actions import split_actions
 from ringmap.world.infos import Row, Rows
 from ringmap.world.pool import EnvPool
 
@@ -59,7 +60,7 @@ def count_of(episodes: Any, where: str) -> int:
     """
     count = integer(episodes)
     if count is None or count < 0:
-        raise InputError(f"{where}: episodes must be a number, 0 or more, got {episodes!r}")
+        raise InputError(f"{where}: say how many episodes: a number, 0 or more, got {episodes!r}")
     return count
 
 
@@ -84,24 +85,27 @@ def bar_of(what: str, count: int, progress: bool, done: int = 0) -> Any:
     return tqdm(total=count, initial=done, desc=what, unit="ep", delay=_BAR_AFTER_S, disable=not progress)
 
 
-class Stage(Protocol):
-    """A `World`, as far as collecting and evaluating use it."""
+class Stage:
+    """A policy and its environments: a `World`, as far as collecting and evaluating use it."""
 
     env_name: str
     num_envs: int
     image_shape: tuple[int, int] | None
     image_resample: str | int | None
-    policy: Any
     goal_transform: Callable[[Any], Any] | None
+    policy: Any
     envs: EnvPool
 
     def check_ready(self, where: str) -> None:
         """Raise RoleError unless there is a policy."""
-        ...
+        if self.policy is None:
+            raise RoleError(f"{where}: No policy set. Call world.set_policy(policy) first")
 
     def act(self, mask: Array) -> list[Any]:
         """Return the policy's action for each environment, checked for those of `mask`."""
-        ...
+        actions = self.policy.get_action(self.envs.infos)
+        where = f"{type(self.policy).__name__}.get_action"
+        return split_actions(actions, self.envs.single_action_space, self.num_envs, mask, where)
 
 
 class Watcher(Protocol):
@@ -121,8 +125,7 @@ class Watcher(Protocol):
 
 
 def roll(
-    envs: EnvPool,
-    act: Callable[[Array], Sequence[Any]],
+    stage: Stage,
     turns: Iterable[Turn],
     watchers: Sequence[Watcher],
     *,
@@ -133,15 +136,14 @@ def roll(
     """Play turns until none is left.
 
     Args:
-        envs: the environments.
-        act: chooses one checked action per environment; it is told which will be stepped.
+        stage: the environments, and what chooses their actions.
         turns: in the order in which they start.
         watchers: told of everything, in their order.
         budget: end a turn after so many steps.
         prepared: called after a reset with the mask of those that were reset.
         overlay: values laid over the infos of each environment after every reset and step.
     """
-    waiting = iter(turns)
+    envs, waiting = stage.envs, iter(turns)
     playing: dict[int, Turn] = {}
 
     def start(candidates: Iterable[int], everyone: bool) -> None:
@@ -171,7 +173,7 @@ def roll(
     while playing:
         mask = np.zeros(envs.num_envs, bool)
         mask[list(playing)] = True
-        envs.advance(act(mask), mask)
+        envs.advance(stage.act(mask), mask)
         if overlay is not None:
             envs.overlay(overlay)
         ended = []

@@ -1,10 +1,12 @@
-"""Tasks from a dataset: where an environment starts, and its goal.
+"""Tasks from a dataset: where each environment starts, and its goal.
 
     episode   . . . [start ......... start + offset] . .
                      first row: init    last row: goal
 
+    init, goal ─► reset options, callables        goal ─► overlaid on the infos
+
 Images are as they are stored, (H, W, C), whatever order the dataset returns.
-Not here: running them (evaluating.py).
+Not here: running them (rollout.py), scoring (evaluating.py).
 """
 
 from __future__ import annotations
@@ -16,17 +18,126 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.arguments import whole
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.media.images import is_frame, resample_of, resized
 from ringmap.world.infos import Row
-from ringmap.world.rollout import Stage
+from ringmap.world.rollout import Stage, Turn, options_of
 
-__all__ = ["Task", "calls_of", "goal_of", "says", "task_of"]
+__all__ = ["Task", "Tasks", "checked_mode"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WHERE = "World.evaluate"
+_MODES = ("auto", "wait")
+_LIFTED = {"action", "reward", "terminated", "truncated", "step_idx", "id", "goal", "pixels"}
+
+
+def checked_mode(given: str | None, default: str) -> str:
+    """Return the reset mode.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    mode = default if given is None else given
+    if mode not in _MODES:
+        raise InputError(f"{WHERE}: reset_mode must be one of {_MODES}, got {given!r}")
+    return mode
+
+
+class Tasks:
+    """One task for each environment of a world; the arguments are those of `World.evaluate`.
+
+    Raises:
+        InputError: they do not fit the world or the dataset.
+    """
+
+    def __init__(
+        self,
+        world: Stage,
+        dataset: Any,
+        episodes_idx: Any,
+        start_steps: Any,
+        goal_offset: Any,
+        eval_budget: Any,
+        reset_mode: str | None,
+        callables: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        if checked_mode(reset_mode, "wait") != "wait":
+            raise InputError(
+                f"{WHERE}: a run from a dataset has one task for each environment: reset_mode must be 'wait'"
+            )
+        given = {"episodes_idx": episodes_idx, "start_steps": start_steps, "goal_offset": goal_offset}
+        for name, value in given.items():
+            if value is None:
+                raise InputError(f"{WHERE}: a run from a dataset needs {name}")
+        numbers = [whole(WHERE, "each of episodes_idx", i) for i in episodes_idx]
+        starts = [whole(WHERE, "each of start_steps", i) for i in start_steps]
+        offset = whole(WHERE, "goal_offset", goal_offset)
+        self.budget = None if eval_budget is None else whole(WHERE, "eval_budget", eval_budget)
+        count = len(numbers)
+        if count != world.num_envs:
+            raise InputError(
+                f"{WHERE}: {count} episodes_idx for {world.num_envs} environments; make a world with num_envs={count}"
+            )
+        if len(starts) != count:
+            raise InputError(f"{WHERE}: {len(starts)} start_steps, expected {count}: one per episode")
+        if offset < 1 or (self.budget is not None and self.budget < 1):
+            raise InputError(
+                f"{WHERE}: goal_offset and eval_budget must be positive, got {goal_offset} and {eval_budget}"
+            )
+        world.check_ready(WHERE)
+        self._world, self._callables = world, callables or ()
+        self.each = [task_of(dataset, number, start, offset) for number, start in zip(numbers, starts, strict=True)]
+        self.goals = {env: self._goal_of(task) for env, task in enumerate(self.each)}
+        self._calls = [calls_of(self._callables, task) for task in self.each]
+
+    def turns(self, seed: int | None, options: Any) -> list[Turn]:
+        """Return a turn for each, whose reset options start it.
+
+        Raises:
+            InputError: the environment can't be put where an episode was, or the options do not fit.
+        """
+        world, count = self._world, len(self.each)
+        shared = options_of(options, count, WHERE)
+        each = [dict((shared[i] if isinstance(shared, list) else shared) or {}) for i in range(count)]
+        if world.envs.has_reset_options:
+            asked = [{"init": task.start, "goal": task.goal} for task in self.each]
+            hooks = world.envs.call("reset_options_from_dataset", asked)
+            each = [{**own, **hook} for own, hook in zip(each, hooks, strict=True)]
+        elif not self._callables:
+            raise InputError(
+                f"{WHERE}: {world.env_name} has no reset_options_from_dataset(init, goal), so it can't be put "
+                "where an episode was; give it one, or pass callables="
+            )
+        return [Turn(k, None if seed is None else seed + k, each[k]) for k in range(count)]
+
+    def prepared(self, mask: Array) -> None:
+        """Make the calls after a reset; what the dataset says of the start then holds."""
+        if not self._callables:
+            return
+        envs = self._world.envs
+        for k, spec in enumerate(self._callables):
+            envs.call(spec["method"], [calls[k] for calls in self._calls])
+        known = [
+            {name: task.start[name] for name, here in row.items() if _says(task, name, here)}
+            for task, row in zip(self.each, envs.rows, strict=True)
+        ]
+        envs.render_again(mask, known)
+
+    def _goal_of(self, task: Task) -> Row:
+        """Return the overlay on the infos: `goal`, the goal's pixels, and `goal_<column>`."""
+        world, row = self._world, Row()
+        for name in task.columns:
+            value = np.asarray(task.goal[name])
+            if name != "pixels":
+                row[f"goal_{name}"] = value
+                continue
+            if is_frame(value) and world.image_shape is not None:
+                value = resized(value, world.image_shape, resample_of(world.image_resample))
+            row["goal"] = value if world.goal_transform is None else np.asarray(world.goal_transform(value))
+        return row
 
 
 @dataclass(slots=True)
@@ -78,21 +189,6 @@ def task_of(dataset: Any, number: int, start: int, offset: int) -> Task:
     )
 
 
-def goal_of(world: Stage, task: Task) -> Row:
-    """Return the overlay on the infos: `goal`, the goal's pixels, and `goal_<column>`."""
-    row: Row = {}
-    for name in task.columns:
-        if name == "pixels":
-            picture = np.asarray(task.goal[name])
-            if is_frame(picture) and world.image_shape is not None:
-                picture = resized(picture, world.image_shape, resample_of(world.image_resample))
-            transform = world.goal_transform
-            row["goal"] = picture if transform is None else np.asarray(transform(picture))
-        else:
-            row[f"goal_{name}"] = np.asarray(task.goal[name])
-    return row
-
-
 def calls_of(callables: Sequence[Mapping[str, Any]], task: Task) -> list[dict[str, Any]]:
     """Return the arguments of each call for one environment."""
     there = {**{f"goal_{name}": value for name, value in task.goal.items()}, **task.start}
@@ -121,12 +217,9 @@ def calls_of(callables: Sequence[Mapping[str, Any]], task: Task) -> list[dict[st
     return made
 
 
-_LIFTED = {"action", "reward", "terminated", "truncated", "step_idx", "id", "goal", "pixels"}
-
-
-def says(task: Task, name: str, row: Row) -> bool:
+def _says(task: Task, name: str, here: Any) -> bool:
     """Return whether the dataset says what an info is at the start of a task."""
-    here, there = row[name], task.columns.get(name)
+    there = task.columns.get(name)
     return (
         name not in _LIFTED
         and isinstance(here, np.ndarray)

@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.arguments import positive
-from ringmap.errors import InputError, RingmapError, RoleError
+from ringmap.arguments import positive, whole
+from ringmap.errors import InputError, RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import Weights
+from ringmap.formats.common.refusals import Drop
 from ringmap.formats.media.images import resample_of
-from ringmap.world.actions import split_actions
-from ringmap.world.collecting import DEFAULT_FORMAT, collect
+from ringmap.world.collecting import DEFAULT_FORMAT, Recorder, kept_seeds, to_path, to_writer
 from ringmap.world.policies import FunctionPolicy
 from ringmap.world.pool import EnvPool
+from ringmap.world.progress import identity_of
+from ringmap.world.rollout import Stage, Turn, bar_of, count_of, options_of
 from ringmap.world.wrappers import MegaWrapper, shape_of
 
 __all__ = ["EnvRecipe", "World"]
@@ -70,7 +72,7 @@ class EnvRecipe:
         return env
 
 
-class World:
+class World(Stage):
     """Drives a policy through several environments of one kind.
 
     Args:
@@ -306,26 +308,33 @@ class World:
 
         Processes and threads: other processes may read the buffer meanwhile.
         """
-        if episodes is None:
-            raise InputError("World.collect: say how many episodes")
+        where = "World.collect"
+        left_out = kept_seeds(drop, where) if resume else Drop(drop, where)
+        if (path is None) == (writer is None):
+            raise InputError(f"{where}: pass exactly one of path= (a dataset) and writer= (a buffer or a writer)")
+        count = count_of(episodes, where)
+        first = None if seed is None else whole(where, "seed", seed)
+        identity = None
+        if resume:
+            if first is None:
+                raise InputError(f"{where}: resume=True needs a seed: it tells the episodes apart")
+            if not (options is None or isinstance(options, Mapping)):
+                raise InputError(
+                    f"{where}: resume=True with options for each environment: which one plays which seed depends on "
+                    "the kills; pass one dict for all"
+                )
+            identity = identity_of(self.env_name, first, count, options)
         if policy is not None:
             self.set_policy(policy)
-        collect(
-            self,
-            path,
-            episodes,
-            seed,
-            options,
-            format,
-            writer,
-            progress,
-            resume,
-            mode,
-            commit_every,
-            weights,
-            pace,
-            drop,
-        )
+        self.check_ready(where)
+        given = options_of(options, self.num_envs, where)
+        recorder = Recorder(self, writer, commit_every, weights, pace, left_out)
+        sink = to_writer(writer, identity) if path is None else to_path(path, format, identity, mode)
+        offsets = range(count) if sink.progress is None else sink.progress.missing()
+        turns = (Turn(k, None if first is None else first + k, given) for k in offsets)
+        with bar_of(f"collect {self.env_name}", count, progress, count - len(offsets)) as bar:
+            if offsets:
+                recorder.record(turns, sink, lambda turn: bar.update())
 
     def evaluate(
         self,
@@ -377,42 +386,19 @@ class World:
             RolloutError: an environment raised or broke its contract, or a worker died.
             MissingExtraError: a video, and PyAV is not installed.
         """
-        from ringmap.world.evaluating import evaluate_dataset, evaluate_episodes
+        from ringmap.world.evaluating import fresh_turns, score
+        from ringmap.world.tasks import Tasks
 
         if (episodes is None) == (dataset is None):
             raise InputError(
                 "World.evaluate: pass episodes= (fresh ones) or dataset= (from its states), and only one of them"
             )
-        if episodes is not None:
-            return evaluate_episodes(self, episodes, seed, options, video, reset_mode, progress)
-        return evaluate_dataset(
-            self,
-            dataset,
-            episodes_idx,
-            start_steps,
-            goal_offset,
-            eval_budget,
-            seed,
-            options,
-            video,
-            reset_mode,
-            callables,
-            progress,
-        )
-
-    # -- for the loop ------------------------------------------------------------------------
-
-    def check_ready(self, where: str) -> None:
-        """Raise unless there is a policy.
-
-        Raises:
-            RoleError: there is none.
-        """
-        if self.policy is None:
-            raise RoleError(f"{where}: No policy set. Call world.set_policy(policy) first")
-
-    def act(self, mask: Array) -> list[Any]:
-        """Return the policy's action for each environment, checked for those of `mask`."""
-        actions = self.policy.get_action(self.envs.infos)
-        where = f"{type(self.policy).__name__}.get_action"
-        return split_actions(actions, self.envs.single_action_space, self.num_envs, mask, where)
+        first = None if seed is None else whole("World.evaluate", "seed", seed)
+        tasks = None
+        if dataset is None:
+            turns = fresh_turns(self, episodes, first, options, reset_mode)
+        else:
+            tasks = Tasks(self, dataset, episodes_idx, start_steps, goal_offset, eval_budget, reset_mode, callables)
+            turns = tasks.turns(first, options)
+        seeds = None if first is None else [turn.seed for turn in turns]
+        return {**score(self, turns, video, progress, tasks), "seeds": seeds}
