@@ -59,8 +59,8 @@ def collect(
     Killed at any moment, the same call goes on, with any number of collectors: each seed is played once. -O gives each
     ring an option of ReplayBuffer, such as interrupted=keep.
     """
-    from ringmap.collection.arguments import imported
     from ringmap.collection.collect import collect as collect_with
+    from ringmap.collection.job import imported
     from ringmap.fleet.weights import Weights
 
     if (here := os.getcwd()) not in sys.path:  # a command, unlike a script, does not look there

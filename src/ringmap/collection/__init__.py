@@ -1,7 +1,7 @@
 """A collection by many collectors: each plays some of its seeds into a ring of its own.
 
     collect      the call: what it counts before anything is played
-    arguments    what it refuses
+    job          what it refuses, and what each collector is told
     supervisor   the loop of the parent: leases, deaths, restarts, the end
     collector    what each collector does
     process      collectors as processes of this machine

@@ -3,7 +3,7 @@
     arguments ─► lock of the collection ─► locks of all rings, counted ─► supervisor
 
 Invariants: nothing is made or changed before the arguments are checked; two calls never run on one directory.
-Not here: the checks (arguments.py), the processes (process.py).
+Not here: the checks (job.py), the processes (process.py).
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ringmap.arguments import positive
-from ringmap.collection.arguments import FOLDER, alone, function_of, job_of, seeds_left
-from ringmap.collection.collector import Parts
+from ringmap.collection.job import Parts, function_of, job_of, seeds_left
 from ringmap.collection.process import THREADS, Processes
-from ringmap.collection.rings import finished_below, ring_of
+from ringmap.collection.rings import FOLDER, alone, finished_below, ring_of
 from ringmap.collection.supervisor import Supervisor
 from ringmap.errors import InputError
 from ringmap.fleet.pace import Pace

@@ -8,7 +8,7 @@ more.
 
 Invariants: it plays what it was leased, and nothing else.
 Not here: what is leased to whom (supervisor.py), the process that it runs in (process.py; over Ray,
-ringmap.ray.collector).
+ringmap.ray.actors).
 """
 
 from __future__ import annotations
@@ -16,66 +16,28 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.collection.job import Job, Parts
 from ringmap.collection.rings import patiently
 from ringmap.errors import InputError, RingmapError
-from ringmap.formats.common.refusals import KEEP_ALL, Drop
-from ringmap.world.collecting import Collection, collect_some
+from ringmap.world.collecting import collect_some
 from ringmap.world.world import World
 
-__all__ = [
-    "NOTHING",
-    "Ask",
-    "Began",
-    "Done",
-    "Failed",
-    "Job",
-    "Message",
-    "Parts",
-    "Pipe",
-    "failure_of",
-    "limit_threads",
-    "play",
-]
+__all__ = ["Ask", "Began", "Done", "Failed", "Message", "Pipe", "failure_of", "limit_threads", "play"]
 
-NOTHING = range(0)
-"""Answer to one who asks and does not wait: nothing is free at this moment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the caller gave, pickled as one: a policy and the model that its weights are loaded into stay one object."""
-
-    make_world: Callable[[int], World]
-    policy: Any
-    weights: Any
-    pace: Any
-    ring: dict[str, Any]
-    drop: Drop = KEEP_ALL
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What every collector of a collection is told. `where`: the call, for messages."""
-
-    where: str
-    collection: Collection
-    parts: bytes
-    commit_every: int | None
-    threads: int | None
-    wait_s: float
+_PAUSE_S = 0.2
+"""Before it asks again where all that is left is leased to others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Give me seeds. `waits`: once there are some; else at once, for episodes are open."""
-
-    waits: bool
+    """Give me seeds: a range, empty where none is free at this moment; None if none is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +50,6 @@ class Done:
     """An episode is committed."""
 
     offset: int
-    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +75,11 @@ class Pipe(Protocol):
 
 def failure_of(error: Exception) -> Failed:
     """Return what a collector says when it ends by an error. To be called where it was caught."""
-    return Failed(_sendable(error), traceback.format_exc())
-
-
-def _sendable(error: Exception) -> RingmapError | None:
-    """Return an error of ringmap's that can be received again."""
+    sent = None
     if isinstance(error, RingmapError):
         with contextlib.suppress(Exception):  # a class of the user's, with a constructor of its own
-            received: RingmapError = pickle.loads(pickle.dumps(error))
-            return received
-    return None
+            sent = pickle.loads(pickle.dumps(error))
+    return Failed(sent, traceback.format_exc())
 
 
 def limit_threads(count: int) -> None:
@@ -133,60 +89,47 @@ def limit_threads(count: int) -> None:
 
 
 def play(number: int, job: Job, ring: str, pipe: Pipe) -> None:
-    """Play until there are no more seeds.
-
-    Args:
-        number: of the collector.
-        job: what all are told.
-        ring: the directory of its ring.
-        pipe: to the supervisor.
+    """Be collector `number` until there are no more seeds. `ring`: its directory; `pipe`: to the supervisor.
 
     Raises:
-        InputError: `make_world` returned no World.
-        RingmapError: as `World.collect`.
+        RingmapError: `make_world` returned no World; or as `World.collect`.
     """
     parts: Parts = pickle.loads(job.parts)
     world = parts.make_world(number)
     if not isinstance(world, World):
         raise InputError(f"{job.where}: make_world({number}) must return a ringmap.World, got {type(world).__name__}")
+
+    def ask() -> range | None:
+        pipe.send(Ask())
+        answer: range | None = pipe.recv()
+        return answer
+
+    def seeds(block: range | None) -> Iterator[int]:
+        """Yield seeds until none is free: then the open episodes are finished first."""
+        pipe.send(Began())
+        while block:
+            yield from block
+            block = ask()
+
+    def finished(offset: int, steps: int) -> None:
+        pipe.send(Done(offset))
+
     with world:
         if parts.policy is not None:
             world.set_policy(parts.policy)
         with patiently(lambda: ReplayBuffer(path=ring, **parts.ring), job.wait_s) as buffer:
-            seeds = _Seeds(pipe)
-            while (block := seeds.ask(waits=True)) is not None:
+            while (block := ask()) is not None:
+                if not block:
+                    time.sleep(_PAUSE_S)
+                    continue
                 collect_some(
                     world,
                     buffer,
                     job.collection,
-                    seeds.stream(block),
-                    seeds.finished,
+                    seeds(block),
+                    finished,
                     job.commit_every,
                     parts.weights,
                     parts.pace,
                     parts.drop,
                 )
-
-
-class _Seeds:
-    """The seeds as they come through the pipe."""
-
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
-
-    def ask(self, waits: bool) -> range | None:
-        """Return a block, or None at the end; without waiting also `NOTHING`."""
-        self._pipe.send(Ask(waits))
-        given: range | None = self._pipe.recv()
-        return given
-
-    def stream(self, block: range | None) -> Iterator[int]:
-        """Yield seeds until none is free at this moment: then the open episodes are finished first."""
-        self._pipe.send(Began())
-        while block:
-            yield from block
-            block = self.ask(waits=False)
-
-    def finished(self, offset: int, steps: int) -> None:
-        """Say that an episode is committed."""
-        self._pipe.send(Done(offset, steps))

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from ringmap.collection.collector import Job, Message, failure_of, limit_threads, play
+from ringmap.collection.collector import Message, failure_of, limit_threads, play
+from ringmap.collection.job import Job
 from ringmap.collection.rings import finished_at, ring_of
 from ringmap.collection.supervisor import Ending
 from ringmap.storage.disk.system import System
@@ -40,14 +41,7 @@ _TAIL_NBYTES, _TAIL_LINES = 8192, 15
 
 
 class Processes:
-    """Starts collectors as processes.
-
-    Args:
-        job: what every collector is told.
-        path: of the collection.
-        folder: of the logs.
-        context: how the processes start.
-    """
+    """Starts collectors as processes. `folder`: of their logs; `context`: how they start."""
 
     def __init__(self, job: Job, path: str, folder: str, context: str) -> None:
         self._job, self._path, self._folder = job, path, folder
@@ -168,16 +162,7 @@ def log_of(folder: str, number: int) -> str:
 
 
 def run(number: int, job: Job, path: str, folder: str, parent: int, pipe: Connection) -> None:
-    """Be a collector until there are no more seeds.
-
-    Args:
-        number: which.
-        job: what all are told.
-        path: of the collection.
-        folder: of the log.
-        parent: its process.
-        pipe: to the parent.
-    """
+    """Be collector `number` of a collection at `path`, a child of the process `parent`, until no seeds are left."""
     _follow_parent(parent, System())
     _listen_to_signals()
     _log_into(log_of(folder, number), number)

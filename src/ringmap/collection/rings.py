@@ -4,6 +4,8 @@
     runs/replay/collector-1    lock  progress 312 ... 560 ┼─► 0 ... 560 and 700 ... 702 are finished
     runs/replay/collector-7    lock  progress 700 ... 702 ┘   (of an earlier call, with more collectors)
 
+Beside them is `collect/`: the lock of the collection, and logs.
+
 Invariants: all locks are held at one moment; so no collector of a parent that was killed plays on.
 Not here: which of the seeds are played by whom (seeds.py).
 """
@@ -17,16 +19,19 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.collection.seeds import finished_in
-from ringmap.errors import InputError, LockedError
+from ringmap.errors import EnvironmentFault, InputError, LockedError
+from ringmap.storage.commit.create import make_folder
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import FINE, Paths
 from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.records.manifest import read_manifest
 from ringmap.world.collecting import Collection, progress_of
 from ringmap.world.progress import Progress
 
-__all__ = ["finished_at", "finished_below", "held", "patiently", "ring_of"]
+__all__ = ["FOLDER", "alone", "finished_at", "finished_below", "held", "patiently", "ring_of"]
 
+FOLDER, _LOCK = "collect", "lock"
 _PAUSE_S = 0.02
 
 
@@ -36,12 +41,7 @@ def ring_of(path: str, number: int) -> str:
 
 
 def _rings_below(path: str, where: str) -> list[str]:
-    """Return the directories of the rings that are children of a directory, in order.
-
-    Raises:
-        InputError: two of them are the same ring, by a link or a copy.
-        DamageError, EnvironmentFault: one of them can't be read.
-    """
+    """Return the directories of the rings that are children of a directory, in order; two of them may not be one."""
     disk = Disk()
     if not disk.is_folder(path):
         return []
@@ -82,14 +82,8 @@ def finished_below(path: str, collection: Collection, wait_s: float, where: str)
 
     What a kill left of an episode is dropped, or counts, as the settings of its ring say (`interrupted`).
 
-    Args:
-        path: the directory.
-        collection: whose episodes are counted.
-        wait_s: how long to wait for a ring that is held.
-        where: the call, for messages.
-
     Raises:
-        LockedError: a process holds a ring, and goes on.
+        LockedError: a process holds a ring for all of `wait_s`.
         InputError: rings do not fit together.
         DamageError: a ring can't be read.
 
@@ -122,3 +116,32 @@ def finished_at(ring: str, collection: Collection, wait_s: float) -> set[int]:
 
 def _opened(ring: str, wait_s: float) -> ReplayBuffer:
     return patiently(lambda: ReplayBuffer.open(ring, mode="r+"), wait_s)
+
+
+@contextlib.contextmanager
+def alone(folder: str, where: str) -> Iterator[None]:
+    """Hold the lock of a collection.
+
+    Raises:
+        LockedError: another call holds it.
+        EnvironmentFault: the disk refuses it, or is another host's.
+    """
+    disk = Disk()
+    with clear_errors(where, folder):
+        make_folder(disk, folder)
+    if disk.system.is_network(folder):
+        raise EnvironmentFault(
+            f"{where}: {folder} lies on a network file system, where locks and maps of other hosts are not ours; put "
+            "the rings on a local disk"
+        )
+    lock = WriterLock(disk, os.path.join(folder, _LOCK), folder)
+    try:
+        lock.acquire()
+    except LockedError:
+        raise LockedError(
+            f"{where}: {describe(holder_of(lock.path))} is collecting here already; wait for it, or choose another path"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -38,18 +38,17 @@ class Seeds:
         >>> seeds.lease("a"), seeds.lease("b")
         (range(2, 4), range(4, 5))
         >>> seeds.finish("a", 2)
-        >>> seeds.died("a", finished=[0, 1, 2, 3])  # it finished one more than it could say
+        >>> seeds.release("a", finished=[0, 1, 2, 3])  # it finished one more than it could say
         1
-        >>> seeds.give_up("b")
+        >>> seeds.release("b", finished=[])
+        0
         >>> seeds.lease("a"), seeds.left
-        (range(4, 5), 6)
+        (range(4, 6), 6)
     """
 
     def __init__(self, episodes: int, finished: Iterable[int], collectors: int) -> None:
         self._waiting = ranges_of(set(range(episodes)) - set(finished))
         self._held: dict[Hashable, set[int]] = {}
-        self._again: dict[Hashable, list[range]] = {}
-        """Of a holder that died: what it holds still, and gets first when it asks again."""
         self._part = _SHARE * collectors
         self._episodes = episodes
         self.left = sum(map(len, self._waiting))
@@ -57,8 +56,6 @@ class Seeds:
 
     def lease(self, holder: Hashable) -> range | None:
         """Return a block for a holder, the lowest that waits; None if none does. O(blocks)."""
-        if again := self._again.get(holder):
-            return again.pop(0)
         if not self._waiting:
             return None
         first = self._waiting[0]
@@ -80,28 +77,17 @@ class Seeds:
             raise ValueError(f"offset {offset} is not leased to {holder!r}") from None
         self.left -= 1
 
-    def died(self, holder: Hashable, finished: Container[int]) -> int:
-        """Count what a holder finished before it died; it keeps the rest, and gets it again when it asks.
-
-        Args:
-            holder: who died.
-            finished: what its ring holds.
+    def release(self, holder: Hashable, finished: Container[int]) -> int:
+        """Count what a holder that ended had finished, as its ring says; the rest of its lease waits again.
 
         Returns:
-            How many it finished that were not known. O(its lease).
+            How many it finished that were not known. O(what waits).
         """
-        held = self._held.get(holder, set())
-        found = [k for k in held if k in finished]
-        for k in found:
-            self.finish(holder, k)
-        self._again[holder] = ranges_of(held)
-        return len(found)
-
-    def give_up(self, holder: Hashable) -> None:
-        """Let what a holder has not finished wait again, for others. O(what waits)."""
-        self._again.pop(holder, None)
-        back = self._held.pop(holder, set())
+        held = self._held.pop(holder, set())
+        back = [k for k in held if k not in finished]
         self._waiting = ranges_of({*back, *(k for block in self._waiting for k in block)})
+        self.left -= len(held) - len(back)
+        return len(held) - len(back)
 
     def held_by(self, holders: Iterable[Hashable]) -> int:
         """Return how many seeds some holders have not finished. O(holders)."""
@@ -113,8 +99,6 @@ class Seeds:
         held = [k for offsets in self._held.values() for k in offsets]
         assert len({*waiting, *held}) == len(waiting) + len(held) == self.left, "an offset is at two places"
         assert {*waiting, *held} <= set(range(self._episodes)), "an offset is none of the collection"
-        for holder, blocks in self._again.items():
-            assert {k for block in blocks for k in block} <= self._held.get(holder, set())
 
 
 def finished_in(rings: Mapping[str, Progress], where: str) -> set[int]:

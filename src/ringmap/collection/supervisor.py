@@ -1,10 +1,11 @@
 """The supervisor: leases seeds to collectors, and starts those again that die.
 
     due ──► start ──► runs ──► dies ──► its ring is counted ──► due again, later each time
-                        │                        └─► five times without a new episode: given up, its seeds go to others
+                        │                        └─► five times without a new episode: given up
                         └─► no seeds are left: it closes its world and its ring, and ends
 
-A ring that can't be counted now, on a node that is away, keeps what was leased to it until it can.
+What a collector that died has not finished, whoever asks next plays. A ring that can't be counted now, on a node that
+is away, keeps what was leased to it until it can.
 Nothing of this is stored: a supervisor that is killed is run again, and counts the rings.
 
 Invariants: no collector runs when `run` returns or raises.
@@ -21,7 +22,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from ringmap.collection.collector import NOTHING, Ask, Began, Done, Failed, Message
+from ringmap.collection.collector import Ask, Began, Done, Failed, Message
 from ringmap.collection.seeds import Seeds
 from ringmap.errors import EnvironmentFault, RolloutError
 
@@ -109,7 +110,7 @@ class _Seat(Generic[W]):
         self.due = 0.0
         self.deaths = 0  # since its last episode
         self.episodes = 0
-        self.has_begun = self.is_given_up = self.waits = False
+        self.has_begun = self.is_given_up = False
         self.failure: Failed | None = None
 
     @property
@@ -161,7 +162,16 @@ class Supervisor(Generic[W]):
                 self._hear()
                 if self._away:
                     self._count_away()
-            self._dismiss()
+            until = time.monotonic() + _CLOSING_S
+            while self._running and time.monotonic() < until:
+                self._hear()
+            if late := [seat.name for seat in self._seats if seat.worker is not None]:
+                log.warning(
+                    "%s: all is collected, but %s did not end in %.0f s, and is stopped",
+                    self._where,
+                    ", ".join(late),
+                    _CLOSING_S,
+                )
         finally:
             self._workers.stop(self._running)
 
@@ -175,29 +185,27 @@ class Supervisor(Generic[W]):
         now = time.monotonic()
         for seat in self._seats:
             if seat.worker is None and not seat.is_given_up and seat.due <= now:
-                seat.failure, seat.waits = None, False
+                seat.failure = None
                 seat.worker = self._workers.start(seat.number)
 
     def _hear(self) -> None:
         """Wait for something to happen, and answer it."""
-        dues = [s.due for s in self._seats if s.worker is None and not s.is_given_up]
+        dues = [s.due for s in self._seats if s.worker is None and not s.is_given_up and self._seeds.left]
         left = max(0.0, min([_LOOK_S, *(due - time.monotonic() for due in dues)]))
         seats = [(seat, seat.worker) for seat in self._seats if seat.worker is not None]
         self._workers.wait([worker for _, worker in seats], left)
         for seat, worker in seats:
             ending = worker.ending()  # asked first: what it said before can be heard
             for message in worker.hear():
-                self._answer(seat, message)
+                self._answer(seat, worker, message)
             if ending is not None:
                 self._bury(seat, worker, ending)
 
-    def _answer(self, seat: _Seat[W], message: Message) -> None:
+    def _answer(self, seat: _Seat[W], worker: W, message: Message) -> None:
         match message:
-            case Ask(waits=waits):
-                seat.waits = True
-                self._lease(seat)
-                if seat.waits and not waits:
-                    self._say(seat, NOTHING)
+            case Ask():
+                block = self._seeds.lease(seat.holder) or range(0)
+                worker.say(block if self._seeds.left else None)
             case Began():
                 seat.has_begun = True
             case Done(offset=offset):
@@ -205,15 +213,6 @@ class Supervisor(Generic[W]):
                 self._count(seat, 1)
             case Failed():
                 seat.failure = message
-
-    def _lease(self, seat: _Seat[W]) -> None:
-        if seat.waits and (block := self._seeds.lease(seat.holder)) is not None:
-            self._say(seat, block)
-
-    def _say(self, seat: _Seat[W], answer: range | None) -> None:
-        seat.waits = False
-        if seat.worker is not None:
-            seat.worker.say(answer)
 
     def _count(self, seat: _Seat[W], episodes: int) -> None:
         seat.episodes += episodes
@@ -229,6 +228,11 @@ class Supervisor(Generic[W]):
         """Count what a collector that ended left in its ring, and decide when it is started again."""
         seat.worker = None
         worker.close()
+        if not self._seeds.left:
+            if not ending.is_clean:
+                text = "%s: all is collected, but %s %s as it closed; %s"
+                log.warning(text, self._where, seat.name, ending.text, worker.place)
+            return
         if not seat.has_begun and (seat.failure is not None or ending.hint is not None):
             self._raise_for(seat, worker, ending)
         finished = worker.finished()
@@ -241,7 +245,7 @@ class Supervisor(Generic[W]):
             )
             self._away.append(_Away(seat, seat.holder, worker))
             seat.holder = (seat.number, object())
-        elif found := self._seeds.died(seat.holder, finished):
+        elif found := self._seeds.release(seat.holder, finished):
             self._count(seat, found)
         seat.deaths += 1
         if seat.deaths < _MOST_DEATHS:
@@ -268,12 +272,6 @@ class Supervisor(Generic[W]):
                 "call it again once the cause is gone"
             )
         log.warning("%s\nIts seeds go to the others", text)
-        self._give_up(seat.holder)
-
-    def _give_up(self, holder: Hashable) -> None:
-        self._seeds.give_up(holder)
-        for seat in self._seats:
-            self._lease(seat)
 
     def _raise_for(self, seat: _Seat[W], worker: W, ending: Ending) -> None:
         """Raise the error of a collector that could not begin: it would not the next time."""
@@ -299,9 +297,8 @@ class Supervisor(Generic[W]):
         for one in list(self._away):
             if (finished := one.worker.finished()) is not None:
                 self._away.remove(one)
-                if found := self._seeds.died(one.holder, finished):
+                if found := self._seeds.release(one.holder, finished):
                     self._count(one.seat, found)
-                self._give_up(one.holder)
         self._counted_at = now = time.monotonic()
         held = self._seeds.held_by(one.holder for one in self._away)
         if held < self._seeds.left or not held:
@@ -312,36 +309,3 @@ class Supervisor(Generic[W]):
                 f"{self._where}: the last {held} seeds are leased to collectors whose rings can't be reached: "
                 f"{places}. What was collected stays: bring them back and call it again"
             )
-
-    # -- the end -------------------------------------------------------------------------------
-
-    def _dismiss(self) -> None:
-        """Tell all that there are no more seeds, and let them close what they have."""
-        until = time.monotonic() + _CLOSING_S
-        while running := [(seat, seat.worker) for seat in self._seats if seat.worker is not None]:
-            for seat, _ in running:
-                if seat.waits:
-                    self._say(seat, None)
-            left = until - time.monotonic()
-            if left <= 0:
-                names = ", ".join(seat.name for seat, _ in running)
-                log.warning(
-                    "%s: all is collected, but %s did not end in %.0f s, and is stopped", self._where, names, _CLOSING_S
-                )
-                return
-            self._workers.wait([worker for _, worker in running], min(_LOOK_S, left))
-            for seat, worker in running:
-                ending = worker.ending()
-                for message in worker.hear():
-                    self._answer(seat, message)
-                if ending is not None:
-                    seat.worker = None
-                    worker.close()
-                    if not ending.is_clean:
-                        log.warning(
-                            "%s: all is collected, but %s %s as it closed; %s",
-                            self._where,
-                            seat.name,
-                            ending.text,
-                            worker.place,
-                        )

@@ -20,7 +20,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringmap.collection.collector import Failed, Job, Message, failure_of, limit_threads, play
+from ringmap.collection.collector import Failed, Message, failure_of, limit_threads, play
+from ringmap.collection.job import Job
 from ringmap.collection.supervisor import Ending
 from ringmap.ray.census import Census
 from ringmap.ray.cluster import Layout, Node, answer, nodes_of

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from ringmap.collection.collector import Job
+from ringmap.collection.job import Job
 from ringmap.collection.seeds import finished_in
 from ringmap.errors import DamageError, EnvironmentFault, InputError
 from ringmap.ray.cluster import Layout, Node, Scan, answer, nodes_of, pinned_to, rings_at

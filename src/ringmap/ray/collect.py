@@ -13,8 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ringmap.collection.arguments import function_of, job_of, seeds_left
-from ringmap.collection.collector import Parts
+from ringmap.collection.job import Parts, function_of, job_of, seeds_left
 from ringmap.collection.supervisor import Supervisor
 from ringmap.errors import InputError
 from ringmap.fleet.weights import Weights

@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringmap.collection.arguments import FOLDER, alone
-from ringmap.collection.collector import Job
-from ringmap.collection.rings import finished_at, held
+from ringmap.collection.job import Job
+from ringmap.collection.rings import FOLDER, alone, finished_at, held
 from ringmap.errors import CorruptError, LockedError
 from ringmap.ray.cluster import Node, pinned_to
 from ringmap.storage.disk.files import Disk
