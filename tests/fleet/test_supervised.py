@@ -256,7 +256,7 @@ def test_bad_calls(tmp_path):
     """Nothing is made, and no process is started."""
     path = tmp_path / "fleet"
     for match, options in [
-        ("episodes must be a number", {"episodes": "x"}),
+        ("say how many episodes: a number", {"episodes": "x"}),
         ("collectors", {"collectors": 0}),
         ("max_steps", {"max_steps": 0}),
         ("threads", {"threads": 0}),

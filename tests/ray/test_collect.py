@@ -224,7 +224,7 @@ def test_what_goes_wrong(path, cluster):
 
 def test_bad_calls(path):
     for match, options in [
-        ("episodes must be a number", {"episodes": "x"}),
+        ("say how many episodes: a number", {"episodes": "x"}),
         ("collectors", {"collectors": 0}),
         ("actor= must not have 'max_restarts'", {"actor": {"max_restarts": 3}}),
         ("lost= must list names", {"lost": "a"}),
