@@ -59,6 +59,32 @@ def reaches(node, own=frozenset()):
         yield from reaches(child, own)
 
 
+def buffer_classes(paths):
+    """Return the names of the classes below `Buffer`, of views and of engines, without `Buffer` itself."""
+    known = {}
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                bases = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+                known[node.name] = {ast.unparse(base) for base in bases}
+    found = {"Buffer", "PinnedView", "Engine"}
+    while new := {name for name, bases in known.items() if bases & found} - found:
+        found |= new
+    return found - {"Buffer"}
+
+
+def asks(node, classes):
+    """Yield the classes among these that a value is compared with: its base says what it can do."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+        yield from (n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name) and n.id in classes)
+    elif isinstance(node, ast.MatchClass) and ast.unparse(node.cls) in classes:
+        yield ast.unparse(node.cls)
+    elif isinstance(node, ast.Compare) and ast.unparse(node.left).startswith("type("):
+        yield from (ast.unparse(n) for n in node.comparators if ast.unparse(n) in classes)
+    for child in ast.iter_child_nodes(node):
+        yield from asks(child, classes)
+
+
 def imports(module, path):
     """Yield what a module imports of the package, whenever it does: for type checkers as well."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -99,6 +125,18 @@ def test_no_class_reaches_into_another():
     assert found == OTHERS.keys()
 
 
+def test_no_class_of_buffers_is_asked_for():
+    """What a buffer can do, its base says: a list of classes would forget one."""
+    classes = buffer_classes((PACKAGE / "buffers").rglob("*.py"))
+    assert {"ReplayBuffer", "Sampled", "BufferView", "OfflineToOnlineReplayBuffer", "StepRing"} <= classes
+    found = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in PACKAGE.rglob("*.py")
+        for name in asks(ast.parse(path.read_text()), classes)
+    }
+    assert found == set()
+
+
 @pytest.mark.slow
 def test_no_circles():
     assert circles(PACKAGE) == set()
@@ -117,6 +155,24 @@ def test_no_circles():
 )
 def test_control_of_reaches(code, expected):
     assert list(reaches(ast.parse(code))) == expected
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "isinstance(x, Ring)",
+        "isinstance(x, str | Ring)",
+        "issubclass(type(x), (Ring, str))",
+        "type(x) is Ring",
+        "match x:\n    case Ring():\n        pass",
+    ],
+)
+def test_control_of_classes_that_are_asked_for(code, tmp_path):
+    (tmp_path / "rings.py").write_text("class Kept(Buffer, Generic[T]): ...\nclass Ring(Kept[int]): ...\nclass A: ...")
+    classes = buffer_classes([tmp_path / "rings.py"])
+    assert classes == {"Kept", "Ring", "PinnedView", "Engine"}
+    assert list(asks(ast.parse(code), classes)) == ["Ring"]
+    assert not list(asks(ast.parse(code.replace("Ring", "Buffer")), classes))
 
 
 def test_control_of_circles(tmp_path, monkeypatch):

@@ -199,7 +199,7 @@ def test_a_ring_that_fails_is_not_opened_at_each_look(tmp_path, monkeypatch):
         tried.append(path)
         raise OSError("the disk fails")
 
-    monkeypatch.setitem(library_module._SOURCES, EPISODES, broken)
+    monkeypatch.setitem(library_module.SOURCES, EPISODES, broken)
     for _ in range(3):
         lines = library.follow(key)["shards"]
     assert [line["problem"] for line in lines] == ["the disk fails"] * 2

@@ -41,9 +41,9 @@ class Buffer:
         return None
 
     @property
-    def ring_paths(self) -> list[str]:
-        """The directories that are shown in place of this buffer: those of a fleet; [] for one ring."""
-        return []
+    def ring_paths(self) -> list[Any] | None:
+        """The directories that are shown in place of this buffer: those of a fleet; None for one ring."""
+        return None
 
     def mix_source(self, items: Mapping[str, Any]) -> Any:
         """Return what draws rows of this buffer for a mix (offline_to_online/sources.py).

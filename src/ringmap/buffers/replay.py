@@ -614,6 +614,8 @@ class ReplayBuffer(Sampled[BufferView]):
                 "make the buffer with spare_rows="
             )
 
+    kind = EPISODES
+
     @property
     def episode_ring(self) -> ReplayBuffer:
         """The buffer itself."""

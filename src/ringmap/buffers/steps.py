@@ -142,15 +142,17 @@ class StepRing(Buffer):
 
     @classmethod
     def over(cls, buffer: ReplayBuffer, where: str) -> StepRing:
-        """Return the ring of the newest 15/16 of a buffer's steps.
+        """Return the ring of rows that a buffer is, or of the newest 15/16 of the steps of its episodes.
 
         Raises:
             InputError: the buffer has one step only.
         """
         ring = cls.__new__(cls)
         ring.buffer = buffer
-        ring.group = max(1, buffer.max_steps // 16)
-        ring.capacity = buffer.max_steps - ring.group
+        manifest = buffer.engine.owned.manifest
+        is_rows = manifest.born.capacity is not None
+        ring.group = manifest.spare if is_rows else max(1, buffer.max_steps // 16)
+        ring.capacity = manifest.capacity if is_rows else buffer.max_steps - ring.group
         if not ring.capacity:
             raise InputError(f"{where}: a ring of rows needs max_steps of at least 2")
         return ring

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.base import episode_ring_of
 from ringmap.buffers.emit import as_tensordict
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
@@ -59,13 +60,10 @@ def torchrl_storage(buf: ReplayBuffer | StepRing) -> Any:
 
     Source: TorchRL, Storage (reference page).
     """
-    if isinstance(buf, StepRing):
-        ring = buf
-    elif isinstance(buf, ReplayBuffer):
-        ring = StepRing.over(buf, _WHERE)
-    else:
+    ring = episode_ring_of(buf)
+    if ring is None:
         raise InputError(f"{_WHERE}: expected a ReplayBuffer or a StepRing, got {type(buf).__name__}")
-    return _storage_class()(ring)
+    return _storage_class()(StepRing.over(ring, _WHERE))
 
 
 def to_torchrl(buf: ReplayBuffer | StepRing, **options: Any) -> Any:

@@ -29,13 +29,13 @@ from ringmap.viewer.opened import Opened, idle_s
 from ringmap.viewer.sources import DatasetSource, RingSource, Source, TransitionSource
 from ringmap.viewer.values import plain
 
-__all__ = ["Library"]
+__all__ = ["SOURCES", "Library"]
 
 _AGAIN_S = 2.0
 _TIMES = 10
 """Looking for places, and opening one that failed, waits this many times as long as it took: it may be slow."""
 _PREPARED = 16
-_SOURCES = {source.kind: source for source in (RingSource, TransitionSource, DatasetSource)}
+SOURCES = {source.kind: source for source in (RingSource, TransitionSource, DatasetSource)}
 """By kind of place: what reads it."""
 
 
@@ -132,7 +132,7 @@ class Library:
                 raise ClosedError("view: the server has ended")
             if place.kind == FLEET:
                 raise InputError(f"{place.name}: is a fleet; an episode is in one of its rings")
-            if place.kind not in _SOURCES:
+            if place.kind not in SOURCES:
                 raise InputError(f"{place.name}: {place.kind}: its episodes can't be listed here")
             start = time.monotonic()
             until, why = self._failed.get(key, (0.0, None))
@@ -148,7 +148,7 @@ class Library:
             return opened
 
     def _made(self, place: Place) -> Opened:
-        source: Source = _SOURCES[place.kind](place.path)
+        source: Source = SOURCES[place.kind](place.path)
         try:
             return Opened(place, source, self.marks, self.at_work)
         except BaseException:
@@ -214,7 +214,7 @@ class Library:
 
         def work() -> None:
             for place in self.places()[:_PREPARED]:
-                if place.kind in _SOURCES and not self._is_closed:
+                if place.kind in SOURCES and not self._is_closed:
                     with contextlib.suppress(RingmapError, OSError):  # its page says so
                         self.open(place.key)
 
@@ -237,7 +237,7 @@ class Library:
         if place.problem is not None:
             return told, None
         try:
-            if place.kind in _SOURCES:
+            if place.kind in SOURCES:
                 told |= self.follow(place.key)
                 opened = self.open(place.key)
                 told["columns"] = [c.name for c in opened.source.columns]
@@ -272,7 +272,7 @@ class Library:
             fleet = self._fleet(key)
             told["can_mark"] = fleet.can_mark and not self.read_only
             told["columns"] = fleet.columns()
-        elif place.kind in _SOURCES:
+        elif place.kind in SOURCES:
             opened = self.open(key)
             told["can_mark"] = opened.can_mark and not self.read_only
             told["columns"] = opened.columns(facts)

@@ -13,16 +13,14 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
-from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
+from ringmap.buffers.base import Buffer
 from ringmap.datasets.base import Dataset
 from ringmap.errors import InputError
 from ringmap.extras import require
 from ringmap.viewer.find import FLEET
-from ringmap.viewer.library import Library
+from ringmap.viewer.library import SOURCES, Library
 from ringmap.viewer.serve import Server
-from ringmap.viewer.sources import DatasetSource, RingSource, TransitionSource
+from ringmap.viewer.sources import DatasetSource, Source
 
 __all__ = ["Shown", "show"]
 
@@ -78,28 +76,24 @@ def show(buffer: Any, height: int = 640) -> Shown:
     Processes and threads: a thread of this process serves it, on 127.0.0.1, and reads beside the writer.
     """
     require("view", "show")
-    if isinstance(buffer, ShardedReplayBuffer):
-        folder = buffer.path
-        rings = [shard.path for shard in buffer.shards]
-        library = Library([folder] if folder is not None and folder.is_dir() else rings)
-    elif isinstance(buffer, ReplayBuffer):
-        library = Library([], {_name(buffer): RingSource(buffer)})
-    elif isinstance(buffer, TransitionReplayBuffer):
-        library = Library([], {_name(buffer): TransitionSource(buffer)})
-    elif isinstance(buffer, Dataset):
-        name = str(getattr(buffer, "path", type(buffer).__name__))
-        library = Library([], {name: DatasetSource(buffer)})
-    else:
-        raise InputError(
-            f"show: a buffer of episodes or transitions, or a dataset, is shown, got {type(buffer).__name__}"
-        )
+    rings = buffer.ring_paths if isinstance(buffer, Buffer) else None
+    library = Library([], _sources(buffer)) if rings is None else Library(rings)
     server = Server(library, port=0, frames=True)
     server.start()
     places = library.places()
-    if isinstance(buffer, ShardedReplayBuffer):
+    if rings is not None:
         places = [place for place in places if place.kind == FLEET]
     return Shown(server, f"#/p/{places[0].key}" if places else "#/", height)
 
 
-def _name(buffer: ReplayBuffer | TransitionReplayBuffer) -> str:
-    return "RAM" if buffer.path is None else str(buffer.path)
+def _sources(buffer: Any) -> dict[str, Source]:
+    """Return what reads a ring or a dataset, by its name on the page.
+
+    Raises:
+        InputError: it is neither, or has nothing to show.
+    """
+    if (kind := buffer.kind if isinstance(buffer, Buffer) else None) in SOURCES:
+        return {"RAM" if buffer.path is None else str(buffer.path): SOURCES[kind](buffer)}
+    if kind is None and isinstance(buffer, Dataset):
+        return {str(getattr(buffer, "path", type(buffer).__name__)): DatasetSource(buffer)}
+    raise InputError(f"show: a buffer of episodes or transitions, or a dataset, is shown, got {type(buffer).__name__}")

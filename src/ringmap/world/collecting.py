@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringmap.buffers.base import episode_ring_of
 from ringmap.clips.facts import Facts
 from ringmap.errors import InputError, RingmapError
 from ringmap.fleet.pace import Pace
@@ -159,11 +160,10 @@ def _ring_of(writer: Any, what: str) -> ReplayBuffer:
     Raises:
         InputError: it is none; `what` says for what it is needed.
     """
-    from ringmap.buffers.replay import ReplayBuffer
-
-    if not isinstance(writer, ReplayBuffer):
+    ring: ReplayBuffer | None = episode_ring_of(writer)
+    if ring is None:
         raise InputError(f"{WHERE}: {what}")
-    return writer
+    return ring
 
 
 class Recorder:

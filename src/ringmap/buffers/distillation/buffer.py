@@ -92,6 +92,7 @@ class DistillationBuffer(Unindexed):
         ((32, 4), (32,))
     """
 
+    kind = DISTILLATION
     not_recorded = "it stores what a teacher would have done, which no environment says; call its add"
 
     def __init__(

@@ -350,6 +350,12 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         return self.engine.rings.facts.fps
 
     @property
+    def ring_paths(self) -> list[Path]:
+        """The folder, or the directories of the rings where there is none."""
+        path = self.path
+        return [path] if path is not None and path.is_dir() else [shard.path for shard in self.shards]
+
+    @property
     def mode(self) -> str:
         """ "r": each ring has a writer of its own."""
         return "r"

@@ -87,8 +87,8 @@ class Ring:
     @property
     def episodes(self) -> ReplayBuffer:
         """The buffer of a ring of episodes."""
-        assert isinstance(self.buffer, ReplayBuffer)
-        return self.buffer
+        ring: ReplayBuffer = self.buffer.episode_ring
+        return ring
 
     @property
     def source(self) -> Handle:

@@ -894,6 +894,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
 
     # -- by id, for a DataLoader -------------------------------------------------------------
 
+    kind = TRANSITIONS
     cut, num_steps, frameskip = ROW, 1, 1
     fps = reward_at = None
 
