@@ -499,7 +499,7 @@ class ReplayBuffer(Sampled[BufferView]):
             schema, total = store.schema, sum(lengths)
             if schema is None or self.key_filter is not None or total > store.ring.spare:
                 return 0
-            if type(self) is not ReplayBuffer:  # it may have a `write_episode` of its own
+            if type(self).write_episode is not ReplayBuffer.write_episode:
                 return 0
             rows = schema.fit(rows, self.options.casting, where)
             arrays = list(rows.values())
