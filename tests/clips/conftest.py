@@ -5,6 +5,6 @@ from ringmap.clips import index as index_module
 
 @pytest.fixture(autouse=True)
 def guided(monkeypatch):
-    """Look clips up through the guide table, however few episodes there are: other folders test the search among
+    """Look clips up through the guide, however few episodes there are: other folders test the search among
     few."""
     monkeypatch.setattr(index_module, "_FEW", 0)

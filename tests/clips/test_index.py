@@ -252,7 +252,7 @@ def test_a_lookup_and_an_idle_look_do_not_walk_the_episodes(monkeypatch):
         model.live.extend(np.arange(episodes, dtype=np.int64) * 5, np.full(episodes, 5))
         index = ClipIndex(model.live)
         index.of(2)
-        ids = np.arange(0, index.of(2).end, episodes // 10 + 1)  # at all distances from an entry of the guide table
+        ids = np.arange(0, index.of(2).end, episodes // 10 + 1)  # at all distances from an entry of the guide
 
         def look(_, index=index, ids=ids):
             of = index.of(2)
@@ -264,7 +264,7 @@ def test_a_lookup_and_an_idle_look_do_not_walk_the_episodes(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_search_finds_what_the_guide_table_finds(monkeypatch, seed):
+def test_a_search_finds_what_the_guide_finds(monkeypatch, seed):
     rng = np.random.default_rng(seed)
     live = LiveEpisodes.from_lengths(rng.integers(1, 30, 300))
     of = ClipIndex(live).of(4)

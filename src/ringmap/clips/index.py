@@ -9,10 +9,9 @@ of all episodes up to ordinal o, evicted ones included, so that an eviction move
 Numbers are assigned again, from 0 on, when an era ends, when an update was interrupted, and when the index of a span
 that was dropped is built again. `numbering` is another object then; positions keep their meaning.
 
-A lookup searches the ends of few episodes; of many it starts at an entry of the guide table, and walks to the first
-episode whose
-end is beyond the number. From there it is one addition: the first steps of the clips of an episode follow one another
-as their numbers do.
+A lookup searches the ends of few episodes; of many it starts at an entry of the guide, and walks to the first episode
+whose end is beyond the number. From there it is one addition: the first steps of the clips of an episode follow one
+another as their numbers do.
 
     position of the first step == number + shifts[o]       shifts[o] == start of o + L[o] - (span - 1) - ends[o]
 
@@ -41,7 +40,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -52,7 +51,7 @@ from ringmap.storage.ring.links import NONE, WholeEpisodes
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.ring.ring import ClipNumber, Ordinal, Position
 
-__all__ = ["ClipIndex", "ClipPairs", "GuideTable", "SpanIndex", "counts"]
+__all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "counts"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -67,11 +66,13 @@ _PART = 65_536
 """Episodes added at a time: a million at once would leave holes of many megabytes in memory."""
 
 _MAX_STEPS = 4
-"""Steps to walk from an entry of the guide table before a binary search is faster."""
+"""Steps to walk from an entry of the guide before a binary search is faster."""
 
 _FEW = 4096
-"""Episodes among which a binary search is faster than the guide table: their ends stay in the processor's second
-cache."""
+"""Episodes among which a binary search is faster than the guide: their ends stay in the processor's second cache."""
+
+_STALE = 8
+"""A guide is made again once one of so many clips came after it."""
 
 _TRIES = 8
 """Draws of clips in place of lost ones, before all clips are looked at."""
@@ -88,6 +89,32 @@ def counts(lengths: Array, span: int, least: int = 0) -> Array:
     sizes = np.asarray(lengths, np.int64)
     found: Array = np.maximum(0, sizes - (span - 1))
     return np.where(sizes < least, 0, found) if least else found
+
+
+class _Guide(NamedTuple):
+    """Where a lookup begins: the episode of every 2**shift-th clip number, from `first << shift` up to `end`.
+
+    A binary search over the ends of 1,000,000 episodes misses the cache ten times for each clip: 56 us for 256 clips,
+    where this takes 23.
+    """
+
+    shift: int
+    first: int
+    ordinals: Array
+    end: int
+
+    @classmethod
+    def over(cls, ends: Array, first: int, base: int) -> _Guide:
+        """Return the guide over these ends of episodes, numbered from `first` on. O(episodes)."""
+        end = int(ends[-1])
+        shift = ((end - base) // len(ends)).bit_length()
+        counts = np.diff(-(-ends >> shift), prepend=base >> shift)
+        return cls(shift, base >> shift, np.repeat(np.arange(first, first + len(ends)), counts), end)
+
+    def before(self, numbers: Array) -> Array:
+        """Return for each clip number its episode, or one before it."""
+        found: Array = self.ordinals.take((numbers >> self.shift) - self.first, mode="clip")
+        return found
 
 
 class SpanIndex:
@@ -142,8 +169,7 @@ class SpanIndex:
         self.numbering = object()
         self._ends: GrowingArray[ClipNumber] = GrowingArray(np.empty(0, np.int64), live.first)
         self._shifts: GrowingArray[int] = GrowingArray(np.empty(0, np.int64), live.first)
-        clips = live.num_steps - (0 if self.across else len(live) * (self.span - 1))
-        self._guide = GuideTable(0, max(0, clips), len(live))
+        self._guide: _Guide | None = None
 
     @property
     def is_joined(self) -> bool:
@@ -184,7 +210,6 @@ class SpanIndex:
                 seen += max(0, length - self.span + 1) if length >= self.least else 0
                 self._ends.append(seen, self.first)
                 self._shifts.append(live.start(fresh) + length - (self.span - 1) - seen, self.first)
-                self._guide.append(fresh, seen, self.base)
             else:
                 if fresh > self._upto:  # episodes came and went unseen: their clips had no numbers
                     self._ends = GrowingArray(np.empty(0, np.int64), fresh)
@@ -200,7 +225,6 @@ class SpanIndex:
                     shifts = live.stops_between(at, stop) - ends
                     shifts -= self.span - 1
                     self._shifts.extend(shifts, self.first)
-                    self._guide.extend(at, ends, self.base)
             self._upto = last
         if first != self.first:
             if first > self.first:
@@ -211,8 +235,6 @@ class SpanIndex:
         self.end = self._ends.at(last - 1) if last > first else self.base
         is_dense = self.span == 1 and not self.least and live.is_dense
         self.shift = live.start(first) - self.base if is_dense else None
-        if not self._guide.fit(self.base, last - first):
-            self._rebuild_guide()
 
     def _clips_of(self, first: int, last: int) -> Array:
         """Return how many numbers the episodes, or parts, of the ordinals `[first, last)` have. O(last - first)."""
@@ -234,13 +256,6 @@ class SpanIndex:
         end = self._ends.at(newest) + now - before
         self._ends.put(newest, end)
         self._shifts.put(newest, self.live.start(newest) + length - (self.span - 1) - end)
-        self._guide.append(newest, end, self.base)
-
-    def _rebuild_guide(self) -> None:
-        """Rebuild the guide table: episodes became many times longer, or shorter."""
-        self._guide = GuideTable(self.base, self.end - self.base, self.last - self.first)
-        for at in range(self.first, self.last, _PART):
-            self._guide.extend(at, self._ends.span(at, min(at + _PART, self.last)), self.base)
 
     def end_before(self, position: Position) -> ClipNumber:
         """Return one past the number of the last clip of the episodes that start before `position`. O(log episodes)."""
@@ -259,7 +274,7 @@ class SpanIndex:
         ends = self._ends.span(self.first, self.last)
         if len(ends) <= _FEW:
             return ends.searchsorted(numbers, side="right")
-        index: Array = np.maximum(self._guide.before(numbers, self.base) - self.first, 0)
+        index: Array = np.maximum(self._entries(ends, numbers), 0)
         for _ in range(_MAX_STEPS):
             behind = ends.take(index) <= numbers
             if not behind.any():
@@ -269,6 +284,13 @@ class SpanIndex:
             late = np.flatnonzero(ends.take(index) <= numbers)
             index[late] = ends.searchsorted(numbers[late], side="right")
         return index
+
+    def _entries(self, ends: Array, numbers: Array) -> Array:
+        """Return where to begin the search for each clip number among these ends: at its episode, or before it."""
+        guide = self._guide
+        if guide is None or self.end - guide.end > (self.end - self.base) // _STALE:
+            guide = self._guide = _Guide.over(ends, self.first, self.base)
+        return guide.before(numbers) - self.first
 
     def _first_steps(self, numbers: Array) -> tuple[Array, Array]:
         """Return the index of the episode, or part, of each clip number in `[base, end)`, and the position of the
@@ -440,9 +462,8 @@ class SpanIndex:
         if not np.array_equal(shifts, self._shifts.span(self.first, self.last)):
             return [f"clip index of span {self.span}: a clip's position does not follow from its number"]
         numbers = np.arange(self.base, self.end)
-        entries = self._guide.before(numbers, self.base)
-        if (entries > expected.searchsorted(numbers, side="right") + self.first).any():
-            return [f"clip index of span {self.span}: an entry of the guide table is beyond its clip"]
+        if len(numbers) and (self._entries(got, numbers) > got.searchsorted(numbers, side="right")).any():
+            return [f"clip index of span {self.span}: an entry of the guide is beyond its clip"]
         return []
 
 
@@ -549,57 +570,3 @@ class ClipPairs(Sequence[tuple[int, int]]):
         episodes, steps = (episodes, steps + self._before) if self._of_run is None else self._of_run(episodes, steps)
         pairs = list(zip(episodes.tolist(), steps.tolist(), strict=True))
         return pairs if is_slice else pairs[0]
-
-
-class GuideTable:
-    """The episode of every n-th clip number, as the start of a lookup: entries for clip numbers from `number` on.
-
-        episodes      |e0 e0 e0 e0 e0|e1|e2 e2|e3 e3 e3|
-        clip number    0     2     4     6     8    10
-        table         e0    e0    e0    e2    e3    e3      (stride 2)
-
-    Entries never decrease, and are about as dense as episodes; one is the episode of its number, or one evicted before
-    it. A binary search over the ends of 1,000,000 episodes misses the cache ten times for each clip: 190 us for 256
-    clips, where the table takes 45. O(1) amortised for each new clip; up to 8 bytes per episode.
-
-    Args:
-        number: the first clip number that will be looked up.
-        clips, episodes: their approximate numbers, for the stride: a power of two.
-    """
-
-    __slots__ = ("_entries", "_shift", "_stop")
-
-    def __init__(self, number: int, clips: int, episodes: int) -> None:
-        self._shift = (clips // max(1, episodes)).bit_length()
-        self._stop = number >> self._shift
-        self._entries: GrowingArray[Ordinal] = GrowingArray(np.empty(0, np.int64), self._stop)
-        self._entries.reserve((clips >> self._shift) + 1, self._stop)
-
-    def fit(self, base: int, episodes: int) -> bool:
-        """Tell whether entries are neither much denser nor much sparser than episodes."""
-        entries = self._stop - (base >> self._shift)
-        return entries <= 4 * episodes + 64 and (episodes <= 4 * entries + 64 or not self._shift)
-
-    def append(self, ordinal: int, end: int, base: int) -> None:
-        """Add an episode whose last clip is number `end - 1`; entries before `base` may be dropped."""
-        stop = -(-end >> self._shift)
-        if stop - self._stop == 1:
-            self._entries.append(ordinal, base >> self._shift)
-        elif stop > self._stop:
-            self._entries.extend(np.full(stop - self._stop, ordinal), base >> self._shift)
-        self._stop = stop
-
-    def extend(self, ordinal: int, ends: Array, base: int) -> None:
-        """Add several episodes, numbered from `ordinal` on, as `append` does."""
-        stops = -(-ends >> self._shift)
-        counts = np.diff(stops, prepend=self._stop)
-        ordinals = np.arange(ordinal, ordinal + len(ends))
-        self._entries.extend(np.repeat(ordinals, counts), base >> self._shift)
-        self._stop += int(counts.sum())
-
-    def before(self, numbers: Array, base: int) -> Array:
-        """Return for each clip number, none below `base`, the episode of the entry before it."""
-        first = base >> self._shift
-        entries = self._entries.span(first, self._stop)
-        found: Array = entries.take((numbers >> self._shift) - first)
-        return found

@@ -1,4 +1,4 @@
-"""GuideTable: a lookup through them is a binary search, and walks a few steps."""
+"""The guide of a clip index: a lookup through it is a binary search, and walks a few steps."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmap.clips import index as index_module
-from ringmap.clips.index import ClipIndex, GuideTable, SpanIndex
+from ringmap.clips.index import ClipIndex, SpanIndex, _Guide
 from ringmap.storage.ring.live import LiveEpisodes
 
 lengths = st.one_of(
@@ -66,7 +66,7 @@ def test_equal_to_a_binary_search_whatever_comes_and_goes(moves, span, steps):
             field.evict(part)
             index.follow()
             assert agree(index)
-            assert index._guide.fit(index.base, len(field.live))
+            assert index._guide is None or len(index._guide.ordinals) <= 2 * len(field.live) * 9 / 8 + 1
             assert index.check() == []
 
 
@@ -97,7 +97,7 @@ def walked(lengths, span=1):
     index = SpanIndex(LiveEpisodes.from_lengths(np.array(lengths)), span)
     index.follow()
     numbers = np.arange(index.end)
-    return int((index.locate(numbers)[0] - index._guide.before(numbers, 0)).max())
+    return int((index.locate(numbers)[0] - index._guide.before(numbers)).max())
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 1000])
@@ -110,7 +110,7 @@ def test_lengths_that_differ_are_a_few_steps_away(rng):
     assert walked(rng.integers(100, 300, 3000)) <= 3
 
 
-def test_the_table_is_rebuilt_when_episodes_become_longer_or_shorter():
+def test_the_guide_is_made_again_when_episodes_become_longer_or_shorter():
     field = Field()
     index = SpanIndex(field.live, 1)
     strides = set()
@@ -118,38 +118,41 @@ def test_the_table_is_rebuilt_when_episodes_become_longer_or_shorter():
         field.write([length], False)
         field.live.evict_before(field.head - 300)
         index.follow()
-        strides.add(index._guide._shift)
+        index.locate(np.array([index.base]))
+        strides.add(index._guide.shift)
     assert len(strides) > 2
     assert agree(index)
 
 
-def test_episodes_too_short_for_a_clip_do_not_rebuild_the_table_each_time(monkeypatch):
-    placed = []
-    place = SpanIndex._rebuild_guide
-    monkeypatch.setattr(SpanIndex, "_rebuild_guide", lambda index: (placed.append(1), place(index)))
+@pytest.mark.parametrize("length_of", [lambda i: 9, lambda i: 9 if i % 100 == 0 else 1])
+def test_a_guide_is_made_again_only_after_an_eighth_of_new_clips(monkeypatch, length_of):
+    made, over = [], _Guide.over.__func__
+    monkeypatch.setattr(_Guide, "over", classmethod(lambda cls, *args: (made.append(1), over(cls, *args))[1]))
     field = Field()
     index = SpanIndex(field.live, 5)
     for i in range(3000):
-        field.write([9 if i % 100 == 0 else 1], False)
+        field.write([length_of(i)], False)
         index.follow()
+        index.locate(np.array([index.base]))
     assert agree(index)
-    assert len(placed) < 5
+    assert len(made) < 80
 
 
 def test_control_entries_one_episode_late_are_caught(monkeypatch):
-    before = GuideTable.before
-    monkeypatch.setattr(GuideTable, "before", lambda *args: before(*args) + 1)
+    before = _Guide.before
+    monkeypatch.setattr(_Guide, "before", lambda *args: before(*args) + 1)
     index = SpanIndex(LiveEpisodes.from_lengths(np.array([3, 4, 5, 6])), 1)
     index.follow()
     monkeypatch.setattr(index_module, "_MAX_STEPS", 0)
-    assert index.check() == ["clip index of span 1: an entry of the guide table is beyond its clip"]
+    index.locate(np.arange(3))
+    assert index.check() == ["clip index of span 1: an entry of the guide is beyond its clip"]
 
 
 def test_an_entry_far_back_costs_steps_and_gives_no_wrong_answer(monkeypatch):
     index = SpanIndex(LiveEpisodes.from_lengths(np.array([2, 1, 1, 1, 9, 9])), 1)
     index.follow()
     assert agree(index)
-    monkeypatch.setattr(GuideTable, "before", lambda table, numbers, base: np.zeros_like(numbers))
+    monkeypatch.setattr(_Guide, "before", lambda guide, numbers: np.zeros_like(numbers))
     for steps in (0, 4, 10**9):
         monkeypatch.setattr(index_module, "_MAX_STEPS", steps)
         assert agree(index)
