@@ -115,7 +115,8 @@ class Script:
 
     def open_again(self):
         starts, lengths, parts = columns(self.model.parts)
-        self.live.reset(starts, lengths, parts)
+        self.live.clear()
+        self.live.extend(starts, lengths, parts)
         for chain in self.model.ended:
             self.live.end(chain, 0)
 

@@ -246,7 +246,8 @@ def test_after_a_recovery_numbers_mean_the_same_places(lost):
     assert pinned.count == 4
     before = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
     starts = np.array([start for start, _ in stage.written])[lost:]
-    stage.live.reset(starts, np.full(4 - lost, 5))
+    stage.live.clear()
+    stage.live.extend(starts, np.full(4 - lost, 5))
     batch = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
     assert prove(stage, batch, 5) <= stage.clips(5)
     assert np.array_equal(batch["step"][lost:], before["step"][lost:])

@@ -58,7 +58,8 @@ class Model:
         elif move == "reset":
             self.lengths = list(value)
             starts = self.head + np.cumsum([0, *value])[:-1]
-            self.live.reset(starts, np.array(value, np.int64))
+            self.live.clear()
+            self.live.extend(starts, np.array(value, np.int64))
             self.head += sum(value)
 
 

@@ -97,7 +97,8 @@ def test_reset_hands_out_ordinals_anew():
     live = LiveEpisodes.from_lengths(np.array([3, 4]))
     live.evict_before(3)
     assert (live.era, live.first, live.last, live.num_steps) == (0, 1, 2, 4)
-    live.reset(np.array([10, 11]), np.array([1, 2]))
+    live.clear()
+    live.extend(np.array([10, 11]), np.array([1, 2]))
     assert (live.era, live.first, live.last, live.num_steps) == (1, 0, 2, 3)
     assert live.starts.tolist() == [10, 11]
 

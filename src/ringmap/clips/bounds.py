@@ -72,7 +72,7 @@ class Bounds(ItemRows):
         episodes = whole.of_part.take(index)
         self._names = whole.names.take(episodes)
         self._first, self._lengths = whole.places.take(episodes), whole.lengths.take(episodes)
-        self._ends = Ends(whole.first_steps.take(episodes) > 0, whole.is_open.take(episodes))
+        self._ends = Ends(whole.first_steps.take(episodes), whole.is_open.take(episodes))
 
     def places(self, kinds: list[tuple[Steps, bool]], is_covered: bool) -> tuple[list[Places], Array | None]:
         """Return where each of the steps is; and which items lie in their episodes, None if all do.
@@ -181,20 +181,6 @@ class Bounds(ItemRows):
     def positions(self, places: Array) -> Array:
         """Return where the steps at these places are stored."""
         return places if self._whole is None else self._whole.positions(places)
-
-    def are_open(self, starts: Array) -> Array:
-        """Tell of the episodes that begin at these places which have not ended."""
-        if self._whole is None:
-            return super().are_open(starts)
-        found: Array = self._whole.is_open.take(self._whole.places.searchsorted(starts))
-        return found
-
-    def first_steps(self, starts: Array) -> Array:
-        """Return how many steps of the episodes that begin at these places were evicted."""
-        if self._whole is None:
-            return super().first_steps(starts)
-        found: Array = self._whole.first_steps.take(self._whole.places.searchsorted(starts))
-        return found
 
     def newest_tail(self) -> int:
         """Return the place below which rows may have been overwritten by now; of joined episodes 0, or one beyond

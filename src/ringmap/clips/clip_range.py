@@ -13,7 +13,7 @@ Not here: which of them to draw (samplers/), reading them (gather.py).
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,17 +23,9 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.ring.ring import ClipNumber, Position
 
-__all__ = ["ClipRange", "HasClipRange"]
+__all__ = ["ClipRange"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class HasClipRange(Protocol):
-    """A ringmap buffer: a sampler that uses episodes or positions asks it for a clip range."""
-
-    def clip_window(self, history_len: int) -> ClipRange:
-        """Return the clips of this length that exist now."""
-        ...
 
 
 class ClipRange:

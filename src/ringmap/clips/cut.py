@@ -188,18 +188,17 @@ def slots_of(places: Array, starts: Array, rows: int) -> Array:
 class Ends:
     """Which episodes of some items have more steps than are stored.
 
-    Args:
-        is_cut: whether the first step of each was evicted, so that the oldest stored one is like any other.
-        is_open: whether each has not ended, so that the newest stored one is like any other.
+    `first_steps`: how many of each were evicted: if any, the oldest stored one is like any other; `is_open`: whether
+    each has not ended, so that the newest stored one is like any other.
     """
 
-    is_cut: Array
+    first_steps: Array
     is_open: Array
 
     def blanks(self, first: int, last: int) -> tuple[Array, Array]:
         """Return how many stored steps at the start and at the end of each episode have no value, given those of a
         whole one."""
-        return np.where(self.is_cut, 0, first), np.where(self.is_open, 0, last)
+        return np.where(self.first_steps > 0, 0, first), np.where(self.is_open, 0, last)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ again. Not here: what is computed (the modules of `clips/computed`), which steps
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -82,10 +83,6 @@ class ItemRows:
     def positions(self, places: Array) -> Array:
         """Return where these rows are stored: numbers that no other row gets, in any process."""
         return places
-
-    def are_open(self, starts: Array) -> Array:
-        """Tell of the episodes that begin at these positions which have not ended."""
-        return np.zeros(len(starts), np.bool_)
 
     def first_steps(self, starts: Array) -> Array:
         """Return how many steps of the episodes that begin at these positions were evicted, int64."""
@@ -228,23 +225,25 @@ class Items:
     @property
     def anchor_ids(self) -> Array:
         """The id of each anchor, int64, as `update` and `update_priorities` take it."""
-        ids = self._cut.step_ids
-        return self.position.copy() if ids is None else ids(self.position)
+        return self._ids(self.position.copy())
 
     def ids(self, places: Array) -> Array:
         """Return the ids of steps, for `update`, given their places among `rows`."""
-        positions, ids = self.rows.positions(places), self._cut.step_ids
+        return self._ids(self.rows.positions(places))
+
+    def _ids(self, positions: Array) -> Array:
+        ids = self._cut.step_ids
         return positions if ids is None else ids(positions)
 
     @property
     def is_open(self) -> Array:
         """Whether each anchor's episode has not ended: more parts of it may come."""
-        return self.rows.are_open(self.origin)
+        return np.zeros(len(self), np.bool_) if self._ends is None else self._ends.is_open
 
     @property
     def first_step(self) -> Array:
         """How many steps of each anchor's episode were evicted: `step` counts from the oldest one that is left."""
-        return self.rows.first_steps(self.origin)
+        return self.rows.first_steps(self.origin) if self._ends is None else self._ends.first_steps
 
     @property
     def reward_at(self) -> str | None:
@@ -296,20 +295,12 @@ class Items:
 
     def part(self, which: Array) -> Items:
         """Return some of the items: `which` is a mask, or numbers. `columns` are left out."""
-        found = Items(
-            self.rows,
-            self._cut,
-            self.position[which],
-            self.start[which],
-            self.length[which],
-            {},
-            self.rng,
-            self._numbers,
-            self.step[which],
-            self.origin[which],
-            self._ends and Ends(self._ends.is_cut[which], self._ends.is_open[which]),
-        )
-        found.name = self.name
+        found = copy.copy(self)
+        found.columns = {}
+        found.position, found.start, found.length = self.position[which], self.start[which], self.length[which]
+        found.step, found.origin = self.step[which], self.origin[which]
+        if self._ends is not None:
+            found._ends = Ends(self._ends.first_steps[which], self._ends.is_open[which])
         return found
 
 

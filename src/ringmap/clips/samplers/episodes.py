@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.clips.clip_range import ClipRange, HasClipRange
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.marks import Mark, MarkFile, marked
 from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, window_of
 from ringmap.clips.where import Values, names_in, select
@@ -81,7 +81,7 @@ class EpisodeSampler(DrawingSampler):
         self._meets(())  # raises, if it can't be parsed
         self._known: _Chosen | None = None
 
-    def __call__(self, step: int, buffer: HasClipRange, batch_size: int, history_len: int) -> Array:
+    def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log episodes); O(episodes) where most are too short.
 
         Raises:

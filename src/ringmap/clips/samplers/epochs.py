@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.arguments import count
-from ringmap.clips.clip_range import ClipRange, HasClipRange
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.samplers.base import Array, BaseSampler, check_state, window_of
 from ringmap.errors import InputError
 from ringmap.storage.disk.calls import thread
@@ -59,7 +59,7 @@ class EpochSampler(BaseSampler):
         """Clips of this epoch that have not been drawn yet."""
         return self._count - self._taken
 
-    def __call__(self, step: int, buffer: HasClipRange, batch_size: int, history_len: int) -> Array:
+    def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log episodes); O(clips) where an epoch begins."""
         window = window_of(self, buffer, history_len)
         span = window.index.span

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.arguments import positive, positive_real, real
-from ringmap.clips.clip_range import ClipRange, HasClipRange
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.samplers.base import (
     Array,
     BaseSampler,
@@ -205,7 +205,7 @@ class PrioritizedSampler(DrawingSampler):
 
     # -- drawing -----------------------------------------------------------------------------
 
-    def __call__(self, step: int, buffer: HasClipRange, batch_size: int, history_len: int) -> Array:
+    def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log rows), and O(1) for each step written since the last draw."""
         window, beta = window_of(self, buffer, history_len), self._beta(step)
         with thread.searching, window.lock, self._lock:
@@ -220,7 +220,7 @@ class PrioritizedSampler(DrawingSampler):
             ids: Array = window.ids(positions)
         return ids
 
-    def follow(self, buffer: HasClipRange, history_len: int) -> None:
+    def follow(self, buffer: Any, history_len: int) -> None:
         """Learn of the clips that exist now, as after a draw: `update_priorities` may name any of them."""
         window = window_of(self, buffer, history_len)
         with thread.searching, window.lock, self._lock:

@@ -196,10 +196,10 @@ class Handle:
     def _apply(self, state: State | RecoveredState, found: LiveRecords, anew: bool) -> None:
         """Move memory to a state, given its live records if `anew`, else those that came since. Holds `lock`."""
         if anew:
-            self.live.reset(found.starts, found.lengths, found.parts, found.origins)
+            self.live.clear()
         else:
             self.live.evict_before(state.tail)
-            self.live.extend(found.starts, found.lengths, found.parts, found.origins)
+        self.live.extend(found.starts, found.lengths, found.parts, found.origins)
         for chain, seq in found.ends:
             self.live.end(chain, seq)
         self.seq, self.first, self.tail, self.head = state.seq, state.first, state.tail, state.head

@@ -66,16 +66,11 @@ class LiveEpisodes:
         origins: Array | None = None,
     ) -> None:
         self.era = era - 1
-        self.reset(starts, lengths, parts, origins)
+        self.clear()
+        self.extend(starts, lengths, parts, origins)
 
-    def reset(
-        self,
-        starts: Array,
-        lengths: Array,
-        parts: Parts | None = None,
-        origins: Array | None = None,
-    ) -> None:
-        """Start over with these episodes: ordinals are assigned again."""
+    def clear(self) -> None:
+        """Start over without episodes: ordinals are assigned again."""
         self.era += 1
         self._starts: GrowingArray[Position] = GrowingArray(np.empty(0, np.int64))
         self._lengths: GrowingArray[int] = GrowingArray(np.empty(0, np.int32))
@@ -89,7 +84,6 @@ class LiveEpisodes:
         self._runs: tuple[WholeEpisodes, WholeEpisodes] | None = None
         self._walks: tuple[tuple[int, ...], int] = (), 0
         """The state at the last walk, and how many there were in it."""
-        self.extend(starts, lengths, parts, origins)
 
     @classmethod
     def from_lengths(cls, lengths: Array) -> LiveEpisodes:
@@ -118,13 +112,7 @@ class LiveEpisodes:
         self.num_steps += more
         self.stop += more
 
-    def extend(
-        self,
-        starts: Array,
-        lengths: Array,
-        parts: Parts | None = None,
-        origins: Array | None = None,
-    ) -> None:
+    def extend(self, starts: Array, lengths: Array, parts: Parts | None = None, origins: Array | None = None) -> None:
         """Add several newest episodes at once; `parts` is None if none of them is a part."""
         count = len(starts)
         first, last = self.first, Ordinal(self.last + count)
