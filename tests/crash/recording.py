@@ -135,6 +135,12 @@ class RecordingHandle(File):
             raise
         self.disk.note("write", self.path, offset, data, node=self.node)
 
+    def empty(self):
+        """To the disk, zeros over all of it: any of them may be lost."""
+        size = self.size()
+        super().empty()
+        self.disk.note("write", self.path, 0, bytes(size), node=self.node)
+
     def sync(self):
         try:
             super().sync()

@@ -197,7 +197,7 @@ CAUGHT = {
     "chunk removed before the new one is there": ("changes", "commit that evicts"),
     "unfinished chunk never removed": ("changes", "commit that evicts"),
     "successors written after the commit": ("changes", "transitions: first calls"),
-    "words of priorities not written while logs go round": ("changes", "priorities: logs that go round"),
+    "words of priorities after the log": ("changes", "priorities: a log that is full"),
     "values written over the newest, in two pieces": ("changes", "values: updates"),
     "labels and their round apart": ("changes", "labels: first relabelling"),
 }

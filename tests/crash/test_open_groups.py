@@ -415,7 +415,7 @@ def test_threads_draw_while_another_adds(tmp_path):
     buf.close()
 
 
-def test_a_full_disk_before_and_after_the_room_is_reserved(tmp_path):
+def test_a_full_disk_before_and_after_the_columns_have_blocks(tmp_path):
     disk = FaultyDisk()
     buf = make(tmp_path / "buf", disk=disk)
     disk.fail(1, OSError(errno.ENOSPC, "planted"), only="reserve", sticky=True)

@@ -1,4 +1,4 @@
-"""Text of rows that are not committed: their words are durable before a row names them."""
+"""Text of rows that are not committed: their words are in the frames that need them first."""
 
 import errno
 import os
@@ -14,6 +14,7 @@ from ringmap import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import EnvironmentFault
 from ringmap.storage.disk import files
+from ringmap.storage.disk.checksums import FINISH
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records import step_file
 from tests.crash.recording import Always, RecordingDisk, materialise
@@ -49,57 +50,27 @@ def make(path, kind, **options):
 
 
 @pytest.mark.parametrize("kind", ["group", "episode"])
-def test_rows_before_lost_words_stay(tmp_path, kind):
+def test_rows_before_a_cut_stay(tmp_path, kind):
     buf, add = make(tmp_path / "ring", kind)
     ends = []
     for number in range(6):
         add(number)
-        (words,) = (tmp_path / "ring").glob("open/*/words.bin")
-        ends.append(words.stat().st_size)
+        (steps,) = (tmp_path / "ring").glob("open/*/steps.bin")
+        ends.append(steps.stat().st_size - len(FINISH))
     buf.engine.owned.abandon()
-    for cut in (0, ends[0] - 1, ends[0], ends[3] + 13, ends[-1] - 1, ends[-1]):
+    for cut in (ends[0] - 1, ends[0], ends[3] + 13, ends[-1] - 1, ends[-1]):
         shutil.copytree(tmp_path / "ring", tmp_path / "cut")
-        (words,) = (tmp_path / "cut").glob("open/*/words.bin")
-        os.truncate(words, cut)
-        found = ringmap.check(tmp_path / "cut")
+        (steps,) = (tmp_path / "cut").glob("open/*/steps.bin")
+        os.truncate(steps, cut)
         whole = sum(end <= cut for end in ends)
-        assert [f"the words of row {whole}, in words.bin" in one.what for one in found] == [True] * (whole < 6)
+        assert ringmap.check(tmp_path / "cut") == []
         with closing(ReplayBuffer.open(tmp_path / "cut", "r+", interrupted="keep")) as again:
             check(again, whole)
             assert again.num_steps_stored == whole
             again.write_episode({n: [v] for n, v in row(whole).items()})
             check(again, whole + 1)
         assert ringmap.check(tmp_path / "cut") == []
-        shutil.copytree(tmp_path / "ring", tmp_path / "mended")
-        (words,) = (tmp_path / "mended").glob("open/*/words.bin")
-        os.truncate(words, cut)
-        ringmap.repair(tmp_path / "mended", dry_run=False)
-        assert ringmap.check(tmp_path / "mended") == []
-        for copy in ("cut", "mended"):
-            shutil.rmtree(tmp_path / copy)
-
-
-@pytest.mark.parametrize("kind", ["group", "episode"])
-@pytest.mark.parametrize("is_flawed", [False, True])
-def test_words_are_synced_before_the_row_that_names_them(tmp_path, monkeypatch, kind, is_flawed):
-    done = []
-    for name in ("write", "sync"):
-        real = getattr(files.File, name)
-
-        def noted(self, *args, name=name, real=real):
-            done.append((name, os.path.basename(self.path)))
-            return real(self, *args)
-
-        monkeypatch.setattr(files.File, name, noted)
-    buf, add = make(tmp_path / "ring", kind, durability="process" if is_flawed else "power")
-    add(0)
-    done.clear()
-    add(1)  # one new word
-    steps = [("write", "steps.bin"), ("sync", "steps.bin")]
-    assert (done == [("write", "words.bin"), ("sync", "words.bin"), *steps]) != is_flawed
-    done.clear()
-    if not is_flawed:
-        buf.engine.owned.abandon()
+        shutil.rmtree(tmp_path / "cut")
 
 
 @pytest.mark.parametrize("kind", ["group", "episode"])
@@ -109,7 +80,7 @@ def test_words_whose_write_failed_are_written_again(tmp_path, monkeypatch, kind)
     write, failures = files.File.write, iter([OSError(errno.ENOSPC, "planted")])
 
     def full(self, data, offset):
-        if self.path.endswith("words.bin"):
+        if self.path.endswith("steps.bin"):
             for error in failures:
                 raise error
         write(self, data, offset)
@@ -129,40 +100,24 @@ def test_a_group_that_its_writer_has_committed_meanwhile_is_not_damaged(tmp_path
     buf, add = make(tmp_path / "ring", "group")
     add(0)
     (path,) = (tmp_path / "ring").glob("open/*/steps.bin")
-    real = step_file._read_words
+    real = step_file._rows_in
 
     def late(*args):
         buf.engine.commit_pending("test")
         ring = StepRing.over(buf, "test")
         ring.group = 15
-        ring.append({n: np.array([v]) for n, v in row(1).items()})  # over the file of the first group
+        ring.append({n: np.array([v]) for n, v in row(1).items()})  # into the file of the first group
         return real(*args)
 
-    monkeypatch.setattr(step_file, "_read_words", late)
+    monkeypatch.setattr(step_file, "_rows_in", late)
     found = step_file.read_steps(Disk(), str(path.parent), 60)
     assert (found.count, found.fault) == (0, "")
     buf.close()
 
 
-def test_a_call_counts_whole_or_not(tmp_path):
-    """Its first row names words of an earlier call only."""
-    buf, add = make(tmp_path / "ring", "group")
-    add(0)
-    ring = StepRing.over(buf, "test")
-    ring.append({"n": np.array([1, 2]), "task": np.array([row(1)["task"], row(2)["task"]])[[0, 1]]})
-    (words,) = (tmp_path / "ring").glob("open/*/words.bin")
-    size = words.stat().st_size
-    ring.append({"n": np.array([3, 4]), "task": np.array([row(1)["task"], row(4)["task"]])})
-    buf.engine.owned.abandon()
-    os.truncate(words, size)
-    with closing(ReplayBuffer.open(tmp_path / "ring", "r+")) as again:
-        assert again.get_col_data("n").tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("kind", ["group", "episode"])
 @pytest.mark.parametrize("is_flawed", [False, True])
 def test_rows_and_words_survive_a_power_cut(tmp_path, monkeypatch, kind, is_flawed):
-    """Also the name of the file of words."""
     undisturbed(monkeypatch.setattr, peeks=2)
     (tmp_path / "live").mkdir()
     disk = RecordingDisk(str(tmp_path / "live"))

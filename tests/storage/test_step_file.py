@@ -10,7 +10,7 @@ import pytest
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words
 from ringmap.storage.commit.group import OpenGroup
-from ringmap.storage.disk.checksums import HEADER
+from ringmap.storage.disk.checksums import FINISH, HEADER
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.paths import STEPS
 from ringmap.storage.records import step_file
@@ -41,11 +41,11 @@ def numbers(steps):
 
 def written(folder, heading, calls, earlier=b""):
     """Write a file with these calls; return its path and where each frame ends."""
-    file = StepFile(Disk(), str(folder), heading.nbytes)
+    file = StepFile(Disk(), str(folder))
     end = file.begin(heading, earlier)
     ends = [end[0]]
     for rows in calls:
-        end = file.write(end, payload(*rows, row=heading.row_nbytes), Words(), False)
+        end = file.write(end, payload(*rows, row=heading.row_nbytes), Words())
         ends.append(end[0])
     file.close()
     return folder / STEPS, ends
@@ -61,8 +61,8 @@ def read(path, most=50):
         Heading(SCHEMA),
         Heading(SCHEMA, PartOf(lane=3)),
         Heading(SCHEMA, PartOf(40, 12, number=2), encode_data({"seed": 3}, "test")),
-        Heading(SCHEMA, after=[0, 0, 0, 0], nbytes=4096),
-        Heading(SCHEMA, after=AFTER, nbytes=1 << 40, unlinked=UNLINKED, earlier=77),
+        Heading(SCHEMA, after=[0, 0, 0, 0]),
+        Heading(SCHEMA, after=AFTER, unlinked=UNLINKED, earlier=77),
     ],
 )
 def test_a_heading_says_what_the_rows_are(heading):
@@ -79,7 +79,6 @@ FORGED = {
     "a truth": {"after": [True, 0, 0, 0]},
     "a huge number": {"after": [1 << 64, 0, 0, 0]},
     "no list": {"after": 7},
-    "a negative size": {"after": AFTER, "nbytes": -1},
     "too much before": {"earlier": EARLIER_LIMIT + 1},
     "values of no column": {"earlier": 5, "unlinked": None},
     "lanes that are no integers": {"unlinked": [[["n", [3], "<i4"]], "n"]},
@@ -94,7 +93,7 @@ FORGED = {
 
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_heading_is_refused(name):
-    said = json.loads(Heading(SCHEMA, after=AFTER, nbytes=99, unlinked=UNLINKED, earlier=9).encode())
+    said = json.loads(Heading(SCHEMA, after=AFTER, unlinked=UNLINKED, earlier=9).encode())
     Heading.decode(json.dumps(said).encode())
     said |= FORGED[name]
     said = {key: value for key, value in said.items() if value is not None}
@@ -102,59 +101,64 @@ def test_a_forged_heading_is_refused(name):
         Heading.decode(json.dumps(said).encode())
 
 
-def flipped(raw, at):
-    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+def flipped(raw, at, bit=0):
+    return raw[:at] + bytes([raw[at] ^ 1 << bit]) + raw[at + 1 :]
 
 
-def test_an_episode_ends_before_a_frame_that_is_cut_or_damaged(tmp_path):
-    path, ends = written(tmp_path / "a", Heading(SCHEMA), [[0], [1], [2]])
+@pytest.mark.parametrize("life", ["episode", "group"])
+def test_rows_end_before_a_frame_that_is_cut_or_damaged(tmp_path, life):
+    is_group = life == "group"
+    heading = Heading(SCHEMA, after=AFTER if is_group else None)
+    path, ends = written(tmp_path / "a", heading, [[0], [1, 2], [3], [4, 5, 6]] if is_group else [[0], [1], [2]])
+    counts = [0, 1, 3, 4, 7] if is_group else [0, 1, 2, 3]
     raw = path.read_bytes()
-    assert (numbers(read(path)), read(path).fault, read(path).nbytes) == ([0, 1, 2], "", len(raw))
-    for size in range(ends[0], len(raw)):
+    assert len(raw) == ends[-1] + len(FINISH)
+    steps = read(path)
+    assert (numbers(steps), steps.fault, steps.nbytes, steps.after) == (
+        [*range(counts[-1])],
+        "",
+        ends[-1],
+        heading.after,
+    )
+    for size in range(ends[0], ends[-1]):  # as a kill leaves it
         path.write_bytes(raw[:size])
-        assert (numbers(read(path)), read(path).fault) == ([*range(sum(e <= size for e in ends[1:]))], "")
-    for at in range(ends[0], len(raw)):
-        path.write_bytes(flipped(raw, at))
-        steps, count = read(path), sum(e <= at for e in ends[1:])
-        assert (numbers(steps), steps.nbytes) == ([*range(count)], ends[count])
-        assert steps.fault.startswith(f"frame {count + 1} "), steps.fault
+        assert (numbers(read(path)), read(path).fault) == ([*range(counts[sum(e <= size for e in ends[1:])])], "")
+    for at in range(ends[0], ends[-1]):
+        for bit in range(8):
+            path.write_bytes(flipped(raw, at, bit))
+            steps, calls = read(path), sum(e <= at for e in ends[1:])
+            assert (numbers(steps), steps.nbytes) == ([*range(counts[calls])], ends[calls])
+            assert steps.fault == f"frame {calls + 1} is damaged"
     path.write_bytes(raw[: ends[1]] + bytes(ends[2] - ends[1]) + raw[ends[2] :])  # a page that was lost
     assert (numbers(read(path)), read(path).fault) == ([0], "frame 2 is damaged")
     path.write_bytes(raw)
-    assert (numbers(read(path, 2)), read(path, 2).fault) == ([0, 1], "holds more than max_steps=2 steps")
+    most = counts[-2]
+    assert (numbers(read(path, most)), read(path, most).fault) == (
+        [*range(most)],
+        f"holds more than max_steps={most} steps",
+    )
 
 
-def test_in_a_group_a_bad_frame_is_damage_only_if_the_next_one_is_whole(tmp_path):
-    heading = Heading(SCHEMA, after=AFTER, nbytes=2000)
-    path, ends = written(tmp_path / "a", heading, [[0], [1, 2], [3], [4, 5, 6]])
-    raw = path.read_bytes()
-    assert len(raw) == 2000
-    assert (numbers(read(path)), read(path).fault, read(path).after) == ([*range(7)], "", AFTER)
-    assert numbers(read(path, 4)) == [0, 1, 2, 3]
-    counts = [0, 1, 3, 4, 7]
-    for at in range(ends[0], ends[-1]):
-        path.write_bytes(flipped(raw, at))
-        calls = sum(e <= at for e in ends[1:])
-        fault = "" if calls == 3 else f"frame {calls + 1} is damaged"
-        assert (numbers(read(path)), read(path).fault) == ([*range(counts[calls])], fault)
-    for size in range(ends[0] + 1, ends[-1]):
-        path.write_bytes(raw[:size])
-        calls = sum(e <= size for e in ends[1:])
-        steps = read(path)
-        assert numbers(steps) == [*range(counts[calls])]
-        assert ("the file is cut" in steps.fault) == (size > ends[calls]), size
+def test_a_call_over_a_longer_one_that_failed_is_the_end(tmp_path):
+    file = StepFile(Disk(), str(tmp_path / "a"))
+    end = file.begin(Heading(SCHEMA, after=AFTER))
+    file.write(end, payload(7, 8, 9), Words())
+    file.write(end, payload(0), Words())
+    file.close()
+    steps = read(tmp_path / "a" / STEPS)
+    assert (numbers(steps), steps.fault) == ([0], "")
 
 
 def test_of_the_next_group_no_frame_of_this_one_counts(tmp_path, monkeypatch):
+    """A power cut may leave these behind its frames."""
+
     def again():
-        heading = Heading(SCHEMA, after=AFTER, nbytes=2000)
-        file = StepFile(Disk(), str(tmp_path / heading.salt), heading.nbytes)
-        end = file.begin(heading)
-        for number in range(3):
-            end = file.write(end, payload(number), Words(), False)
-        file.write(file.begin(Heading(SCHEMA, after=AFTER, nbytes=2000)), payload(9), Words(), False)
-        file.close()
-        return numbers(read(tmp_path / heading.salt / STEPS))
+        heading = Heading(SCHEMA, after=AFTER)
+        path, _ = written(tmp_path / heading.salt, heading, [[0], [1], [2]])
+        before, heading = path.read_bytes(), Heading(SCHEMA, after=AFTER)
+        path, ends = written(tmp_path / heading.salt, heading, [[9]])
+        path.write_bytes(path.read_bytes()[: ends[-1]] + before[ends[-1] :])
+        return numbers(read(path))
 
     assert again() == [9]
     monkeypatch.setattr(step_file, "seed_of", lambda heading: 0)
@@ -164,14 +168,14 @@ def test_of_the_next_group_no_frame_of_this_one_counts(tmp_path, monkeypatch):
 @pytest.mark.parametrize("calls", [[], [[0], [1]]])
 def test_values_of_rows_before_a_group(tmp_path, calls):
     earlier = encode_data(EARLIER, "test")
-    heading = Heading(SCHEMA, after=AFTER, nbytes=2000, unlinked=UNLINKED, earlier=len(earlier))
+    heading = Heading(SCHEMA, after=AFTER, unlinked=UNLINKED, earlier=len(earlier))
     path, ends = written(tmp_path / "a", heading, calls, earlier)
     raw, steps = path.read_bytes(), read(path)
     assert (numbers(steps), steps.fault) == ([n for n, *_ in calls], "")
     assert all((steps.earlier[name] == values).all() for name, values in EARLIER.items())
     for at in range(ends[0] - len(earlier) - HEADER.size, ends[0], 5):
         path.write_bytes(flipped(raw, at))
-        assert (read(path).count, read(path).fault) == (0, "frame 1 is damaged" if calls else "")
+        assert (read(path).count, read(path).fault) == (0, "frame 1 is damaged")
     for wrong in (
         {"rows": np.array([-1])},
         {**EARLIER, "n": EARLIER["n"][:1]},
@@ -184,32 +188,32 @@ def test_values_of_rows_before_a_group(tmp_path, calls):
 
 
 def test_rows_of_a_group_are_counted_while_they_come(tmp_path):
-    heading = Heading(SCHEMA, after=AFTER, nbytes=4000)
-    file = StepFile(Disk(), str(tmp_path / "a"), heading.nbytes)
+    heading = Heading(SCHEMA, after=AFTER)
+    file = StepFile(Disk(), str(tmp_path / "a"))
     rows = OpenRows(Disk(), str(tmp_path / "a" / STEPS))
     rows.catch_up()
     assert (rows.after, rows.count) == (None, 0)
     end = file.begin(heading)
     for count, call in ((1, [0]), (4, [1, 2, 3]), (5, [4])):
-        end = file.write(end, payload(*call), Words(), False)
+        end = file.write(end, payload(*call), Words())
         rows.catch_up()
         rows.catch_up()
         assert (rows.after, rows.count) == (AFTER, count)
-    after = file.write(end, payload(5), Words(), False)
+    after = file.write(end, payload(5), Words())
     file.file.write(b"\xff", after[0] - 1)  # its end is under way
     rows.catch_up()
     assert rows.count == 5
-    file.write(end, payload(5), Words(), False)
+    file.write(end, payload(5), Words())
     rows.catch_up()
     assert rows.count == 6
     earlier = encode_data(EARLIER, "test")
-    end = file.begin(Heading(SCHEMA, None, b"", [8, 0, 0, 0], 4000, UNLINKED, len(earlier)), earlier)
+    end = file.begin(Heading(SCHEMA, None, b"", [8, 0, 0, 0], UNLINKED, len(earlier)), earlier)
     rows.catch_up()
     assert (rows.after, rows.count) == ([8, 0, 0, 0], 0)
-    file.write(end, payload(0, 1, row=ROW + 12), Words(), False)
+    file.write(end, payload(0, 1, row=ROW + 12), Words())
     rows.catch_up()
     assert rows.count == 2
-    file.write(file.begin(Heading(SCHEMA)), payload(0), Words(), False)
+    file.write(file.begin(Heading(SCHEMA)), payload(0), Words())
     rows.catch_up()
     assert (rows.after, rows.count) == (None, 0)
     file.remove()

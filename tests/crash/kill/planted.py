@@ -19,6 +19,7 @@ from ringmap.storage.disk.files import File
 from ringmap.storage.records import blobs
 from ringmap.storage.records.table import EPISODE, RECORD, RETIRE, EpisodeTable
 from ringmap.storage.ring import live
+from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars import values as mutable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
@@ -270,8 +271,18 @@ def successors_after_the_commit(put=setattr):
     put(Successors, "turn", turned)
 
 
-def words_not_written():
-    PriorityFile._write_words = lambda *_: None
+def words_after_the_log():
+    write, put = PriorityFile.write, PriorityFile._write_words
+
+    def late(self, leaves):
+        PriorityFile._write_words = lambda *_: None
+        log = write(self, leaves)
+        PriorityFile._write_words = put
+        for start in range(0, self._rows, priorities._PIECE):
+            put(self, leaves, start)
+        return log
+
+    PriorityFile.write = late
 
 
 def labels_and_rounds_apart():
@@ -317,7 +328,7 @@ PLANTS = {
     "chunk removed before the new one is there": chunk_removed_first,
     "unfinished chunk never removed": leftovers_refused,
     "successors written after the commit": successors_after_the_commit,
-    "words of priorities not written while logs go round": words_not_written,
+    "words of priorities after the log": words_after_the_log,
     "values written over the newest, in two pieces": values_in_place,
     "labels and their round apart": labels_and_rounds_apart,
 }

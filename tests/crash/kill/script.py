@@ -318,7 +318,7 @@ SCENARIOS_OF_OTHERS = {
         Scenario("transitions: open", [OPEN], [*FULL, ("sync",), *writes(5, first=9)], family="transitions"),
         Scenario("priorities: first draw", [SAMPLE, *UPDATES], [OPEN], [OPEN, *writes(4, 4, 4)], family="priorities"),
         Scenario(
-            "priorities: logs that go round",
+            "priorities: a log that is full",
             [*UPDATES * 3, *writes(5, first=9), *UPDATES, *[("update", 9)] * 14, ("flush",), ("update", 9)],
             [*FULL, SAMPLE, *UPDATES],
             [OPEN],

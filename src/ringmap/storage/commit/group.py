@@ -1,12 +1,11 @@
 """A group: rows that count as soon as their call returns, and that one commit stores together.
 
-    open/<id>/steps.bin   [heading][call 0][call 1] ... reserved blocks     a StepFile; the next group writes over it
+    open/<id>/steps.bin   [heading][call 0][call 1] ...                      a StepFile; the next group empties it
     in memory             the same rows, in order     |start ... start + count|
 
-A call appends one frame, in one write, after its new words. The owner reads the rows from memory; other processes see
-them once the group is committed, by an ordinary commit. All blocks are allocated first, as are those of the rows: a
-group that was begun can be committed on a full disk. A recovery commits a group only if the record that it follows is
-the newest one: else it was committed already, or the rows before it were lost.
+A call appends one frame, in one write. The owner reads the rows from memory; other processes see them once the group is
+committed, by an ordinary commit, for which the columns have blocks. A recovery commits a group only if the record that
+it follows is the newest one: else it was committed already, or the rows before it were lost.
 
 A ring in RAM has no use for a second copy: there the rows stand in the columns themselves, at the slots that the commit
 gives them, where no live row is, since a group is no longer than the spare rows.
@@ -24,14 +23,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.text import Words
-from ringmap.storage.disk.checksums import HEADER
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.step_file import End, Heading, StepFile, StoredSteps, Unlinked
@@ -140,29 +137,22 @@ class OpenGroup:
         kept = self._values[len(schema.columns) :]
         self._unlinked = dict(zip(unlinked.schema.names, kept, strict=True)) if unlinked else {}
         self.file: StepFile | None = None
-        self._end: End = (0, 0, 0, 0, 0)
+        self._end: End = (0, 0, 0)
         """Of its file, as `StepFile.write` returns it."""
 
     # -- the file ----------------------------------------------------------------------------
 
     def begin(self, disk: Disk, folder: str, spent: StepFile | None = None) -> None:
-        """Write frame 0 to a file with blocks for all rows: that of an earlier group, or a new one in a new folder of
-        `folder`.
+        """Write frame 0 to the file of an earlier group, or to a new one in a new folder of `folder`.
 
         Raises:
             OSError: the disk is full or fails.
         """
         self._bytes = self._records.view(np.uint8).data
         earlier = encode_data(self.earlier, folder) if self.earlier else b""
-        heading = Heading(self.schema, None, b"", self.after, 1, self.unlinked, len(earlier))
-        before = len(heading.encode()) + len(earlier) + 3 * HEADER.size  # and the digits of the size
-        need = before + self.limit * (HEADER.size + self._size)
-        if spent is not None and need > spent.nbytes:
-            spent.remove()
-            spent = None
-        file = spent or StepFile(disk, os.path.join(folder, heading.salt), need)
-        self.file = file
-        self._end = file.begin(replace(heading, nbytes=file.nbytes), earlier)
+        heading = Heading(self.schema, None, b"", self.after, self.unlinked, len(earlier))
+        self.file = spent or StepFile(disk, os.path.join(folder, heading.salt))
+        self._end = self.file.begin(heading, earlier)
 
     # -- rows --------------------------------------------------------------------------------
 
@@ -175,14 +165,13 @@ class OpenGroup:
         if self._has_text:
             self.words.refuse_large([v for t, v in zip(self._are_text, arrays, strict=True) if t], where)
 
-    def append(self, arrays: Sequence[Any], count: int, is_single: bool = False, sync: bool = False) -> None:
+    def append(self, arrays: Sequence[Any], count: int, is_single: bool = False) -> None:
         """Store the rows of one call.
 
         Args:
             arrays: one per column, and then one per column of `unlinked`, `(count, *shape)`, of their dtypes.
             count: at most `limit - self.count`.
             is_single: whether the arrays are values of one row, without the first axis.
-            sync: whether words are synced; the rows are by `StepFile.sync`.
 
         Raises:
             OSError: the disk is full or fails. The rows don't count.
@@ -198,7 +187,7 @@ class OpenGroup:
         for values, given in zip(self._values, arrays, strict=True):
             values[where] = given
         if file is not None:
-            self._end = file.write(self._end, self._bytes[at * self._size : stop * self._size], self.words, sync)
+            self._end = file.write(self._end, self._bytes[at * self._size : stop * self._size], self.words)
         self.count = stop
 
     def columns(self) -> list[Array]:

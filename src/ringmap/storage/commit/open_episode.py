@@ -45,7 +45,7 @@ log = logging.getLogger("ringmap")
 
 _BEGIN = "ReplayBuffer.begin_episode"
 _MOST_DATA = 1 << 20
-_BEGUN: End = (0, 0, 0, 0, 0)
+_BEGUN: End = (0, 0, 0)
 
 
 class OpenEpisode:
@@ -168,9 +168,9 @@ class OpenEpisode:
             self._words.encode(values) if spec.is_text else values
             for spec, values in zip(schema.columns, fitted.values(), strict=True)
         ]
-        before, power = self._end, self._store.power
-        end = file.write(before, b"".join(a.tobytes() for a in stored), self._words, power)
-        if power:
+        before = self._end
+        end = file.write(before, b"".join(a.tobytes() for a in stored), self._words)
+        if self._store.power:
             file.sync()
         self._end = end
         if self._every is not None and self._pending >= self._every:

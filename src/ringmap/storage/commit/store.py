@@ -589,7 +589,7 @@ class Store(Committer):
                 position = Position(group.start + group.count)
                 self._stale = True
                 try:
-                    group.append(arrays, count, is_single, self.power)
+                    group.append(arrays, count, is_single)
                 except OSError as error:
                     self._stale = False  # nothing changed
                     raise clear_error(error, where, self.folder, _NOTHING_LOST) from error

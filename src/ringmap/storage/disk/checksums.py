@@ -38,6 +38,8 @@ __all__ = [
     "CUT",
     "DAMAGED",
     "END",
+    "FINISH",
+    "FINISHED",
     "GENERATION",
     "HEADER",
     "SLOT_NBYTES",
@@ -100,9 +102,13 @@ def decode_signed(data: bytes) -> tuple[dict[str, Any] | None, str]:
 HEADER = struct.Struct("<IQ")
 """The size of a payload, and its checksum."""
 
-END, CUT, DAMAGED = "end", "cut", "damaged"
-"""Why a run ends: nothing follows, or zeros, as in reserved blocks; the bytes end within a frame, as a kill leaves it;
-a frame is there, and is wrong."""
+FINISH = HEADER.pack(0, (1 << 64) - 1)
+"""What a writer may put behind its newest frame, for the next one to go over: an end without it is none that it
+wrote."""
+
+FINISHED, END, CUT, DAMAGED = "finished", "end", "cut", "damaged"
+"""Why a run ends: by `FINISH`; nothing follows, or zeros; the bytes end within a frame, as a kill leaves it; a frame is
+there, and is wrong."""
 
 _CHUNK_NBYTES = 1 << 16
 
@@ -157,7 +163,7 @@ class FrameReader:
         at, number: of the frame after the last whole one.
         seed: may be set between two frames: that of the next ones.
         size: what the header of the last frame that was read says.
-        ending: why there are no more: `END`, `CUT`, `DAMAGED`; "" as long as it is not known.
+        ending: why there are no more: `FINISHED`, `END`, `CUT`, `DAMAGED`; "" as long as it is not known.
     """
 
     __slots__ = ("_begin", "_chunk", "_data", "_file", "at", "ending", "number", "seed", "size", "stop")
@@ -191,6 +197,9 @@ class FrameReader:
             self.ending, self.size = CUT if any(header) else END, 0
             return None
         self.size, check = HEADER.unpack(header)
+        if header == FINISH:
+            self.ending = FINISHED
+            return None
         if self.size > most or not (self.size or check):
             self.ending = DAMAGED if self.size else END
             return None

@@ -98,6 +98,11 @@ class File:
         self.disk.before("reserve", self.path, offset, nbytes)
         self.disk.system.reserve(self.fd, offset, nbytes)
 
+    def empty(self) -> None:
+        """Make the file one of no bytes. No map of it may exist."""
+        self.disk.before("empty", self.path)
+        os.ftruncate(self.fd, 0)
+
     def sync(self) -> None:
         """Return once all written data are durable on the disk."""
         self.disk.before("sync", self.path)

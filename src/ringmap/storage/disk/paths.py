@@ -48,7 +48,6 @@ __all__ = [
     "TABLE",
     "UNFINISHED",
     "VALUES",
-    "WORDS",
     "Entry",
     "Paths",
     "local_path",
@@ -60,9 +59,6 @@ DATA, OPEN, COLUMNS = "data", "open", "columns"
 
 STEPS = "steps.bin"
 """The file in a folder of `open/`."""
-
-WORDS = "words.bin"
-"""The file beside it, where there are columns of text."""
 
 PRIORITIES, VALUES, MARKS, SUCCESSORS = "priorities.bin", "mutable.bin", "marks.json", "successors.bin"
 """The sidecars."""

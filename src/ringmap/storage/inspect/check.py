@@ -49,7 +49,6 @@ from ringmap.storage.disk.paths import (
     STATE,
     STEPS,
     TABLE,
-    WORDS,
     Paths,
     local_path,
 )
@@ -720,7 +719,7 @@ class Scan:
         for folder in self.names(OPEN):
             if self.disk.is_folder(self.path(folder)):
                 names.remove(folder)
-                names += [name for name in self.names(folder) if name not in (f"{folder}/{STEPS}", f"{folder}/{WORDS}")]
+                names += [name for name in self.names(folder) if name != f"{folder}/{STEPS}"]
         for name in names:
             folder, _, base = name.rpartition("/")
             known = name in NAMES or name in self.fixed.files or base in FINE or base.startswith(".nfs")

@@ -1,29 +1,29 @@
 """The file of rows that are not committed yet: one file of frames, with two lives.
 
-    open/<id>/steps.bin   [what the rows are][rows of call 0][rows of call 1] ...        it grows: an open episode
-                          [...][earlier values][rows of call 0] ... reserved blocks      it has its size: a group
-    open/<id>/words.bin   [words][words] ...        of columns of text, for each call that has words that none before it
-                                                    had
+    open/<id>/steps.bin   [what the rows are][earlier values, of a group][rows of call 0][rows of call 1] ... [end]
 
 An open episode waits until it is finished. A group names the record that it follows (`after`), and a writer commits it
-before anything else; its file is used again, by the next group. What the rows are is the JSON of frame 0, with a salt;
-its checksum seeds all further frames, of both files, so that none of an earlier group passes for one of this.
+before anything else; its file is emptied for the next group. What the rows are is the JSON of frame 0, with a salt; its
+checksum seeds all further frames. Where there are columns of text, a frame has the size of its rows, the rows, and the
+words that none before it had.
 
-Invariants: the words of a row are written before the row; a frame has whole rows, and counts whole or not at all; no
-size in a file is believed before it is compared with the file's own.
+A write ends with 12 bytes that the next one goes over. So a run that ends in another way, in a file that ends with
+these bytes, is damaged; in another file, a kill has cut its last write.
+
+Invariants: a frame has whole rows and their words, and counts whole or not at all; no size in a file is believed before
+it is compared with the file's own.
 Not here: when rows are committed (commit/), how words are packed (columns/text.py).
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import uuid
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,9 @@ import xxhash
 
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.columns.text import Words, unpack
-from ringmap.storage.disk.checksums import DAMAGED, END, HEADER, FrameReader, framed
+from ringmap.storage.disk.checksums import DAMAGED, FINISH, FINISHED, HEADER, FrameReader, framed
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.disk.paths import STEPS, WORDS
+from ringmap.storage.disk.paths import STEPS
 from ringmap.storage.disk.system import Data
 from ringmap.storage.records.blobs import LARGEST_BLOB, decode_data
 from ringmap.storage.records.table import MOST, PartOf
@@ -47,11 +47,11 @@ _HEADING_LIMIT, _CHUNK_NBYTES = 1 << 24, 1 << 20
 EARLIER_LIMIT = 1 << 29
 """Bytes of values of earlier rows in a group, encoded: so much memory a forged file may take."""
 
-_BEGIN = 1 << 16
-"""Of a file that holds something, this much is not all zeros."""
+_SIZED = 4
+"""Bytes of the size of a frame's rows, where there is text."""
 
-End = tuple[int, int, int, int, int]
-"""What counts of the files: bytes and frames of rows, bytes and frames of words, words."""
+End = tuple[int, int, int]
+"""What counts of the file: bytes, frames, words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,14 @@ class Heading:
     """What the rows of a file are: its frame 0.
 
     `part`: the part of a chain that an open episode is, and `data` of its episode, encoded, as far as they were known.
-    Of a group: `after`, the record that it follows, as `group.follows` names it; `nbytes`, the size of the file, from
-    its begin; `unlinked` columns after the ring's own; `earlier`, the size of their values of rows before the group,
-    in frame 1.
+    Of a group: `after`, the record that it follows, as `group.follows` names it; `unlinked` columns after the ring's
+    own; `earlier`, the size of their values of rows before the group, in frame 1.
     """
 
     schema: Schema
     part: PartOf | None = None
     data: bytes = b""
     after: Sequence[int] | None = None
-    nbytes: int = 0
     unlinked: Unlinked | None = None
     earlier: int = 0
     salt: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -92,6 +90,11 @@ class Heading:
         """The size of a row in the file."""
         return sum(spec.row_nbytes for spec in self.specs)
 
+    @property
+    def has_text(self) -> bool:
+        """Whether there are columns of text."""
+        return any(spec.is_text for spec in self.specs)
+
     def encode(self) -> bytes:
         """Return it as JSON."""
         said = {
@@ -100,7 +103,6 @@ class Heading:
             "part": self.part and self.part[:5],
             "data": base64.b64encode(self.data).decode(),
             "after": self.after,
-            "nbytes": self.nbytes,
             "unlinked": self.unlinked and [_described(self.unlinked.schema), self.unlinked.lanes],
             "earlier": self.earlier,
         }
@@ -121,7 +123,7 @@ class Heading:
     @classmethod
     def _decode(cls, said: Any) -> Heading:
         schema, part, after, unlinked = _schema_of(said["columns"]), said.get("part"), said.get("after"), None
-        nbytes, earlier = _counts([said.get("nbytes", 0), said.get("earlier", 0)], 1 << 64, EARLIER_LIMIT + 1)
+        (earlier,) = _counts([said.get("earlier", 0)], EARLIER_LIMIT + 1)
         if part is not None:
             chain, step, previous, number, lane = part
             _counts([chain - NONE, step, previous - NONE, number, lane], MOST, MOST, MOST, 1 << 32, 1 << 32)
@@ -138,7 +140,7 @@ class Heading:
                 raise ValueError(f"{name!r} is no column of integers")
         elif earlier:
             raise ValueError("has values of earlier rows, of no column")
-        return cls(schema, part, data, after, nbytes, unlinked, earlier, str(said.get("salt")))
+        return cls(schema, part, data, after, unlinked, earlier, str(said.get("salt")))
 
 
 def _counts(numbers: Any, *limits: int) -> list[int]:
@@ -168,67 +170,54 @@ def seed_of(heading: bytes) -> int:
 
 
 class StepFile:
-    """The file, for writing, and that of its words.
+    """The file, for writing.
 
     Args:
-        disk: of the files.
-        folder: their own, in `open/`; made by this.
-        nbytes: a size that it has from its begin, with blocks for all of it; 0: it grows.
+        disk: of the file.
+        folder: its own, in `open/`; made by this.
 
     Raises:
         OSError: the disk is full or fails.
     """
 
-    def __init__(self, disk: Disk, folder: str, nbytes: int = 0) -> None:
-        self.folder, self.nbytes = folder, nbytes
-        self._disk, self._seed, self._is_named = disk, 0, False
-        self._words: File | None = None
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self.folder = folder
+        self._disk, self._seed, self._has_text, self._is_named = disk, 0, False, False
         disk.make_folder(folder)
-        self.file = disk.create(os.path.join(folder, STEPS), nbytes)
-        if nbytes:
-            try:
-                self.file.reserve(0, nbytes)
-            except BaseException:
-                self.remove()
-                raise
+        self.file = disk.create(os.path.join(folder, STEPS))
 
     def begin(self, heading: Heading, earlier: bytes = b"") -> End:
-        """Write what the rows are, over all that the file holds, and the encoded values of rows before a group; return
-        where the rows begin.
+        """Write what the rows are, in place of all that the file holds, and the encoded values of rows before a group;
+        return where the rows begin.
 
         Raises:
             OSError: the disk is full or fails.
         """
         first = heading.encode()
-        self._seed = seed_of(first)
-        if self._words is None and any(spec.is_text for spec in heading.specs):
-            self._words = self._disk.create(os.path.join(self.folder, WORDS))
+        if self.file.size():
+            self.file.empty()
+        self._seed, self._has_text = seed_of(first), heading.has_text
         begin = framed(first, 0) + (framed(earlier, 1, self._seed) if earlier else b"")
-        self.file.write(begin, 0)
-        return len(begin), 2 if earlier else 1, 0, 0, 0
+        self.file.write(begin + FINISH, 0)
+        return len(begin), 2 if earlier else 1, 0
 
-    def write(self, end: End, rows: Data, words: Words, sync: bool) -> End:
-        """Write the rows of a call behind an end, after the words that no call before had; return the new end.
+    def write(self, end: End, rows: Data, words: Words) -> End:
+        """Write the rows of a call behind an end, with the words that no call before had; return the new end.
 
-        What a call that failed, or was interrupted, has written behind the end does not count. `sync`: sync the words,
-        before a row names them.
+        What a call that failed, or was interrupted, has written behind the end does not count.
 
         Raises:
             OSError: the disk is full or fails.
         """
-        at, number, words_at, words_number, known = end
-        if self._words is not None and len(words) > known:
-            frame = framed(words.pack(known), words_number, self._seed)
-            self._words.write(frame, words_at)
-            if sync:
-                self._words.sync()
-            words_at, words_number, known = words_at + len(frame), words_number + 1, len(words)
-        frame = framed(rows, number, self._seed)
-        self.file.write(frame, at)
-        return at + len(frame), number + 1, words_at, words_number, known
+        at, number, known = end
+        if self._has_text:
+            rows = b"".join((len(rows).to_bytes(_SIZED, "little"), rows, words.pack(known)))
+        check = xxhash.xxh3_64_intdigest(rows, self._seed + number)
+        self.file.write(b"".join((HEADER.pack(len(rows), check), rows, FINISH)), at)
+        return at + HEADER.size + len(rows), number + 1, len(words)
 
     def sync(self) -> None:
-        """Return once the rows, and the names, are durable on the disk; words are by `write`."""
+        """Return once the rows, and the file's name, are durable on the disk."""
         self.file.sync()
         if not self._is_named:
             self._disk.sync_folder(self.folder)
@@ -236,15 +225,13 @@ class StepFile:
             self._is_named = True
 
     def remove(self) -> None:
-        """Remove the files."""
+        """Remove the file."""
         self.close()
         self._disk.discard(self.folder)
 
     def close(self) -> None:
-        """Release the descriptors."""
+        """Release the descriptor."""
         self.file.close()
-        if self._words is not None:
-            self._words.close()
 
 
 # -- reading back --------------------------------------------------------------------------------
@@ -256,7 +243,7 @@ class StoredSteps:
 
     `heading`: None if it is not whole; `rows`: `count` of them; `earlier`: values of rows before a group; `words`: of
     columns of text; `nbytes`: of the whole frames; `fault`: what is wrong with the bytes after these, in words (a cut
-    frame is not wrong: a kill leaves it); `ends`: how many rows there are after each frame, and where that ends.
+    frame is not wrong: a kill leaves it).
     """
 
     heading: Heading | None = None
@@ -266,7 +253,6 @@ class StoredSteps:
     fault: str = ""
     earlier: dict[str, Any] = field(default_factory=dict)
     words: Words = field(default_factory=Words)
-    ends: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def after(self) -> Sequence[int] | None:
@@ -290,25 +276,11 @@ class StoredSteps:
             begin += spec.row_nbytes
         return arrays
 
-    def with_words(self, words: Words) -> StoredSteps:
-        """Return the rows before the first frame that names a word that is not there."""
-        assert self.heading is not None
-        columns = zip(self.heading.specs, self._stored(), strict=True)
-        codes = [values.reshape(self.count, -1) for spec, values in columns if spec.is_text]
-        whole = np.all([((c >= 0) & (c < len(words))).all(1) for c in codes], 0)
-        if whole.all():
-            return replace(self, words=words)
-        bad = int(np.argmin(whole))
-        count, nbytes = max(end for end in self.ends if end[0] <= bad)
-        fault = f"the words of row {bad}, in {WORDS}, are damaged or missing"
-        rows = self.rows[: count * self.heading.row_nbytes]
-        return replace(self, rows=rows, count=count, nbytes=nbytes, fault=fault, words=words)
-
 
 def read_steps(disk: Disk, folder: str, most: int) -> StoredSteps:
     """Return what the file in a folder of `open/` holds; nothing if it has none, or a link.
 
-    Cost: reads the file, but at most `most` rows of it; and all words.
+    Cost: reads the file, but at most `most` rows of it.
 
     Raises:
         OSError: it can't be read, or is gone meanwhile.
@@ -323,11 +295,14 @@ def read_steps(disk: Disk, folder: str, most: int) -> StoredSteps:
         except ValueError as error:
             return StoredSteps(fault=str(error))
         if heading is None:
-            is_begun = _is_begun(file, reader)
-            return StoredSteps(fault="frame 0, which names the columns, is damaged" if is_begun else "")
+            damaged = _is_damaged(file, reader)
+            return StoredSteps(fault="frame 0, which names the columns, is damaged" if damaged else "")
         found = _rows_in(file, reader, heading, most)
-        if found.count and any(spec.is_text for spec in heading.specs):
-            found = found.with_words(Words(_read_words(disk, folder, reader.seed)))
+        try:
+            if heading.has_text and found.count:
+                found.arrays()
+        except ValueError as error:  # of a stranger
+            return StoredSteps(heading, fault=f"text does not make sense: {error}")
         if file.read(HEADER.size, 0) != header:  # a writer has begun the next group meanwhile
             return StoredSteps(heading)
     return found
@@ -342,19 +317,16 @@ def _next_heading(reader: FrameReader) -> Heading | None:
     return Heading.decode(first)
 
 
-def _is_begun(file: File, reader: FrameReader) -> bool:
-    """Tell whether there was a whole frame 0, which is damaged: else a kill came before it, or within it."""
-    if reader.ending == END:
-        return bool(file.read(min(reader.stop, _BEGIN), 0).strip(b"\0"))
-    data = file.read(min(reader.stop, _HEADING_LIMIT), HEADER.size)
-    with contextlib.suppress(ValueError, RecursionError):
-        return bool(json.JSONDecoder().raw_decode(data.decode("latin1")))  # complete: then its size is the fault
-    return reader.ending == DAMAGED
+def _is_damaged(file: File, reader: FrameReader) -> bool:
+    """Tell whether a run ends neither as it was written, nor as a kill leaves it."""
+    if reader.ending in (FINISHED, DAMAGED):
+        return reader.ending == DAMAGED
+    return file.read(HEADER.size, max(0, reader.stop - HEADER.size)) == FINISH
 
 
 def _rows_in(file: File, reader: FrameReader, heading: Heading, most: int) -> StoredSteps:
     """Return the rows behind frame 0."""
-    row, is_group, earlier, payload = heading.row_nbytes, heading.nbytes > 0, dict[str, Any](), None
+    row, is_group, earlier, payload = heading.row_nbytes, heading.after is not None, dict[str, Any](), None
     if not row and is_group:
         return StoredSteps(heading, nbytes=reader.at, fault=f"frame {reader.number} has rows of 0 bytes")
     if heading.unlinked is not None and heading.earlier and (payload := reader.next(heading.earlier)) is not None:
@@ -363,55 +335,33 @@ def _rows_in(file: File, reader: FrameReader, heading: Heading, most: int) -> St
             earlier = values.fit(decode_data(payload), "safe", "it")
         except ValueError as error:
             return StoredSteps(heading, nbytes=reader.at, fault=f"frame 1 does not make sense: {error}")
-    rows, count, ends = list[bytes](), 0, [(0, reader.at)]
-    while not reader.ending and (payload := reader.next((most - count) * row if is_group else row)) is not None:
-        more = len(payload) // row if row else 1
-        if count + more > most or len(payload) != more * row:
+    rows, count, words, end = list[bytes](), 0, list[str](), reader.at
+    room = _SIZED + LARGEST_BLOB if heading.has_text else 0
+    while (payload := reader.next(((most - count) * row if is_group else row) + room)) is not None:
+        given, packed = _split(payload, heading.has_text)
+        more = len(given) // row if row else 1
+        if count + more > most or len(given) != more * row:
             break
-        rows.append(payload)
+        try:
+            words += unpack(packed)
+        except ValueError:
+            break
+        rows.append(given)
         count += more
-        ends.append((count, reader.at))
-    fault = _why_it_ends(file, reader, heading, payload is not None, count, most)
-    return StoredSteps(heading, b"".join(rows), count, ends[-1][1], fault, earlier, ends=ends)
+        end = reader.at
+    fault = ""
+    if payload is not None or _is_damaged(file, reader):
+        frame = f"frame {reader.number - (payload is not None)} is damaged"
+        fault = f"holds more than max_steps={most} steps" if count == most else frame
+    return StoredSteps(heading, b"".join(rows), count, end, fault, earlier, Words(words))
 
 
-def _why_it_ends(file: File, reader: FrameReader, heading: Heading, is_whole: bool, count: int, most: int) -> str:
-    """Return what is wrong with the frame after `count` rows, in words; "" for what a kill leaves. O(bytes).
-
-    A group's file has its full size from its begin, and bytes of earlier groups. So there a frame that is not whole is
-    a fault only if another one of the group follows, or if the file was cut: else a kill left it.
-    """
-    row, begin, frame = heading.row_nbytes, reader.at + HEADER.size, f"frame {reader.number - is_whole}"
-    if is_whole or (reader.ending == DAMAGED and not heading.nbytes):
-        if count == most:
-            return f"holds more than max_steps={most} steps"
-        return f"{frame} is damaged" if reader.size == row else f"{frame} has {reader.size} bytes, with rows of {row}"
-    if reader.stop < heading.nbytes and reader.ending != END:
-        return f"the file is cut in {frame}: it has {reader.stop} bytes, expected {heading.nbytes}"
-    first = heading.earlier if heading.earlier and reader.number == 1 else row
-    size = first + (most - count + 1) * (HEADER.size + row)
-    values = np.frombuffer(file.read(max(0, min(reader.stop - begin, size)), begin), np.uint8)
-    starts = np.arange(first, len(values) - HEADER.size, row) if row else values[:0]
-    sizes = sum(values[starts + i].astype(np.int64) << 8 * i for i in range(4))
-    for at in starts[(sizes > 0) & (sizes % row == 0)].tolist() if len(starts) else ():
-        after = FrameReader(file, reader.seed, begin + at, reader.number + 1, chunk=HEADER.size)
-        if after.next(len(values)) is not None:
-            return f"{frame} is damaged"
-    return ""
-
-
-def _read_words(disk: Disk, folder: str, seed: int) -> list[str]:
-    """Return the words in the file of a folder, up to a frame that is not whole; none if there is no such file."""
-    path, words = os.path.join(folder, WORDS), list[str]()
-    if disk.is_file(path):
-        with closing(disk.open(path)) as file:
-            reader = FrameReader(file, seed, stop=LARGEST_BLOB)
-            while (payload := reader.next(LARGEST_BLOB)) is not None:
-                try:
-                    words += unpack(payload)
-                except ValueError:
-                    break
-    return words
+def _split(payload: bytes, has_text: bool) -> tuple[bytes, bytes]:
+    """Return the rows of a frame, and its packed words."""
+    if not has_text:
+        return payload, b""
+    stop = _SIZED + int.from_bytes(payload[:_SIZED], "little")
+    return payload[_SIZED:stop], payload[stop:]
 
 
 class OpenRows:
@@ -427,7 +377,7 @@ class OpenRows:
         self._header = b""
         self._place = (0, 0, 0)
         """Seed, byte and number of the next frame."""
-        self._row = 0
+        self._row, self._has_text = 0, False
         self.after: Sequence[int] | None = None
         """The record that the group follows, as in `Heading`; None: the file is of an episode, or not begun."""
         self.count = 0
@@ -450,10 +400,14 @@ class OpenRows:
                     return
                 before = HEADER.size + heading.earlier if heading.earlier else 0
                 self._place = reader.seed, reader.at + before, 2 if before else 1
-                self._row, self._header, self.after = heading.row_nbytes, header, heading.after
+                self._row, self._has_text = heading.row_nbytes, heading.has_text
+                self._header, self.after = header, heading.after
             if self.after is None or not self._row:
                 return
             reader = FrameReader(file, *self._place, chunk=HEADER.size + self._row)
-            while (payload := reader.next(reader.stop)) is not None and not len(payload) % self._row:
-                self.count += len(payload) // self._row
+            while (payload := reader.next(reader.stop)) is not None:
+                rows, _ = _split(payload, self._has_text)
+                if len(rows) % self._row:
+                    break
+                self.count += len(rows) // self._row
                 self._place = reader.seed, reader.at, reader.number
