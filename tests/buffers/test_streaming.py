@@ -593,7 +593,7 @@ def test_a_stream_that_was_cut_keeps_its_whole_steps(disk_buffer, home, size):
     frame = 12 + sum(values.nbytes for values in step(1, 0).values())
     size = min(size, whole)
     os.truncate(path, size)
-    steps = max(0, (size - (whole - 4 * frame)) // frame)
+    steps = max(0, (size - (whole - 12 - 4 * frame)) // frame)
     buf = disk_buffer(max_steps=20, interrupted="keep")
     assert stored(buf) == ([0, 1] if steps else [0])
     assert buf.lengths.tolist()[1:] == ([steps] if steps else [])
@@ -609,7 +609,7 @@ def test_a_step_that_was_damaged_ends_it(disk_buffer, home):
     path = home / "buf/open" / killed(home, work) / "steps.bin"
     data = bytearray(path.read_bytes())
     frame = 12 + sum(values.nbytes for values in step(1, 0).values())
-    data[-frame - 3] ^= 1
+    data[-12 - frame - 3] ^= 1
     path.write_bytes(data)
     buf = disk_buffer(max_steps=20, interrupted="keep")
     assert (stored(buf), buf.lengths.tolist()) == ([1], [2])
@@ -621,7 +621,7 @@ def test_a_stream_that_is_damaged_under_its_writer_is_not_stored(disk_buffer, ho
     record(recording, 1, 4)
     path = home / "buf/open" / recording.id / "steps.bin"
     data = bytearray(path.read_bytes())
-    data[-3] ^= 1
+    data[-15] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptError, match=r"3 whole steps, but 4 were appended"):
         recording.finish()

@@ -79,7 +79,7 @@ class RecordingDisk(FaultyDisk):
         *folders, name = self._parts(path)
         if change == "sync_folder":
             entry = (change, self.model.find([*folders, name]))
-        elif change in ("write", "sync", "failed"):
+        elif change in ("write", "empty", "sync", "failed"):
             entry = (change, node, *details)
         else:
             entry = (change, self.model.find(folders), name, *details)
@@ -136,10 +136,8 @@ class RecordingHandle(File):
         self.disk.note("write", self.path, offset, data, node=self.node)
 
     def empty(self):
-        """To the disk, zeros over all of it: any of them may be lost."""
-        size = self.size()
         super().empty()
-        self.disk.note("write", self.path, 0, bytes(size), node=self.node)
+        self.disk.note("empty", self.path, node=self.node)
 
     def sync(self):
         try:
@@ -172,6 +170,11 @@ class Node:
         if offset + len(data) > self.size:
             self.sizes.append(offset + len(data))
 
+    def empty(self):
+        """Any of its bytes may be lost without the others."""
+        self.pending.append([0, bytes(self.size), False])
+        self.sizes.append(0)
+
     def sync(self):
         content = bytearray(self.base.ljust(self.size, b"\0"))
         kept = []
@@ -181,7 +184,7 @@ class Node:
                 continue
             content[offset : offset + len(data)] = data
             kept = [piece for old in kept for piece in _outside(old, offset, offset + len(data))]
-        self.base, self.pending, self.sizes = bytes(content), kept, []
+        self.base, self.pending, self.sizes = bytes(content[: self.size]), kept, []
 
     def fail(self):
         for write in self.pending:
@@ -298,6 +301,8 @@ class Model:
         change, node = entry[0], self.nodes[entry[1]]
         if change == "write":
             node.write(*entry[2:])
+        elif change == "empty":
+            node.empty()
         elif change in ("sync", "sync_folder"):
             node.sync()
         elif change == "failed":
@@ -330,7 +335,7 @@ class Model:
             content = bytearray(node.base.ljust(node.size, b"\0"))
             for offset, data, _ in node.pending:
                 content[offset : offset + len(data)] = data
-            return bytes(content)
+            return bytes(content[: node.size])
         return {name: self.live(child) for name, child in sorted(node.live.items())}
 
 

@@ -316,7 +316,7 @@ def test_a_damaged_stream_is_cut(place, keep):
     v = Vandal(place / "a", "killed")
     path, name = a_frame(v)
     row = sum(spec.row_nbytes for spec in v.manifest.schema.columns)
-    v.flip(name, path.stat().st_size - row - 12 - 1)  # in step 2 of 0 to 3
+    v.flip(name, path.stat().st_size - 12 - row - 60)  # in step 2 of 0 to 3
     actions = ringmap.repair(v.folder, dry_run=False)
     assert actions[0] == Action(name, "cut it after its 2 whole steps")
     assert ringmap.check(v.folder) == []
