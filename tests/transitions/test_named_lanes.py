@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringmap import TransitionReplayBuffer
-from ringmap.buffers.transitions import buffer as buffer_module
+from ringmap.buffers.transitions import lane_ends
 from ringmap.buffers.transitions import nstep as nstep_module
 from ringmap.buffers.transitions.lane_ends import LaneEnds
 from ringmap.data import ShardedReplayBuffer
@@ -201,7 +201,7 @@ def test_the_test_finds_rows_that_are_looked_for_nowhere(monkeypatch, tmp_path):
 
 def test_the_test_finds_what_a_group_did_not_take_along(monkeypatch, tmp_path):
     """The control: a group does not know what the rows of earlier groups led to."""
-    monkeypatch.setattr(LaneEnds, "earlier", lambda self: {})
+    monkeypatch.setattr(LaneEnds, "earlier", lambda *_: {})
     with pytest.raises(AssertionError):  # rows are redrawn
         test_in_a_directory(True, None, tmp_path)
 
@@ -292,7 +292,7 @@ def test_eight_environments_one_by_one_cost_what_one_call_of_eight_does(tmp_path
     assert sizes[0] < 1.02 * sizes[1] + 65_536
     draws = [frames(lambda buf=buf: [buf.sample(256) for _ in range(50)]) for buf in (one, eight)]
     assert draws[0] < 1.25 * draws[1], draws  # 1.03 by the clock of a quiet machine
-    assert buffer_module.FURTHEST == 1024
+    assert lane_ends.FURTHEST == 1024
     for buf in (one, eight, plain):
         buf.close()
 

@@ -149,8 +149,7 @@ def test_the_strikes_find_what_is_handed_out_for_another_head(monkeypatch):
     """The control: what the newest call led to, whatever the head at which the rows were read."""
 
     def whatever(self, source, head):
-        newest = self._newest  # as if it were of the asked head
-        return newest._replace(stop=head)
+        return self.newest(source)._replace(stop=head)  # as if it were of the asked head
 
     monkeypatch.setattr(NextObservations, "_of_newest", whatever)
     assert strikes(monkeypatch, 1, settled=True) > 0

@@ -413,7 +413,7 @@ def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
     for turn in range(12):
         owned = buf.engine.owned
         if turn % 3 == 0:  # as if interrupted ahead of the memory's change
-            buf._following.forget()
+            buf._ends.forget()
             owned._stale = True
         add(buf, reference, life.step(2))
         buf.engine.commit_pending("a test")
@@ -680,7 +680,7 @@ def test_a_fork_reads_though_a_thread_of_the_parents_was_storing(tmp_path):
     buf = make(path=tmp_path / "buf", sampler=None)
     fill(buf, 10)
     buf.flush()  # a child does not have pending rows
-    with held(buf._following.turn._lock):  # as the `add` of a thread holds it
+    with held(buf._next_observations.turn._lock):  # as the `add` of a thread holds it
         pid = os.fork()
         if not pid:
             signal.alarm(20)
@@ -699,19 +699,19 @@ def test_what_is_kept_in_memory_is_counted_once():
     for t in range(20):  # no observation is what the last step led to
         buf.add(np.full(3, t), 0, 0.0, np.full(3, t + 100), False)
         buf.engine.commit_pending("a test")
-    following, source = buf._following, buf._ring.buffer.engine.source
+    beside, source = buf._next_observations, buf._ring.buffer.engine.source
     read = source.data_at
 
     def twice(start):
         source.data_at = read
-        following._apart(source, source.live.era, start)  # another thread was as fast
+        beside._data_at(source, source.live.era, start)  # another thread was as fast
         return read(start)
 
     for start in source.live.starts.tolist()[1:]:
         source.data_at = twice
-        following._apart(source, source.live.era, start)
-    kept = sum(sum(v.nbytes for v in one.values()) for one in following._kept.values())
-    assert following._kept_nbytes == kept > 0
+        beside._data_at(source, source.live.era, start)
+    kept = sum(sum(v.nbytes for v in one.values()) for one in beside._cache.values())
+    assert beside._cache_nbytes == kept > 0
 
 
 def test_what_is_beyond_the_newest_call_leads_to_nothing():
@@ -719,7 +719,7 @@ def test_what_is_beyond_the_newest_call_leads_to_nothing():
     buf = make()
     buf.add(np.zeros(3), 0, 0.0, np.ones(3), False)
     source = buf._ring.buffer.engine.source
-    which, values = buf._following.find(source, np.array([source.head]), source.head)
+    which, values = buf._next_observations.find(source, np.array([source.head]), source.head)
     assert len(which) == 0
     assert values == {}
 
@@ -750,10 +750,10 @@ def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(t
     fill(buf, 5)
     buf.flush()
     reader = TransitionReplayBuffer.open(tmp_path / "buf", device=None, sampler=in_order)
-    find = type(buf._following.files).find
+    find = type(buf._next_observations.files).find
 
     def late(self, head, rows_sum):
-        if self not in (buf._following.files, buf.engine.owned._successors) and buf._ring.added == 10:
+        if self not in (buf._next_observations.files, buf.engine.owned._successors) and buf._ring.added == 10:
             for t in range(5, 9):
                 step = np.full((2, 3), t, np.float32)
                 step[1] += 0.5 * (t == 5)  # lane 1 begins anew
@@ -761,7 +761,7 @@ def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(t
                 buf.engine.commit_pending("a test")
         return find(self, head, rows_sum)
 
-    monkeypatch.setattr(type(buf._following.files), "find", late)
+    monkeypatch.setattr(type(buf._next_observations.files), "find", late)
     reader.save(tmp_path / "copy")
     with TransitionReplayBuffer.open(tmp_path / "copy", device=None, sampler=in_order) as copy:
         batch = copy.sample(10)

@@ -53,12 +53,9 @@ def descriptors_closed():
 
 def any_head():
     """What the newest call led to is handed out for whatever head the rows were read under."""
-    of_newest = NextObservations._of_newest
 
-    def careless(following, source, head):
-        if hasattr(following, "_newest"):
-            return following._newest.observations or of_newest(following, source, head)
-        return following.newest or of_newest(following, source, head)
+    def careless(beside, source, head):
+        return beside.newest(source)._replace(stop=head)
 
     NextObservations._of_newest = careless
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,12 +44,7 @@ from ringmap.buffers.steps import ROW, StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.episodes import TransitionSource
 from ringmap.buffers.transitions.lane_ends import FURTHEST, LaneEnds
-from ringmap.buffers.transitions.next_observations import (
-    NextObservations,
-    lane_breaks,
-    nbytes_of,
-    same_bytes,
-)
+from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.buffers.view import BufferView
@@ -83,15 +78,6 @@ __all__ = ["TransitionReplayBuffer", "transition_source"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class _LedTo(NamedTuple):
-    """What the newest call led to, stacks and their column `earlier`, as of a head and an era of the store."""
-
-    head: int
-    era: int
-    stacks: dict[str, Array]
-    earlier: Array
-
-
 class _Reading(NamedTuple):
     """How this handle returns transitions: nothing of it is stored."""
 
@@ -113,7 +99,6 @@ class _Reading(NamedTuple):
         return cls(int(n_step), float(gamma), check_device(device, where), bool(pin_memory))
 
 
-_NOWHERE = _LedTo(-1, -1, {}, np.empty(0, np.uint8))
 _EARLIER_MOST = EARLIER_LIMIT // 2
 
 _ROOM_LEAST = 256
@@ -280,20 +265,19 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         owned = ring.engine.owned
         assert owned.manifest.schema is not None
         self._columns = TransitionColumns(owned.manifest.schema)
-        self._following = NextObservations(owned.disk, owned.folder, owned.manifest, self._columns.observed)
+        self._next_observations = NextObservations(owned.disk, owned.folder, owned.manifest, self._columns.observed)
         ring.engine.read_with(
             partial(
                 TransitionReader,
                 columns=self._columns,
-                following=self._following,
+                next_observations=self._next_observations,
                 capacity=self.capacity,
                 n_step=self.n_step,
                 gamma=self.gamma,
             )
         )
-        self._led_to = _NOWHERE
         given = {spec.name: spec for spec in self._columns.given.columns}
-        self._ends = LaneEnds([given[name] for name in self._columns.observed])
+        self._ends = LaneEnds([given[name] for name in self._columns.observed], self.capacity)
         row = sum(spec.row_nbytes for spec in (*owned.manifest.schema.columns, *self._columns.unlinked.schema.columns))
         self._at_once = ring.at_once(row)
         stack = self._columns.stack
@@ -353,22 +337,18 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         """
         where = f"{type(self).__name__}.add"
         columns, store = self._columns, self.engine.writer(where)
-        is_named = lane is not None or self._ends.is_of(store.head, store.live.era)
         if critic_observations is None and next_critic_observations is None and fresh is None and not extra:
             step = columns.as_given(observations, actions, rewards, next_observations, dones, truncated)
-            is_single = step is not None and type(step[2]) is not np.ndarray
-            count = 1 if is_single or step is None else len(observations)
-            if step is not None and is_named:
-                if is_single and columns.stack is None and self._add_named(store, step, next_observations, lane, where):
-                    return
-            elif step is not None and count <= self._at_once:
-                if columns.stack is None:
-                    if self._add_as_given(store, step, next_observations, count, is_single, where):
-                        return
-                elif count <= self._most_lanes:
-                    name = columns.observed[0]
-                    now, after = ({name: v[None] if is_single else v} for v in (step[0], next_observations))
-                    self._store(store, now, after, step[1:], count, None, where)
+            if step is not None:
+                is_single = type(step[2]) is not np.ndarray
+                count = 1 if is_single else len(observations)
+                if count <= self._most_lanes:
+                    names = None if lane is None else _names_of(lane, count, where)
+                    now, after = {columns.observed[0]: step[0]}, {columns.observed[0]: next_observations}
+                    if is_single and columns.stack is not None:
+                        now, after = ({name: v[None] for name, v in each.items()} for each in (now, after))
+                        is_single = False
+                    self._store(store, now, after, step[1:], count, where, names, is_single=is_single)
                     return
         rows, after = columns.observations(
             observations, next_observations, critic_observations, next_critic_observations, where
@@ -389,68 +369,47 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 f"to {self._most_lanes}: a stack needs the rows of the calls before; raise capacity"
             )
         begun = None if fresh is None else _flags_of(fresh, count, f"{where}: fresh")
-        if is_named:
-            names = _names_of(lane, count, where)
-            self._store_named(store, rows, after, [*rest.values()], count, begun, where, beside, names)
-        else:
-            self._store(store, rows, after, rest.values(), count, begun, where, beside)
+        names = None if lane is None else _names_of(lane, count, where)
+        self._store(store, rows, after, [*rest.values()], count, where, names, begun, beside)
 
-    def _store_named(
+    def _store(
         self,
         store: Store,
         rows: dict[str, Array],
         after: dict[str, Array],
-        rest: Sequence[Array],
+        rest: Sequence[Any],
         count: int,
-        begun: Any,
         where: str,
-        beside: Sequence[Array],
-        names: list[Any],
+        names: list[Any] | None,
+        begun: Array | None = None,
+        beside: Sequence[Array] = (),
+        is_single: bool = False,
     ) -> None:
-        """Store a call that was checked, of environments with these names."""
-        columns, following, stack, ends = self._columns, self._following, self._columns.stack, self._ends
+        """Store a call that was checked: `rest` are the columns up to `truncated`, `beside` those after `lanes`.
+
+        `is_single`: the values are of one row, without the first axis.
+        """
+        columns, ends, stack = self._columns, self._ends, self._columns.stack
 
         def work() -> None:
             nonlocal rows, after, beside
             store.recover_if_stale()
-            self._look_at_ends(store)
-            head = store.head
-            places = np.array([ends.place(name, rows, i) for i, name in enumerate(names)])
-            parted = ~ends.goes_on(places, rows)
-            if begun is not None:
-                parted |= begun
-            back = head + np.arange(count) - ends.at[places]
-            is_near = (ends.at[places] >= store.tail) & (back <= FURTHEST)
-            parted |= ~is_near
-            strides = np.where(is_near, back, self._stride)
-            ages, led = ends.ages[places], after
+            if ends.head != store.head or ends.era != store.live.era:
+                newest = self.reader.newest_of_lanes(0 if names is None else FURTHEST)
+                ends.begin(store.head, store.live.era, names is not None, *newest)
+            places, strides, parted = ends.match(names, rows, count, store.tail, begun)
+            lanes = strides if parted is None else np.where(parted, -strides, strides)
+            led, ages = after, None
             if stack is not None:
-                stacks = {name: rows[name] for name in columns.stacked}
-                stack.check(stacks, after, parted, count, where)
-                turned = ~parted & (ages > 0) & (back != ends.strides[places])
-                if turned.any():
-                    which = int(turned.argmax())
-                    raise InputError(
-                        f"{where}: environment {names[which]!r} comes {back[which]} rows after its last step, and "
-                        f"{ends.strides[places[which]]} "
-                        "before: a stack is read from rows that are equally far apart; with frame_stack give all "
-                        "environments, in one "
-                        "order, each time (of Gymnasium's vector environments those with AutoresetMode.SAME_STEP), or "
-                        "begin anew with a reset"
-                    )
-                ages = stack.earlier(parted, ages)
+                ages = self._check_stacks(stack, rows, after, places, strides, parted, names, where)
                 rows, after = columns.newest(rows), columns.newest(after)
                 beside = [*beside, ages]
-            arrays = [
-                *rows.values(),
-                *rest,
-                np.where(parted, -strides, strides),
-                UNNUMBERED,
-                *beside,
-            ]
+            elif is_single and parted is not None:
+                lanes = lanes[0]
+            arrays = [*rows.values(), *rest, lanes, UNNUMBERED, *beside]
 
             def earlier() -> dict[str, Array]:
-                return columns.newest(ends.earlier())
+                return columns.newest(ends.earlier(places, strides, parted))
 
             if count <= self._at_once and ends.nbytes <= _EARLIER_MOST:
                 store.append(
@@ -461,63 +420,46 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                     columns.unlinked,
                     earlier,
                     self.engine.committing,
+                    is_single,
                 )
             else:
                 self._commit(store, arrays, after, earlier(), count, where)
-            following.forget()
-            ends.follow(places, head, strides, ages, led, store.live.era)
-            if len(ends) > 2 * FURTHEST:
-                ends.drop_before(store.head - FURTHEST)
+            ends.follow(places, count, strides, ages, led, store.live.era)
 
-        following.turn.take(where, work)
+        self._next_observations.turn.take(where, work)
 
-    @property
-    def _stride(self) -> int:
-        """How far on the next row of an environment is expected of which there is no row yet."""
-        return max(1, min(len(self._ends), FURTHEST, self.capacity))
+    def _check_stacks(
+        self,
+        stack: FrameStack,
+        rows: dict[str, Array],
+        after: dict[str, Array],
+        places: Any,
+        strides: Any,
+        parted: Array | None,
+        names: list[Any] | None,
+        where: str,
+    ) -> Array:
+        """Return the column `earlier` of a call.
 
-    def _look_at_ends(self, store: Store) -> None:
-        """Learn the newest rows of all environments from what is stored, unless they are known."""
-        ends, era = self._ends, store.live.era
-        if ends.is_of(store.head, era):
-            return
-        is_own = self._following.is_own_call(store)  # then row i is lane i, and there are no others
-        ends.forget()
-        ends.begin(*self.reader.newest_of_lanes(0 if is_own else FURTHEST), is_own)
-        ends.head, ends.era = store.head, era
-
-    def _add_named(self, store: Store, step: Any, after: Array, lane: Any, where: str) -> bool:
-        """Store a step of one environment whose values have their columns' types; False if it is not known yet."""
-        ends, following, name = self._ends, self._following, self._columns.observed[0]
-
-        def work() -> bool:
-            store.recover_if_stale()
-            if not ends.is_of(store.head, store.live.era):
-                return False
-            place = ends.known(0 if lane is None else lane)
-            if place is None:
-                return False
-            head = store.head
-            at = int(ends.at[place])
-            is_near = store.tail <= at and head - at <= FURTHEST
-            stride = head - at if is_near else self._stride
-            goes_on = is_near and same_bytes(ends.led[name][place], step[0])
-            lanes = stride if goes_on else -stride
-            store.append(
-                (*step, lanes, UNNUMBERED, after),
-                1,
-                self._at_once,
-                where,
-                self._columns.unlinked,
-                ends.earlier,
-                self.engine.committing,
-                True,
+        Raises:
+            InputError: a stack can't be built again from the frames that are stored.
+        """
+        ends, columns = self._ends, self._columns
+        stacks = {name: rows[name] for name in columns.stacked}
+        begins = np.zeros(len(rows[columns.observed[0]]), np.bool_) if parted is None else parted
+        stack.check(stacks, after, begins, (ends.count or len(begins)) if ends.in_order else len(begins), where)
+        turned = ends.out_of_turn(places, strides, parted)
+        if turned.any():
+            which = int(turned.argmax())
+            back, before = (np.broadcast_to(v, len(begins))[which] for v in (strides, ends.strides[places]))
+            name = which if names is None else names[which]
+            raise InputError(
+                f"{where}: environment {name!r} comes {back} rows after its last step, and {before} before: a stack is "
+                "read from rows that are equally far apart; with frame_stack give all environments, in one order, each "
+                "time (of Gymnasium's vector environments those with AutoresetMode.SAME_STEP), or begin anew with a "
+                "reset"
             )
-            following.forget()
-            ends.follow_one(place, head, stride, name, after, store.live.era)
-            return True
-
-        return following.turn.take(where, work)
+        return stack.earlier(begins, ends.ages[places])
 
     def _commit(
         self,
@@ -536,120 +478,6 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         apart = {name: np.ascontiguousarray(values) for name, values in after.items()}
         self._ring.commit(given, encode_data(earlier, where), where, apart)
 
-    def _store(
-        self,
-        store: Store,
-        rows: dict[str, Array],
-        after: dict[str, Array],
-        rest: Iterable[Any],
-        count: int,
-        begun: Any,
-        where: str,
-        beside: Sequence[Array] = (),
-    ) -> None:
-        """Store a call that was checked: `rest` are the columns up to `truncated`, `beside` those after `lanes`."""
-        columns, following, stack = self._columns, self._following, self._columns.stack
-
-        def work() -> None:
-            nonlocal rows, after, beside
-            store.recover_if_stale()
-            before = following.before(store)
-            if stack is None:
-                parted, earlier = lane_breaks(rows, before, begun)
-            else:
-                parted, earlier, led, ages = self._as_frames(store, stack, rows, after, before, begun, where)
-                rows, after = columns.newest(rows), columns.newest(led)
-                beside = [*beside, ages]
-            lanes = np.where(parted, -count, count)
-            arrays = [*rows.values(), *rest, lanes, UNNUMBERED, *beside]
-            if count <= self._at_once and nbytes_of(earlier) <= _EARLIER_MOST:
-                store.append(
-                    [*arrays, *after.values()],
-                    count,
-                    self._at_once,
-                    where,
-                    columns.unlinked,
-                    partial(dict, earlier),
-                    self.engine.committing,
-                )
-            else:
-                self._commit(store, arrays, after, earlier, count, where)
-            following.committed(store, after)
-            if stack is not None:
-                self._led_to = _LedTo(store.head, store.live.era, led, ages)
-
-        following.turn.take(where, work)
-
-    def _as_frames(
-        self,
-        store: Store,
-        stack: FrameStack,
-        rows: dict[str, Array],
-        after: dict[str, Array],
-        before: Mapping[str, Array] | None,
-        begun: Any,
-        where: str,
-    ) -> tuple[Array, dict[str, Array], dict[str, Array], Array]:
-        """Return which lanes break, their last next frames, a copy of what the call leads to, and its column `earlier`.
-
-        Raises:
-            InputError: a stack can't be built again from the frames that are stored.
-        """
-        columns, led_to = self._columns, None
-        if before is not None:
-            led_to = self._led_to_by(store, before)
-        if led_to is not None:
-            parted, earlier = lane_breaks(rows, led_to.stacks, begun)
-        else:  # frames of the lanes are lost, or there are none: they begin anew
-            parted, earlier = lane_breaks(columns.newest(rows), before, True)
-        lanes = len(parted) if before is None else len(before[columns.observed[0]])
-        stacks = {name: rows[name] for name in columns.stacked}
-        stack.check(stacks, after, parted, lanes, where)
-        ages = stack.earlier(parted, None if led_to is None else led_to.earlier)
-        led = {name: values.copy() for name, values in after.items()}
-        return parted, columns.newest(earlier), led, ages
-
-    def _led_to_by(self, store: Store, frames: Mapping[str, Array]) -> _LedTo | None:
-        """Return the stacks that the newest call led to, given the newest frames of these; None if others were lost."""
-        led = self._led_to
-        if (led.head, led.era) != (store.head, store.live.era):
-            found = self.reader.next_stacks(store, frames)
-            led = _NOWHERE if found is None else _LedTo(store.head, store.live.era, *found)
-            self._led_to = led
-        return led if led.stacks else None
-
-    def _add_as_given(self, store: Store, step: Any, after: Array, count: int, is_single: bool, where: str) -> bool:
-        """Store a step, or a batch, whose values have their columns' types; False if it must be a commit of its own."""
-        following, name = self._following, self._columns.observed[0]
-
-        def work() -> bool:
-            store.recover_if_stale()
-            lanes: Any = count
-            before = following.before(store)
-            earlier: Callable[[], dict[str, Array]] = dict
-            if before is None or len(before[name]) != count or not same_bytes(before[name], step[0]):
-                now = step[0][None] if is_single else step[0]
-                parted, broken = lane_breaks({name: now}, before)
-                lanes = np.where(parted, -count, count)
-                lanes = lanes[0] if is_single else lanes
-                if nbytes_of(broken) > _EARLIER_MOST:
-                    return False
-                earlier = partial(dict, broken)
-            store.append(
-                (*step, lanes, UNNUMBERED, after),
-                count,
-                self._at_once,
-                where,
-                self._columns.unlinked,
-                earlier,
-                self.engine.committing,
-                is_single,
-            )
-            following.committed(store, {name: after[None] if is_single else after})
-            return True
-
-        return following.turn.take(where, work)
-
     def clear(self) -> None:
         """Drop all transitions, in one commit."""
         where = f"{type(self).__name__}.clear"
@@ -657,10 +485,9 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
 
         def work() -> None:
             self._ring.buffer.clear()
-            self._following.forget()
             self._ends.forget()
 
-        self._following.turn.take(where, work)
+        self._next_observations.turn.take(where, work)
 
     # -- what is stored ----------------------------------------------------------------------
 
@@ -1086,7 +913,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 )
             return found
 
-        self._following.turn.take(where, lambda: self.engine.snapshot(path, where, {Successors: led_to}))
+        self._next_observations.turn.take(where, lambda: self.engine.snapshot(path, where, {Successors: led_to}))
 
     def close(self) -> None:
         """Flush, and release files and lock; see `ReplayBuffer.close`."""
@@ -1096,7 +923,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             self._ring.close()
         finally:
             if self._ring.closed:
-                self._following.close()
+                self._next_observations.close()
 
     def __enter__(self) -> TransitionReplayBuffer:
         return self
@@ -1112,7 +939,10 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         state["ring"] = self._ring
         if self.path is None and len(self):
             ring = self._ring.engine.source
-            state["newest"] = self._following.turn.take(type(self).__name__, lambda: self._following.before(ring))
+            newest = self._next_observations.turn.take(
+                type(self).__name__, lambda: self._next_observations.newest(ring)
+            )
+            state["newest"] = newest.observations if newest.stop == newest.head else None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -1121,7 +951,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         self.__dict__.update(state)
         self._set_up(ring)
         if newest is not None:
-            self._following.put_back(ring.engine.writer(type(self).__name__), newest)
+            ring.engine.writer(type(self).__name__).put_next_observations(newest)
 
     def _card(self) -> dict[str, str]:
         self.engine.check_open()

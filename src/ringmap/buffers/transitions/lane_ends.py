@@ -1,12 +1,13 @@
-"""The newest row of each environment that the caller names, and what that row led to.
+"""The newest row of each environment, and what that row led to.
 
     calls      lane=0  lane=1  lane=2 | lane=0  lane=2 | lane=1 ...       one environment at a time, or some of them
     rows       p       p+1     p+2      p+3     p+4      p+5
     lanes      -1      -2      -3       3       2        4                how far back the environment's last row is
 
-A row says how far back its environment's last row stands, as in a call of all lanes; less than 0 if it does not go on
-from that one. A reader expects the next row as far ahead, and finds it there while the environments come in turn; else
-it looks for the row that says so (nstep.py).
+A row says how far back its environment's last row stands; less than 0 if it does not go on from that one. A reader
+expects the next row as far ahead, and finds it there while the environments come in turn; else it looks for the row
+that says so (nstep.py). In calls without names row i is of environment i, and a call of another length begins anew:
+the ends are the rows of the newest call.
 
 Invariants: the ends are those of the head and era that they name; what was stored by other means is read from the rows,
 and its environments have no names until one goes on from them, bit for bit.
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.transitions.next_observations import different
+from ringmap.buffers.transitions.next_observations import different, same_bytes
 from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["FURTHEST", "LaneEnds"]
@@ -30,157 +31,219 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FURTHEST = 1024
 """An environment whose last row is further back begins anew: a reader looks as far ahead for the next one."""
 
+_ALL = slice(None)
+
 
 class LaneEnds:
     """The newest rows of environments.
 
     Args:
         specs: the leaves of observations as they are given: whole stacks.
+        capacity: of the buffer.
     """
 
-    def __init__(self, specs: Sequence[ColumnSpec]) -> None:
-        self._specs = specs
-        self._places: dict[Hashable, int] = {}
-        self._unnamed: list[int] = []
-        self._count = 0
-        self._make_room(8)
+    def __init__(self, specs: Sequence[ColumnSpec], capacity: int) -> None:
+        self._specs, self._furthest = specs, min(FURTHEST, capacity)
+        self._row_nbytes = sum(spec.row_nbytes for spec in specs)
         self.forget()
 
     def forget(self) -> None:
         """Begin anew, with no environment known."""
-        self.head = self.era = -1
-        self._places.clear()
-        self._unnamed.clear()
-        self._count = 0
+        self.head = self.era = self._since = -1
+        self.in_order = True
+        """Whether the ends are the rows of the newest call, which had no names."""
+        self._places: dict[Hashable, int] = {}
+        self._unnamed: dict[bytes, list[int]] = {}
+        """The places of environments without names, by what they led to."""
+        self._make_room(0)
 
-    def is_of(self, head: int, era: int) -> bool:
-        """Whether these are the newest rows of a store with this head, in this era."""
-        return self.head == head and self.era == era
-
-    def _make_room(self, room: int) -> None:
+    def _make_room(self, room: int, count: int = 0) -> None:
         self.at, self.strides = np.full(room, -1, np.int64), np.ones(room, np.int64)
         self.ages = np.zeros(room, np.uint8)
         self.led = {s.name: np.zeros((room, *s.shape), s.dtype) for s in self._specs}
+        self._set_count(count)
 
-    def __len__(self) -> int:
-        """Return the number of environments that are known."""
-        return self._count
+    def _set_count(self, count: int) -> None:
+        self.count, self.nbytes = count, count * self._row_nbytes
+
+    def _arrays(self) -> list[Array]:
+        return [self.at, self.strides, self.ages, *self.led.values()]
+
+    def _resize(self, room: int) -> None:
+        """Make room for more environments."""
+        count, before = self.count, self._arrays()
+        self._make_room(room, count)
+        for values, old in zip(self._arrays(), before, strict=True):
+            values[:count] = old[:count]
 
     def _new(self) -> int:
-        count = self._count
+        count = self.count
         if count == len(self.at):
-            at, strides, ages, led = self.at, self.strides, self.ages, self.led
-            self._make_room(2 * count)
-            self.at[:count], self.strides[:count], self.ages[:count] = at, strides, ages
-            for name, values in led.items():
-                self.led[name][:count] = values
+            self._resize(max(8, 2 * count))
         self.at[count] = -1
-        self._count += 1
+        self._set_count(count + 1)
         return count
 
     def begin(
         self,
+        head: int,
+        era: int,
+        has_names: bool,
         at: Array,
         strides: Array,
         ages: Array,
         led: Mapping[str, Array],
         ended: Array,
-        are_in_order: bool,
     ) -> None:
         """Take newest rows from the ring, oldest first.
 
         Args:
+            head: of the ring.
+            era: of the ring.
+            has_names: whether the next call has names; else only ends that are all rows of the newest call are taken.
             at: their positions.
             strides: how far back their environments' rows before them are.
             ages: of stacks.
             led: what they led to.
             ended: which of them end an episode: none goes on from these, but what they led to is still asked for.
-            are_in_order: whether row i is of environment i.
         """
-        for number in range(len(at)):
-            place = self._new()
-            self.at[place], self.strides[place], self.ages[place] = at[number], strides[number], ages[number]
+        self.forget()
+        count = len(at)
+        if has_names or (count and count == strides[-1] == head - at[0]):
+            self._make_room(count, count)
+            self.at[:], self.strides[:], self.ages[:] = at, strides, ages
             for name, values in led.items():
-                self.led[name][place] = values[number]
-            if are_in_order:
-                self._places[number] = place
-            elif not ended[number]:
-                self._unnamed.append(place)
+                self.led[name][:] = values
+        if has_names:
+            self.in_order = False
+            for place in np.flatnonzero(~ended).tolist():
+                self._unnamed.setdefault(self._key(self.led, place), []).append(place)
+        self.head, self.era = head, era
 
-    def place(self, lane: Hashable, rows: Mapping[str, Array], number: int) -> int:
-        """Return the place of an environment; for one that has none yet, that of an unnamed row that its observation
-        goes on from.
+    def _key(self, values: Mapping[str, Array], number: int) -> bytes:
+        return b"".join(values[name][number].tobytes() for name in self.led)
 
-        Args:
-            lane: its name.
-            rows: the observations of a call.
-            number: of its row among them.
-        """
-        found = self._places.get(lane)
-        if found is not None:
-            return found
-        for which, place in enumerate(self._unnamed):
-            if all(values[number].tobytes() == self.led[name][place].tobytes() for name, values in rows.items()):
-                del self._unnamed[which]
-                self._places[lane] = place
-                return place
-        place = self._places[lane] = self._new()
+    def _name_lanes(self) -> None:
+        """Take the rows of the newest call, which had no names, for those of environments 0, 1, ..."""
+        self.in_order = False
+        self._places = {number: number for number in range(self.count)}
+        self.at[:] = np.arange(self.head - self.count, self.head)
+        self.strides[:] = max(1, self.count)
+
+    def _place(self, name: Hashable, rows: Mapping[str, Array], number: int) -> int:
+        """Return the place of an environment; for one that has none yet, that of a row without a name that its
+        observation goes on from."""
+        place = self._places.get(name)
+        if place is None:
+            same = self._unnamed.get(self._key(rows, number)) if self._unnamed else None
+            place = self._places[name] = same.pop(0) if same else self._new()
         return place
 
-    def known(self, lane: Hashable) -> int | None:
-        """Return the place of an environment, None if it has none yet."""
-        return self._places.get(lane)
+    # -- a call ------------------------------------------------------------------------------
 
-    def goes_on(self, places: Array, rows: Mapping[str, Array]) -> Array:
-        """Tell which observations are, bit for bit, what their environments' newest rows led to."""
-        found: Array = self.at[places] >= 0
+    def match(
+        self, names: Sequence[Hashable] | None, rows: Mapping[str, Array], count: int, tail: int, begun: Array | None
+    ) -> tuple[Any, Any, Any]:
+        """Return the places of the environments of a call, how far back their rows before are, and which of these they
+        do not go on from, bool `(count,)`, None for none.
+
+        Args:
+            names: of the environments.
+            rows: their observations, `(count, ...)`; of one environment also without the first axis.
+            count: of the rows.
+            tail: of the ring.
+            begun: `(count,)`, those that begin an episode, whatever their observations.
+        """
+        if names is None and self.in_order:
+            if count != self.count:
+                return _ALL, count, np.ones(count, np.bool_)
+            for name, values in rows.items():
+                led = self.led[name]
+                if not same_bytes(values, led):
+                    parted = different(values.reshape(led.shape), led)
+                    begun = parted if begun is None else begun | parted
+            return _ALL, count, begun
+        if self.in_order:
+            self._name_lanes()
+        names = range(count) if names is None else names
+        if count == 1:
+            rows = {name: values.reshape(1, *self.led[name].shape[1:]) for name, values in rows.items()}
+            place = self._place(names[0], rows, 0)
+            at = int(self.at[place])
+            back = self.head - at
+            if begun is None and tail <= at and back <= FURTHEST:
+                goes_on = [same_bytes(values, self.led[name][place]) for name, values in rows.items()]
+                if all(goes_on):
+                    return slice(place, place + 1), back, None
+        places = np.array([self._place(name, rows, number) for number, name in enumerate(names)])
+        at = self.at[places]
+        backs = self.head + np.arange(count) - at
+        is_near = (at >= tail) & (backs <= FURTHEST)
+        parted = ~is_near if begun is None else begun | ~is_near
         for name, values in rows.items():
-            found &= ~different(values, self.led[name][places])
-        return found
+            parted |= different(values, self.led[name][places])
+        # Of one without a row, that is how far on its next row is expected.
+        return places, np.where(is_near, backs, max(1, min(self.count, self._furthest))), parted
 
-    def drop_before(self, position: int) -> None:
-        """Forget environments whose newest rows are before a position: no row will go on from them."""
-        kept = [p for p in range(self._count) if self.at[p] >= position]
-        if len(kept) == self._count:
-            return
-        new = {old: number for number, old in enumerate(kept)}
-        per_place: list[Array] = [self.at, self.ages, self.strides, *self.led.values()]
-        for values in per_place:
-            values[: len(kept)] = values[kept]
-        self._places = {lane: new[p] for lane, p in self._places.items() if p in new}
-        self._unnamed = [new[p] for p in self._unnamed if p in new]
-        self._count = len(kept)
+    def out_of_turn(self, places: Any, strides: Any, parted: Any) -> Array:
+        """Tell which rows of a call go on from rows that are not as far back as the rows before these."""
+        if self.in_order:
+            return np.zeros(1, np.bool_)
+        is_out: Array = (strides != self.strides[places]) & (self.ages[places] > 0)
+        return is_out if parted is None else is_out & ~parted
 
-    def earlier(self) -> dict[str, Array]:
-        """Return what the newest rows led to, for the commit of rows that begin at `head`: `rows` are numbered from
-        there, ascending."""
-        at = self.at[: self._count]
-        which = np.argsort(at)[int((at < 0).sum()) :]
+    def earlier(self, places: Any, strides: Any, parted: Any) -> dict[str, Array]:
+        """Return what rows led to that are followed by no row as a reader expects it, for a group that begins with this
+        call: `rows` are numbered from there, ascending.
+
+        Of rows before those of the newest call a commit has kept it.
+        """
+        if self.in_order:
+            if parted is None:
+                return {}
+            at = np.arange(-self.count, 0)
+            is_end = parted if len(parted) == self.count else np.ones(self.count, np.bool_)
+        else:
+            at = self.at[: self.count] - self.head
+            is_end = at >= max(0, self._since) - self.head
+            goes_on = strides == self.strides[places]
+            is_end[places] &= ~(goes_on if parted is None else goes_on & ~parted)
+        which = np.flatnonzero(is_end)
+        which = which[at[which].argsort()]
         if not len(which):
             return {}
-        found = {"rows": (self.at[which] - self.head).astype(np.int32)}
-        return found | {name: values[which] for name, values in self.led.items()}
-
-    @property
-    def nbytes(self) -> int:
-        """Size of what `earlier` returns."""
-        return sum(v.nbytes // len(v) for v in self.led.values()) * self._count
-
-    def follow_one(self, place: int, at: int, stride: int, name: str, led: Array, era: int) -> None:
-        """Take one row that was stored at `at`, of which there is one leaf: as `follow`."""
-        self.head = -1
-        self.at[place], self.strides[place] = at, stride
-        self.led[name][place] = led
-        self.head, self.era = at + 1, era
+        return {"rows": at[which].astype(np.int32), **{name: values[which] for name, values in self.led.items()}}
 
     def follow(
-        self, places: Array, first: int, strides: Array, ages: Array, led: Mapping[str, Array], era: int
+        self, places: Any, count: int, strides: Any, ages: Array | None, led: Mapping[str, Array], era: int
     ) -> None:
-        """Take the rows of a call that was stored at `first`."""
+        """Take the rows of a call that was stored at the head."""
+        first = self.head
         self.head = -1  # an interrupt may come in between
-        count = len(places)
-        self.at[places] = first + np.arange(count)
-        self.strides[places], self.ages[places] = strides, ages
+        if not self.in_order:
+            self.at[places] = first if count == 1 else first + np.arange(count)
+            self.strides[places] = strides
+            last = strides if isinstance(strides, int) else int(strides[-1])
+            self._since = min(first, first + count - last)
+        elif count != self.count:
+            self._make_room(count, count)
+        if ages is not None:
+            self.ages[places] = ages
         for name, values in led.items():
             self.led[name][places] = values
         self.head, self.era = first + count, era
+        if self.count > 2 * FURTHEST and not self.in_order:
+            self._drop_before(self.head - FURTHEST)
+
+    def _drop_before(self, position: int) -> None:
+        """Forget environments whose newest rows are before a position: no row will go on from them."""
+        kept = np.flatnonzero(self.at[: self.count] >= position)
+        if len(kept) == self.count:
+            return
+        new = {old: number for number, old in enumerate(kept.tolist())}
+        for values in self._arrays():
+            values[: len(kept)] = values[kept]
+        self._places = {lane: new[p] for lane, p in self._places.items() if p in new}
+        unnamed = {key: [new[p] for p in places if p in new] for key, places in self._unnamed.items()}
+        self._unnamed = {key: places for key, places in unnamed.items() if places}
+        self._set_count(len(kept))

@@ -16,7 +16,6 @@ Not here: which transitions are drawn (buffer.py), next observations without a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.lane_ends import FURTHEST
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.buffers.transitions.rows import RowsOfAdjacent, RowsOfOne, are_live
-from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn
@@ -76,6 +74,20 @@ class _Found(NamedTuple):
         return found
 
 
+class _Plan(NamedTuple):
+    """Names of the columns that are read at a transition's own row, but for large observations; at each further row
+    that is summed; of small observations, large ones and frames; what `_room` has arrays for, as it is in a batch; and
+    the columns of a batch, in order."""
+
+    of_row: list[str]
+    of_step: list[str]
+    small: list[str]
+    wide: list[str]
+    stacked: list[str]
+    paired: list[ColumnSpec]
+    names: list[str]
+
+
 class TransitionReader(ClipReader):
     """Reads transitions of `n_step` steps, discounted by `gamma`: the clips of a ring of rows, of which the newest
     count.
@@ -84,7 +96,7 @@ class TransitionReader(ClipReader):
         source: as for `ClipReader`.
         rng: as for `ClipReader`.
         columns: of the ring.
-        following: finds next observations that are no rows.
+        next_observations: finds next observations that are no rows.
         capacity: the number of transitions that count.
         n_step: number of rewards summed.
         gamma: their discount.
@@ -97,13 +109,13 @@ class TransitionReader(ClipReader):
         source: Handle,
         rng: np.random.Generator,
         columns: TransitionColumns,
-        following: NextObservations,
+        next_observations: NextObservations,
         capacity: int,
         n_step: int,
         gamma: float,
     ) -> None:
         super().__init__(source, rng)
-        self.columns, self.following = columns, following
+        self.columns, self.next_observations = columns, next_observations
         self.capacity: int = capacity
         self.n_step, self.gamma = n_step, gamma
 
@@ -203,54 +215,31 @@ class TransitionReader(ClipReader):
     def _put_into(self, batch: dict[str, Array], out: dict[str, Array] | None) -> dict[str, Array]:
         """Return the columns of a batch in order, in the caller's arrays, where there are some."""
         if out is None:
-            names = self._names
+            names = self._plan.names
             return {name: v if (v := batch[name]).nbytes < LEAST_NBYTES else aligned(v) for name in names}
         for name, into in out.items():
             if into is not batch[name]:
                 np.copyto(into, batch[name])
-        return {name: out.get(name, batch[name]) for name in self._names}
+        return {name: out.get(name, batch[name]) for name in self._plan.names}
 
     @cached_property
-    def _of_row(self) -> list[str]:
-        """Names of the columns that are read at a transition's own row, but for frames."""
+    def _plan(self) -> _Plan:
         columns = self.columns
-        names = ["lanes", *self._narrow, "actions", "rewards"]
-        names += ["dones"] * (self.n_step == 1) + [spec.name for spec in columns.extra]
-        return names if columns.stack is None else [*names, columns.stack.column.name]
-
-    @cached_property
-    def _of_next(self) -> list[str]:
-        """Names of the columns that are read at the row after a transition's, but for frames."""
-        return ["lanes", *self._narrow]
-
-    @cached_property
-    def _next_names(self) -> list[str]:
-        """Names, in a batch, of the columns but the first that are read there."""
-        return [f"next_{name}" for name in self._narrow]
-
-    @cached_property
-    def _wide(self) -> list[str]:
-        """Names of the columns of large observations, but for frames: both observations of a transition are read into
-        `_room`."""
-        specs = self.columns.schema.columns
-        large = {spec.name for spec in specs if spec.row_nbytes >= _LARGE_NBYTES}
-        return [name for name in self.columns.whole if name in large]
-
-    @cached_property
-    def _narrow(self) -> list[str]:
-        """Names of the other columns that hold whole observations."""
-        return [name for name in self.columns.whole if name not in self._wide]
-
-    @cached_property
-    def _paired(self) -> list[ColumnSpec]:
-        """What `_room` has arrays for, as it is in a batch."""
-        names = {*self.columns.stacked, *self._wide}
-        return [spec for tree in self.columns.trees for spec in tree.columns if spec.name in names]
-
-    @cached_property
-    def _names(self) -> list[str]:
-        """Names of the columns of a batch, in order."""
-        return list(self.columns.layout(0, self.n_step == 1))
+        large = {spec.name for spec in columns.schema.columns if spec.row_nbytes >= _LARGE_NBYTES}
+        wide = [name for name in columns.whole if name in large]
+        small = [name for name in columns.whole if name not in large]
+        flags = ["dones"] if self.n_step == 1 else ["dones", "truncated"]
+        earlier = [] if columns.stack is None else [columns.stack.column.name]
+        leaves = (spec for tree in columns.trees for spec in tree.columns)
+        return _Plan(
+            ["lanes", *small, "actions", "rewards", *flags, *(spec.name for spec in columns.extra), *earlier],
+            ["lanes", "dones", "truncated", "rewards", *earlier],
+            small,
+            wide,
+            columns.stacked,
+            [spec for spec in leaves if spec.name in {*wide, *columns.stacked}],
+            list(columns.layout(0, self.n_step == 1)),
+        )
 
     def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
         """Return the shape and dtype of each column of a batch."""
@@ -305,7 +294,9 @@ class TransitionReader(ClipReader):
         is redrawn."""
         single = self
         if self.n_step > 1:
-            single = TransitionReader(self.source, self.rng, self.columns, self.following, self.capacity, 1, self.gamma)
+            single = TransitionReader(
+                self.source, self.rng, self.columns, self.next_observations, self.capacity, 1, self.gamma
+            )
         found = single._transitions(self.source, positions)
         bad = lost(self.source, found.oldest, found.good)
         return found.batch, np.ones(len(positions), np.bool_) if bad is None else ~bad
@@ -357,30 +348,6 @@ class TransitionReader(ClipReader):
         led_to = {name: batch[f"next_{name}"] for name in self.columns.observed}
         return {n: v[:, -1] if n in self.columns.stacked else v for n, v in led_to.items()}
 
-    def next_stacks(self, source: Handle, frames: Mapping[str, Array]) -> tuple[dict[str, Array], Array] | None:
-        """Return the stacks that the newest call led to, and its column `earlier`; None if a frame is not stored any
-        more.
-
-        Args:
-            source: of the owner, with no other thread adding.
-            frames: what the call led to, by leaf.
-        """
-        stack, rows, head = self.columns.stack, source.rows, source.head
-        assert stack is not None
-        assert rows is not None
-        count = len(next(iter(frames.values())))
-        positions = np.arange(head - count, head)
-        lanes, earlier = self._heads(rows, positions)
-        at = stack.positions(positions, lanes, earlier)[:, 1:]
-        if at.size and (at.min() < source.tail or not are_live(source, at).all()):
-            return None
-        found = dict(frames)
-        for name in self.columns.stacked:
-            (older,) = rows.take([name], at)
-            found[name] = np.concatenate([older, frames[name][:, None]], 1)
-        stack.blank([found[name] for name in self.columns.stacked], earlier, 1)
-        return found, earlier
-
     def _transitions(
         self,
         source: Handle,
@@ -396,9 +363,9 @@ class TransitionReader(ClipReader):
             if not asked:
                 self.want(positions)
             self.watch.begin()
-        if self._paired and out is None:
+        if self._plan.paired and out is None:
             out = self._room(len(positions))
-        found = self._sums(RowsOfOne(source, self.following), positions, out, threads)
+        found = self._sums(RowsOfOne(source, self.next_observations), positions, out, threads)
         if is_large:
             self.watch.end()
         return found
@@ -410,28 +377,25 @@ class TransitionReader(ClipReader):
         out: dict[str, Array] | None,
         threads: int,
     ) -> _Found:
-        columns, stack, is_single = self.columns, self.columns.stack, self.n_step == 1
-        stop = rows.stop
-        names = self._of_row
-        batch = dict(zip(names, rows.take(names, positions), strict=True))
-        lanes = np.abs(batch.pop("lanes")).astype(np.int64)
-        at = oldest = positions
-        if stack is not None:
-            earlier = batch.pop(stack.column.name)
-            at = stack.positions(positions, lanes, earlier)
-            oldest = at[:, 0]
-            batch |= self._stacks(rows, at, out, "", threads, stack, earlier)
-        if self._wide:
-            batch |= _take_large(rows, self._wide, positions, out, "", threads)
+        plan, stack, stop = self._plan, self.columns.stack, rows.stop
+        batch = dict(zip(plan.of_row, rows.take(plan.of_row, positions), strict=True))
+        strides = np.abs(batch.pop("lanes")).astype(np.int64)
 
-        def of(name: str, at: Array) -> Array:
-            return rows.take([name], at)[0]
+        def observe(prefix: str, at: Array, frames: Array, earlier: Any) -> None:
+            """Read the large observations at some rows, and the stacks of frames at others, `(B, size)`."""
+            for names, where in ((plan.wide, at), (plan.stacked, frames)):
+                if names:
+                    keys = [prefix + name for name in names]
+                    into = None if out is None else [out.get(key) for key in keys]
+                    batch.update(zip(keys, rows.take(names, where, into, threads), strict=True))
+            if stack is not None:
+                stack.blank([batch[prefix + name] for name in plan.stacked], earlier, int(bool(prefix)))
 
         def next_of(
             at: Array, strides: Array, names: list[str], wanted: Array | None = None
         ) -> tuple[Array, Array, list[Array]]:
             """Return the positions after some rows; which of these are rows with their next observations; and columns
-            of these.
+            of these, the first of which is `lanes`.
 
             `wanted`: which are looked for further on if they are not where they are expected.
             """
@@ -443,47 +407,48 @@ class TransitionReader(ClipReader):
             else:  # the newest call, or rows damaged by a power cut
                 then, *values = rows.take(names, np.where(inside, after, at))
                 found = inside & (then == strides)
-            if wanted is not None:
-                out_of_turn = (wanted & ~found).nonzero()[0]
-                if len(out_of_turn):
-                    further = self._further(rows, at, stop, out_of_turn)
-                    here = further >= 0
-                    after[out_of_turn[here]] = further[here]
-                    found[out_of_turn[here]] = True
+            if wanted is not None and len(out_of_turn := (wanted & ~found).nonzero()[0]):
+                further = self._further(rows, at, stop, out_of_turn)
+                which = out_of_turn[further >= 0]
+                if len(which):
+                    after[which], found[which] = further[further >= 0], True
+                    _, *values = rows.take(names, np.where(found, after, at))
             return after, (found if rows.is_dense else found & rows.are_live(after)), values
 
-        last, strides = positions, lanes
-        if is_single:
-            batch["dones"] = batch["dones"].astype(np.float32)
-        else:
-            rewards = batch["rewards"].astype(np.float64)
-            discounts = np.full(len(positions), self.gamma)
-            on = np.ones(len(positions), np.bool_)
+        last = at = oldest = positions
+        earlier: Any = None
+        if stack is not None:
+            earlier = batch.pop(stack.column.name)
+            at = stack.positions(positions, strides, earlier)
+            oldest = at[:, 0]
+        if plan.paired:
+            observe("", positions, at, earlier)
+        dones = batch["dones"]
+        if self.n_step > 1:
+            ended, rewards = dones | batch.pop("truncated"), batch["rewards"].astype(np.float64)
+            on, discounts = np.ones(len(positions), np.bool_), np.full(len(positions), self.gamma)
             for power in range(1, self.n_step):
-                dones, truncated = rows.take(["dones", "truncated"], last)
-                on &= ~(dones | truncated)
-                after, is_row, _ = next_of(last, strides, ["lanes"], on)
+                on &= ~ended
+                after, is_row, (done, truncated, reward, *ages) = next_of(last, strides, plan.of_step, on)
                 on &= is_row
                 if not on.any():
                     break
-                strides = np.where(on, after - last, strides)
-                last = np.where(on, after, last)
-                rewards[on] += self.gamma**power * of("rewards", last)[on]
-                discounts[on] *= self.gamma
-            batch["rewards"] = rewards.astype(np.float32)
-            batch["dones"] = of("dones", last).astype(np.float32)
-            batch["discounts"] = discounts.astype(np.float32)
-        after, on, following = next_of(last, strides, self._of_next)
-        batch.update(zip(self._next_names, following, strict=True))
-        if self._wide:
-            batch |= _take_large(rows, self._wide, np.where(on, after, last), out, "next_", threads)
-        if stack is not None:
-            here = at
-            if not is_single:
-                earlier = of(stack.column.name, last)
-                here = stack.positions(last, strides, earlier)
-            then = np.concatenate([here[:, 1:], np.where(on, after, last)[:, None]], 1)
-            batch |= self._stacks(rows, then, out, "next_", threads, stack, earlier)
+                strides, last = np.where(on, after - last, strides), np.where(on, after, last)
+                dones, ended = np.where(on, done, dones), done | truncated
+                np.add(rewards, self.gamma**power * reward, out=rewards, where=on)
+                np.multiply(discounts, self.gamma, out=discounts, where=on)
+                if ages:
+                    earlier = np.where(on, ages[0], earlier)
+            batch["rewards"], batch["discounts"] = rewards.astype(np.float32), discounts.astype(np.float32)
+        batch["dones"] = dones.astype(np.float32)
+        after, on, later = next_of(last, strides, ["lanes", *plan.small])
+        batch.update(zip([f"next_{name}" for name in plan.small], later, strict=True))
+        if plan.paired:
+            end, frames = np.where(on, after, last), at
+            if stack is not None:
+                frames = at if self.n_step == 1 else stack.positions(last, strides, earlier)
+                frames = np.concatenate([frames[:, 1:], end[:, None]], 1)
+            observe("next_", end, frames, earlier)
         good: Array | None = None
         if not all_true(on):
             good, apart = on.copy(), np.flatnonzero(~on)
@@ -492,7 +457,7 @@ class TransitionReader(ClipReader):
             good[known] = True
             for name, values in led_to.items():
                 into = batch[f"next_{name}"]
-                (into[:, -1] if name in columns.stacked else into)[known] = values
+                (into[:, -1] if name in plan.stacked else into)[known] = values
         if stack is not None and not rows.is_dense:
             stored = np.logical_and.reduce(rows.are_live(at), 1)
             good = stored if good is None else good & stored
@@ -514,7 +479,7 @@ class TransitionReader(ClipReader):
             part = which[left]
             here = at[part][:, None] + ahead
             inside = here < ends[left][:, None]
-            goes_on = inside & (rows.lanes_of(part, np.where(inside, here, at[part][:, None])) == ahead)
+            goes_on = inside & (rows.take(["lanes"], np.where(inside, here, at[part][:, None]), which=part)[0] == ahead)
             is_here = goes_on.any(1)
             found[left[is_here]] = at[part[is_here]] + ahead[goes_on[is_here].argmax(1)]
             left = left[~is_here & inside[:, -1]]
@@ -526,11 +491,11 @@ class TransitionReader(ClipReader):
         self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int
     ) -> tuple[dict[str, Array], Array, Array | None]:
         """Return transitions of this ring and others as they are now, as `ClipReader.read_adjacent` does clips."""
-        room = self._room(len(anchors)) if self._paired and out is None else out
-        following = rings.plans.get(0)
-        if following is None:
-            following = rings.plans[0] = [reader.following for reader in rings.readers]
-        rows = RowsOfAdjacent(rings, following, places)
+        room = self._room(len(anchors)) if self._plan.paired and out is None else out
+        apart = rings.plans.get(0)
+        if apart is None:
+            apart = rings.plans[0] = [reader.next_observations for reader in rings.readers]
+        rows = RowsOfAdjacent(rings, apart, places)
         found = self._sums(rows, anchors, room, threads)
         return self._put_into(found.batch, out), found.oldest, found.good
 
@@ -541,34 +506,6 @@ class TransitionReader(ClipReader):
         costs page faults, which take longer than the copy. One block is below that, two of half the size are not.
         """
         made = {}
-        for spec in self._paired:
+        for spec in self._plan.paired:
             made[spec.name], made[f"next_{spec.name}"] = pair((size, *spec.shape), spec.dtype)
         return made
-
-    def _stacks(
-        self,
-        rows: RowsOfOne | RowsOfAdjacent,
-        at: Array,
-        out: dict[str, Array] | None,
-        prefix: str,
-        threads: int,
-        stack: FrameStack,
-        earlier: Array,
-    ) -> dict[str, Array]:
-        """Return the stacks of frames at these positions `(B, size)`, by leaf, in `out` where it has them."""
-        stacks = _take_large(rows, self.columns.stacked, at, out, prefix, threads)
-        stack.blank(list(stacks.values()), earlier, int(bool(prefix)))
-        return stacks
-
-
-def _take_large(
-    rows: RowsOfOne | RowsOfAdjacent,
-    names: Sequence[str],
-    at: Array,
-    out: dict[str, Array] | None,
-    prefix: str,
-    threads: int,
-) -> dict[str, Array]:
-    """Return large observations at these positions, `(B,)`, or `(B, size)` of stacks, in `out` where it has them."""
-    into = (None if out is None else out.get(prefix + name) for name in names)
-    return {prefix + n: rows.take_large(n, at, i, threads) for n, i in zip(names, into, strict=True)}

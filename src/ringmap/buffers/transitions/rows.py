@@ -30,35 +30,41 @@ class RowsOfOne:
     `head`: of the ring; `stop`: where the newest call ended; `is_dense`: whether all positions up to there are stored.
     """
 
-    def __init__(self, source: Handle, following: NextObservations) -> None:
+    def __init__(self, source: Handle, next_observations: NextObservations) -> None:
         assert source.rows is not None
-        self.source, self.rows, self.following = source, source.rows, following
+        self.source, self.rows, self.next_observations = source, source.rows, next_observations
         with thread.searching, source.lock:
             self.head, live = source.head, source.live
             self.stop: int = live.stop
             self.is_dense = live.is_dense
 
-    def take(self, names: Sequence[str], at: Array) -> list[Array]:
-        """Return columns of the rows at these positions."""
-        return self.rows.take(names, at, self.head)
+    def take(
+        self,
+        names: Sequence[str],
+        at: Array,
+        out: Sequence[Array | None] | None = None,
+        threads: int = 1,
+        which: Array | None = None,
+    ) -> list[Array]:
+        """Return columns of rows, in the arrays of `out` where it has some.
 
-    def take_large(self, name: str, at: Array, into: Array | None, threads: int) -> Array:
-        """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`, in `into` if it is an
-        array."""
-        return self.rows.take([name], at, self.head, [into], threads)[0]
+        Args:
+            names: of the columns.
+            at: the positions of one row of each transition, `(B,)`, or of several, `(B, n)`.
+            out: for each column an array or None.
+            threads: maximum number of threads for the copy.
+            which: the transitions, if these are not all.
+        """
+        return self.rows.take(names, at, self.head, out, threads)
 
     def are_live(self, at: Array) -> Array:
         """Tell which positions are stored."""
         return are_live(self.source, at)
 
-    def lanes_of(self, which: Array, at: Array) -> Array:
-        """Return the column `lanes` of rows near some transitions: `at` is `(len(which), n)`."""
-        return self.rows.take(["lanes"], at, self.head)[0]
-
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and
         these."""
-        return self.following.find(self.source, last[which], self.head)
+        return self.next_observations.find(self.source, last[which], self.head)
 
 
 class RowsOfAdjacent:
@@ -66,35 +72,39 @@ class RowsOfAdjacent:
 
     Args:
         rings: the rings.
-        following: what finds the next observations of each.
+        next_observations: what finds the next observations of each.
         places: among the rings, of the ring of each transition.
     """
 
     head = -1
     """Each ring has its own."""
 
-    def __init__(self, rings: AdjacentRings, following: Sequence[NextObservations], places: Array) -> None:
-        self._rings, self._following, self._ring_of = rings, following, places
+    def __init__(self, rings: AdjacentRings, next_observations: Sequence[NextObservations], places: Array) -> None:
+        self._rings, self._next_observations, self._ring_of = rings, next_observations, places
         ends = rings.ends()
         self.stop, self.is_dense = ends.stops.take(places), ends.is_dense
         self._laps, self._first = rings.laps(places), rings.first_rows(places)
 
-    def take(self, names: Sequence[str], at: Array) -> list[Array]:
-        """Return columns of the rows at these positions."""
-        slots, by_name, head = at % self._laps, self._rings.rows.by_name, self._rings.head
-        slots += self._first
-        return [by_name[name].take(slots, None, head) for name in names]
-
-    def take_large(self, name: str, at: Array, into: Array | None, threads: int) -> Array:
-        """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`, in `into` if it is an
-        array."""
-        laps, first = self._laps, self._first
-        if at.ndim > 1:
-            laps = laps if isinstance(laps, int) else laps[:, None]
-            first = first if isinstance(first, int) else first[:, None]
-        slots = at % laps
+    def take(
+        self,
+        names: Sequence[str],
+        at: Array,
+        out: Sequence[Array | None] | None = None,
+        threads: int = 1,
+        which: Array | None = None,
+    ) -> list[Array]:
+        """Return columns of rows, as `RowsOfOne.take` does."""
+        laps, first, rows = self._laps, self._first, self._rings.rows
+        if which is not None or at.ndim > 1:
+            laps, first = (
+                v if isinstance(v, int) else (v if which is None else v[which])[:, None] for v in (laps, first)
+            )
+        slots, head = at % laps, self._rings.head
         slots += first
-        return take(self._rings.rows.by_name[name], slots, into, threads, self._rings.head)
+        if out is None and threads == 1:
+            return [rows.by_name[name].take(slots, None, head) for name in names]
+        into = out or [None] * len(names)
+        return [take(rows.by_name[n], slots, o, threads, head) for n, o in zip(names, into, strict=True)]
 
     def are_live(self, at: Array) -> Array:
         """Tell which positions are stored."""
@@ -103,14 +113,6 @@ class RowsOfAdjacent:
             found[which] = are_live(self._rings.sources[place], at[which])
         return found
 
-    def lanes_of(self, which: Array, at: Array) -> Array:
-        """Return the column `lanes` of rows near some transitions: `at` is `(len(which), n)`."""
-        laps, first = (
-            value if isinstance(value, int) else value[which][:, None] for value in (self._laps, self._first)
-        )
-        lanes: Array = self._rings.rows.by_name["lanes"].take(at % laps + first, None, self._rings.head)
-        return lanes
-
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and
         these."""
@@ -118,7 +120,7 @@ class RowsOfAdjacent:
         for place, mine in groups(self._ring_of.take(which)):
             source = self._rings.sources[place]
             try:
-                here, values = self._following[place].find(source, last[which[mine]], source.head)
+                here, values = self._next_observations[place].find(source, last[which[mine]], source.head)
             except RING_FAULTS:  # the look after the copy says so
                 continue
             if len(here):
