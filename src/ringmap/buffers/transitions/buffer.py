@@ -33,7 +33,7 @@ from ringmap.buffers import lookup
 from ringmap.buffers.base import InNotebook
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, check_device
-from ringmap.buffers.engine import Engine, door
+from ringmap.buffers.engine import door
 from ringmap.buffers.lookup import Clips
 from ringmap.buffers.moments import RingEpisodes
 from ringmap.buffers.nested import leaf_array
@@ -260,7 +260,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         self.n_step, self.gamma, self.device, self.pin_memory = reading
 
     def _set_up(self, ring: StepRing) -> None:
-        self._ring = ring
+        self._ring, self.engine = ring, ring.engine
         self.capacity = ring.capacity
         owned = ring.engine.owned
         assert owned.manifest.schema is not None
@@ -344,9 +344,10 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
                 count = 1 if is_single else len(observations)
                 if count <= self._most_lanes:
                     names = None if lane is None else _names_of(lane, count, where)
-                    now, after = {columns.observed[0]: step[0]}, {columns.observed[0]: next_observations}
+                    name = columns.observed[0]
+                    now, after = {name: step[0]}, {name: next_observations}
                     if is_single and columns.stack is not None:
-                        now, after = ({name: v[None] for name, v in each.items()} for each in (now, after))
+                        now, after = {name: step[0][None]}, {name: next_observations[None]}
                         is_single = False
                     self._store(store, now, after, step[1:], count, where, names, is_single=is_single)
                     return
@@ -397,7 +398,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             if ends.head != store.head or ends.era != store.live.era:
                 newest = self.reader.newest_of_lanes(0 if names is None else FURTHEST)
                 ends.begin(store.head, store.live.era, names is not None, *newest)
-            places, strides, parted = ends.match(names, rows, count, store.tail, begun)
+            places, strides, parted = ends.match(names, rows, count, store, begun)
             lanes = strides if parted is None else np.where(parted, -strides, strides)
             led, ages = after, None
             if stack is not None:
@@ -511,11 +512,6 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
     def _one_step(self, history_len: int | None) -> None:
         if history_len not in (None, 1):
             raise InputError(f"{type(self).__name__}: draws single transitions, got history_len={history_len!r}")
-
-    @property
-    def engine(self) -> Engine:
-        """The engine of the ring of rows."""
-        return self._ring.engine
 
     @property
     def rows(self) -> StepRing:
@@ -649,7 +645,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
             raise InputError(f"{type(self).__name__}.sample: to must be 'numpy' or 'torch', got {to!r}")
         positions, _, weigh = self._draw(batch_size, step, "sample")
         asked = positions.copy()
-        columns: dict[str, Any] = self._ring.buffer.engine.read(positions, ROW)
+        columns: dict[str, Any] = self.engine.read(positions, ROW)
         weights: Any = weigh and weigh(positions)
         if weights is not None:
             columns["ids"], columns["weights"] = positions, weights
@@ -783,7 +779,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
 
     def _draw(self, size: int, step: int | None, what: str) -> Drawn:
         """Return the transitions of the next batch. `what`: the method to name in an error."""
-        engine = self._ring.buffer.engine
+        engine = self.engine
         source, sampler = engine.look(), engine.sampler
         if sampler.given is None:
             positions, count = self._ring.draw_or_count(source, size, engine.rng)
@@ -971,13 +967,13 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
 
 
 def _names_of(lane: Any, count: int, where: str) -> list[Any]:
-    """Return the name of the environment of each row; without names they are numbered.
+    """Return the name of the environment of each row.
 
     Raises:
         InputError: there are more or fewer names than rows, one is named twice, or is neither an integer nor text.
     """
-    if lane is None:
-        return list(range(count))
+    if type(lane) is int and count == 1:
+        return [lane]
     if not isinstance(lane, list | tuple):
         lane = np.atleast_1d(as_array(lane, f"{where}: lane", "row")).tolist()
     names = [name.item() if isinstance(name, np.generic) else name for name in lane]

@@ -23,6 +23,7 @@ import numpy as np
 
 from ringmap.buffers.transitions.next_observations import different, same_bytes
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.read.handle import Handle
 
 __all__ = ["FURTHEST", "LaneEnds"]
 
@@ -142,7 +143,12 @@ class LaneEnds:
     # -- a call ------------------------------------------------------------------------------
 
     def match(
-        self, names: Sequence[Hashable] | None, rows: Mapping[str, Array], count: int, tail: int, begun: Array | None
+        self,
+        names: Sequence[Hashable] | None,
+        rows: Mapping[str, Array],
+        count: int,
+        source: Handle,
+        begun: Array | None,
     ) -> tuple[Any, Any, Any]:
         """Return the places of the environments of a call, how far back their rows before are, and which of these they
         do not go on from, bool `(count,)`, None for none.
@@ -151,7 +157,7 @@ class LaneEnds:
             names: of the environments.
             rows: their observations, `(count, ...)`; of one environment also without the first axis.
             count: of the rows.
-            tail: of the ring.
+            source: the ring.
             begun: `(count,)`, those that begin an episode, whatever their observations.
         """
         if names is None and self.in_order:
@@ -167,18 +173,20 @@ class LaneEnds:
             self._name_lanes()
         names = range(count) if names is None else names
         if count == 1:
-            rows = {name: values.reshape(1, *self.led[name].shape[1:]) for name, values in rows.items()}
-            place = self._place(names[0], rows, 0)
-            at = int(self.at[place])
+            place = self._places.get(names[0], -1)
+            at = int(self.at[place]) if place >= 0 else -1
             back = self.head - at
-            if begun is None and tail <= at and back <= FURTHEST:
-                goes_on = [same_bytes(values, self.led[name][place]) for name, values in rows.items()]
-                if all(goes_on):
+            if begun is None and source.tail <= at and back <= FURTHEST:
+                for name, values in rows.items():
+                    if not same_bytes(values, self.led[name][place]):
+                        break
+                else:
                     return slice(place, place + 1), back, None
+            rows = {name: values.reshape(1, *self.led[name].shape[1:]) for name, values in rows.items()}
         places = np.array([self._place(name, rows, number) for number, name in enumerate(names)])
         at = self.at[places]
         backs = self.head + np.arange(count) - at
-        is_near = (at >= tail) & (backs <= FURTHEST)
+        is_near = (at >= source.tail) & (backs <= FURTHEST)
         parted = ~is_near if begun is None else begun | ~is_near
         for name, values in rows.items():
             parted |= different(values, self.led[name][places])
@@ -229,10 +237,10 @@ class LaneEnds:
             self._make_room(count, count)
         if ages is not None:
             self.ages[places] = ages
-        for name, values in led.items():
-            self.led[name][places] = values
+        for name in led:
+            self.led[name][places] = led[name]
         self.head, self.era = first + count, era
-        if self.count > 2 * FURTHEST and not self.in_order:
+        if self._places and self.count > 2 * FURTHEST:
             self._drop_before(self.head - FURTHEST)
 
     def _drop_before(self, position: int) -> None:

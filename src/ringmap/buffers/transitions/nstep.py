@@ -75,12 +75,13 @@ class _Found(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Names of the columns that are read at a transition's own row, but for large observations; at each further row
-    that is summed; of small observations, large ones and frames; what `_room` has arrays for, as it is in a batch; and
-    the columns of a batch, in order."""
+    """Names of columns: those read at a transition's own row, but for large observations; at each further row that is
+    summed; and at the row after the last. Those of small observations, of large ones and of frames. What `_room` has
+    arrays for, as it is in a batch; and those of a batch, in order."""
 
     of_row: list[str]
     of_step: list[str]
+    of_next: list[str]
     small: list[str]
     wide: list[str]
     stacked: list[str]
@@ -234,6 +235,7 @@ class TransitionReader(ClipReader):
         return _Plan(
             ["lanes", *small, "actions", "rewards", *flags, *(spec.name for spec in columns.extra), *earlier],
             ["lanes", "dones", "truncated", "rewards", *earlier],
+            ["lanes", *small],
             small,
             wide,
             columns.stacked,
@@ -441,8 +443,9 @@ class TransitionReader(ClipReader):
                     earlier = np.where(on, ages[0], earlier)
             batch["rewards"], batch["discounts"] = rewards.astype(np.float32), discounts.astype(np.float32)
         batch["dones"] = dones.astype(np.float32)
-        after, on, later = next_of(last, strides, ["lanes", *plan.small])
-        batch.update(zip([f"next_{name}" for name in plan.small], later, strict=True))
+        after, on, later = next_of(last, strides, plan.of_next)
+        for name, values in zip(plan.small, later, strict=True):
+            batch[f"next_{name}"] = values
         if plan.paired:
             end, frames = np.where(on, after, last), at
             if stack is not None:
