@@ -33,7 +33,7 @@ from ringmap.buffers import lookup
 from ringmap.buffers.base import InNotebook
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, check_device
-from ringmap.buffers.engine import door
+from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.lookup import Clips
 from ringmap.buffers.moments import RingEpisodes
 from ringmap.buffers.nested import leaf_array
@@ -260,7 +260,8 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         self.n_step, self.gamma, self.device, self.pin_memory = reading
 
     def _set_up(self, ring: StepRing) -> None:
-        self._ring, self.engine = ring, ring.engine
+        self._ring = ring
+        self.engine: Engine = ring.engine
         self.capacity = ring.capacity
         owned = ring.engine.owned
         assert owned.manifest.schema is not None
