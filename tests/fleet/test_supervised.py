@@ -4,6 +4,7 @@ import io
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from functools import partial
@@ -285,9 +286,12 @@ def test_rings_that_do_not_fit(tmp_path):
     with pytest.raises(InputError, match="another collection with seed 100.*episodes: 3 there, 4 now"):
         call(tmp_path, 4, 1)
     os.symlink(tmp_path / "collector-0", tmp_path / "link")
-    with pytest.raises(InputError, match="collector-0 and .*link are the same ring"):
-        call(tmp_path, 3, 1)
+    call(tmp_path, 3, 1)  # a link is the ring that it leads to
     os.remove(tmp_path / "link")
+    shutil.copytree(tmp_path / "collector-0", tmp_path / "copy")
+    with pytest.raises(InputError, match="collector-0 and .*copy both hold seed 100: was a ring copied"):
+        call(tmp_path, 3, 1)
+    shutil.rmtree(tmp_path / "copy")
     with (
         ringmap.ReplayBuffer.open(tmp_path / "collector-0", mode="r+"),
         pytest.raises(LockedError, match="collector-0"),

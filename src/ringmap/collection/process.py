@@ -35,6 +35,10 @@ THREADS = "OMP_NUM_THREADS"
 STOPPED = 130
 """Exit code of a collector that was told to stop by a signal."""
 
+_HINT = (
+    "; its traceback was printed, or is in its log. A script that calls ringmap.collect needs "
+    '`if __name__ == "__main__":` around it'
+)
 _GRACE_S = 1.0
 """After a signal to stop, before the kill."""
 _TAIL_NBYTES, _TAIL_LINES = 8192, 15
@@ -80,22 +84,19 @@ class Processes:
                 if worker.process.exitcode is None:  # else its number may be another's by now
                     _kill_group(worker.process)
                     worker.process.kill()
-                worker.process.join()
-                worker.hang_up()
+                worker.close()
 
 
 class _Process:
     """A collector that runs as a process."""
 
     def __init__(self, process: Any, pipe: Connection, ring: str, log: str, job: Job) -> None:
-        self.process, self._job, self._ring, self._log = process, job, ring, log
-        self._pipe: Connection | None = pipe
+        self.process, self._pipe, self._job, self._ring, self._log = process, pipe, job, ring, log
 
     @property
     def handles(self) -> list[Any]:
         """What can be waited for."""
-        pipe = [] if self._pipe is None else [self._pipe]
-        return [*pipe, self.process.sentinel]
+        return [*([] if self._pipe.closed else [self._pipe]), self.process.sentinel]
 
     @property
     def place(self) -> str:
@@ -105,31 +106,25 @@ class _Process:
     def hear(self) -> list[Message]:
         """Return what it said since the last call."""
         found: list[Message] = []
-        if self._pipe is not None:
-            try:
-                while self._pipe.poll():
-                    found.append(self._pipe.recv())
-            except (EOFError, OSError):  # killed in the middle of a word: it has ended
-                self.hang_up()
+        try:
+            while not self._pipe.closed and self._pipe.poll():
+                found.append(self._pipe.recv())
+        except (EOFError, OSError):  # killed in the middle of a word: it has ended
+            self._pipe.close()
         return found
 
     def say(self, answer: range | None) -> None:
         """Answer it."""
-        if self._pipe is not None:
-            with contextlib.suppress(OSError):  # it died, and its ring will be counted
-                self._pipe.send(answer)
+        with contextlib.suppress(OSError):  # it died, and its ring will be counted
+            self._pipe.send(answer)
 
     def ending(self) -> Ending | None:
         """Return how it ended; None while it runs."""
         code = self.process.exitcode
         if code is None:
             return None
-        hint = (
-            "; its traceback was printed, or is in its log. A script that calls ringmap.collect needs "
-            '`if __name__ == "__main__":` around it'
-        )
-        is_its_own = code > 0 and code != STOPPED
-        return Ending(_ending(code), f" (process {self.process.pid})", code == 0, hint if is_its_own else None)
+        hint = _HINT if code > 0 and code != STOPPED else None
+        return Ending(_ending(code), f" (process {self.process.pid})", code == 0, hint)
 
     def finished(self) -> set[int]:
         """Return what its ring holds."""
@@ -143,17 +138,11 @@ class _Process:
             return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
         return "    (it printed nothing)"
 
-    def hang_up(self) -> None:
-        """Close the pipe."""
-        if self._pipe is not None:
-            self._pipe.close()
-        self._pipe = None
-
     def close(self) -> None:
         """Forget it."""
         self.process.join()
         self.process.close()
-        self.hang_up()
+        self._pipe.close()
 
 
 def log_of(folder: str, number: int) -> str:

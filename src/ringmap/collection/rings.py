@@ -16,20 +16,22 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.collection.seeds import finished_in
-from ringmap.errors import EnvironmentFault, InputError, LockedError
+from ringmap.errors import EnvironmentFault, LockedError
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import FINE, Paths
 from ringmap.storage.disk.system import clear_errors
-from ringmap.storage.records.manifest import read_manifest
 from ringmap.world.collecting import Collection, progress_of
 from ringmap.world.progress import Progress
 
 __all__ = ["FOLDER", "alone", "finished_at", "finished_below", "held", "patiently", "ring_of"]
+
+T = TypeVar("T")
 
 FOLDER, _LOCK = "collect", "lock"
 _PAUSE_S = 0.02
@@ -41,28 +43,20 @@ def ring_of(path: str, number: int) -> str:
 
 
 def _rings_below(path: str, where: str) -> list[str]:
-    """Return the directories of the rings that are children of a directory, in order; two of them may not be one."""
+    """Return the directories of the rings that are children of a directory, in order; what links lead to, once."""
     disk = Disk()
     if not disk.is_folder(path):
         return []
-    found: dict[bytes, str] = {}
-    for name in sorted(disk.names(path)):
-        ring = os.path.join(path, name)
+    found = []
+    for ring in [os.path.join(path, name) for name in sorted(disk.names(path)) if name not in FINE]:
         with clear_errors(where, ring, lambda: "so the seeds in it can't be counted"):
-            if name in FINE or not disk.exists(Paths(ring).manifest):
-                continue
-            uuid = read_manifest(disk, ring).uuid
-        if uuid in found:
-            raise InputError(
-                f"{where}: {found[uuid]} and {ring} are the same ring, by a link or a copy: its seeds would count "
-                "twice; move one of them elsewhere"
-            )
-        found[uuid] = ring
-    return list(found.values())
+            if disk.exists(Paths(ring).manifest):
+                found.append(os.path.realpath(ring))
+    return list(dict.fromkeys(found))
 
 
-def patiently(open_it: Callable[[], ReplayBuffer], wait_s: float) -> ReplayBuffer:
-    """Open a ring to write; if a process holds it, try for a while: one that was killed or orphaned ends soon.
+def patiently(open_it: Callable[[], T], wait_s: float) -> T:
+    """Open what takes a lock; if a process holds it, try for a while: one that was killed or orphaned ends soon.
 
     Raises:
         LockedError: it is held all the time. The message names the process.

@@ -43,14 +43,8 @@ _WIDE = 100
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a collector ended.
-
-    Args:
-        text: in words, after its name: "was killed by SIGKILL".
-        process: which it was, in brackets, for messages; may be empty.
-        is_clean: it ended by itself, with nothing wrong.
-        hint: if its end was of its own making and it did not say why: where to look.
-    """
+    """How a collector ended. `text`: in words, after its name: "was killed by SIGKILL"; `process`: which it was, in
+    brackets; `is_clean`: nothing was wrong; `hint`: where to look, if it ended by itself and did not say why."""
 
     text: str
     process: str
@@ -104,7 +98,7 @@ class _Seat(Generic[W]):
     """One collector, through all of its lives."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number, self.name = number, f"collector {number}"
         self.holder: Hashable = number
         self.worker: W | None = None
         self.due = 0.0
@@ -112,19 +106,6 @@ class _Seat(Generic[W]):
         self.episodes = 0
         self.has_begun = self.is_given_up = False
         self.failure: Failed | None = None
-
-    @property
-    def name(self) -> str:
-        return f"collector {self.number}"
-
-
-@dataclass(slots=True)
-class _Away(Generic[W]):
-    """A collector that ended, whose ring can't be counted yet."""
-
-    seat: _Seat[W]
-    holder: Hashable
-    worker: W
 
 
 class Supervisor(Generic[W]):
@@ -144,7 +125,8 @@ class Supervisor(Generic[W]):
     ) -> None:
         self._where, self._workers, self._seeds, self._bar = where, workers, seeds, bar
         self._seats = [_Seat[W](number) for number in range(collectors)]
-        self._away: list[_Away[W]] = []
+        self._away: list[tuple[_Seat[W], Hashable, W]] = []
+        """Collectors that ended, with the holder of their seeds, whose rings can't be counted yet."""
         self._away_s, self._counted_at, self._idle_since = away_s, 0.0, 0.0
 
     def run(self) -> None:
@@ -165,13 +147,9 @@ class Supervisor(Generic[W]):
             until = time.monotonic() + _CLOSING_S
             while self._running and time.monotonic() < until:
                 self._hear()
-            if late := [seat.name for seat in self._seats if seat.worker is not None]:
-                log.warning(
-                    "%s: all is collected, but %s did not end in %.0f s, and is stopped",
-                    self._where,
-                    ", ".join(late),
-                    _CLOSING_S,
-                )
+            if late := ", ".join(seat.name for seat in self._seats if seat.worker is not None):
+                text = "%s: all is collected, but %s did not end in %.0f s, and is stopped"
+                log.warning(text, self._where, late, _CLOSING_S)
         finally:
             self._workers.stop(self._running)
 
@@ -237,13 +215,9 @@ class Supervisor(Generic[W]):
             self._raise_for(seat, worker, ending)
         finished = worker.finished()
         if finished is None:
-            log.warning(
-                "%s: the ring of %s can't be reached, and keeps its seeds until it can; %s",
-                self._where,
-                seat.name,
-                worker.place,
-            )
-            self._away.append(_Away(seat, seat.holder, worker))
+            text = "%s: the ring of %s can't be reached, and keeps its seeds until it can; %s"
+            log.warning(text, self._where, seat.name, worker.place)
+            self._away.append((seat, seat.holder, worker))
             seat.holder = (seat.number, object())
         elif found := self._seeds.release(seat.holder, finished):
             self._count(seat, found)
@@ -251,15 +225,8 @@ class Supervisor(Generic[W]):
         if seat.deaths < _MOST_DEATHS:
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (seat.deaths - 1))
             seat.due = time.monotonic() + pause_s
-            log.warning(
-                "%s: %s%s %s, and is started again in %.1f s; %s",
-                self._where,
-                seat.name,
-                ending.process,
-                ending.text,
-                pause_s,
-                worker.place,
-            )
+            text = "%s: %s%s %s, and is started again in %.1f s; %s"
+            log.warning(text, self._where, seat.name, ending.process, ending.text, pause_s, worker.place)
             return
         seat.is_given_up = True
         text = (
@@ -295,16 +262,17 @@ class Supervisor(Generic[W]):
         if now - self._counted_at < _COUNT_S:
             return
         for one in list(self._away):
-            if (finished := one.worker.finished()) is not None:
+            seat, holder, worker = one
+            if (finished := worker.finished()) is not None:
                 self._away.remove(one)
-                if found := self._seeds.release(one.holder, finished):
-                    self._count(one.seat, found)
+                if found := self._seeds.release(holder, finished):
+                    self._count(seat, found)
         self._counted_at = now = time.monotonic()
-        held = self._seeds.held_by(one.holder for one in self._away)
+        held = self._seeds.held_by(holder for _, holder, _ in self._away)
         if held < self._seeds.left or not held:
             self._idle_since = now
         elif now - self._idle_since > self._away_s:
-            places = "; ".join(sorted({one.worker.place for one in self._away}))
+            places = "; ".join(sorted({worker.place for *_, worker in self._away}))
             raise EnvironmentFault(
                 f"{self._where}: the last {held} seeds are leased to collectors whose rings can't be reached: "
                 f"{places}. What was collected stays: bring them back and call it again"
