@@ -1,9 +1,8 @@
 from ringmap.clips.samplers.base import BaseSampler, Linear, Sampler, as_sampler
 from ringmap.clips.samplers.episodes import EpisodeSampler
-from ringmap.clips.samplers.epochs import EpochSampler
 from ringmap.clips.samplers.mixture import MixtureSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
-from ringmap.clips.samplers.uniform import RecencySampler, UniformSampler
+from ringmap.clips.samplers.uniform import EpochSampler, RecencySampler, UniformSampler
 
 __all__ = [
     "BaseSampler",

@@ -24,9 +24,7 @@ from ringmap.buffers import replay
 from ringmap.clips import bounds as bounds_module
 from ringmap.clips import draws as draws_module
 from ringmap.clips import gather as gather_module
-from ringmap.clips.computed.hindsight import Hindsight
-from ringmap.clips.computed.nstep import NStep
-from ringmap.clips.computed.returns import ReturnToGo
+from ringmap.clips.computed.rewards import Hindsight, NStep, ReturnToGo
 from ringmap.clips.computed.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.items import Computed
 from ringmap.clips.samplers.episodes import EpisodeSampler

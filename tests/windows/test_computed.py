@@ -5,7 +5,6 @@ import pickle
 import numpy as np
 import pytest
 
-import ringmap.clips.computed.nstep as nstep_module
 from ringmap import ReplayBuffer
 from ringmap.clips.bounds import Bounds
 from ringmap.clips.items import Items
@@ -357,7 +356,6 @@ def test_control_a_wrong_end_is_found(home, monkeypatch):
     monkeypatch.setattr(Items, "terminated", property(lambda self: np.ones(len(self), bool)))
     with pytest.raises(AssertionError):
         test_sums_are_those_of_the_plain_loop(home, "next", "ram")
-    assert nstep_module.NStep is NStep
 
 
 # -- bad input ----------------------------------------------------------------------------------

@@ -5,8 +5,7 @@
     a column     anchor + offsets                            clamped to the episode where it is padded
 
 An item belongs to its anchor, a step of an episode. A clip of H observations with frameskip K is the cut whose anchor
-is
-its first step: offsets 0, K, 2K, ..., and all H * K steps of `action`.
+is its first step: offsets 0, K, 2K, ..., and all H * K steps of `action`.
 
 Invariants: an episode of L steps has max(0, L - before - after) anchors, one after the other (none if L < least); a
 row without padding lies inside the episode for every anchor; a padded row is a row of the same episode.
@@ -120,13 +119,10 @@ class Steps:
     def places(
         self, anchors: Array, starts: Array, lengths: Array, blanks: tuple[Array, Array | int] | None = None
     ) -> tuple[Array, Array | None]:
-        """Return the positions `(B, n)` of the steps, and which of them are padding, None if none can be.
+        """Return the positions `(B, n)` of the steps around anchors, and which are padding, None if none can be.
 
-        Args:
-            anchors: positions of the anchors, int64 `(B,)`.
-            starts: positions of the first steps of their episodes.
-            lengths: steps of these episodes.
-            blanks: how many steps at their starts, and at their ends, have no value; None: as many as of any.
+        `starts`, `lengths`: of their episodes, `(B,)`; `blanks`: how many steps at the starts, and at the ends, of
+        these have no value; None: as many as of any.
         """
         wanted = anchors[:, None] + self.array
         if not self.padded:
@@ -148,14 +144,10 @@ def places_of(slots: Array, is_pad: Array | None, positions: Array | None) -> Pl
 def clamp(
     wanted: Array, starts: Array, lengths: Array, blank_first: int | Array = 0, blank_last: int | Array = 0
 ) -> tuple[Array, Array]:
-    """Return positions moved into their episodes, and which of them had to move, or have no value.
+    """Return positions `(B, ...)` moved into their episodes, and which of them had to move, or have no value.
 
-    Args:
-        wanted: positions `(B, ...)`.
-        starts: position of the first step of the episode of each row, `(B,)`.
-        lengths: steps of these episodes.
-        blank_first: steps at the start of each episode that have no value, one number or `(B,)`.
-        blank_last: steps at its end that have none.
+    `starts`, `lengths`: of the episode of each row, `(B,)`; `blank_first`, `blank_last`: how many steps at the start
+    and at the end of each have no value, one number or `(B,)`.
 
     Example:
         >>> clamp(np.array([[8, 10, 14]]), np.array([10]), np.array([4]), blank_last=1)

@@ -38,13 +38,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def integers(rng: np.random.Generator, low: int, high: int, count: int) -> Array:
-    """Return `count` integers drawn uniformly from `[low, high)`, int64.
-
-    Args:
-        rng: the generator.
-        low: the least.
-        high: one past the greatest; at most 2**53 above `low`.
-        count: how many.
+    """Return `count` integers drawn uniformly from `[low, high)`, int64; `high` is at most 2**53 above `low`.
 
     Raises:
         ValueError: there is no integer to draw.
@@ -72,15 +66,8 @@ def _number(value: float) -> Array:
 
 
 class Around:
-    """The steps around an anchor that an item holds.
-
-    Args:
-        offsets: of the steps from the anchor; 0 is added.
-
-    Attributes:
-        array: the offsets, rising, int64.
-        zero: where 0 is among them.
-    """
+    """The steps around an anchor that an item holds: `array`, their offsets and 0, rising, int64; `zero`: where 0 is
+    among them."""
 
     __slots__ = ("array", "zero")
 
@@ -104,13 +91,8 @@ ANCHOR_ONLY = Around()
 class Crossing:
     """The items of a batch that have steps in more than one part. None of their steps is clamped.
 
-    The positions stay right, since a step keeps its position for life.
-
-    Args:
-        which: the items.
-        positions: of their steps, `(n, steps)`, as `around` has these.
-        around: the steps.
-        good: whether the steps of each lie in its episode; the positions of others mean nothing.
+    `which`: the items; `positions`: of their steps, `(n, steps)`, as `around` has these; they stay right, since a step
+    keeps its position for life; `good`: whether the steps of each lie in its episode; positions of others mean nothing.
     """
 
     __slots__ = ("_around", "good", "positions", "which")
@@ -137,14 +119,8 @@ class Crossing:
         """Return items that begin before the part that they belong to, or lie in an episode of which too little is
         left.
 
-        Args:
-            which: the items.
-            live: the parts.
-            index: of the part of each.
-            first: their first steps, counted from those of the parts.
-            step: which of their steps is the anchor.
-            around: their steps.
-            enough: whether enough steps of the episode of each are left; None: of all.
+        `index`: of the part of each in `live`; `first`: their first steps, counted from those of the parts; `step`:
+        which of their steps is the anchor; `enough`: whether enough of the episode of each is left; None: of all.
         """
         steps = (first + step)[:, None] + around.array
         positions, good = live.along(index, np.concatenate([first[:, None], steps], 1))
@@ -175,14 +151,8 @@ class Crossing:
         anchors[self.which] = found if self.good is None else np.where(self.good, found, NONE)
 
     def put(self, slots: Array, spots: slice | Array, rows: int, positions: Array | None = None) -> None:
-        """Replace the slots, and positions, of these items, which were found as if each lay in one part.
-
-        Args:
-            slots: of the whole batch, `(B, n)`; `(B,)` of one step.
-            spots: of their steps, from `Around.spots`.
-            rows: of the ring.
-            positions: as `slots`; None where they are not needed.
-        """
+        """Replace the slots `(B, n)`, or `(B,)` of one step, and the positions, if any, of these items, which were
+        found as if each lay in one part. `spots`: of their steps, from `Around.spots`."""
         found = self.positions[:, spots]
         if slots.ndim == 1:
             found = found[:, 0]

@@ -190,13 +190,8 @@ class ClipReader(Forkable):
         """Return clips of this ring and others as they are now, the position of the oldest row of each, and which are
         good so far, None for all; the caller validates them.
 
-        Args:
-            rings: all rings.
-            places: of the ring of each clip among them, `(B,)`.
-            anchors: positions on their rings.
-            cut: what they hold: columns, without bounds of episodes and without functions.
-            out: as for `at`.
-            threads: maximum number of threads for the copy.
+        `places`: of the ring of each clip among `rings`, `(B,)`; `anchors`: positions on these; `cut`: of columns
+        alone, without bounds of episodes and functions; `out`, `threads`: as for `at`.
         """
         plan = _plan_of(rings.plans, cut, rings.rows, 0)
         slots: list[Places] = []
@@ -292,13 +287,8 @@ class ClipReader(Forkable):
             return positions
 
     def replaced(self, positions: Array, cut: Cut, redraw: Redraw | None = None) -> Array:
-        """Return the positions, with another clip in place of each that is GONE: drawn from what is stored, and
-        counted.
-
-        Args:
-            positions: of anchors, int64 `(B,)`.
-            cut: of the clips.
-            redraw: draws; None: uniformly from all clips that are stored.
+        """Return the positions of anchors, int64 `(B,)`, with another clip in place of each that is GONE: drawn by
+        `redraw`, or uniformly from all that are stored, and counted.
 
         Raises:
             NoClipsError: no clip is left to draw.

@@ -79,13 +79,8 @@ _TRIES = 8
 
 
 def counts(lengths: Array, span: int, least: int = 0) -> Array:
-    """Return the number of clips in episodes of these lengths, int64.
-
-    Args:
-        lengths: steps of each.
-        span: steps of a clip.
-        least: episodes that are shorter have none.
-    """
+    """Return the number of clips of `span` steps in episodes of these lengths, int64; those shorter than `least` have
+    none."""
     sizes = np.asarray(lengths, np.int64)
     found: Array = np.maximum(0, sizes - (span - 1))
     return np.where(sizes < least, 0, found) if least else found
@@ -254,8 +249,8 @@ class SpanIndex:
         if not self.across:
             before, now = counts(np.array([before, now]), self.span, self.least).tolist()
         end = self._ends.at(newest) + now - before
-        self._ends.put(newest, end)
-        self._shifts.put(newest, self.live.start(newest) + length - (self.span - 1) - end)
+        self._ends.change(newest, end)
+        self._shifts.change(newest, self.live.start(newest) + length - (self.span - 1) - end)
 
     def end_before(self, position: Position) -> ClipNumber:
         """Return one past the number of the last clip of the episodes that start before `position`. O(log episodes)."""
@@ -294,11 +289,7 @@ class SpanIndex:
 
     def _first_steps(self, numbers: Array) -> tuple[Array, Array]:
         """Return the index of the episode, or part, of each clip number in `[base, end)`, and the position of the
-        clip's first step.
-
-        If the clip begins in an earlier part, the position lies before its part by as many steps, and belongs to
-        something else.
-        """
+        clip's first step: before the part, among other rows, if the clip begins in an earlier one."""
         index = self._find(numbers)
         return index, numbers + self._shifts.span(self.first, self.last).take(index)
 
@@ -319,12 +310,7 @@ class SpanIndex:
         return episode + self.first, np.maximum(steps, NONE)
 
     def positions(self, numbers: Array, step: int = 0) -> Array:
-        """Return the position on the ring of a step of each clip number in `[base, end)`; -1 for a lost clip.
-
-        Args:
-            numbers: of the clips.
-            step: which of its steps, 0 for the first.
-        """
+        """Return the position on the ring of step `step` of each clip number in `[base, end)`; -1 for a lost clip."""
         if self.shift is not None:
             shifted: Array = numbers + self.shift
             return shifted
@@ -335,10 +321,7 @@ class SpanIndex:
 
     def _placed(self, numbers: Array, step: int, around: Around) -> tuple[Array, Crossing | None]:
         """Return the position of a step of each clip number in `[base, end)`, and the clips that begin in an earlier
-        part.
-
-        The positions of these are still to be put there, by `Crossing.put_anchors`.
-        """
+        part, whose positions `Crossing.put_anchors` puts there."""
         index, positions = self._first_steps(numbers)
         crossing: Crossing | None = None
         if self.is_joined:
@@ -363,14 +346,8 @@ class SpanIndex:
         return positions, crossing
 
     def draw(self, count: int, rng: np.random.Generator, base: int) -> Array:
-        """Return the positions of the first steps of `count` clips drawn uniformly, -1 for a lost clip. There must be a
-        clip.
-
-        Args:
-            count: number of clips.
-            rng: the generator.
-            base: the number of the oldest clip to draw.
-        """
+        """Return the positions of the first steps of `count` clips drawn uniformly from those numbered from `base` on,
+        at least one; -1 for a lost clip."""
         if self.shift is not None:
             return integers(rng, base + self.shift, self.end + self.shift, count)
         return self.positions(integers(rng, base, self.end, count))
@@ -402,14 +379,10 @@ class SpanIndex:
         return found
 
     def drawn(self, numbers: Array, step: int, rng: np.random.Generator, around: Around = ANCHOR_ONLY) -> Drawn | None:
-        """Return the clips with these numbers, which were drawn uniformly; lost ones are redrawn. None if all clips are
-        lost.
+        """Return the clips with these numbers, which were drawn uniformly; a lost one is redrawn, and its number
+        changed. None if all clips are lost.
 
-        Args:
-            numbers: of the clips, in `[base, end)`; changed where a clip is lost.
-            step: which of their steps is the anchor.
-            rng: draws clips in place of lost ones.
-            around: the steps of a clip, from the anchor.
+        `step`: which of their steps is the anchor; `around`: the steps of a clip, from the anchor.
         """
         if self.shift is not None:
             return Drawn(numbers + self.shift, NO_CROSSING)

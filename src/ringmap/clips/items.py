@@ -120,13 +120,8 @@ class EpisodeMoment:
     """The numbers of the stored episodes as of one moment, ring by ring and oldest first: those of one batch.
 
     An episode that is evicted meanwhile keeps its number. One that began later has the next one, unless that is
-    another's.
-
-    Args:
-        rings: returns the rings now, each with what turns positions on it into names; None: these are the names.
-
-    Attributes:
-        is_outdated: whether an episode had no number in this moment: the batch needs another one.
+    another's. `rings`: returns the rings now, each with what turns positions on it into names, or None;
+    `is_outdated`: whether an episode had no number in this moment, so that the batch needs another one.
     """
 
     def __init__(self, rings: Callable[[], Iterable[tuple[Handle, Numbers | None]]]) -> None:

@@ -17,9 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ringmap.buffers.episodes import StoredEpisodes
-from ringmap.clips.computed.hindsight import Hindsight
-from ringmap.clips.computed.nstep import NStep
-from ringmap.clips.computed.returns import ReturnToGo
+from ringmap.clips.computed.rewards import Hindsight, NStep, ReturnToGo
 from ringmap.clips.computed.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.window import Window
 from ringmap.formats.base import EPISODE_DATA_KEY

@@ -49,8 +49,6 @@ Seed = np.random.Generator | int | None
 Weigh = Callable[[Array], Array]
 """Returns the weights of a batch, given the final positions of its clips: some may have been redrawn."""
 
-_NO_STATE = "load_state_dict: the state has that of a sampler; make the buffer with such a sampler first"
-
 
 class HasClips(Protocol):
     """The part of a buffer that a sampler needs."""
@@ -167,11 +165,11 @@ class BaseSampler(ABC):
         Raises:
             InputError: the state belongs to another sampler.
         """
-        raise InputError(_NO_STATE)
+        raise InputError("load_state_dict: the state has that of a sampler; make the buffer with such a sampler first")
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the whole state, to store with a checkpoint; None if there is none."""
-        return None
+        """Return the whole state, to store with a checkpoint: the small one, if that is all; None if there is none."""
+        return self.small_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that `state_dict` returned.
@@ -179,7 +177,7 @@ class BaseSampler(ABC):
         Raises:
             InputError: the state belongs to another sampler.
         """
-        raise InputError(_NO_STATE)
+        self.load_small_state(state)
 
     def flush(self) -> None:  # noqa: B027
         """Force data in files to the disk."""
@@ -295,14 +293,6 @@ class DrawingSampler(Forkable, BaseSampler):
         """
         check_state(self, state)
         self.rng.bit_generator.state = checked_rng(self.rng, state.get("rng"), type(self).__name__)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, to store with a checkpoint."""
-        return self.small_state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state that `state_dict` returned."""
-        self.load_small_state(state)
 
 
 def generator(seed: Seed, where: str, name: str = "rng") -> np.random.Generator:

@@ -165,12 +165,8 @@ class PrioritizedSampler(DrawingSampler):
         return None if self._over is None else self._over()
 
     def for_ring(self, kept_by: Callable[[Handle], Opened] | None) -> PrioritizedSampler:
-        """Return a sampler with the same options and generator for one ring of many.
-
-        Args:
-            kept_by: given the ring, returns what keeps its priorities; None: the ring's own directory, as for any
-                buffer.
-        """
+        """Return a sampler with the same options and generator for one ring of many. `kept_by`: given the ring, returns
+        what keeps its priorities; None: the ring's own directory, as for any buffer."""
         made = PrioritizedSampler(
             self.alpha, self.beta, kind=self.kind, eps=self.eps, resort_every=self.resort_every, rng=self.rng
         )
@@ -228,12 +224,8 @@ class PrioritizedSampler(DrawingSampler):
             self._asked = weakref.ref(buffer), history_len, window
 
     def mass_of(self, window: ClipRange, highest: float = 0.0) -> float:
-        """Return the mass of all clips that exist now: their chance against those of other rings.
-
-        Args:
-            window: the clips.
-            highest: of the priorities of other rings, which a new clip gets too.
-        """
+        """Return the mass of all clips of a window: their chance against those of other rings. `highest`: of the
+        priorities of other rings, which a new clip gets too."""
         with thread.searching, window.lock, self._lock:
             if window.source is not self._source or self._pid != os.getpid():
                 self._bind(window.source)
@@ -256,13 +248,8 @@ class PrioritizedSampler(DrawingSampler):
             return self._low + (slots - self._low) % tree.size, tree.leaves[slots]
 
     def weigher(self, ids: Array, odds: Array, step: int) -> Weigh:
-        """Return the function that weighs a batch.
-
-        Args:
-            ids: of its clips, as they were drawn.
-            odds: the chance of each, as a multiple of that of a uniform draw.
-            step: of the draw.
-        """
+        """Return the function that weighs a batch of the draw `step`, given the ids that were drawn, and the chance of
+        each as a multiple of that of a uniform draw."""
         return partial(self._weighed, ids, odds, self._beta(step))
 
     def _beta(self, step: int) -> float:
@@ -343,12 +330,8 @@ class PrioritizedSampler(DrawingSampler):
         return self.put(window, places, priorities)
 
     def put(self, window: ClipRange, places: Array, priorities: Array) -> int:
-        """Set the priorities of clips by their positions, and store them; return the number updated.
-
-        Args:
-            window: the clips that exist.
-            places: int64 `(B,)`.
-            priorities: float32 `(B,)`, as `checked_priorities` returns them.
+        """Set the priorities of clips of a window by their positions, int64 `(B,)`, and store them; return the number
+        updated. `priorities`: float32 `(B,)`, as `checked_priorities` returns them.
 
         Raises:
             EnvironmentFault: the disk is full or fails. Nothing was changed.

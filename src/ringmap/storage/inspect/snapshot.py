@@ -206,10 +206,7 @@ class Copy:
         state -> records since the last round -> table       under the copy's own salt
                  blobs, rows since the last round -> segments, columns
 
-    Args:
-        source: the buffer.
-        disk: where the copy goes.
-        folder: its directory, empty but for the lock.
+    `folder`: its directory on `disk`, empty but for the lock.
     """
 
     def __init__(self, source: Handle, disk: Disk, folder: str, now: Moment) -> None:

@@ -64,14 +64,8 @@ def is_live(source: Source, position: int) -> bool:
 
 
 def lost(source: Source, positions: Array, good: Array | None = None) -> Array | None:
-    """Validate a copy that is complete: return which rows may have been overwritten during it, bool `(B,)`; None for
-    none.
-
-    Args:
-        source: the source of the rows.
-        positions: of the rows, int64 `(B,)`.
-        good: which of them are valid otherwise, bool `(B,)`; None: all. The others count as lost.
-    """
+    """Validate a copy that is complete: return which rows, at positions `(B,)`, may have been overwritten during it,
+    bool `(B,)`; None for none. Those that are not `good` otherwise count as lost."""
     tail = source.newest_tail()
     if good is None and (not len(positions) or lowest(positions) >= tail):
         return None
@@ -108,15 +102,11 @@ def retry(
     left: int | None = None,
     retry_s: float = RETRY_S,
 ) -> None:
-    """Call `attempt` until it leaves nothing to read.
+    """Call `attempt`, which reads what is left, validates it and returns how much is still left, until that is nothing;
+    `refresh` moves to the newest state before each further one.
 
-    Args:
-        attempt: reads what is left, validates it, and returns how much is still left.
-        refresh: moves to the newest state before the next attempt.
-        where: the read to name in the error.
-        advice: the remedy for the error.
-        left: how much the first attempt left, if the caller made it; None: it was not made.
-        retry_s: seconds without progress after which it gives up.
+    `left`: how much the first attempt left, if the caller made it; `where`, `advice`: the read, and the remedy, to name
+    in an error; `retry_s`: seconds without progress after which it gives up.
 
     Raises:
         LappedError: for `retry_s` seconds, and in `MOST` consecutive attempts, none left less than the first of them.
@@ -179,11 +169,8 @@ def read_whole(
 ) -> T:
     """Return a read of one consistent state: if one of its rows is lost, all of it is looked up and read again.
 
-    Args:
-        source: the source of the rows.
-        read: looks positions up, copies their rows, and returns both; without positions nothing is validated.
-        where: the read to name in the error.
-        advice: the remedy for the error.
+    `read`: looks positions up, copies their rows, and returns both; without positions nothing is validated; `where`,
+    `advice`: as for `retry`.
 
     Raises:
         LappedError: as `retry`.

@@ -59,10 +59,6 @@ class GrowingArray(Generic[N]):
             fresh[: len(kept)] = kept
             self._data, self._offset = fresh, first
 
-    def put(self, ordinal: int, value: int) -> None:
-        """Replace one value. O(1)."""
-        self._data[ordinal - self._offset] = value
-
     def change(self, ordinal: int, value: int) -> int:
         """Replace one value; return by how much it is greater. O(1)."""
         at = ordinal - self._offset

@@ -73,12 +73,8 @@ NO_PART: Part = NONE, 0, NONE, NONE
 
 
 class Links:
-    """Which parts the live episodes are, and which part each of them follows, by ordinal.
-
-    Args:
-        first: the ordinal of the oldest live episode.
-        last: one past the ordinal of the newest one. None of these is a part.
-    """
+    """Which parts the live episodes are, and which part each of them follows, by ordinal. At first those of
+    `[first, last)` are live, and none is a part."""
 
     __slots__ = ("_most", "_table", "ended", "num_parts")
 
@@ -103,14 +99,8 @@ class Links:
             rows[before, _AFTER], rows[newest, _BEFORE] = first + newest, first + before
 
     def extend(self, parts: Parts, starts: Array, lengths: Array, first: int) -> None:
-        """Add the newest live episodes, and link them to those that they follow. O(log episodes) amortised for each.
-
-        Args:
-            parts: what they are.
-            starts: of all live episodes, oldest first.
-            lengths: of these.
-            first: the ordinal of the oldest live episode.
-        """
+        """Add the newest live episodes, which are these parts, and link them to those that they follow. O(log episodes)
+        amortised for each. `starts`, `lengths`: of all live episodes; `first`: the ordinal of the oldest."""
         self._table.extend(parts.rows, first)
         which = (parts.chains != NONE).nonzero()[0]
         self.num_parts += len(which)
@@ -142,14 +132,8 @@ class Links:
         return found
 
     def end(self, chain: int, seq: int, first: int, last: int) -> None:
-        """Note that a chain has ended, with record `seq`. O(1) amortised.
-
-        Args:
-            chain: as in `Parts`.
-            seq: the number of the record.
-            first: the ordinal of the oldest live episode.
-            last: one past the ordinal of the newest one.
-        """
+        """Note that a chain has ended, with record `seq`, while the ordinals `[first, last)` are live. O(1)
+        amortised."""
         self.ended[chain] = seq
         if len(self.ended) > self._most:
             live = set(self.of(first, last).chains.tolist())

@@ -32,14 +32,10 @@ _WALK = 512
 
 
 class LiveEpisodes:
-    """Starts and lengths of the live episodes, oldest first.
+    """Starts (positions of first steps) and lengths in steps of the live episodes, oldest first.
 
-    Args:
-        starts: absolute position of the first step of each episode, int64.
-        lengths: steps of each episode.
-        era: how often this process had assigned ordinals again; a follower that sees it change starts over.
-        parts: what they are parts of; None if none of them is a part.
-        origins: their ordinals in the ring, as `origins_of` returns them; None for zeros.
+    `era`: how often ordinals were assigned again: a follower that sees it change starts over; `parts`: what they are
+    parts of; None if none is a part; `origins`: their ordinals in the ring, as of `origins_of`; None for zeros.
     """
 
     __slots__ = (
@@ -58,12 +54,7 @@ class LiveEpisodes:
     )
 
     def __init__(
-        self,
-        starts: Array,
-        lengths: Array,
-        era: int = 0,
-        parts: Parts | None = None,
-        origins: Array | None = None,
+        self, starts: Array, lengths: Array, era: int = 0, parts: Parts | None = None, origins: Array | None = None
     ) -> None:
         self.era = era - 1
         self.clear()
@@ -190,14 +181,11 @@ class LiveEpisodes:
         return self.lengths if self.links is None else self.whole.lengths.astype(np.int32)
 
     def along(self, indices: Array, steps: Array) -> tuple[Array, Array]:
-        """Return where steps are stored, in a part or those that it follows, or that follow it.
+        """Return the positions `(n, m)` of steps of parts, of those that they follow, and that follow them; and for
+        which parts all steps are stored: the positions of others mean nothing.
 
-        Args:
-            indices: of parts among the live ones, `(n,)`.
-            steps: counted from the first step of each part, `(n, m)`; they rise in each row.
-
-        Returns:
-            The positions, `(n, m)`, and for which parts all of them are stored; those of others mean nothing.
+        `indices`: of the parts among the live ones, `(n,)`; `steps`: counted from the first step of each, `(n, m)`;
+        they rise in each row.
 
         Cost: what is asked once after each change, O(steps, for each part on the way); what is asked often in between,
         no more than a search.
