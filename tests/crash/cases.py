@@ -87,7 +87,15 @@ class Origins:
 
     def __init__(self, before=(), least=-1):
         self.before, self.most = dict(before), least
-        self.known = {}
+        self.earlier, self.known = self.before, {}
+
+    def seen_of(self, numbers):
+        """Return number -> ordinal of these episodes, as far as they were seen since the first session.
+
+        A recovery may evict an episode before its session looks; a cut of that recovery brings it back.
+        """
+        ever = {**self.earlier, **self.known}
+        return {number: ever[number] for number in ever.keys() & numbers}
 
     def see(self, found, kept=()):
         """Judge the ordinals of stored episodes, number -> ordinal. `kept`: those that an opening may have stored
@@ -171,11 +179,18 @@ class Expect:
         """Return the streams that an opening may find."""
         return self.streams if self.power or not cut else (*self.streams, *self.ended)
 
+    def shown(self):
+        """Return the numbers of the episodes that somebody may have seen by now."""
+        return {number for state in self.states | self.newest for number, _ in state}
+
+    def numbers(self):
+        """Return the numbers of all episodes that may be there: later ones are of calls that a crash undid."""
+        return self.shown() | {number for number, *_ in (*self.streams, *self.ended)}
+
     def most_given(self, ordinals):
         """Return the greatest ordinal, by number, of the episodes that somebody may have seen by now: none of them is
         given again."""
-        shown = {number for state in self.states | self.newest for number, _ in state}
-        return max((ordinals[number] for number in shown & ordinals.keys()), default=-1)
+        return max((ordinals[number] for number in self.shown() & ordinals.keys()), default=-1)
 
     def judge(self, seen, dropped, sampling, cut, max_steps):
         """Raise unless `seen` may be there, with so many reported as dropped (None: nobody counted)."""
@@ -366,9 +381,7 @@ class Session:
         self.abandoned = {}  # streams whose end may not be on the disk
         self.ended = {}  # likewise, of those that were finished
         self.appended = {}  # a step may be there though its append was interrupted
-        known = {e[0] for state in expect.states | expect.newest for e in state}
-        streamed = {s[0] for s in (*expect.streams, *expect.ended)}
-        self.numbers = itertools.count(1 + max({0, *known, *streamed}))
+        self.numbers = itertools.count(1 + max(expect.numbers(), default=0))
 
     # -- which buffer it is --
 
@@ -867,7 +880,7 @@ class Campaign:
             ways = [Always(0), Always(1), *[rng] * self.samples][prefix % self.every :: self.every]
             for way in [rng] if depth else ways:
                 tree = model.crash(way)
-                known = session.origins.known
+                known = session.origins.seen_of(expect.numbers())
                 origins = Origins(known, expect.most_given(known) if self.boots else -1)
                 self.examine(
                     session.case,
@@ -882,7 +895,7 @@ class Campaign:
                 )
             if rng.random() < 0.1:
                 cut = depth > 0 and prefix < session.opened_at
-                origins = Origins(session.origins.known)
+                origins = Origins(session.origins.seen_of(expect.numbers()))
                 self.examine(session.case, model.live(), expect, boot, cut, prefix, depth, origins)
 
     def examine(self, case, tree, expect, boot, cut, prefix, depth, origins, reboots=False):

@@ -28,7 +28,7 @@ from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
 from tests.crash import priorities
-from tests.crash.cases import Campaign, Case, Session, Violation
+from tests.crash.cases import Campaign, Case, Origins, Session, Violation
 from tests.crash.joined import JoinedSession
 from tests.crash.kill.planted import successors_after_the_commit
 from tests.crash.labels import LabelSession
@@ -775,6 +775,42 @@ def test_check_names_nothing_of_a_state_that_an_opening_has_recovered(run):
     """The newest record has no rows, and its blob is lost; the opening kept what the blob carried."""
     steps = (("write", 3), ("clear",), ("write", 2), ("clear",))
     assert run(Case(False, steps, warm=3), samples=2, share=0, session=Checked).states > 40
+
+
+def test_what_a_recovery_evicts_is_known_when_a_cut_of_it_brings_it_back():
+    """A stream that is kept evicts before the session looks; what then comes back has the ordinal that it had."""
+    first = Origins()
+    first.see({1: 0, 2: 1})
+    second = Origins(first.seen_of({1, 2}), 1)
+    second.see({2: 1, 3: 40})
+    for found in ({1: 0, 2: 1}, {2: 1, 4: 41}):
+        Origins(second.seen_of({1, 2, 3}), 1).see(found)
+    for wrong in ({1: 2, 2: 1}, {1: 0, 2: 1, 4: 1}, {4: 0}):
+        with pytest.raises(AssertionError):
+            Origins(second.seen_of({1, 2, 3}), 1).see(wrong)
+
+
+KEPT_STREAM = Case(
+    False,
+    (("write", 3), *[("append",)] * 3, ("write", 3), ("flush",)),
+    max_steps=6,
+    spare=3,
+    keep=True,
+    warm=2,
+)
+
+
+@pytest.mark.slow
+def test_a_cut_of_a_recovery_that_evicted(run):
+    """Most of these disks are left by a cut in or after a recovery, some of which kept a stream."""
+    assert run(KEPT_STREAM, samples=1, share=0.3).again > 300
+
+
+@pytest.mark.slow
+def test_control_a_recovery_gives_ordinals_again(run, monkeypatch):
+    monkeypatch.setattr(Store, "_beyond_lost", lambda self, found: self.manifest.ordinal)
+    with pytest.raises(Violation, match="was given before"):
+        run(KEPT_STREAM, samples=1, share=0.3)
 
 
 # -- the campaign --------------------------------------------------------------------------------------
