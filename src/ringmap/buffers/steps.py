@@ -15,9 +15,8 @@ Not here: which rows are drawn, and their meaning.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,11 +31,10 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import ANCHOR, Cut
 from ringmap.clips.draws import integers
-from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, NoClipsError
+from ringmap.errors import CorruptError, InputError, LappedError, NoClipsError
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.values import root
 from ringmap.storage.commit.commit import Commit, NewRecord
-from ringmap.storage.commit.create import make_folder
 from ringmap.storage.disk.calls import refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import local_path
@@ -461,20 +459,16 @@ class StepRing(Buffer):
         """Flush, and release files and lock."""
         self.buffer.close()
 
-    def copy_to(self, path: str | os.PathLike[str], notes: Mapping[str, Any], where: str) -> None:
-        """Write a copy of what is stored, with these notes added, to a new directory: whole, or not at all.
+    def save(self, path: str | os.PathLike[str], notes: Mapping[str, Any]) -> None:
+        """Write a copy of what is stored to a new directory, with these notes if this handle writes: whole, or not at
+        all.
 
         Raises:
-            ExistsError: the directory exists.
+            ExistsError: the directory has something.
         """
-        kind = self.engine.owned.manifest.kind
-        with _whole(self.engine.disk, local_path(path), where) as folder:
-            self.buffer.snapshot(folder)
-            copy = ReplayBuffer.open(folder, mode="r+", disk=self.engine.disk, kind=kind)
-            try:
-                copy.flush(notes=notes)
-            finally:
-                copy.close()
+        if self.buffer.mode == "r+":
+            self.buffer.flush(notes=notes)
+        self.buffer.snapshot(path)
 
     @staticmethod
     def capacity_at(path: str | os.PathLike[str], where: str, disk: Disk | None = None, kind: str = ROWS) -> int:
@@ -492,27 +486,3 @@ class StepRing(Buffer):
     def __repr__(self) -> str:
         place = "" if self.path is None else f", path={str(self.path)!r}"
         return f"StepRing({len(self)}/{self.capacity} rows{place})"
-
-
-@contextlib.contextmanager
-def _whole(disk: Disk, path: str, where: str) -> Iterator[str]:
-    """Yield a folder to build in; it is renamed to `path` on success and removed on failure.
-
-    Raises:
-        ExistsError: `path` exists.
-    """
-    if disk.exists(path):
-        raise ExistsError(f"{where}: something is at {path}; choose another path")
-    building = f"{path}.saving"
-    if disk.exists(building):
-        disk.discard(building)  # of a process that was killed
-    make_folder(disk, building)
-    try:
-        yield building
-        disk.sync_folder(building)
-        disk.rename(building, path)
-        disk.sync_folder(os.path.dirname(path))
-    except BaseException:
-        if disk.exists(building):
-            disk.discard(building)
-        raise
