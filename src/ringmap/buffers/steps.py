@@ -459,7 +459,7 @@ class StepRing(Buffer):
         """Flush, and release files and lock."""
         self.buffer.close()
 
-    def save(self, path: str | os.PathLike[str], notes: Mapping[str, Any]) -> None:
+    def save(self, path: str | os.PathLike[str], notes: Mapping[str, Any], where: str) -> None:
         """Write a copy of what is stored to a new directory, with these notes if this handle writes: whole, or not at
         all.
 
@@ -468,7 +468,7 @@ class StepRing(Buffer):
         """
         if self.buffer.mode == "r+":
             self.buffer.flush(notes=notes)
-        self.buffer.snapshot(path)
+        self.engine.snapshot(path, where)
 
     @staticmethod
     def capacity_at(path: str | os.PathLike[str], where: str, disk: Disk | None = None, kind: str = ROWS) -> int:

@@ -226,7 +226,7 @@ def _storage_class() -> Any:
         def dumps(self, path: Any) -> None:
             """Write a snapshot of the ring to the folder `ring` below `path`."""
             where = os.path.join(path, "ring")
-            self.ring.save(where, {"base": self._base, "deep": self._deep})
+            self.ring.save(where, {"base": self._base, "deep": self._deep}, f"{_WHERE}.dumps")
 
         def loads(self, path: Any) -> None:
             """Load the rows of a snapshot into an empty ring."""

@@ -602,7 +602,7 @@ class DistillationBuffer(Unindexed):
         Raises:
             ExistsError: the directory exists.
         """
-        self._writer("save").save(path, {"distillation": self._noted()})
+        self._writer("save").save(path, {"distillation": self._noted()}, f"{_WHERE}.save")
 
     def close(self) -> None:
         """Flush, and release files and locks. Closing twice is allowed."""

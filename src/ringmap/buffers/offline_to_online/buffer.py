@@ -453,7 +453,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                 f"{_WHERE}.save: the online half is a {type(self.online_buffer).__name__} of yours; save it by its "
                 "own means, and state_dict() beside it"
             )
-        self._ring.save(path, {"mix": self._mix()})
+        self._ring.save(path, {"mix": self._mix()}, f"{_WHERE}.save")
 
     @classmethod
     def open(

@@ -674,15 +674,8 @@ class Store(Committer):
     def _flush(self, files: CommitFiles, small: Mapping[str, Any] | None, closes: bool = False) -> None:
         with self._syncing:
             files.carry(small)
-            if self.disk.volatile:
-                return
-            beside = [] if self.values is None else [self.values.sync]
-            sync, note = files.begin_sync(self.rows, [*beside, self._successors.sync_all])
-            with files.poisoning():
-                sync()
-            note()
-            with files.poisoning():  # what state.bin says is durable
-                files.state_file.sync()
+            if not self.disk.volatile:
+                self._sync_all(files)
             counts = {"first": self.first, "tail": self.tail, "head": self.head, "seq": self.seq}
             self._put_manifest(
                 table={"count": len(self.live), **counts},
@@ -690,6 +683,15 @@ class Store(Committer):
                 closed=files.state.era if closes else None,
                 settings=dict(self.settings.remembered or self.manifest.settings),
             )
+
+    def _sync_all(self, files: CommitFiles) -> None:
+        beside = [] if self.values is None else [self.values.sync]
+        sync, note = files.begin_sync(self.rows, [*beside, self._successors.sync_all])
+        with files.poisoning():
+            sync()
+        note()
+        with files.poisoning():  # what state.bin says is durable
+            files.state_file.sync()
 
     def sync_behind(self) -> None:
         """Do the work of `flush` except for the manifest, in the background thread, which does not block the writer."""
