@@ -31,13 +31,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Bounds(ItemRows):
-    """The episodes of the anchors of a batch, as of one moment, and the rows of these, for computed columns.
-
-    Args:
-        source: the ring.
-        anchors: positions `(B,)`.
-        across: whether items run on into the next episode of their lane: runs of episodes in place of episodes.
-    """
+    """The episodes of the anchors of a batch, at positions `(B,)`, as of one moment, and the rows of these, for
+    computed columns. `across`: runs of episodes of a lane in place of episodes."""
 
     def __init__(self, source: Handle, anchors: Array, across: bool = False) -> None:
         assert source.rows is not None
@@ -75,12 +70,8 @@ class Bounds(ItemRows):
         self._ends = Ends(whole.first_steps.take(episodes), whole.is_open.take(episodes))
 
     def places(self, kinds: list[tuple[Steps, bool]], is_covered: bool) -> tuple[list[Places], Array | None]:
-        """Return where each of the steps is; and which items lie in their episodes, None if all do.
-
-        Args:
-            kinds: steps, and whether they come without an axis of their own.
-            is_covered: whether positions are needed.
-        """
+        """Return where each of the steps is, with positions if rows are covered; and which items lie in their episodes,
+        None if all do. `kinds`: steps, and whether they come without an axis of their own."""
         found: list[Places] = []
         rows, whole, ends = self._rows.ring.rows, self._whole, self._ends
         for steps, is_alone in kinds:

@@ -31,12 +31,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class ClipRange:
     """The clips of one span at one moment: the numbers `[base, end)`.
 
-    Args:
-        source: the ring that stores them.
-        index: their numbers, up to date.
-        capacity: the number of newest clips that count; None: all.
-        has_episodes: whether the stored episodes are episodes of an environment, not groups of rows.
-        before: steps of a clip before its anchor.
+    `index`: their numbers, up to date; `capacity`: the number of newest clips that count, None: all; `has_episodes`:
+    whether what is stored are episodes of an environment, not groups of rows; `before`: steps of a clip before its
+    anchor.
     """
 
     __slots__ = ("base", "before", "capacity", "end", "has_episodes", "index", "source")

@@ -28,18 +28,7 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.ring.arrays import highest
 
-__all__ = [
-    "ANCHOR",
-    "Cut",
-    "Ends",
-    "Layout",
-    "Places",
-    "Steps",
-    "Taken",
-    "clamp",
-    "places_of",
-    "slots_of",
-]
+__all__ = ["ANCHOR", "Cut", "Ends", "Layout", "Places", "Steps", "Taken", "clamp", "places_of", "slots_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,11 +40,9 @@ Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 class Steps:
     """Steps around an anchor.
 
-    Args:
-        offsets: of each step from the anchor, in any order.
-        padded: whether an offset may leave the episode; it then means the nearest step that has a value.
-        blank_first, blank_last: number of steps at the start, and at the end, of each episode in which the column has
-            no value.
+    `offsets`: of each step, in any order; `padded`: whether one may leave the episode: it then means the nearest step
+    that has a value; `blank_first`, `blank_last`: number of steps at the start, and at the end, of each episode in
+    which the column has no value.
 
     Example:
         >>> Steps((-1, 0, 1), padded=True).places(np.array([10]), np.array([10]), np.array([2]))
@@ -195,14 +182,11 @@ class Ends:
 
 @dataclass(frozen=True)
 class Taken:
-    """How an item holds one column.
+    """How an item holds the steps of one column.
 
-    Args:
-        steps: which of its steps.
-        fold: number of rows to fold the steps into, as `action` of a clip; 0 leaves them as they are.
-        is_alone: whether the only step comes without an axis of its own.
-        fill: the value of padded rows; None: that of the nearest step.
-        mask: the column that tells which rows are padding; None: none does.
+    `fold`: number of rows to fold them into, as `action` of a clip; 0: none; `is_alone`: whether the only step comes
+    without an axis of its own; `fill`: the value of padded rows, None: that of the nearest step; `mask`: the column
+    that tells which rows are padding, None: none does.
     """
 
     steps: Steps
@@ -302,12 +286,8 @@ class Cut:
     @staticmethod
     @functools.lru_cache(maxsize=64)
     def clip(history_len: int, frameskip: int = 1, columns: tuple[str, ...] | None = None) -> Cut:
-        """Return the cut of clips: every `frameskip`-th step of a column, all steps of `action`.
-
-        Args:
-            history_len: observations.
-            frameskip: stride between them.
-            columns: names of the columns to hold; None: all.
+        """Return the cut of clips: `history_len` steps of a column, every `frameskip`-th, and all steps of `action`.
+        `columns`: the names of those to hold; None: all.
 
         Raises:
             InputError: it has more steps than any clip in memory.

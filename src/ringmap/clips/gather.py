@@ -84,12 +84,8 @@ class Pinned:
 
 
 class ClipReader(Forkable):
-    """Reads clips of a source, also while a writer in any thread or process fills it.
-
-    Args:
-        source: the open buffer.
-        rng: redraws clips that were evicted before they could be read.
-    """
+    """Reads clips of a source, also while a writer in any thread or process fills it. `rng`: redraws clips that were
+    evicted before they could be read."""
 
     holds_episodes = True
     """Whether its clips are steps of episodes, not transitions."""
@@ -177,8 +173,7 @@ class ClipReader(Forkable):
         crossing: Crossing | None = None,
         numbers: Numbers | None = None,
     ) -> tuple[dict[str, Array], Array | None]:
-        """Do what `at` does, without redraws and functions; return the columns, and which clips are not whole, None for
-        none."""
+        """Do what `at` does, without redraws and functions; return which clips are not whole too, None for none."""
         if self.source.rows is None:  # nothing was ever stored
             return {}, np.ones(len(positions), np.bool_)
         batch, good = self._gather(positions, cut, out, threads, asked, crossing, numbers)
@@ -454,10 +449,8 @@ class Plan:
         head: int,
         covered: Rows | None = None,
     ) -> dict[str, Array]:
-        """Return the columns of a batch of `size` clips, given where each of the plan's steps is.
-
-        `covered`: the rows, if they may be elsewhere than in the files.
-        """
+        """Return the columns of a batch of `size` clips, given where each of the plan's steps is. `covered`: the rows,
+        if they may be elsewhere than in the files."""
         batch: dict[str, Array] = {}
         for name, column, taken, number, folded in self.columns:
             where, is_pad, positions = places[number]

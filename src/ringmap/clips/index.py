@@ -113,14 +113,10 @@ class _Guide(NamedTuple):
 
 
 class SpanIndex:
-    """Clip numbers of one span over live episodes, which are added and evicted.
+    """Clip numbers of one span, in steps, over live episodes, which are added and evicted.
 
-    Args:
-        live: the episodes.
-        span: steps of a clip.
-        least: steps that an episode with a clip has at least.
-        across: whether clips run on into the next episode of their lane. Then every step is the last of one clip, which
-            is lost if it would begin before the oldest step of the lane.
+    `least`: steps that an episode with a clip has at least; `across`: whether clips run on into the next episode of
+    their lane: then every step is the last of one clip, which is lost if it would begin before the lane's oldest step.
     """
 
     __slots__ = (
@@ -477,14 +473,9 @@ class ClipIndex:
 class ClipPairs(Sequence[tuple[int, int]]):
     """A lazy sequence of `(episode, step)` pairs, oldest episode first; no memory per clip.
 
-    Args:
-        index: the clip index.
-        span: of each clip.
-        lock: held while the index is updated and searched, if another thread may add episodes.
-        before: steps of a clip before the one to return: 0 for its first.
-        least: steps that an episode with a clip has at least.
-        of_run: where the episodes of `index` are runs of episodes: returns the episodes, and the steps in them, of
-            steps of runs.
+    `span`, `least`: as of the index; `lock`: held while that is updated and searched, if another thread may add
+    episodes; `before`: steps of a clip before the one to return; `of_run`: where the episodes of `index` are runs of
+    episodes, returns the episodes, and the steps in them, of steps of runs.
 
     Example:
         >>> pairs = ClipPairs(ClipIndex(LiveEpisodes.from_lengths(np.array([3, 1, 2]))), span=2)

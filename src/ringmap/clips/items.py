@@ -346,11 +346,7 @@ class Computed(ABC):
 
 
 def pad(
-    batch: dict[str, Array],
-    values: Array,
-    taken: Taken,
-    is_pad: Array,
-    out: Mapping[str, Array] | None = None,
+    batch: dict[str, Array], values: Array, taken: Taken, is_pad: Array, out: Mapping[str, Array] | None = None
 ) -> None:
     """Fill the padded rows of a column, and add its mask to the batch."""
     if taken.fill is not None:

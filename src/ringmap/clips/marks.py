@@ -109,15 +109,8 @@ def checked_note(note: Any, where: str) -> str:
 
 
 class MarkFile:
-    """The file of marks, as one owner sees it.
-
-    Args:
-        disk: what changes it.
-        path: of the file.
-        owner: whose marks are read and changed.
-
-    Processes and threads: any number may read and change it.
-    """
+    """The file of marks, as one owner sees it, whose marks are read and changed. Any number of processes and threads
+    may do so."""
 
     def __init__(self, disk: Disk, path: str, owner: str) -> None:
         self.disk, self.path, self.owner = disk, path, owner

@@ -80,10 +80,8 @@ class Column:
     def open(self, write: bool = False, reserved: int = 0, mapped: bool = True) -> Self:
         """Open it and return it.
 
-        Args:
-            write: whether rows are written.
-            reserved: rows from slot 0 that were written before.
-            mapped: whether it may be read through a map.
+        `write`: whether rows are written; `reserved`: rows from slot 0 that were written before; `mapped`: whether it
+        may be read through a map.
 
         Raises:
             CorruptError: it has a fault.

@@ -85,13 +85,7 @@ class PendingRows(Protocol):
 
 
 class Rows:
-    """The open columns of one buffer.
-
-    Args:
-        schema: of the columns.
-        columns: one per column of the schema, in order.
-        ring: how positions map to slots.
-    """
+    """The open columns of one buffer, in the order of its schema. `ring`: how positions map to slots."""
 
     def __init__(self, schema: Schema, columns: list[Column], ring: Ring) -> None:
         self.schema, self.columns, self.ring = schema, columns, ring

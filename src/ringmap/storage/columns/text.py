@@ -146,10 +146,7 @@ def unpack(data: bytes) -> list[str]:
 def coded(schema: Schema, arrays: list[Array], lengths: Sequence[int] | None = None) -> tuple[list[Array], list[Words]]:
     """Return the rows of commits as they are stored, and the words of each commit.
 
-    Args:
-        schema: of the arrays.
-        arrays: one per column.
-        lengths: rows of each commit, which follow one another; None: all are of one.
+    `arrays`: one per column; `lengths`: rows of each commit, which follow one another; None: all are of one.
     """
     lengths = [len(arrays[0])] if lengths is None else lengths
     words = [Words() for _ in lengths]

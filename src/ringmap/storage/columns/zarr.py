@@ -118,13 +118,7 @@ def most_encoded(nbytes: int) -> int:
 
 
 class Codec:
-    """A chain, for chunks of one shape. Thread-safe.
-
-    Args:
-        name: of the chain.
-        spec: the column.
-        steps: rows per chunk.
-    """
+    """A chain, by its name, for chunks of `steps` rows of a column. Thread-safe."""
 
     def __init__(self, name: str, spec: ColumnSpec, steps: int) -> None:
         self._nbytes = steps * spec.row_nbytes

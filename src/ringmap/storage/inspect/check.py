@@ -162,12 +162,8 @@ def _has_signs(disk: Disk, folder: str) -> bool:
 
 
 def check_source(source: Handle, faults: list[str]) -> list[Finding]:
-    """Return what is wrong with an open buffer: with its files, and with what is in memory.
-
-    Args:
-        source: the buffer, in RAM or in a directory.
-        faults: what an index over it found wrong with itself, in words.
-    """
+    """Return what is wrong with an open buffer: with its files, and with what is in memory. `faults`: what an index
+    over it found wrong with itself, in words."""
     findings = check_folder(source.disk, source.folder)
     known = {finding.seq for finding in findings}
     memory = [*faults, *_memory_faults(source, known)]

@@ -28,16 +28,7 @@ from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.manifest import TRANSITIONS, VERSION, Manifest
 from ringmap.storage.records.step_file import read_steps
 
-__all__ = [
-    "ColumnFacts",
-    "Commits",
-    "Facts",
-    "WriterFacts",
-    "commits_of",
-    "facts_of",
-    "nbytes_of",
-    "writer_of",
-]
+__all__ = ["ColumnFacts", "Commits", "Facts", "WriterFacts", "commits_of", "facts_of", "nbytes_of", "writer_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -62,10 +62,8 @@ _ROUNDS = 4
 
 
 def snapshot(source: Handle, disk: Disk, folder: str, where: str, kept: Kept | None = None) -> None:
-    """Make a copy of an open buffer at `folder` of a disk, absolute; see `ReplayBuffer.snapshot`.
-
-    `where`: the method to name in an error; `kept`: what the handle has in memory of its sidecars.
-    """
+    """Make a copy of an open buffer at `folder` of a disk, absolute; see `ReplayBuffer.snapshot`. `kept`: what the
+    handle has in memory of its sidecars."""
     own = "" if source.disk.volatile else source.folder
     with workplace(own, disk, folder, where) as beside, _followed(source) as followed:
         for _ in range(_TRIES):  # a recovery may come in between, and use positions again

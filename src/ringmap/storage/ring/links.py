@@ -147,26 +147,15 @@ class WholeEpisodes:
     An episode has a number, 0 for the oldest; a step of one has a place; a part has an index among the live episodes.
     Immutable.
 
-    Args:
-        starts: position of the first step of each part, in the order of positions.
-        lengths: steps of each.
-        parts: the chains; None: none of them is a part.
-        ended: the chains that have ended.
+    Of each episode: `names`, `lengths` (live steps), `first_steps` (how many were evicted), `places` (of its first
+    step), `parts` (the index of its first part in `in_order`), `is_open` (whether it has not ended), `lanes` (NONE for
+    one that is not stored in parts). Of each part, by its index: `of_part` (the number of its episode),
+    `place_of_part` (the place of its first step); `in_order`: the indices of all parts, episode by episode.
+    `num_steps`: of all. `begins`: the places at which episodes begin: `places`, but in `by_lane`; `episodes`: their
+    numbers, in this order.
 
-    Attributes:
-        names: of each episode, int64.
-        lengths: live steps of each.
-        num_steps: of all.
-        first_steps: how many steps of each were evicted.
-        places: the place of the first step of each.
-        parts: the index of the first part of each in `in_order`.
-        in_order: indices of all parts, episode by episode.
-        is_open: which episodes have not ended.
-        lanes: of each episode; NONE for one that is not stored in parts.
-        begins: the places at which episodes begin: `places`, but in `by_lane`.
-        episodes: their numbers, in the order of `begins`.
-        of_part: the number of the episode of each part, by its index.
-        place_of_part: the place of the first step of each part, by its index.
+    Made of the starts and lengths of all parts, in the order of positions, their chains, None if none is a part, and
+    the chains that have ended.
     """
 
     __slots__ = (
