@@ -135,13 +135,13 @@ def test_successors_of_other_rows_do_not_count(calls):
     other = Transitions(20, (4,), path=path.parent / "other", **options)
     for number in (1, 2, 7):
         add(other, call_of(number, 3, None))
-    found = other._following.files.find  # of another buffer: its checksum differs too
+    found = other._next_observations.files.find  # of another buffer: its checksum differs too
     assert found(9, 0) is None
     other.close()
     buf = Transitions(20, (4,), path=path, **options)
     record = buf._ring.buffer.engine.owned.record_of(buf._ring.buffer.engine.owned.live.last - 1)
-    assert buf._following.files.find(record.head, record.rows_sum) is not None
-    assert buf._following.files.find(record.head, record.rows_sum ^ 1) is None
+    assert buf._next_observations.files.find(record.head, record.rows_sum) is not None
+    assert buf._next_observations.files.find(record.head, record.rows_sum ^ 1) is None
     buf.close()
 
 
