@@ -2,9 +2,10 @@
 
     Buffer        what the rows are, half of a mix, recorded into, episodes in parts
     Unindexed     a buffer whose rows have no ids
-    InNotebook    a card, or the page in a frame
+    RingBuffer    one over the open files of an engine: its life, its sampling state, its card and page
 
-Not here: life and state (engine.py), the mix (offline_to_online/), recorders (recording/), the page (viewer/).
+Not here: what a process may do with the files (engine.py), the mix (offline_to_online/), recorders (recording/), the
+page (viewer/).
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, ClassVar, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from ringmap.errors import ClosedError, InputError, SubscriptError
 
-__all__ = ["Buffer", "InNotebook", "Unindexed", "episode_ring_of"]
+if TYPE_CHECKING:
+    from ringmap.buffers.engine import Engine
+
+__all__ = ["Buffer", "RingBuffer", "Unindexed", "episode_ring_of"]
 
 
 class Buffer:
@@ -90,8 +95,74 @@ class Unindexed(Buffer):
         )
 
 
-class InNotebook(Buffer, ABC):
-    """A buffer that a notebook shows."""
+class RingBuffer(Buffer, ABC):
+    """A buffer over the open files of an engine."""
+
+    engine: Engine
+    """The engine of the buffer, for classes that build their own buffer."""
+
+    # -- life --------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path | None:
+        """The directory, or the glob of many rings; None for a buffer in RAM, or a list of rings."""
+        return self.engine.path
+
+    @property
+    def mode(self) -> str:
+        """ "r+" for the writer, "r" for a reader."""
+        return "r+" if self.engine.is_writer else "r"
+
+    @property
+    def num_redraws(self) -> int:
+        """Clips that this process redrew so far, because they were evicted before they could be read. A DataLoader's
+        workers mark theirs in `batch.redrawn`."""
+        return self.engine.num_redraws
+
+    def refresh(self) -> bool:
+        """Move a reader to the newest state; tell whether anything changed. A writer is always up to date."""
+        return self.engine.refresh()
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Force all that is stored, and the sampling state, to the disk."""
+
+    def close(self) -> None:
+        """Flush (of many rings: what `state` keeps), and release files and lock. A closed buffer raises ClosedError on
+        use; closing twice is allowed.
+
+        Files and lock are released even if the flush raises. A signal handler may close it in the middle of another
+        call of the same thread: that call does it when it ends.
+
+        Raises:
+            ReplacedError: the directory was removed, renamed or replaced since it was opened. Files and lock are still
+                released, nothing was written at the path, and the committed data are in the directory, wherever it is
+                now.
+            SyncFailedError, EnvironmentFault: the disk refused; see `flush`.
+        """
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Flush; the buffer stays open (unless the block closed it)."""
+        if not self.engine.is_closed:
+            self.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampling state (counter, generator, sampler state), to store with a checkpoint."""
+        return self.engine.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue sampling from the state that `state_dict` returned.
+
+        Raises:
+            InputError: the state is not valid, or comes from a buffer with another sampler. Nothing was changed.
+        """
+        self.engine.load_state_dict(state)
+
+    # -- in a notebook -----------------------------------------------------------------------
 
     def show(self, height: int = 640) -> Any:
         """Show this buffer as a page in a notebook, while it is written: what `ringmap view` shows. It needs the extra

@@ -324,11 +324,6 @@ class ReplayBuffer(Sampled[BufferView]):
     # -- roles -------------------------------------------------------------------------------
 
     @property
-    def mode(self) -> str:
-        """ "r+" for the writer, "r" for a reader."""
-        return "r+" if self.engine.is_writer else "r"
-
-    @property
     def reads(self) -> str:
         """How rows are read: "map" or "pread"."""
         return "map" if self.engine.owned.mapped else "pread"
@@ -704,14 +699,6 @@ class ReplayBuffer(Sampled[BufferView]):
         """
         if self.mode == "r+" or notes:
             self.engine.flush("ReplayBuffer.flush", notes)
-
-    def __enter__(self) -> ReplayBuffer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Flush; the buffer stays open (unless the block closed it)."""
-        if not self.engine.is_closed:
-            self.flush()
 
     # -- what is stored ----------------------------------------------------------------------
 

@@ -13,17 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from ringmap.arguments import positive
 from ringmap.buffers import lookup
-from ringmap.buffers.base import InNotebook
+from ringmap.buffers.base import RingBuffer
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.cuts import Cuts
-from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.offline_to_online.sources import BufferSource, store_episodes
 from ringmap.buffers.passes import PassBuffer
@@ -50,12 +48,10 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 V = TypeVar("V", bound=PinnedView)
 
 
-class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
+class Sampled(RingBuffer, PassBuffer, Dataset, Generic[V]):
     """The methods of a buffer that read clips: a subclass supplies the engine, and the class of its views."""
 
     _view_class: type[V]
-    engine: Engine
-    """The engine of the buffer, for classes that build their own buffer."""
     pace: Pace | None = None
     """What every batch waits for, if `sample` names no other."""
     _cuts: Cuts | None = None
@@ -64,11 +60,6 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
     def clips(self) -> Clips:
         """What finds and reads clips: the engine."""
         return self.engine
-
-    @property
-    def path(self) -> Path | None:
-        """The directory, or the glob of many rings; None for a buffer in RAM, or a list of rings."""
-        return self.engine.path
 
     @property
     def history_len(self) -> int:
@@ -86,21 +77,6 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
         """First row of each episode, counted from the oldest stored step, ring by ring; int64. O(episodes)."""
         lengths = self.lengths.astype(np.int64)
         return np.cumsum(lengths) - lengths
-
-    def close(self) -> None:
-        """Flush (of many rings: what `state` keeps), and release files and lock. A closed buffer raises ClosedError on
-        use; closing twice is allowed.
-
-        Files and lock are released even if the flush raises. A signal handler may close it in the middle of another
-        call of the same thread: that call does it when it ends.
-
-        Raises:
-            ReplacedError: the directory was removed, renamed or replaced since it was opened. Files and lock are still
-                released, nothing was written at the path, and the committed data are in the directory, wherever it is
-                now.
-            SyncFailedError, EnvironmentFault: the disk refused; see `flush`.
-        """
-        self.engine.close()
 
     @property
     def threads(self) -> int | None:
@@ -179,12 +155,6 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
         return self.engine.window(Cut.clip(length, self.frameskip))
 
     @property
-    def num_redraws(self) -> int:
-        """Clips that this process redrew so far, because they were evicted before they could be read. A DataLoader's
-        workers mark theirs in `batch.redrawn`."""
-        return self.engine.num_redraws
-
-    @property
     def holds_episodes(self) -> bool:
         """Whether its rows are steps of episodes; False for a fleet of transitions."""
         return self.engine.holds_episodes
@@ -193,10 +163,6 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
         """Return what draws clips, or with `items` windows, for a mix."""
         clip = None if items else (self.num_steps, self.frameskip)
         return BufferSource(self, partial(self.sample, **items), clip, store=store_episodes)
-
-    def refresh(self) -> bool:
-        """Move a reader to the newest state; tell whether anything changed. A writer is always up to date."""
-        return self.engine.refresh()
 
     # -- clips -------------------------------------------------------------------------------
 
@@ -546,18 +512,6 @@ class Sampled(InNotebook, PassBuffer, Dataset, Generic[V]):
 
     def _why_no_clips(self) -> str:
         return self.engine.why_no_clips(self.cut)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sampling state (counter, generator, sampler state), to store with a checkpoint."""
-        return self.engine.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue sampling from the state that `state_dict` returned.
-
-        Raises:
-            InputError: the state is not valid, or comes from a buffer with another sampler. Nothing was changed.
-        """
-        self.engine.load_state_dict(state)
 
 
 class DefaultSampler:

@@ -355,11 +355,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         path = self.path
         return [path] if path is not None and path.is_dir() else [shard.path for shard in self.shards]
 
-    @property
-    def mode(self) -> str:
-        """ "r": each ring has a writer of its own."""
-        return "r"
-
     write_episode = _refused("write_episode")
     write_episodes = _refused("write_episodes")
     write_joined = _refused("write_joined")
@@ -684,9 +679,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
             EnvironmentFault: the disk fails. The next call first writes them all again.
         """
         self.engine.flush("ShardedReplayBuffer.flush")
-
-    def __enter__(self) -> ShardedReplayBuffer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close."""

@@ -23,17 +23,16 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringmap.arguments import fraction, positive
 from ringmap.buffers import lookup
-from ringmap.buffers.base import InNotebook
+from ringmap.buffers.base import RingBuffer
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, check_device
-from ringmap.buffers.engine import Engine, door
+from ringmap.buffers.engine import door
 from ringmap.buffers.lookup import Clips
 from ringmap.buffers.moments import RingEpisodes
 from ringmap.buffers.nested import leaf_array
@@ -106,7 +105,7 @@ _ROOM_LEAST = 256
 and evicted row by row."""
 
 
-class TransitionReplayBuffer(InNotebook, PassBuffer):
+class TransitionReplayBuffer(RingBuffer, PassBuffer):
     """A ring of transitions `(s, a, r, s', done)` for DQN, SAC and similar algorithms.
 
     Args:
@@ -260,8 +259,7 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         self.n_step, self.gamma, self.device, self.pin_memory = reading
 
     def _set_up(self, ring: StepRing) -> None:
-        self._ring = ring
-        self.engine: Engine = ring.engine
+        self._ring, self.engine = ring, ring.engine
         self.capacity = ring.capacity
         owned = ring.engine.owned
         assert owned.manifest.schema is not None
@@ -849,37 +847,6 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         """The columns of a step as `add` takes them: whole stacks; without the columns that the buffer adds."""
         return self._columns.given
 
-    @property
-    def path(self) -> Path | None:
-        """The directory, or None for a buffer in RAM."""
-        return self._ring.path
-
-    @property
-    def mode(self) -> str:
-        """ "r+" for the writer, "r" for a reader."""
-        return self._ring.buffer.mode
-
-    @property
-    def num_redraws(self) -> int:
-        """Transitions redrawn so far because they were overwritten before they could be read."""
-        return self._ring.buffer.num_redraws
-
-    def refresh(self) -> bool:
-        """Move a reader to the newest state; tell whether anything changed. `sample` does this itself."""
-        return self._ring.buffer.refresh()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sampling state, to store with a checkpoint."""
-        return self._ring.buffer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue sampling from the state that `state_dict` returned.
-
-        Raises:
-            InputError: the state is not valid, or comes from a buffer with another sampler. Nothing was changed.
-        """
-        self._ring.buffer.load_state_dict(state)
-
     def check(self) -> list[Any]:
         """Return the faults of the buffer; empty when sound. Reads all rows."""
         return self._ring.buffer.check()
@@ -921,14 +888,6 @@ class TransitionReplayBuffer(InNotebook, PassBuffer):
         finally:
             if self._ring.closed:
                 self._next_observations.close()
-
-    def __enter__(self) -> TransitionReplayBuffer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Flush; the buffer stays open."""
-        if not self._ring.closed:
-            self.flush()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle path and settings; a buffer in RAM pickles its stored data."""
