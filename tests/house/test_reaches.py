@@ -16,7 +16,7 @@ OTHERS = {
         "made._cursor",
     ): "TorchRL's writer has no public name for its cursor",
     (
-        "recording/vector.py",
+        "recording/wrapper.py",
         "base._env_obs",
     ): "Gymnasium's SyncVectorEnv hands out its memory, not a copy",
     (

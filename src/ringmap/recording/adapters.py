@@ -46,13 +46,15 @@ class Sink:
         num_stored: episodes, or batches of rows, stored so far.
         pace: which each commit keeps; None: none.
         max_steps: of an episode.
+        stream: whether rows are put on disk as they come; with `commit_every`, committed so many at a time.
         path: the directory that is written; None in RAM.
         copy_to: writes a copy of what is stored to a new directory.
     """
 
     path: Path | None
     copy_to: Callable[[str], None]
-    by_step = False
+    by_step = stream = False
+    commit_every: int | None = None
     num_stored = 0
     pace: Pace | None = None
     max_steps = sys.maxsize

@@ -6,9 +6,6 @@ Not here: the consequences (recorder.py).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 __all__ = ["Faults"]
 
 
@@ -17,7 +14,7 @@ class Faults:
 
     Example:
         >>> faults = Faults()
-        >>> with faults.cutting(3, "env 3: not stored"):
+        >>> with faults.collecting("env 3: not stored", 3):
         ...     raise ValueError("planted")
         >>> faults.cut
         {3}
@@ -28,42 +25,36 @@ class Faults:
     """
 
     def __init__(self) -> None:
-        self.found: list[Exception] = []
+        self.errors: list[Exception] = []
         self.cut: set[int] = set()
 
-    def note(self, error: Exception, about: str) -> None:
-        """Keep an error, with a note about its context."""
+    def note(self, error: Exception, about: str, *cut: int) -> None:
+        """Keep an error, with a note about its context; it cuts the episodes of these slots."""
         error.add_note(about)
-        self.found.append(error)
+        self.errors.append(error)
+        self.cut.update(cut)
 
-    @contextlib.contextmanager
-    def noting(self, about: str) -> Iterator[None]:
-        """Keep an exception of the block."""
-        try:
-            yield
-        except Exception as error:
-            self.note(error, about)
-
-    @contextlib.contextmanager
-    def cutting(self, slot: int, about: str) -> Iterator[None]:
-        """Keep an exception of the block, and mark a slot's episode as cut by it."""
-        try:
-            yield
-        except Exception as error:
-            self.cut.add(slot)
-            self.note(error, about)
-
-    @classmethod
-    def onto(cls, other: Faults) -> Faults:
-        """Return faults with the errors of another, and without its cuts."""
-        made = cls()
-        made.found = other.found
-        return made
+    def collecting(self, about: str, *cut: int) -> _Collecting:
+        """Note an exception of the `with` block."""
+        return _Collecting(self, about, cut)
 
     def throw(self) -> None:
         """Raise the first error, if there is one."""
-        if self.found:
-            first, *others = self.found
+        if self.errors:
+            first, *others = self.errors
             for error in others:
                 first.add_note(f"and {type(error).__name__}: {error}")
             raise first
+
+
+class _Collecting:
+    def __init__(self, faults: Faults, about: str, cut: tuple[int, ...]) -> None:
+        self._faults, self._about, self._cut = faults, about, cut
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Exception):
+            self._faults.note(error, self._about, *self._cut)
+        return isinstance(error, Exception)

@@ -21,12 +21,12 @@ from gymnasium import spaces
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import TEXT, ColumnSpec
 
-__all__ = ["FLAGS", "Keys", "Leaf", "bounds_of", "leaves_of", "nested"]
+__all__ = ["COUNTS", "FLAGS", "Keys", "Leaf", "bounds_of", "leaves_of", "nested"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FLAGS = ("terminated", "truncated", "done", "is_first", "is_last")
-_COUNTS = ("env_index", "episode_id", "t")
+COUNTS = ("env_index", "episode_id", "t")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Keys:
             self.known[leaf.name] = leaf.shape, leaf.dtype, leaf.space
         self.known["reward"] = (), np.dtype(np.float64), None
         self.known |= {name: ((), np.dtype(np.bool_), None) for name in FLAGS}
-        self.known |= {name: ((), np.dtype(np.int64), None) for name in _COUNTS}
+        self.known |= {name: ((), np.dtype(np.int64), None) for name in COUNTS}
 
     def default(self) -> tuple[ColumnSpec, ...]:
         """Return the columns of a buffer without a schema: those that `World.collect` would give it."""

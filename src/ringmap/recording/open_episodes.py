@@ -28,6 +28,7 @@ __all__ = ["OpenRows"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+Constant = Callable[[int, str], Any]
 _ROOM = 32
 _AT_THE_END = ("terminated", "truncated", "done", "is_last")
 
@@ -159,78 +160,75 @@ class OpenRows:
         return _shown(self._flat[name][self._first[slots] + self.at[slots] - back])
 
     def cut(
-        self, slot: int, start: int, stop: int, names: Sequence[str], ending: Mapping[str, Any]
+        self,
+        slot: int,
+        start: int,
+        stop: int,
+        names: Sequence[str],
+        constant: Constant,
+        ended: tuple[bool, bool] | None = None,
     ) -> dict[str, Array]:
-        """Return columns of rows `[start, stop)` of a slot's episode.
+        """Return columns of rows `[start, stop)` of a slot's episode: views, good until the slot's next row.
 
         Args:
             slot: whose.
             start: first row.
             stop: one past the last row.
             names: of the columns.
-            ending: `last`, the number of the last row, None while it is not known; `terminated`, `truncated`
-                of it; and what is constant in the episode: `env_index`, `episode_id`, `context...`.
-
-        Returns:
-            column -> `(stop - start, ...)`; views, good until the slot's next row.
+            constant: returns a slot's value of a column that is constant in its episode.
+            ended: whether row `stop - 1` terminated and truncated the episode; None: the episode goes on.
         """
-        return {name: self._column(slot, start, stop, name, ending) for name in names}
+        return {name: self._column(slot, start, stop, name, constant, ended) for name in names}
 
     def joined(
         self,
         slots: Sequence[int],
         lengths: Sequence[int],
         names: Sequence[str],
-        flags: Mapping[str, Sequence[bool]],
-        ending_of: Callable[[int], Mapping[str, Any]],
+        constant: Constant,
+        ended: Sequence[tuple[bool, bool]],
     ) -> dict[str, Array]:
-        """Return columns of whole episodes, one behind the other; of a single one views, as `cut` does.
-
-        Args:
-            slots: whose.
-            lengths: rows of each.
-            names: of the columns.
-            flags: column -> the value in the last row of each.
-            ending_of: slot -> what `cut` needs, for columns that are neither rows nor flags.
+        """Return columns of whole episodes, `cut` one behind the other; of a single one views.
 
         Raises:
             ValueError: a value that is constant in an episode is missing, or has another shape or kind in another one:
                 they would be converted, as if they fitted.
         """
-        made = {}
+        made, ends = {}, np.cumsum(lengths) - 1
+        terminated, truncated = zip(*ended, strict=True)
+        flags = {"terminated": terminated, "truncated": truncated, "done": list(map(any, ended)), "is_last": True}
         for name in names:
             rows = self.arrays.get(name)
             if rows is not None:
                 kind, none = name.partition("/")[0], self.blanks[name]
                 pieces = [rows_of(kind, rows[slot, :length], none) for slot, length in zip(slots, lengths, strict=True)]
-            elif name in flags:
+            elif name in _AT_THE_END:
                 made[name] = column = np.zeros(sum(lengths), np.bool_)
-                stop = 0
-                for length, flag in zip(lengths, flags[name], strict=True):
-                    stop += length
-                    column[stop - 1] = flag
+                column[ends] = flags[name]
                 continue
             else:
                 pieces = [
-                    self._column(slot, 0, length, name, ending_of(slot))
-                    for slot, length in zip(slots, lengths, strict=True)
+                    self._column(slot, 0, length, name, constant, end)
+                    for slot, length, end in zip(slots, lengths, ended, strict=True)
                 ]
-                if any(piece.dtype.kind != pieces[0].dtype.kind for piece in pieces):
+                if len({piece.dtype.kind for piece in pieces}) > 1:
                     raise ValueError(f"{name}: of several kinds")
             made[name] = _shown(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
         return made
 
-    def _column(self, slot: int, start: int, stop: int, name: str, ending: Mapping[str, Any]) -> Array:
+    def _column(
+        self, slot: int, start: int, stop: int, name: str, constant: Constant, ended: tuple[bool, bool] | None
+    ) -> Array:
         """Return one column of rows `[start, stop)` of a slot's episode; see `cut`."""
-        count, first = stop - start, start + int(self.before[slot])
-        whole = ending["last"] is not None and stop > ending["last"]
+        count, first, whole = stop - start, start + self.before.item(slot), ended is not None
         kind = name.partition("/")[0]
         if name in self.arrays:
             rows = self.arrays[name][slot, start:stop]
             return _shown(rows_of(kind, rows, self.blanks[name], not first, whole))
         if name in _AT_THE_END:
             flags = np.zeros(count, np.bool_)
-            flags[-1] = whole and ending[name]
+            if ended is not None:
+                flags[-1] = name == "is_last" or (any(ended) if name == "done" else ended[name == "truncated"])
             return flags
         if kind == "next_obs":
             name_now = name.removeprefix("next_")
@@ -241,7 +239,7 @@ class OpenRows:
         if name == "is_first":
             begins: Array = np.arange(first, first + count) == 0
             return begins
-        value = as_array(ending[name], name, "item")
+        value = as_array(constant(slot, name), name, "item")
         return np.broadcast_to(value, (count, *value.shape))
 
 

@@ -3,13 +3,13 @@
     act(actions) ─► env.step ─► step(obs, reward, flags, infos)
                                   │ each slot's row, after its last one                open_episodes.py
                                   │ a hook or check that fails cuts its own slot only
-                                  ├─ transitions, streamed rows                        transitions.py
+                                  ├─ transitions, streamed rows
                                   └─ who ended: the whole episode                      adapters.py
                                 finally: the state of every slot matches its environment  slots.py
 
 Invariants: whatever fails in a step, the next row of every slot is recorded correctly; no stored episode
 has rows of two episodes, and none has a gap.
-Not here: Gymnasium's classes (single.py, vector.py), swapping and dumping (base.py, dumping.py).
+Not here: Gymnasium's classes, swapping and dumping (wrapper.py).
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from ringmap.recording.adapters import EpisodeSink, RowSink, Sink
 from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.hooks import Hooks
 from ringmap.recording.infos import info_of, value_of
-from ringmap.recording.keys import Keys
+from ringmap.recording.keys import COUNTS, FLAGS, Keys
 from ringmap.recording.open_episodes import OpenRows
 from ringmap.recording.slots import SAME_STEP, Slots
-from ringmap.recording.transitions import Ending, Transitions
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.columns.text import put
 from ringmap.storage.columns.values import as_array, cast
@@ -38,6 +37,7 @@ __all__ = ["Recorder"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Infos = Mapping[str, Any]
+Values = dict[str, Any]
 _REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
 
 
@@ -81,11 +81,12 @@ class Recorder:
         if before is not None:
             rows.take(before)
         self._rows = self._open = rows
-        self._steps = Transitions(rows, self.slots, self._by_slot, self.hooks, self._contexts, self._data, self._infos)
+        self._numbers = self._everyone if len(sinks) == 1 else [0] * self.num
+        """The number of each slot among those of its sink."""
+        self._built: list[list[Values]] = [[] for _ in self._by_slot]
+        self._idle = not (self.hooks.builds or self.hooks.validates) and all(not (s.by_step or s.stream) for s in sinks)
         self._in_parts = [
-            slot
-            for slot, sink in enumerate(self._by_slot)
-            if isinstance(sink, EpisodeSink) and sink.commit_every is not None and rows.history
+            slot for slot, sink in enumerate(self._by_slot) if sink.commit_every is not None and rows.history
         ]
         self._limit = min((sink.max_steps for sink in episodes), default=None)
 
@@ -165,7 +166,8 @@ class Recorder:
                 self._put_infos(infos.get("final_info", {}), final, faults)
             if self._limit is not None and self._longest() > self._limit:
                 self._check_length(faults)
-            self._steps.take(terminated, truncated, faults)
+            if not self._idle:
+                self._take_step(terminated, truncated, faults)
             many = len(faults.cut.union(done)) > 1
             for slot in sorted(faults.cut):
                 rows.at[slot] -= 1
@@ -175,29 +177,26 @@ class Recorder:
                 self._end(slot, bool(terminated[slot]), bool(truncated[slot]), faults, sync=not many)
             ended += whole
             if many:
-                self._sync(faults)
+                for sink in self.sinks:
+                    with faults.collecting("what this step stored may not be durable"):
+                        sink.sync()
         except BaseException:
             # An interrupt in the middle: open episodes are abandoned, so that no later rows are joined to them.
             faults.cut.update(slots.playing)
-            self._give_up()
+            for slot in self._everyone:
+                self._forget(slot)
             raise
         finally:
             begun = slots.advance(over, faults.cut)
             if begun:
-                rows.begin(begun, arrived)
-                if self._infos:
-                    self._put_infos(infos, begun, Faults.onto(faults))
                 # A cut slot is still in its environment's episode, and keeps its context.
                 anew = [slot for slot in begun if slot not in faults.cut or slot in over]
-                self._tell(anew, infos, None, None, faults)
-                self._load(anew, faults)
-                self._note_weights(begun)
+                self._begin(begun, anew, arrived, infos, None, [None] * self.num, faults)
             if self._in_parts:
                 rows.drop_stored(self._in_parts)
             if not rows.history:
                 rows.keep_newest([leaf.name for leaf in self.keys.obs])
-        if faults.found:
-            faults.throw()
+        faults.throw()
 
     def reset(self, chosen: Sequence[int], obs: Any, infos: Infos, options: Any, seeds: Sequence[Any]) -> None:
         """Take what a reset returned: the open episodes of its slots are over, and new ones begin.
@@ -213,18 +212,14 @@ class Recorder:
         self._leave(chosen, faults)
         arrived = self._arrived(obs)
         self.slots.reset(chosen)
-        self._open.begin(chosen, arrived)
-        self._put_infos(infos, chosen if self._infos else (), Faults.onto(faults))
-        self._tell(chosen, infos, options, seeds, faults)
-        self._load(chosen, faults)
-        self._note_weights(chosen)
+        self._begin(chosen, chosen, arrived, infos, options, seeds, faults)
         faults.throw()
 
     def lost(self, chosen: Sequence[int] | None = None) -> list[Exception]:
         """End open episodes after the environment raised, as its state is unknown; return the errors."""
         faults = Faults()
         self._leave(self._everyone if chosen is None else chosen, faults)
-        return faults.found
+        return faults.errors
 
     def finish(self, faults: Faults) -> None:
         """Store open episodes as interrupted, permanently."""
@@ -256,7 +251,7 @@ class Recorder:
         """Return the rows with the last observations of episodes that ended, in place of the first of the next."""
         landing = {name: values.copy() for name, values in arrived.items()}
         for slot in done:
-            with faults.cutting(slot, self._label(slot, "its last step is not stored")):
+            with faults.collecting(self._label(slot, "its last step is not stored"), slot):
                 final = value_of(infos, "final_obs", slot)
                 if final is None:
                     raise RolloutError(
@@ -275,13 +270,13 @@ class Recorder:
                     landing[leaf.name] = put(landing[leaf.name], slot, fitted[0, ...])
         return landing
 
-    def _put_infos(self, infos: Infos, slots: Iterable[int], faults: Faults) -> None:
+    def _put_infos(self, infos: Infos, slots: Iterable[int], faults: Faults, cuts: bool = True) -> None:
         for slot in slots:
             for name in self._infos:
                 value = value_of(infos, name.removeprefix("info/"), slot)
                 self._open.put_one(slot, name, None, self.where)
                 if value is not None:
-                    with faults.cutting(slot, self._label(slot, "this row is not stored")):
+                    with faults.collecting(self._label(slot, "this row is not stored"), *([slot] if cuts else ())):
                         self._open.put_one(slot, name, value, f"{self.where}: {name!r}")
 
     def _longest(self) -> int:
@@ -295,56 +290,127 @@ class Recorder:
             sink, steps = self._by_slot[slot], int(self.slots.steps[slot])
             length = steps + (1 if self.hooks.builds else 2)
             if length > sink.max_steps:
-                with faults.cutting(slot, self._label(slot, "it is stored up to here, and a new one begins")):
+                with faults.collecting(self._label(slot, "it is stored up to here, and a new one begins"), slot):
                     raise InputError(
                         f"{self.where}.step: the open episode of env {slot} exceeds max_steps={sink.max_steps} of its "
                         "buffer; raise max_steps, or end episodes sooner"
                     )
 
+    # -- one step --------------------------------------------------------------------------------
+
+    def _take_step(self, terminated: Array, truncated: Array, faults: Faults) -> None:
+        """Build, check, hand on and stream the newest steps of the slots that took one."""
+        about, built = "this step is not stored, its episode ends before it", dict[int, Values]()
+        playing = [slot for slot in self.slots.playing if slot not in faults.cut]
+        if self.hooks.builds or self.hooks.validates:
+            for slot in playing:
+                with faults.collecting(self._label(slot, about), slot):
+                    raw = self._raw(slot, terminated, truncated)
+                    built[slot] = self.hooks.build(raw, self._contexts[slot], self._by_slot[slot])
+        for sink in self.sinks:
+            mine = [slot for slot in playing if self._by_slot[slot] is sink and slot not in faults.cut]
+            if isinstance(sink, RowSink) and mine:
+                try:
+                    if self.hooks.builds:
+                        made = [built[slot] for slot in mine]
+                        batch = {name: np.stack([row[name] for row in made]) for name in made[0]}
+                    else:
+                        batch = self._steps_of(sink.names, np.array(mine), terminated, truncated)
+                    sink.add(batch, self.slots.steps[mine] == 0, [self._numbers[slot] for slot in mine])
+                except Exception as error:
+                    faults.note(error, f"{self.where}: envs {mine}: this step is not stored", *mine)
+            elif isinstance(sink, EpisodeSink) and sink.stream:
+                for slot in mine:
+                    with faults.collecting(self._label(slot, about), slot):
+                        # The row before the newest: its action has been taken, so it is complete.
+                        row = built[slot] if self.hooks.builds else self._row(slot, sink, int(self._open.at[slot]) - 1)
+                        sink.append(slot, row, self._data[slot])
+            elif self.hooks.builds:
+                for slot in mine:
+                    self._built[slot].append(built[slot])
+
+    def _row(self, slot: int, sink: Sink, row: int, ended: tuple[bool, bool] | None = None) -> Values:
+        rows = self._open.cut(slot, row, row + 1, sink.names, self._constant, ended)
+        return {name: values[0] for name, values in rows.items()}
+
+    def _raw(self, slot: int, terminated: Array, truncated: Array) -> Values:
+        """Return the step of a slot by flat keys, copies."""
+        names = [*self.keys.known, *self._infos]
+        steps = self._steps_of(names, np.array([slot]), terminated, truncated)
+        plain = {"reward", *FLAGS, *COUNTS}
+        return {name: values[0].item() if name in plain else values[0] for name, values in steps.items()}
+
+    def _steps_of(self, names: Iterable[str], slots: Array, terminated: Array, truncated: Array) -> Values:
+        """Return the newest steps of some slots, column -> `(n, ...)`."""
+        rows, batch, steps = self._open, Values(), self.slots.steps[slots]
+        done = terminated[slots] | truncated[slots]
+        plain = {
+            "terminated": terminated[slots],
+            "truncated": truncated[slots],
+            "done": done,
+            "is_last": done,
+            "is_first": steps == 0,
+            "t": steps,
+            "env_index": slots,
+            "episode_id": self.slots.episode[slots],
+        }
+        for name in names:
+            kind = name.partition("/")[0]
+            if name in plain:
+                batch[name] = plain[name]
+            elif kind == "next_obs":
+                batch[name] = rows.newest(name.removeprefix("next_"), slots)
+            elif kind == "context":
+                parts = [as_array(self._constant(slot, name), name, "item") for slot in slots.tolist()]
+                batch[name] = np.stack(parts)
+            else:
+                batch[name] = rows.newest(name, slots, 1 if kind in ("obs", "action") else 0)
+        return batch
+
+    def _constant(self, slot: int, name: str) -> Any:
+        """Return a value that is constant in a slot's episode, by the name of its column.
+
+        Raises:
+            InputError: the context has no such part.
+        """
+        if name in ("env_index", "episode_id"):
+            return slot if name == "env_index" else int(self.slots.episode[slot])
+        part = self._contexts[slot]
+        try:
+            for key in name.split("/")[1:]:
+                part = part[key]
+        except (KeyError, IndexError, TypeError):
+            part = None
+        if part is None:
+            raise InputError(f"column {name!r}: context_fn returned nothing of it for this episode")
+        return part
+
     # -- ends and beginnings ---------------------------------------------------------------------
 
-    def _sync(self, faults: Faults) -> None:
-        """Make durable what was stored without a sync."""
-        for sink in self.sinks:
-            with faults.noting("what this step stored may not be durable"):
-                sink.sync()
-
     def _end(
-        self,
-        slot: int,
-        terminated: bool,
-        truncated: bool,
-        faults: Faults,
-        close: bool = True,
-        sync: bool = True,
+        self, slot: int, terminated: bool, truncated: bool, faults: Faults, close: bool = True, sync: bool = True
     ) -> None:
-        """Store the open episode of a slot, with its newest row as the last; an episode without a step is not
-        stored."""
-        sink, rows = self._by_slot[slot], self._open
+        """Store the open episode of a slot, with its newest row as the last; one without a step is not stored."""
+        sink, rows, ended, is_stored = self._by_slot[slot], self._open, (terminated, truncated), False
         last = int(rows.at[slot])
         try:
-            if isinstance(sink, RowSink):
+            if not isinstance(sink, EpisodeSink):
                 return
-            assert isinstance(sink, EpisodeSink)
-            if self.hooks.builds:
-                built = self._steps.built(slot)
-                if sink.stream:
-                    sink.finish(slot, terminated, truncated)
-                elif built:
-                    sink.write({name: [row[name] for row in built] for name in built[0]}, self._data[slot], sync)
-                return
-            if last + int(rows.before[slot]) < 1:
-                return
-            ending = Ending(slot, self.slots, self._contexts, last, terminated, truncated)
-            if sink.stream:
-                row = rows.cut(slot, last, last + 1, sink.names, ending)
-                sink.append(slot, {name: values[0] for name, values in row.items()}, self._data[slot])
+            with faults.collecting(self._label(slot, "not all of it is stored")):
+                if self.hooks.builds:
+                    built, self._built[slot] = self._built[slot], []
+                    if built and not sink.stream:
+                        sink.write({name: [row[name] for row in built] for name in built[0]}, self._data[slot], sync)
+                elif last + int(rows.before[slot]) < 1:
+                    return
+                elif sink.stream:
+                    sink.append(slot, self._row(slot, sink, last, ended), self._data[slot])
+                else:
+                    sink.write(rows.cut(slot, 0, last + 1, sink.names, self._constant, ended), self._data[slot], sync)
                 sink.finish(slot, terminated, truncated)
-            else:
-                sink.write(rows.cut(slot, 0, last + 1, sink.names, ending), self._data[slot], sync)
-        except Exception as error:
-            faults.note(error, self._label(slot, "not all of it is stored"))
-            sink.give_up(slot)
+                is_stored = True
+            if not is_stored:
+                sink.give_up(slot)
         finally:
             if close:
                 rows.at[slot] = -1
@@ -366,16 +432,9 @@ class Recorder:
         lengths = [rows.at.item(slot) + 1 for slot in slots]
         if min(lengths) < 2 or sum(lengths) * rows.row_nbytes > JOINED_NBYTES:
             return 0
-        dead = [terminated.item(slot) for slot in slots]
-        cut_off = [truncated.item(slot) for slot in slots]
-        last = [True] * len(slots)
-        flags = {"terminated": dead, "truncated": cut_off, "done": last, "is_last": last}
-
-        def ending_of(slot: int) -> Ending:
-            return Ending(slot, self.slots, self._contexts, rows.at.item(slot))
-
+        ended = [(terminated.item(slot), truncated.item(slot)) for slot in slots]
         try:
-            joined = rows.joined(slots, lengths, sink.names, flags, ending_of)
+            joined = rows.joined(slots, lengths, sink.names, self._constant, ended)
         except ValueError:  # a context that is missing, or has another shape or kind
             return 0
         data = [self._data[slot] for slot in slots] if self._weights is not None else []
@@ -399,33 +458,35 @@ class Recorder:
             self._open.at[list(chosen)] = -1
             self.slots.lose(chosen)
 
-    def _give_up(self) -> None:
-        for slot in self._everyone:
-            self._forget(slot)
-
     def _forget(self, slot: int) -> None:
         self._open.at[slot] = -1
-        self._steps.built(slot)
+        self._built[slot] = []
         self._by_slot[slot].give_up(slot)
 
-    def _tell(
-        self, begun: Sequence[int], infos: Infos, options: Any, seeds: Sequence[Any] | None, faults: Faults
+    def _begin(
+        self,
+        begun: Sequence[int],
+        anew: Sequence[int],
+        arrived: dict[str, Array],
+        infos: Infos,
+        options: Any,
+        seeds: Sequence[Any],
+        faults: Faults,
     ) -> None:
-        """Get the contexts of new episodes."""
-        if self.hooks.context_fn is None:
-            return
-        first = {n: infos[n] for n in infos if n.lstrip("_") not in ("final_obs", "final_info")}
-        for slot in begun:
-            self._contexts[slot] = None
-            with faults.noting(self._label(slot, "its episode has no context")):
-                seed = None if seeds is None else seeds[slot]
-                self._contexts[slot] = self.hooks.context_fn(info_of(first, slot), options, seed)
-
-    def _load(self, begun: Sequence[int], faults: Faults) -> None:
-        """Load the newest weights before the first actions of new episodes are chosen."""
-        if self._weights is not None and begun:
-            with faults.noting(f"{self.where}: the policy of envs {list(begun)} is what it was"):
+        """Begin episodes; get the contexts and the newest weights of those that begin in the environment, too."""
+        self._open.begin(begun, arrived)
+        if self._infos:
+            self._put_infos(infos, begun, faults, cuts=False)
+        if self.hooks.context_fn is not None:
+            first = {n: infos[n] for n in infos if n.lstrip("_") not in ("final_obs", "final_info")}
+            for slot in anew:
+                self._contexts[slot] = None
+                with faults.collecting(self._label(slot, "its episode has no context")):
+                    self._contexts[slot] = self.hooks.context_fn(info_of(first, slot), options, seeds[slot])
+        if self._weights is not None and anew:
+            with faults.collecting(f"{self.where}: the policy of envs {list(anew)} is what it was"):
                 self._weights.load_into()
+        self._note_weights(begun)
 
     def _note_weights(self, begun: Iterable[int]) -> None:
         """Name in the data of new episodes the weights that play them."""
