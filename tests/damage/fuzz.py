@@ -227,6 +227,8 @@ class Case:
         longer = max(len(old), len(new))
         padded = (np.frombuffer(data.ljust(longer, b"\0"), np.uint8) for data in (old, new))
         changed = np.bitwise_xor(*padded)
+        if name.startswith("columns/") and name not in self.after:
+            changed[:] = 0xFF  # a column that is missing costs every episode, those whose rows are zeros, too
         if name.startswith("data/"):
             changed[min(len(old), len(new)) : len(old)] = 0xFF
         elif not name.startswith("open/") and len(old) != len(new):
