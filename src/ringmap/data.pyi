@@ -4,9 +4,9 @@ from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
 from ringmap.buffers.torchrl_storage import to_torchrl, torchrl_storage
-from ringmap.clips.computed.rewards import Hindsight, NStep, ReturnToGo
-from ringmap.clips.computed.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.items import Computed, Items
+from ringmap.clips.rewards import Hindsight, NStep, ReturnToGo
+from ringmap.clips.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.window import Window
 from ringmap.datasets.arrays import from_arrays
 from ringmap.datasets.base import Dataset

@@ -24,11 +24,11 @@ from ringmap.buffers import replay
 from ringmap.clips import bounds as bounds_module
 from ringmap.clips import draws as draws_module
 from ringmap.clips import gather as gather_module
-from ringmap.clips.computed.rewards import Hindsight, NStep, ReturnToGo
-from ringmap.clips.computed.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.items import Computed
+from ringmap.clips.rewards import Hindsight, NStep, ReturnToGo
 from ringmap.clips.samplers.episodes import EpisodeSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
+from ringmap.clips.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.window import Window
 from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, InputError, NoClipsError, RoleError

@@ -16,8 +16,8 @@ from ringmap.buffers import episodes
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.steps import StepRing
 from ringmap.clips.bounds import Bounds
-from ringmap.clips.computed.rewards import _Sums
 from ringmap.clips.cut import Ends
+from ringmap.clips.rewards import _Sums
 from ringmap.storage.columns.rows import Rows
 from ringmap.testing.plain import PlainRing
 from ringmap.testing.reads import LOADS, READS, failures, loader

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
+from ringmap.clips import sequences
 from ringmap.clips.bounds import Bounds
-from ringmap.clips.computed import sequences
 from ringmap.data import ConcatDataset, MergeDataset, Sequences, load_dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.errors import InputError, NoClipsError

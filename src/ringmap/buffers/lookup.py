@@ -19,11 +19,11 @@ import numpy as np
 
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
-from ringmap.clips.computed.sequences import Index
 from ringmap.clips.cut import Cut
 from ringmap.clips.draws import Crossing
 from ringmap.clips.gather import GONE, PINNED
 from ringmap.clips.items import EpisodeMoment
+from ringmap.clips.sequences import Index
 from ringmap.datasets.base import clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_clips, of_columns

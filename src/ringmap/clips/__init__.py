@@ -2,7 +2,8 @@
 
     gather                  reads a batch: copies the rows of clips, and validates them
     bounds | rings          items that need the bounds of their episodes; a batch from several rings
-    computed | samplers     columns that are computed; what chooses the clips of a batch
+    rewards | sequences     columns that are computed
+    samplers                what chooses the clips of a batch
     window                  what a user asks for, as a cut
     items | clip_range      a batch as computed columns see it; the clips of a moment as samplers see them
     cut                     which steps an item holds, and which steps can be its anchor

@@ -8,7 +8,8 @@
 
 Invariants: `take` returns rows of the anchor's own episode, whatever steps are asked for. Over a ring all of it happens
 between the copy of the rows and its validation: an item whose rows were overwritten meanwhile is drawn and computed
-again. Not here: what is computed (the modules of `clips/computed`), which steps columns hold (cut.py).
+again.
+Not here: what is computed (rewards.py, sequences.py), which steps columns hold (cut.py).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ringmap.buffers.episodes import StoredEpisodes
-from ringmap.clips.computed.rewards import Hindsight, NStep, ReturnToGo
-from ringmap.clips.computed.sequences import Index, Sequences, TimeToEnd
+from ringmap.clips.rewards import Hindsight, NStep, ReturnToGo
+from ringmap.clips.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.window import Window
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.testing.plain import PlainEpisode

@@ -20,6 +20,7 @@ import numpy as np
 from ringmap.arguments import positive
 from ringmap.clips.cut import clamp, slots_of
 from ringmap.clips.items import Computed, ItemRows, Items
+from ringmap.clips.window import Window
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.calls import thread
@@ -155,11 +156,7 @@ class ReturnToGo(Computed):
     def __init__(self, gamma: float = 1.0, of: str = "reward", offsets: Any = None) -> None:
         self.gamma = _discount("ReturnToGo", gamma)
         self.of = of
-        self.offsets: tuple[int, ...] | None = None
-        if offsets is not None:
-            from ringmap.clips.window import Window
-
-            self.offsets = Window(offsets).offsets
+        self.offsets: tuple[int, ...] | None = None if offsets is None else Window(offsets).offsets
         self._kept: WeakKeyDictionary[Any, dict[str | None, _Sums]] = WeakKeyDictionary()
         """By what the rows are, and where their rewards stand."""
 

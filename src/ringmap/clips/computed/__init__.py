@@ -1,1 +1,0 @@
-"""Computed columns: small classes, each with one method over whole batches."""
