@@ -10,7 +10,7 @@ import ringmap.ray as rr
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.disk.system import System
 from tests.fleet import worlds
-from tests.fleet.supervised import SEED, is_alive, stored
+from tests.fleet.supervised import SEED, committed, is_alive, stored, uninterrupted
 
 SLOW = partial(worlds.make_world, pause_s=0.01)
 
@@ -35,6 +35,15 @@ def writers(path):
     locks = {ring: str(ring / "lock") for ring in rings(path)}
     held = {ring: holder_of(lock).get("pid") for ring, lock in locks.items() if System().is_locked(lock)}
     return {ring: pid for ring, pid in held.items() if pid and is_alive(pid)}
+
+
+def all_committed(path):
+    return sum(committed(node) for node in path.glob("*") if node.is_dir())
+
+
+def assert_exact(path, episodes):
+    assert found(path) == uninterrupted(episodes)
+    assert all_committed(path) == episodes, "a seed was played twice"
 
 
 class Beside:

@@ -16,8 +16,8 @@ import pytest
 import ringmap.ray as rr
 from ringmap.errors import EnvironmentFault, ExistsError, InputError, LockedError, RolloutError
 from tests.fleet import worlds
-from tests.fleet.supervised import SEED, committed, is_alive, uninterrupted
-from tests.ray.collecting import SLOW, Beside, call, found, rings, writers
+from tests.fleet.supervised import SEED, committed, is_alive
+from tests.ray.collecting import SLOW, Beside, all_committed, assert_exact, call, rings, writers
 from tests.ray.conftest import NBYTES, OPTIONS, until
 
 ray = pytest.importorskip("ray")
@@ -28,15 +28,6 @@ NodeAffinitySchedulingStrategy = pytest.importorskip("ray.util.scheduling_strate
 def path(cluster):
     with tempfile.TemporaryDirectory(prefix="rmcol") as folder:
         yield Path(folder, "replay")
-
-
-def all_committed(path):
-    return sum(committed(node) for node in path.glob("*") if node.is_dir())
-
-
-def assert_exact(path, episodes):
-    assert found(path) == uninterrupted(episodes)
-    assert all_committed(path) == episodes, "a seed was played twice"
 
 
 def test_like_a_single_process(path):

@@ -10,9 +10,8 @@ import pytest
 
 import ringmap.ray as rr
 from tests.fleet import worlds
-from tests.ray.collecting import Beside, call, writers
+from tests.ray.collecting import Beside, all_committed, assert_exact, call, writers
 from tests.ray.conftest import until
-from tests.ray.test_collect import all_committed, assert_exact
 
 pytest.importorskip("ray")
 

@@ -6,14 +6,12 @@
     node b   rings on its disk ◄── reader ──┼──► object store ──► rr.ReplayBuffer    in a learner, on any node
     node c   rings on its disk ◄── reader ──┘
 
-    cluster      nodes by name, where their rings lie, what is at a place
-    roster       which node reads which ring
+    cluster      nodes by name, where their rings lie, what is at a place, which node reads which ring
     reader       an actor on a node: counts clips, and hands out parts of batches
-    readers      the readers of a learner: found, followed, lost and found again
+    readers      the readers of a learner: started, followed, lost and back again
     memory       arrays that are used again once nobody refers to them
     buffer       ReplayBuffer: parts of a batch put together
-    keeper       an actor on a node: locks the rings there while they are counted
-    census       which seeds the rings of all nodes hold
+    census       which seeds the rings of all nodes hold, counted under their locks
     actors       collectors as actors: what they say, where they are, how they end
     collect      collect: counted, then played under the supervisor of ringmap.collection
 

@@ -37,12 +37,7 @@ _TAIL_LINES = 15
 
 
 class Collector:
-    """The actor. Its `send` and `recv` are the pipe of a collector.
-
-    Args:
-        number: of the collector.
-        job: what all are told.
-    """
+    """The actor. Its `send` and `recv` are the pipe of a collector."""
 
     def __init__(self, number: int, job: Job) -> None:
         self._number, self._job = number, job
@@ -92,15 +87,7 @@ class Collector:
 
 
 class Actors:
-    """Starts collectors as actors.
-
-    Args:
-        ray: the module.
-        census: admits nodes, and counts rings.
-        layout: where rings lie.
-        job: what every collector is told.
-        options: of Ray, for each actor.
-    """
+    """Starts collectors as actors. `options`: of Ray, for each."""
 
     def __init__(self, ray: Any, census: Census, layout: Layout, job: Job, options: Mapping[str, Any]) -> None:
         self._ray, self._census, self._layout, self._job = ray, census, layout, job

@@ -17,12 +17,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from ringmap.arguments import count, positive
+from ringmap.buffers.base import Buffer
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.prefetch import Batches
 from ringmap.buffers.sharded.buffer import Shard
@@ -34,7 +34,7 @@ from ringmap.errors import ClosedError, InputError, NoClipsError, RingmapError
 from ringmap.ray.cluster import Layout, answer, ray_for
 from ringmap.ray.memory import Memory
 from ringmap.ray.reader import PLAIN, Changed, Part
-from ringmap.ray.readers import Readers, Station
+from ringmap.ray.readers import Readers, Station, first_line
 from ringmap.storage.columns.text import put
 
 __all__ = ["NodeShards", "ReplayBuffer"]
@@ -78,7 +78,7 @@ class _Asked:
     ref: Any
 
 
-class ReplayBuffer:
+class ReplayBuffer(Buffer):
     """The rings of all nodes of a Ray cluster, read as one buffer. Read-only.
 
     On each node that holds rings a reader runs: an actor that draws from them and hands its part of a batch to this
@@ -100,7 +100,6 @@ class ReplayBuffer:
         state: with a sampler, the directory on each node where its reader keeps priorities: a template like `path`.
             They survive a kill of the reader and of the learner; one learner at a time. When another node reads a ring,
             because the first is gone, all its clips have the highest priority again.
-
         seed: of the draws: while rings, nodes and priorities stay as they are, `sample` gives the same batches again. A
             reader hands out the parts that `batches` asks ahead two at a time, in any order.
 
@@ -110,14 +109,12 @@ class ReplayBuffer:
         NoClipsError: no ring is there after `wait_s` seconds.
 
     Cost: an actor on each node that holds rings, without a share of its processors (`num_cpus=0`), so that it starts
-    where collectors
-        have them all. A batch: rows are copied twice where they lie (out of the ring, and into the object store), and
-            once here; between
-        hosts Ray transfers them in between. A ring, known by its uuid, is read at one place, however many nodes see it.
+        where collectors have them all. A batch: rows are copied twice where they lie (out of the ring, and into the
+        object store), and once here; between hosts Ray transfers them in between. A ring, known by its uuid, is read at
+        one place, however many nodes see it.
 
     Processes and threads: any number of learners, each with readers of its own, which end with it. Methods may be
-    called from several
-        threads.
+        called from several threads.
 
     Source: Ape-X (Horgan et al., 2018), replay on many machines; the sharding of Reverb (Cassirer et al., 2021).
 
@@ -151,7 +148,7 @@ class ReplayBuffer:
         if seed is not None:
             count(_WHERE, "seed", seed)
         layout = Layout(path, _WHERE)
-        kept = _kept(sampler, state, layout)
+        drawing = _drawing(sampler, state, layout)
         self._sampler, self._step = sampler, 0
         self._updates = deque[Any]()
         self._ray = ray_for(_WHERE)
@@ -162,36 +159,21 @@ class ReplayBuffer:
         self._memory = Memory()
         self._is_closed = False
         options = {"history_len": history_len, "frameskip": frameskip, "threads": threads}
-        self._readers = Readers(self._ray, layout, options, self._patience_s, sampler, kept, seed)
+        self._readers = Readers(self._ray, layout, options, self._patience_s, drawing, seed)
         try:
-            if not self._readers.wait(self._is_open, self._wait_s):
+            if not self._readers.wait(lambda: bool(self._readers.sizes()), self._wait_s):
                 raise NoClipsError(f"{_WHERE}: {self._readers.why_none()}")
-            self.history_len, self.frameskip = self._sizes()
+            found = self._readers.sizes()
+            if len(found) > 1:
+                differ = ", ".join(f"{name}: {sizes}" for sizes, name in found.items())
+                raise InputError(
+                    f"{_WHERE}: the rings have several (history_len, frameskip): {differ}; pass history_len= and "
+                    "frameskip="
+                )
+            self.history_len, self.frameskip = next(iter(found))
         except BaseException:
             self.close()
             raise
-
-    def _is_open(self) -> bool:
-        stations = self._readers.stations.values()
-        return any(s.report is not None and s.report.history_len for s in stations)
-
-    def _sizes(self) -> tuple[int, int]:
-        """Return the history and the stride of all nodes.
-
-        Raises:
-            InputError: they differ.
-        """
-        found: dict[tuple[int, int], str] = {}
-        for station in self._readers.stations.values():
-            report = station.report
-            if report is not None and report.history_len and report.frameskip:
-                found[report.history_len, report.frameskip] = station.node.name
-        if len(found) > 1:
-            differ = ", ".join(f"{name}: {sizes}" for sizes, name in found.items())
-            raise InputError(
-                f"{_WHERE}: the rings have several (history_len, frameskip): {differ}; pass history_len= and frameskip="
-            )
-        return next(iter(found))
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -199,28 +181,20 @@ class ReplayBuffer:
     def nodes(self) -> list[NodeShards]:
         """The nodes that are alive, by name, with their rings as of the last look."""
         self._check_open()
-        readers = self._readers
-        readers.follow()
-        with readers.lock:
-            found = []
-            for s in readers.stations.values():
-                report = s.report
-                shards = [] if report is None else list(report.shards)
-                pid = None if report is None else report.pid
-                clips = 0 if report is None or s.problem else report.clips.get(PLAIN, 0)
-                found.append(NodeShards(s.node.name, s.node.host, clips, shards, pid, s.problem))
+        self._readers.follow()
+        found = []
+        for s in list(self._readers.stations.values()):
+            shards, pid = ([], None) if s.report is None else (list(s.report.shards), s.report.pid)
+            found.append(NodeShards(s.node.name, s.node.host, s.clips(PLAIN), shards, pid, s.problem))
         return sorted(found, key=lambda node: node.name)
 
     def refresh(self) -> None:
         """Look at all nodes now, and wait for their answers, up to `patience_s` seconds for each."""
         self._check_open()
-        asked = time.monotonic()
-
-        def is_seen() -> bool:
-            stations = self._readers.stations.values()
-            return all(s.asked_at > asked or s.problem for s in stations)
-
-        self._readers.wait(is_seen, 2 * self._patience_s)
+        asked, stations = time.monotonic(), self._readers.stations
+        self._readers.wait(
+            lambda: all(s.asked_at > asked or s.problem for s in stations.values()), 2 * self._patience_s
+        )
 
     def __len__(self) -> int:
         return sum(node.clips for node in self.nodes)
@@ -264,7 +238,10 @@ class ReplayBuffer:
         """
         batch_size = positive(f"{_WHERE}.sample", "batch_size", batch_size)
         request = _request(history_len, window, columns, anchors, drop_all_padded)
-        (batch,) = self._together(self._ask(batch_size, request), batch_size, 1, request, out)
+        return self._sample(batch_size, request, out)
+
+    def _sample(self, size: int, request: bytes, out: Mapping[str, Array] | None = None) -> Batch[Array]:
+        (batch,) = self._together(self._ask(size, request), size, 1, request, out)
         return batch
 
     def batches(
@@ -303,10 +280,6 @@ class ReplayBuffer:
         """
         request = _request(history_len, window, columns, anchors, drop_all_padded)
 
-        def sample(size: int) -> Batch[Array]:
-            (batch,) = self._together(self._ask(size, request), size, 1, request)
-            return batch
-
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
             # A message of any size costs Ray as much as 5 MB more, so it brings several batches; two are under way.
             each = max(1, prefetch // 2)
@@ -328,7 +301,17 @@ class ReplayBuffer:
                 while batches:  # and keep none: its memory is used again
                     yield batches.pop(0)
 
-        return Batches(sample, ahead, batch_size, steps, prefetch, to, device, pin_memory, f"{_WHERE}.batches")
+        return Batches(
+            lambda size: self._sample(size, request),
+            ahead,
+            batch_size,
+            steps,
+            prefetch,
+            to,
+            device,
+            pin_memory,
+            f"{_WHERE}.batches",
+        )
 
     def _ask(self, size: int, request: bytes) -> list[_Asked]:
         """Ask for clips, each node for its part."""
@@ -359,7 +342,7 @@ class ReplayBuffer:
                     failed += one.size
                     continue
                 own = np.sort(places[at : at + one.size])
-                self._put(part, one, own, size, columns, ids, out)
+                self._put(part, one, own, columns, ids, out)
                 if part.masses is not None:
                     masses[own] = part.masses
                 at += one.size
@@ -448,61 +431,49 @@ class ReplayBuffer:
 
     def _part(self, one: _Asked, request: bytes, may_fail: bool) -> Part | None:
         """Return a part; None if it is to be drawn again."""
-        ray = self._ray
-        faults = ray.exceptions
+        faults = self._ray.exceptions
         self._check_open()
         try:
-            part: Part = ray.get(one.ref, timeout=self._patience_s)
+            part: Part = self._ray.get(one.ref, timeout=self._patience_s)
             return part
-        except faults.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, NoClipsError):  # evicted meanwhile, or the reader was restarted
-                if not may_fail:
-                    raise cause from error
+        except (faults.RayError, TimeoutError) as error:
+            fault = error.cause if isinstance(error, faults.RayTaskError) else error
+            if isinstance(fault, NoClipsError) and may_fail:  # evicted meanwhile, or the reader was restarted
                 self._readers.empty(one.station, request)
                 return None
-            if isinstance(cause, InputError | IndexError):
-                raise cause from error
-            if isinstance(cause, RingmapError | OSError | faults.RayError):
-                self._say(one, cause, may_fail)
-                return None
-            raise
-        except (faults.RayError, TimeoutError) as error:
-            self._say(one, error, may_fail)
+            if isinstance(fault, InputError | IndexError | NoClipsError):
+                raise fault from error
+            if not isinstance(fault, RingmapError | OSError | faults.RayError):
+                raise
+            text = first_line(fault)
+            if isinstance(fault, faults.ObjectStoreFullError | faults.OutOfDiskError):
+                text = f"the object store is full; release batches, or start Ray with a larger one: {text}"
+                time.sleep(_PAUSE_S)  # it gets free as batches are released
+            if not may_fail:
+                raise NoClipsError(
+                    f"{_WHERE}: no part of a batch came for {self._wait_s:g} s; node {one.station.node.name}: {text}"
+                ) from error
+            self._readers.lose(one.station, text)
             return None
-
-    def _say(self, one: _Asked, error: Exception, may_fail: bool) -> None:
-        """Note a fault of a node; raise it if it has been so for too long."""
-        faults = self._ray.exceptions
-        text = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        if isinstance(error, faults.ObjectStoreFullError | faults.OutOfDiskError):
-            text = f"the object store is full; release batches, or start Ray with a larger one: {text}"
-            time.sleep(_PAUSE_S)  # it gets free as batches are released
-        why = f"{type(error).__name__}: {text}"
-        if not may_fail:
-            raise NoClipsError(
-                f"{_WHERE}: no part of a batch came for {self._wait_s:g} s; node {one.station.node.name}: {why}"
-            ) from error
-        self._readers.lose(one.station, why)
 
     def _put(
         self,
         part: Part,
         one: _Asked,
         places: Array,
-        size: int,
         batch: dict[str, Array],
         ids: Array,
         out: Mapping[str, Array] | None,
     ) -> None:
+        size = len(ids)
         if batch and part.columns.keys() != batch.keys():
             raise self._differs(one, sorted(batch), sorted(part.columns))
         for name, values in part.columns.items():
             into = batch.get(name)
             if into is None:
-                into = self._room(name, (size, *values.shape[1:]), values.dtype, out)
-                batch[name] = into
-            elif into.shape[1:] != values.shape[1:] or not _are_alike(into, values):
+                into = batch[name] = self._room(name, (size, *values.shape[1:]), values.dtype, out)
+            is_text = into.dtype.kind == values.dtype.kind == "U"  # as wide as each part's longest
+            if into.shape[1:] != values.shape[1:] or not (is_text or into.dtype == values.dtype):
                 before, here = (into.shape[1:], into.dtype), (values.shape[1:], values.dtype)
                 raise self._differs(one, f"{name} {before}", here)
             if len(places) == size and values.dtype == into.dtype:
@@ -516,13 +487,7 @@ class ReplayBuffer:
                 own = self._numbers.of(part.uuids[number])
             ids[places[of_ring]] = joined(own, positions[of_ring])
 
-    def _room(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        out: Mapping[str, Array] | None,
-    ) -> Array:
+    def _room(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], out: Mapping[str, Array] | None) -> Array:
         given = None if out is None else out.get(name)
         if given is None or dtype.kind == "U":  # text is as wide as the batch's longest
             return self._memory.empty(shape, dtype)
@@ -560,31 +525,19 @@ class ReplayBuffer:
     def __enter__(self) -> ReplayBuffer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         if self._is_closed or self._readers.session.is_over:
             return f"ringmap.ray.ReplayBuffer(closed, {self.path})"
-        found = self.nodes
-        return (
-            f"ringmap.ray.ReplayBuffer(nodes={sum(bool(node.shards) for node in found)}, "
-            f"rings={sum(len(node.shards) for node in found)}, clips={sum(node.clips for node in found)}, below "
-            f"{self.path})"
-        )
+        found = [node for node in self.nodes if node.shards]
+        rings, clips = sum(len(node.shards) for node in found), sum(node.clips for node in found)
+        return f"ringmap.ray.ReplayBuffer(nodes={len(found)}, rings={rings}, clips={clips}, below {self.path})"
 
 
-def _kept(sampler: Any, state: Any, layout: Layout) -> Layout | None:
-    """Return where each node keeps priorities.
-
-    Raises:
-        InputError: the sampler is none that draws over nodes, or the directory is missing, or that of the rings.
-    """
+def _drawing(sampler: Any, state: Any, layout: Layout) -> tuple[PrioritizedSampler, Layout] | None:
+    """Return how readers draw by priority, and where each keeps them; None: every clip is equally likely."""
     if sampler is None:
         if state is not None:
             raise InputError(
@@ -604,7 +557,7 @@ def _kept(sampler: Any, state: Any, layout: Layout) -> Layout | None:
     kept = Layout(state, _WHERE)
     if kept.path == layout.path:
         raise InputError(f"{_WHERE}: state={kept.path} is where the rings lie; give a directory of its own")
-    return kept
+    return sampler, kept
 
 
 def _request(
@@ -614,11 +567,7 @@ def _request(
     anchors: slice | None,
     drop_all_padded: bool,
 ) -> bytes:
-    """Return a request as readers take it: equal ones are equal bytes.
-
-    Raises:
-        InputError: it can't be sent.
-    """
+    """Return a request as readers take it: equal ones are equal bytes."""
     if history_len is not None:
         history_len = positive(f"{_WHERE}.sample", "history_len", history_len)
         if window is not None:
@@ -626,14 +575,10 @@ def _request(
                 f"{_WHERE}.sample: history_len={history_len} and a window contradict; a window says which steps of "
                 "each column an item holds"
             )
-    given = {
-        "history_len": history_len,
-        "window": window,
-        "columns": columns if columns is None or isinstance(columns, str) else tuple(columns),
-        "anchors": anchors,
-        "drop_all_padded": drop_all_padded or None,
-    }
-    wanted = {name: value for name, value in given.items() if value is not None}
+    columns = columns if columns is None or isinstance(columns, str) else tuple(columns)
+    given = history_len, window, columns, anchors, drop_all_padded or None
+    names = "history_len", "window", "columns", "anchors", "drop_all_padded"
+    wanted = {name: value for name, value in zip(names, given, strict=True) if value is not None}
     try:
         return pickle.dumps(wanted)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -641,8 +586,3 @@ def _request(
             f"{_WHERE}.sample: the request can't be sent to a reader: {error}; define its functions at the top level "
             "of a module"
         ) from error
-
-
-def _are_alike(one: Array, other: Array) -> bool:
-    """Tell whether two parts of a batch are of one column: text has the width of each part's longest."""
-    return one.dtype == other.dtype or one.dtype.kind == other.dtype.kind == "U"

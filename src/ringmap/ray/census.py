@@ -4,48 +4,117 @@
     b   rings of b, locked   312 ... 560      ┼─► 0 ... 560 are finished
     c   away, and noted at a and b            ─► wait for it, then refuse: its seeds would be played twice
 
+    /data/replay/a/collect/lock          held by the keeper of a, an actor, from its first call to its end
+    /data/replay/a/collect/nodes.json    the folders that hold rings of the collection, on all nodes
+    /data/replay/a/collector-3           held from `take` to `release`
+
 Before a collector plays on a node for the first time, the node's folder is noted at all nodes.
 
 Invariants: all locks are held at one moment; a ring counts once, by its uuid; a noted folder that no node sees stops
-the count. Not here: locks and files (keeper.py), who plays what (ringmap.collection.seeds).
+the count; `nodes.json` is replaced whole. Not here: who plays what (ringmap.collection.seeds).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from ringmap.collection.job import Job
+from ringmap.collection.rings import FOLDER, alone, finished_at, held, patiently
 from ringmap.collection.seeds import finished_in
-from ringmap.errors import DamageError, EnvironmentFault, InputError
-from ringmap.ray.cluster import Layout, Node, Scan, answer, nodes_of, pinned_to, rings_at
-from ringmap.ray.keeper import Count, count_at, keeper_on
-from ringmap.ray.roster import assign, copies
+from ringmap.errors import CorruptError, EnvironmentFault, InputError
+from ringmap.ray.cluster import Layout, Node, Scan, answer, assign, nodes_of, pinned_to, rings_at, scanned
+from ringmap.storage.disk.files import Disk
 from ringmap.world.progress import Progress
 
-__all__ = ["Census"]
+__all__ = ["Census", "Keeper"]
 
+_NODES = "nodes.json"
+_MOST_NBYTES = 1 << 24
 _PAUSE_S = 0.5
 _PATIENCE_S = 30.0
 
 
-class Census:
-    """Counts, and keeps the folders of nodes until it is closed.
+@dataclass(slots=True)
+class Count:
+    """What a keeper found. `progress`: of each ring that has a part; `nodes`: folder -> node, as noted at this node so
+    far."""
 
-    Args:
-        ray: the module.
-        layout: where rings lie.
-        job: whose collection it is.
-        lost: names of nodes whose rings are gone for good.
-    """
+    progress: dict[str, Progress]
+    nodes: dict[str, str]
+
+
+class Keeper:
+    """Keeps the folder of one node: an actor that holds its lock, and counts its rings under theirs."""
+
+    def __init__(self, folder: str, job: Job) -> None:
+        self._folder, self._job = os.path.join(folder, FOLDER), job
+        self._is_held = False
+        self._lock = contextlib.ExitStack()
+        self._rings = contextlib.ExitStack()
+
+    def _hold(self) -> None:
+        """Take the lock of the folder, in the first call after a start: a driver that was killed ends soon."""
+        if not self._is_held:
+            patiently(lambda: self._lock.enter_context(alone(self._folder, self._job.where)), self._job.wait_s)
+            self._is_held = True
+
+    def take(self, rings: Sequence[str], patterns: Sequence[str]) -> Count:
+        """Take the locks of rings, and return what they hold; raises as `finished_below` of ringmap.collection."""
+        self._hold()
+        self.release()
+        progress = self._rings.enter_context(held(rings, self._job.collection, self._job.wait_s))
+        nodes: dict[str, str] = {}
+        for folder in [found for pattern in patterns for found in Disk().matching(pattern)]:
+            nodes |= _noted_in(os.path.join(folder, FOLDER, _NODES))
+        return Count(progress, nodes)
+
+    def release(self) -> None:
+        """Let go of the rings."""
+        self._rings.close()
+
+    def note(self, nodes: Mapping[str, str]) -> None:
+        """Note which folders hold rings, so that it is known while their nodes are away."""
+        self._hold()
+        data = json.dumps(dict(nodes), sort_keys=True, indent=1).encode()
+        Disk().replace_file(os.path.join(self._folder, _NODES), data)
+
+
+def _noted_in(path: str) -> dict[str, str]:
+    disk = Disk()
+    if not disk.exists(path):
+        return {}
+    try:
+        found = json.loads(disk.read_file(path, _MOST_NBYTES))
+        if not all(isinstance(name, str) for name in found.values()):
+            raise ValueError("a node's name is no text")
+    except (ValueError, AttributeError) as error:
+        raise CorruptError(
+            f"{path}: does not list the nodes of a collection: {error}; remove it if no node with rings is away"
+        ) from error
+    return dict(found)
+
+
+def _count_at(ring: str, job: Job) -> set[int] | None:
+    """Return what a ring holds; None if its folder is not on this machine."""
+    if not Disk().is_folder(os.path.dirname(ring)):
+        return None
+    return finished_at(ring, job.collection, job.wait_s)
+
+
+class Census:
+    """Counts, and keeps the folders of nodes until it is closed. `lost`: names of nodes whose rings are gone."""
 
     def __init__(self, ray: Any, layout: Layout, job: Job, lost: Iterable[str]) -> None:
         self._ray, self._layout, self._job, self._lost = ray, layout, job, frozenset(lost)
         self._scout = ray.remote(num_cpus=0, max_retries=0)(rings_at)
-        self._counter = ray.remote(num_cpus=0, max_retries=0)(count_at)
+        self._counter = ray.remote(num_cpus=0, max_retries=0)(_count_at)
         self._keepers: dict[tuple[str, str], tuple[str, Any]] = {}
         """Folder and host -> the node where its keeper is, and the keeper."""
         self._nodes: dict[str, str] = {}
@@ -65,7 +134,7 @@ class Census:
         """
         until = time.monotonic() + self._job.wait_s
         while True:
-            seen = self._scanned()
+            seen = scanned(self._ray, self._layout, self._job.where, _PATIENCE_S, all_answer=False)
             counts = self._counted(seen)
             nodes = {folder: name for count in counts for folder, name in count.nodes.items()}
             there = {folder for _, scan in seen.values() for folder in scan.folders}
@@ -92,31 +161,6 @@ class Census:
         self._nodes = {folder: name for folder, name in nodes.items() if folder in there}
         return finished
 
-    def _scanned(self) -> dict[str, tuple[Node, Scan]]:
-        """Look at all nodes.
-
-        Raises:
-            InputError, DamageError: what they see can't be counted.
-        """
-        asked = {
-            node.id: (node, self._scout.options(scheduling_strategy=pinned_to(node)).remote(self._layout.patterns))
-            for node in nodes_of(self._ray)
-        }
-        seen: dict[str, tuple[Node, Scan]] = {}
-        for key, (node, ref) in asked.items():
-            try:
-                seen[key] = node, answer(self._ray, ref, _PATIENCE_S)
-            except (self._ray.exceptions.RayError, TimeoutError):
-                continue  # it is gone, or away
-            for folder, problem in seen[key][1].problems.items():
-                raise DamageError(f"{self._job.where}: node {node.name}: {folder}: {problem}")
-        for one, other in copies(seen):
-            raise InputError(
-                f"{self._job.where}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the "
-                "same ring, by a copy or a shared disk: its seeds would count twice; move one of them elsewhere"
-            )
-        return seen
-
     def _counted(self, seen: dict[str, tuple[Node, Scan]]) -> list[Count]:
         roster, _ = assign(seen, self._layout, {})
         rings: dict[tuple[str, str], list[str]] = {}
@@ -136,8 +180,10 @@ class Census:
             if home == node.id or any(home == other.id for other in nodes_of(self._ray)):
                 return keeper
             self._ray.kill(keeper)
-        self._keepers[at] = node.id, keeper_on(self._ray, node, folder, self._job)
-        return self._keepers[at][1]
+        actor = self._ray.remote(num_cpus=0, max_restarts=-1)(Keeper)
+        keeper = actor.options(scheduling_strategy=pinned_to(node)).remote(folder, self._job)
+        self._keepers[at] = node.id, keeper
+        return keeper
 
     def _release(self) -> None:
         for _, keeper in self._keepers.values():

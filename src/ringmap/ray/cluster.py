@@ -1,13 +1,17 @@
-"""The nodes of a Ray cluster by name, and the rings on each.
+"""The nodes of a Ray cluster by name, the rings on each, and which node reads which ring.
 
     path "/data/replay"           ->  /data/replay/{node}        rings of node a: /data/replay/a/collector-0, ...
     path "/data/{host}/replay"    ->  as it is
 
+    node a sees   ring 1 (/data/a/0)  ring 2 (/data/b/0)  ─►  a reads 1
+    node b sees   ring 1 (/data/a/0)  ring 2 (/data/b/0)  ─►  b reads 2        two raylets on one host
+    node c sees   ring 1, at another host                 ─►  a copy: named, and not read
+
 A node looks at the folders of every node's name, not of its own alone: a node that comes back under another name, or
 beside another one on the same host, finds the rings that are there.
 
-Invariants: nothing is changed; Ray is imported by the call that needs it.
-Not here: who reads which ring (roster.py).
+Invariants: nothing is changed; Ray is imported by the call that needs it; a ring, known by its uuid, is read by at most
+one node: the one in whose folder it lies, else the one that read it before.
 """
 
 from __future__ import annotations
@@ -16,29 +20,37 @@ import glob
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmap.errors import ClosedError, InputError, RingmapError, RoleError
+from ringmap.errors import ClosedError, DamageError, InputError, RingmapError, RoleError
 from ringmap.extras import require
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import Paths, local_path
 from ringmap.storage.records.manifest import read_manifest
 
 __all__ = [
-    "Found",
     "Layout",
     "Lookout",
     "Node",
+    "Place",
+    "Roster",
     "Scan",
     "Session",
     "answer",
+    "assign",
+    "copies",
     "nodes_of",
     "pinned_to",
     "ray_for",
     "rings_at",
+    "scanned",
 ]
+
+Roster = dict[str, tuple[str, ...]]
+"""Node id -> folders of the rings that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Place:
     """A ring at a place. `home`: its folder without links; `host`: the machine."""
 
     uuid: bytes
@@ -65,7 +77,7 @@ class Found:
 class Scan:
     """What a node sees. `folders`: those that exist; `problems`: folder -> why it is not read."""
 
-    rings: list[Found] = field(default_factory=list)
+    rings: list[Place] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
 
@@ -73,12 +85,8 @@ class Scan:
 def ray_for(where: str) -> Any:
     """Return the module `ray`.
 
-    Args:
-        where: the call that needs it.
-
     Raises:
-        MissingExtraError: Ray is not installed.
-        RoleError: this process is in no cluster.
+        MissingExtraError, RoleError: Ray is not installed; this process is in no cluster.
     """
     require("ray", where)
     import ray
@@ -96,9 +104,6 @@ class Session:
 
     Ray starts a new cluster for a call after `ray.shutdown()`, from any thread, and ends the process where an object of
     an earlier one is used. So what outlives a call asks this before the next one.
-
-    Args:
-        ray: the module.
     """
 
     def __init__(self, ray: Any) -> None:
@@ -117,11 +122,7 @@ class Session:
         return self._now() != self._id
 
     def check(self, where: str) -> None:
-        """Raise if it is over.
-
-        Raises:
-            ClosedError: it is.
-        """
+        """Raise ClosedError if it is over."""
         if self.is_over:
             raise ClosedError(
                 f"{where}: Ray was shut down, or started again, since it was opened; its readers have ended: open it "
@@ -255,5 +256,74 @@ def rings_at(patterns: tuple[str, ...]) -> Scan:
             except (RingmapError, OSError) as error:
                 scan.problems[ring] = str(error)
             else:
-                scan.rings.append(Found(uuid, ring, os.path.realpath(ring), host))
+                scan.rings.append(Place(uuid, ring, os.path.realpath(ring), host))
     return scan
+
+
+def scanned(ray: Any, layout: Layout, where: str, patience_s: float, all_answer: bool) -> dict[str, tuple[Node, Scan]]:
+    """Return what each node sees. `all_answer`: raise RayError for one that does not; else it is left out.
+
+    Raises:
+        DamageError, InputError: a ring can't be read, or is there twice.
+    """
+    look = ray.remote(num_cpus=0, max_retries=0)(rings_at)
+    asked = [
+        (node, look.options(scheduling_strategy=pinned_to(node)).remote(layout.patterns)) for node in nodes_of(ray)
+    ]
+    seen: dict[str, tuple[Node, Scan]] = {}
+    for node, ref in asked:
+        try:
+            seen[node.id] = node, answer(ray, ref, patience_s)
+        except (ray.exceptions.RayError, TimeoutError):
+            if all_answer:
+                raise
+    for node, scan in seen.values():
+        for folder, problem in scan.problems.items():
+            raise DamageError(f"{where}: node {node.name}: {folder}: {problem}")
+    for one, other in copies(seen):
+        raise InputError(
+            f"{where}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring, by a "
+            "copy or a shared disk: its episodes would count twice; move one of them elsewhere"
+        )
+    return seen
+
+
+def assign(
+    seen: Mapping[str, tuple[Node, Scan]], layout: Layout, before: Mapping[bytes, str]
+) -> tuple[Roster, dict[bytes, str]]:
+    """Give each ring to one of the nodes that see it. O(rings seen).
+
+    Args:
+        seen: node id -> the node, and what it sees.
+        layout: whose folder is whose.
+        before: uuid -> the id of the node that read it so far.
+
+    Returns:
+        The folders of each node, and uuid -> node id.
+    """
+    best: dict[bytes, tuple[tuple[bool, bool, str, str], str, str]] = {}
+    for node, scan in seen.values():
+        own = layout.folder(node)
+        for ring in scan.rings:
+            is_own = ring.folder.startswith(own + "/")
+            rank = not is_own, before.get(ring.uuid) != node.id, node.name, node.id
+            if ring.uuid not in best or rank < best[ring.uuid][0]:
+                best[ring.uuid] = rank, node.id, ring.folder
+    folders: dict[str, list[str]] = {}
+    for _, node_id, folder in best.values():
+        folders.setdefault(node_id, []).append(folder)
+    roster = {node_id: tuple(sorted(found)) for node_id, found in folders.items()}
+    return roster, {uuid: node_id for uuid, (_, node_id, _) in best.items()}
+
+
+def copies(seen: Mapping[str, tuple[Node, Scan]]) -> list[tuple[Place, Place]]:
+    """Return pairs of places that hold one ring: copies, or a disk that two hosts share. One place, seen twice, is
+    none."""
+    first: dict[bytes, Place] = {}
+    found: dict[tuple[str, str], tuple[Place, Place]] = {}
+    for _, scan in seen.values():
+        for ring in scan.rings:
+            other = first.setdefault(ring.uuid, ring)
+            if (other.home, other.host) != (ring.home, ring.host):
+                found[ring.home, ring.host] = other, ring
+    return list(found.values())

@@ -16,7 +16,6 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,10 +23,9 @@ import numpy as np
 
 from ringmap.arguments import positive
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.errors import ClipIndexError, DamageError, InputError, NoClipsError
+from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.extras import require
-from ringmap.ray.cluster import Layout, Node, Scan, answer, nodes_of, pinned_to, ray_for, rings_at
-from ringmap.ray.roster import assign, copies
+from ringmap.ray.cluster import Layout, Node, answer, assign, pinned_to, ray_for, scanned
 
 __all__ = ["read"]
 
@@ -36,15 +34,6 @@ log = logging.getLogger("ringmap")
 _WHERE = "ringmap.ray.read"
 _PAUSE_S = 0.5
 _PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class _What:
-    """What a row is: an episode, or with `history_len` a clip."""
-
-    columns: tuple[str, ...] | None
-    history_len: int | None
-    frameskip: int
 
 
 def read(
@@ -99,12 +88,13 @@ def read(
     require("ray", _WHERE)
     from ray import data
 
-    what = _What(None if columns is None else tuple(columns), history_len, frameskip)
-    given = dict(remote_args or {})
+    rows = partial(
+        _rows, columns=None if columns is None else tuple(columns), history_len=history_len, frameskip=frameskip
+    )
     parts = _parts(ray, layout, block_steps, wait_s)
     reads = [
         data.from_items([{"part": part} for part in of_node], override_num_blocks=len(of_node)).flat_map(
-            partial(_rows, what=what), **_only_on(node, data.Dataset), **given
+            rows, **_only_on(node, data.Dataset), **(remote_args or {})
         )
         for node, of_node in parts
     ]
@@ -120,13 +110,12 @@ def _only_on(node: Node, dataset: Any) -> dict[str, Any]:
 
 def _parts(ray: Any, layout: Layout, block_steps: int, wait_s: float) -> list[tuple[Node, list[dict[str, Any]]]]:
     """Return what each node reads."""
-    scout = ray.remote(num_cpus=0, max_retries=0)(rings_at)
     lister = ray.remote(num_cpus=0, max_retries=0)(_listed)
     until = time.monotonic() + wait_s
     while True:
         found, why = [], ""
         try:
-            seen = _seen(ray, scout, layout)
+            seen = scanned(ray, layout, _WHERE, _PATIENCE_S, all_answer=True)
             roster, _ = assign(seen, layout, {})
             lists = [
                 (seen[key][0], lister.options(scheduling_strategy=pinned_to(seen[key][0])).remote(folders, block_steps))
@@ -150,28 +139,6 @@ def _parts(ray: Any, layout: Layout, block_steps: int, wait_s: float) -> list[tu
         time.sleep(_PAUSE_S)
 
 
-def _seen(ray: Any, scout: Any, layout: Layout) -> dict[str, tuple[Node, Scan]]:
-    """Return what each node sees.
-
-    Raises:
-        DamageError, InputError: a ring can't be read, or is there twice.
-        RayError: a node does not answer.
-    """
-    asked = [
-        (node, scout.options(scheduling_strategy=pinned_to(node)).remote(layout.patterns)) for node in nodes_of(ray)
-    ]
-    seen = {node.id: (node, answer(ray, ref, _PATIENCE_S)) for node, ref in asked}
-    for node, scan in seen.values():
-        for folder, problem in scan.problems.items():
-            raise DamageError(f"{_WHERE}: node {node.name}: {folder}: {problem}")
-    for one, other in copies(seen):
-        raise InputError(
-            f"{_WHERE}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring, by "
-            "a copy or a shared disk: its episodes would come twice; move one of them elsewhere"
-        )
-    return seen
-
-
 def _listed(folders: Iterable[str], block_steps: int) -> list[dict[str, Any]]:
     """Return the episodes of rings in parts: a ring, and positions in it."""
     parts = []
@@ -185,33 +152,28 @@ def _listed(folders: Iterable[str], block_steps: int) -> list[dict[str, Any]]:
     return parts
 
 
-def _rows(item: dict[str, Any], what: _What) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a part."""
+def _rows(
+    item: dict[str, Any], columns: tuple[str, ...] | None, history_len: int | None, frameskip: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a part: episodes, or with `history_len` clips."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()
     ring, positions = item["part"]["ring"], item["part"]["positions"]
-    sizes: dict[str, Any] = {"history_len": what.history_len or 1, "frameskip": what.frameskip}
-    with ReplayBuffer.open(ring, mode="r", **sizes) as buffer:
+    with ReplayBuffer.open(ring, mode="r", history_len=history_len or 1, frameskip=frameskip) as buffer:
         for position in positions:
             try:
                 number = buffer.episode_number(position)
-                found = _clips_of(buffer, number) if what.history_len else [_episode(buffer, number)]
-                for row in found:
-                    kept = row if what.columns is None else _some(row, what.columns, ring)
+                if history_len is None:
+                    rows = iter([{**buffer.episode_data(number), **buffer.load_episode(number)}])
+                else:
+                    clips = buffer.view().take([number])
+                    rows = (dict(clips[clip]) for clip in range(len(clips)))
+                for row in rows:
+                    kept = row if columns is None else _some(row, columns, ring)
                     yield {**kept, "_node": node, "_ring": ring, "_position": int(position)}
             except ClipIndexError:  # evicted since the call
                 continue
-
-
-def _episode(buffer: ReplayBuffer, number: int) -> dict[str, Any]:
-    return {**buffer.episode_data(number), **buffer.load_episode(number)}
-
-
-def _clips_of(buffer: ReplayBuffer, number: int) -> Iterator[dict[str, Any]]:
-    view = buffer.view().take([number])
-    for clip in range(len(view)):
-        yield dict(view[clip])
 
 
 def _some(row: Mapping[str, Any], columns: Iterable[str], ring: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Rows are gathered into arrays that are used again; Ray copies them into its obje
 next call.
 Invariants: it opens the rings that the call names, and no others; it holds nothing that a restart would lose:
 priorities are in files of its node.
-Not here: which rings (roster.py), how many clips (readers.py).
+Not here: which rings (cluster.py), how many clips (readers.py).
 """
 
 from __future__ import annotations
@@ -41,18 +41,8 @@ _READS = 2
 
 @dataclass(slots=True)
 class Report:
-    """What a look found.
-
-    Args:
-        scan: the rings that are there.
-        folders: those that are open.
-        clips: request -> how many clips.
-        shards: the rings that are open, and those that can't be.
-        history_len: of the buffer; None while none is open.
-        frameskip: likewise.
-        pid: of the reader.
-        masses: of the priorities of all clips, of the newest request; None: clips are equally likely.
-    """
+    """What a look found. `folders`: the rings that are open; `shards`: those, and those that can't be; `clips`: request
+    -> how many; `masses`: of the priorities of all clips of the newest request; None: clips are equally likely."""
 
     scan: Scan
     folders: tuple[str, ...]
@@ -94,19 +84,12 @@ class Drawing:
 
 
 class Reader:
-    """Reads the rings of one node.
-
-    Args:
-        options: of `ShardedReplayBuffer`.
-        drawing: by priority; None: every clip is equally likely.
-        seed: of its draws.
-    """
+    """Reads the rings of one node. `options`: of `ShardedReplayBuffer`; `drawing`: by priority; `seed`: of draws."""
 
     def __init__(
         self, options: Mapping[str, Any], drawing: Drawing | None = None, seed: Sequence[int] | None = None
     ) -> None:
-        self._options, self._drawing = dict(options), drawing
-        self._seed = seed
+        self._options, self._drawing, self._seed = dict(options), drawing, seed
         self._lock = threading.Lock()
         self._folders: tuple[str, ...] = ()
         self._buffer: ShardedReplayBuffer | None = None
@@ -121,21 +104,15 @@ class Reader:
         buffer.refresh()
         cuts = {request: _cut(buffer, pickle.loads(request)) for request in requests}
         clips = {r: 0 if cut is None else buffer.engine.count(cut, False) for r, cut in cuts.items()}
-        sizes = buffer.history_len, buffer.frameskip
-        priorities = buffer.engine.priorities
         masses: dict[bytes, float] | None = None
-        if priorities is not None:
+        if (priorities := buffer.engine.priorities) is not None:
             newest = cuts[requests[-1]]
             masses = {requests[-1]: 0.0 if newest is None else priorities.mass(newest)}
+        sizes = buffer.history_len, buffer.frameskip
         return Report(scan, folders, clips, buffer.shards, *sizes, os.getpid(), masses)
 
     def read(self, size: int, request: bytes) -> Part:
-        """Return clips, drawn from the rings that the last look opened.
-
-        Raises:
-            NoClipsError: there are none.
-            InputError: the rings hold transitions.
-        """
+        """Return clips, drawn from the rings that the last look opened."""
         found: Part = self._while_open(lambda buffer: self._read(buffer, size, request))
         return found
 

@@ -21,11 +21,22 @@ from typing import Any
 
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.errors import LockedError, NoClipsError, RingmapError
-from ringmap.ray.cluster import Layout, Lookout, Node, Scan, Session, nodes_of, pinned_to, rings_at
+from ringmap.ray.cluster import (
+    Layout,
+    Lookout,
+    Node,
+    Roster,
+    Scan,
+    Session,
+    assign,
+    copies,
+    nodes_of,
+    pinned_to,
+    rings_at,
+)
 from ringmap.ray.reader import PLAIN, Drawing, Report, started_on
-from ringmap.ray.roster import Roster, assign, copies
 
-__all__ = ["Readers", "Station"]
+__all__ = ["Readers", "Station", "first_line"]
 
 log = logging.getLogger("ringmap")
 
@@ -36,11 +47,7 @@ _MOST_REQUESTS = 32
 
 
 class Station:
-    """A node, as a learner knows it.
-
-    Args:
-        node: the node.
-    """
+    """A node, as a learner knows it."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -57,17 +64,14 @@ class Station:
 
     def clips(self, request: bytes) -> int:
         """Return how many clips of a request it has, 0 while it is away."""
-        if self.problem is not None or self.report is None:
-            return 0
-        return self.report.clips.get(request, 0)
+        return 0 if self.problem is not None or self.report is None else self.report.clips.get(request, 0)
 
     def share(self, request: bytes) -> float:
         """Return its chance against other nodes, not scaled: the mass of its clips, if they have priorities, else their
         number."""
-        clips, report = self.clips(request), self.report
-        if not clips or report is None or report.masses is None:
-            return clips
-        return report.masses.get(request, 0.0)
+        clips = self.clips(request)
+        masses = None if self.report is None else self.report.masses
+        return clips if not clips or masses is None else masses.get(request, 0.0)
 
 
 class Readers:
@@ -78,8 +82,7 @@ class Readers:
         layout: where rings lie.
         options: of `ShardedReplayBuffer`, for each reader.
         patience_s: how long an answer may take.
-        sampler: by whose priorities they draw; None: every clip is equally likely.
-        state: where priorities lie on each node.
+        drawing: by priority, its `state` being where priorities lie on each node; None: every clip is equally likely.
         seed: of the draws of all readers.
     """
 
@@ -89,13 +92,11 @@ class Readers:
         layout: Layout,
         options: Mapping[str, Any],
         patience_s: float,
-        sampler: PrioritizedSampler | None = None,
-        state: Layout | None = None,
-        seed: int | None = None,
+        drawing: tuple[PrioritizedSampler, Layout] | None,
+        seed: int | None,
     ) -> None:
         self._ray, self._layout, self._options = ray, layout, dict(options)
-        self._sampler, self._state, self._seed = sampler, state, seed
-        self._patience_s = patience_s
+        self._drawing, self._seed, self._patience_s = drawing, seed, patience_s
         self._scout = ray.remote(num_cpus=0, max_retries=0)(rings_at)
         self.lock = threading.RLock()
         self.stations: dict[str, Station] = {}
@@ -150,7 +151,11 @@ class Readers:
         folders = self._roster.get(station.node.id, ())
         if folders and station.actor is None:
             seed = None if self._seed is None else [self._seed, *station.node.name.encode()]
-            station.actor = started_on(self._ray, station.node, self._options, self._drawing(station.node), seed)
+            drawing = None
+            if self._drawing is not None:
+                sampler, state = self._drawing
+                drawing = Drawing(sampler.alpha, sampler.eps, state.folder(station.node))
+            station.actor = started_on(self._ray, station.node, self._options, drawing, seed)
         if station.actor is None:
             place = pinned_to(station.node)
             station.pending = self._scout.options(scheduling_strategy=place).remote(self._layout.patterns)
@@ -158,18 +163,14 @@ class Readers:
         look = station.actor.look.options(concurrency_group="look")
         station.pending = look.remote(self._layout.patterns, folders, list(self._requests))
 
-    def _drawing(self, node: Node) -> Drawing | None:
-        if self._sampler is None or self._state is None:
-            return None
-        return Drawing(self._sampler.alpha, self._sampler.eps, self._state.folder(node))
-
     def _take_look(self, station: Station) -> None:
         pending, station.pending = station.pending, None
         try:
             found = self._ray.get(pending)
         except self._ray.exceptions.RayError as error:
             station.is_held = isinstance(getattr(error, "cause", None), LockedError)
-            self.lose(station, _said(error))
+            cause = getattr(error, "cause", None)
+            self.lose(station, str(cause) if isinstance(cause, RingmapError) else first_line(error))
             return
         station.is_held = False
         station.asked_at = station.sent_at
@@ -224,6 +225,11 @@ class Readers:
             if station.report is not None:
                 station.report.clips[request] = 0
 
+    def sizes(self) -> dict[tuple[int, int], str]:
+        """Return the histories and strides of the rings that are open, and a node that has each."""
+        reports = [(s.report, s.node.name) for s in self.stations.values() if s.report is not None]
+        return {(r.history_len, r.frameskip): name for r, name in reports if r.history_len and r.frameskip}
+
     # -- what can be drawn from ---------------------------------------------------------------
 
     def of_ring(self, uuid: bytes) -> Station | None:
@@ -233,11 +239,8 @@ class Readers:
             return None if station is None or station.problem or station.actor is None else station
 
     def shares(self, request: bytes, wait_s: float) -> dict[Station, float]:
-        """Return the nodes that have clips of a request, with the chance of each, not scaled.
-
-        Args:
-            request: which clips.
-            wait_s: how long to wait while a node is away, or no ring is there.
+        """Return the nodes that have clips of a request, with the chance of each, not scaled. Wait while a node is
+        away, or no ring is there.
 
         Raises:
             NoClipsError: there are none.
@@ -260,7 +263,7 @@ class Readers:
             return bool(found) or not is_waited_for
 
         with self.lock:
-            if self._sampler is not None:
+            if self._drawing is not None:
                 self._requests = list(dict.fromkeys((PLAIN, request)))  # masses are those of the last alone
             elif request not in self._requests:
                 self._requests = [PLAIN, *self._requests[1:][-_MOST_REQUESTS:], request]
@@ -315,9 +318,6 @@ class Readers:
                     self._ray.kill(station.actor)
 
 
-def _said(error: Exception) -> str:
-    """Return an error's first line."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, RingmapError):
-        return str(cause)
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+def first_line(error: Exception) -> str:
+    """Return what an error says, in a line."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
