@@ -30,7 +30,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -62,7 +62,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
 _turn = Turn()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Counts:
     """What `pace.json` says. `drawn`: rank -> steps, ever; `marks`: uuid of a ring -> steps, as any learner saw it."""
 
@@ -71,26 +71,28 @@ class _Counts:
     drawn: dict[str, int] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def read(cls, disk: Disk, path: str, where: str) -> _Counts | None:
-        """Return what a file says; None if it is not there.
+    def encode(self) -> bytes:
+        return encode_signed({"numbers": self.numbers, "fleet": self.fleet, "drawn": self.drawn, "marks": self.marks})
 
-        Raises:
-            CorruptError: it is not what was written.
-        """
-        if not disk.exists(path):
-            return None
-        body, fault = decode_signed(disk.read_file(path, _MOST))
+    @classmethod
+    def decode(cls, data: bytes, path: str, where: str) -> _Counts:
+        """Return what a file says; raise CorruptError if it is not what was written."""
+        body, fault = decode_signed(data)
         try:
             found = cls(**body or {})
             counts = [*found.drawn.values(), *found.marks.values()]
             if fault or any(type(n) is not int or n < 0 for n in counts) or type(found.fleet) is not str:
                 raise ValueError(fault or "a count is none")
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise CorruptError(
                 f"{where}: {path}: is not what was written ({error}); stop the fleet and remove it to count from zero"
             ) from error
         return found
+
+
+def _read(disk: Disk, path: str) -> bytes | None:
+    """Return a file; None if it is not there."""
+    return disk.read_file(path, _MOST) if disk.exists(path) else None
 
 
 class Pace:
@@ -119,12 +121,10 @@ class Pace:
         commit write one. About 0.5 ms. Waits look again after 0.5 to 50 ms. No lock is held during a commit.
 
     Processes and threads: any. A thread that collects and draws in turn, through one object, only counts: it would wait
-    for itself.
-        Once it has drawn more than the slack since its own last commit, it is a learner as any other.
+        for itself. Once it has drawn more than the slack since its own last commit, it is a learner as any other.
 
     Source: Reverb's rate limiter (Cassirer et al., 2021), `SampleToInsertRatio`; its error buffer, set as in Acme
-    (Hoffman et al.,
-        2020): a tolerance times `min_steps`.
+        (Hoffman et al., 2020): a tolerance times `min_steps`.
 
     Example:
         >>> import numpy as np, ringmap
@@ -185,11 +185,11 @@ class Pace:
         """
         where = "Pace.kept_at"
         file = os.path.join(local_path(path), _FOLDER, _COUNTS)
-        found = _Counts.read(Disk(), file, where)
-        if found is None:
+        if (data := _read(Disk(), file)) is None:
             return None
         try:
-            return cls(path, *(found.numbers[name] for name in _SHARED))
+            numbers = _Counts.decode(data, file, where).numbers
+            return cls(path, *(numbers[name] for name in _SHARED))
         except (InputError, LookupError, TypeError) as error:
             raise CorruptError(f"{where}: {file}: is not what was written ({error}); remove it") from error
 
@@ -200,6 +200,8 @@ class Pace:
         self._last_to_draw: int | None = None
         self._rings = Rings(self._disk, self.path)
         self._alive: WriterLock | None = None
+        self._seen: tuple[bytes | None, _Counts | None] = None, None
+        """The file of the counts as it was last, and what it says."""
         self._fleet = ""
         self._said = ""
 
@@ -418,11 +420,11 @@ class Pace:
         self._rings.raise_marks(counts.marks)
         if not (is_own_turn or self._may_draw(count, sum(counts.drawn.values()))):
             return sum(self._rings.marks.values())
-        counts.drawn[str(self.rank)] = counts.drawn.get(str(self.rank), 0) + count
-        counts.marks = self._rings.marks
-        with clear_errors(where, self._folder):
-            data = encode_signed(asdict(counts))
-            self._disk.put(self._counts_path, self._counts_path + ".tmp", data, synced=False)
+        drawn = {**counts.drawn, str(self.rank): counts.drawn.get(str(self.rank), 0) + count}
+        counts = _Counts(counts.numbers, counts.fleet, drawn, dict(self._rings.marks))
+        data = counts.encode()
+        self._disk.put(self._counts_path, self._counts_path + ".tmp", data, synced=False)
+        self._seen = data, counts
         return None
 
     def over(self, batches: Iterable[Any], num_steps: int) -> Iterator[Any]:
@@ -477,7 +479,8 @@ class Pace:
         """Return which fleet this is, and make the files that say so. Holds the lock."""
         path, disk = os.path.join(self.path, _FLEET), self._disk
         fleet = _fleet_in(disk, path, where)
-        found = _Counts.read(disk, self._counts_path, where)
+        data = _read(disk, self._counts_path)
+        found = None if data is None else _Counts.decode(data, self._counts_path, where)
         if found is not None and found.numbers != self._numbers:
             raise InputError(
                 f"{where}: {self._counts_path} is of a fleet with other numbers: {found.numbers}, expected "
@@ -494,11 +497,17 @@ class Pace:
             fleet = uuid4().hex
             disk.replace_file(path, json.dumps({"fleet": fleet}).encode())
         if found is None:
-            disk.replace_file(self._counts_path, encode_signed(asdict(_Counts(self._numbers, fleet))))
+            disk.replace_file(self._counts_path, _Counts(self._numbers, fleet).encode())
         return fleet
 
     def _counts(self, where: str) -> _Counts:
-        return _Counts.read(self._disk, self._counts_path, where) or _Counts(self._numbers, self._fleet)
+        data, (before, counts) = _read(self._disk, self._counts_path), self._seen
+        if data is None:
+            return _Counts(self._numbers, self._fleet)
+        if counts is None or data != before:
+            counts = _Counts.decode(data, self._counts_path, where)
+            self._seen = data, counts
+        return counts
 
     def _act(self, where: str, work: Callable[[], Result]) -> Result:
         """Do work under the lock: one process looks and acts at a time."""
@@ -581,9 +590,8 @@ def _fleet_in(disk: Disk, path: str, where: str) -> str:
     Raises:
         CorruptError: the file is not what was written.
     """
-    if not disk.exists(path):
-        return ""
+    data = _read(disk, path)
     try:
-        return str(json.loads(disk.read_file(path, _MOST))["fleet"])
+        return "" if data is None else str(json.loads(data)["fleet"])
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CorruptError(f"{where}: {path}: is not what was written ({error}); remove it, and pace/") from error

@@ -57,14 +57,7 @@ class _Ring:
 
 
 class Rings:
-    """The rings that are children of a directory, now and later.
-
-    Args:
-        disk: through which they are looked at.
-        path: the directory.
-
-    Cost: memory and two descriptors for each ring.
-    """
+    """The rings that are children of a directory, now and later. Memory and two descriptors for each."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk, self._path = disk, path

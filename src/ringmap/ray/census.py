@@ -124,14 +124,7 @@ class Census:
         """The name of a ring's directory -> the id of a node that has one."""
 
     def count(self) -> set[int]:
-        """Return which episodes are finished.
-
-        Raises:
-            LockedError: another call collects, or another process writes a ring.
-            InputError: rings do not fit together, or one is there twice.
-            DamageError: a ring can't be read.
-            EnvironmentFault: a node that holds rings of this collection is away.
-        """
+        """Return which episodes are finished. Raises as `ringmap.ray.collect` does."""
         until = time.monotonic() + self._job.wait_s
         while True:
             seen = scanned(self._ray, self._layout, self._job.where, _PATIENCE_S, all_answer=False)
@@ -190,12 +183,7 @@ class Census:
             keeper.release.remote()
 
     def admit(self, node: Node) -> None:
-        """Let collectors play on a node.
-
-        Raises:
-            InputError: the node joined since the count, with episodes of this collection.
-            EnvironmentFault: a disk refuses the note.
-        """
+        """Let collectors play on a node; an InputError if it joined since the count with episodes of this one."""
         keeper, folder = self._keeper(node), self._layout.folder(node)
         if folder not in self._nodes:
             look = self._scout.options(scheduling_strategy=pinned_to(node))

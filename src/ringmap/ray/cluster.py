@@ -141,12 +141,7 @@ def nodes_of(ray: Any) -> list[Node]:
 
 
 class Lookout:
-    """Asks Ray's head which nodes are alive, in a thread of its own: while the head is away, no answer comes.
-
-    Args:
-        ray: the module.
-        session: whose nodes they are.
-    """
+    """Asks Ray's head which nodes are alive, in a thread of its own: while the head is away, no answer comes."""
 
     def __init__(self, ray: Any, session: Session) -> None:
         self._ray, self._session = ray, session
@@ -182,12 +177,7 @@ def pinned_to(node: Node) -> Any:
 
 
 def answer(ray: Any, ref: Any, timeout_s: float | None = None) -> Any:
-    """Wait for what a call returns.
-
-    Raises:
-        RingmapError: the call raised it, there.
-        GetTimeoutError, RayError: Ray's own.
-    """
+    """Wait for what a call returns; an error of ringmap's is raised as the call raised it, others as Ray's."""
     try:
         return ray.get(ref, timeout=timeout_s)
     except ray.exceptions.RayTaskError as error:
@@ -234,11 +224,7 @@ class Layout:
 
 
 def rings_at(patterns: tuple[str, ...]) -> Scan:
-    """Return the rings that this machine has. One directory for each folder, and a small file for each ring.
-
-    Raises:
-        OSError: a folder can't be listed.
-    """
+    """Return the rings that this machine has. One directory for each folder, and a small file for each ring."""
     disk, scan, host = Disk(), Scan(), socket.gethostname()
     unlisted = dict[str, OSError]()
     folders = [found for pattern in patterns for found in disk.matching(pattern, unlisted)]
@@ -291,15 +277,9 @@ def scanned(ray: Any, layout: Layout, where: str, patience_s: float, all_answer:
 def assign(
     seen: Mapping[str, tuple[Node, Scan]], layout: Layout, before: Mapping[bytes, str]
 ) -> tuple[Roster, dict[bytes, str]]:
-    """Give each ring to one of the nodes that see it. O(rings seen).
+    """Give each ring to one of the nodes that see it; return the folders of each node, and uuid -> node id.
 
-    Args:
-        seen: node id -> the node, and what it sees.
-        layout: whose folder is whose.
-        before: uuid -> the id of the node that read it so far.
-
-    Returns:
-        The folders of each node, and uuid -> node id.
+    `seen`: node id -> the node, and what it sees; `before`: uuid -> the id of the node that read it so far. O(rings).
     """
     best: dict[bytes, tuple[tuple[bool, bool, str, str], str, str]] = {}
     for node, scan in seen.values():

@@ -23,10 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Memory:
-    """Makes arrays, like `numpy.empty`.
-
-    Args:
-        keep: how many blocks of each size wait for their next use.
+    """Makes arrays, like `numpy.empty`. `keep`: how many blocks of each size wait for their next use.
 
     Example:
         >>> memory = Memory()

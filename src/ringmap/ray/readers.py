@@ -75,16 +75,8 @@ class Station:
 
 
 class Readers:
-    """Starts and follows the readers.
-
-    Args:
-        ray: the module.
-        layout: where rings lie.
-        options: of `ShardedReplayBuffer`, for each reader.
-        patience_s: how long an answer may take.
-        drawing: by priority, its `state` being where priorities lie on each node; None: every clip is equally likely.
-        seed: of the draws of all readers.
-    """
+    """Starts and follows the readers. `options`: of `ShardedReplayBuffer`; `patience_s`: for an answer; `drawing`: by
+    priority, and where each node keeps them; `seed`: of all their draws."""
 
     def __init__(
         self,
