@@ -347,8 +347,6 @@ def test_memory_left_is_what_may_be_taken(tmp_path):
     assert left() == 65536
     assert left(meminfo="nonsense") == math.inf
     assert left("0::/a\n", a__memory_max="5000\n", a__memory_current="2000\n") == 3000
-    v1 = {"memory__a__memory_limit_in_bytes": "7000", "memory__a__memory_usage_in_bytes": "6000"}
-    assert left("4:memory:/a\n", **v1) == 1000
     cache = {"a__memory_stat": "anon 5\ninactive_file 900\n"}
     assert left("0::/a/b\n", a__memory_max="5000", a__memory_current="4500", **cache) == 1400
     assert left("0::/a\n", a__memory_max="max\n", a__memory_current="2000\n") == 65536

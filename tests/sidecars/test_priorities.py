@@ -410,7 +410,7 @@ def test_a_cut_leaves_what_was_flushed_or_newer(small):
 
 
 def only_a_sync(self, leaves):
-    if self._log is None:
+    if self._end is None:
         self.write(leaves)
     self._file.sync()
 

@@ -316,7 +316,7 @@ def test_data_is_readable_without_us():
     packed = encode_data({"seed": 7, "goal": np.arange(3, dtype="<f4"), "who": b"me"}, "here")
     size = int.from_bytes(packed[:4], "little")
     heads = json.loads(packed[4 : 4 + size])
-    assert [head[:2] for head in heads] == [["seed", "int"], ["goal", "array"], ["who", "bytes"]]
+    assert [head[:2] for head in heads] == [["seed", "json"], ["goal", "array"], ["who", "bytes"]]
     payload = packed[4 + size :]
     assert np.frombuffer(payload[:12], "<f4").tolist() == [0, 1, 2]
     assert payload[12:] == b"me"

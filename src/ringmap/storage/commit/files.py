@@ -291,12 +291,8 @@ class CommitFiles:
     ) -> tuple[Callable[[], None], Callable[[], None]]:
         """Return what syncs all that was written by now, and what then says so in `state.bin`.
 
-        Begun and ended with the writer's lock; the sync itself may run without it, in the background. If it fails,
-        with OSError, nothing is known of what reached the disk: its caller poisons the files.
-
-        Args:
-            rows: the columns, if they exist.
-            beside: syncs of sidecars, which come first.
+        Begun and ended with the writer's lock; the sync itself may run without it. If it fails, with OSError, nothing
+        is known of what reached the disk: its caller poisons the files. `beside`: syncs of sidecars, which come first.
         """
         segments = self.segments.unsynced()
         return partial(self.sync_all, rows, segments, beside), partial(self.mark_synced, self.state, segments)
@@ -304,15 +300,11 @@ class CommitFiles:
     def sync_all(
         self, rows: Rows | None, segments: Mapping[int, File], beside: Sequence[Callable[[], None]] = ()
     ) -> None:
-        """Sync everything written so far, the table last. Raises OSError: the caller poisons the files."""
-        for sync in beside:
+        """Sync everything written so far, the table last."""
+        for sync in (*beside, *(() if rows is None else (rows.sync,)), *(file.sync for file in segments.values())):
             sync()
-        if rows is not None:
-            rows.sync()
-        for file in segments.values():
-            file.sync()
-        self.disk.sync_folder(self.paths.data)
-        self.disk.sync_folder(self.paths.open)
+        for folder in (self.paths.data, self.paths.open):
+            self.disk.sync_folder(folder)
         self.table.sync()
 
     def mark_synced(self, upto: State, segments: Mapping[int, File]) -> None:

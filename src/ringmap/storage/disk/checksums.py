@@ -44,7 +44,6 @@ __all__ = [
     "HEADER",
     "SLOT_NBYTES",
     "FrameReader",
-    "FrameWriter",
     "TwoSlots",
     "decode_signed",
     "encode_signed",
@@ -116,36 +115,6 @@ _CHUNK_NBYTES = 1 << 16
 def framed(payload: Data, number: int, seed: int = 0) -> bytes:
     """Return the frame of a payload."""
     return HEADER.pack(len(payload), xxhash.xxh3_64_intdigest(payload, seed + number)) + payload
-
-
-class FrameWriter:
-    """Writes a run of frames.
-
-    Args:
-        file: written to.
-        seed: of the run, below 2**63.
-        at: byte of the file at which the next frame begins.
-        number: of that frame.
-        zeros: bytes of zeros to write behind each frame, for a run over an earlier one: they end it.
-    """
-
-    __slots__ = ("_zeros", "end", "file", "seed")
-
-    def __init__(self, file: File, seed: int = 0, at: int = 0, number: int = 0, zeros: int = 0) -> None:
-        self.file, self.seed, self._zeros = file, seed, bytes(zeros)
-        self.end = at, number
-        """Bytes and frames that count: set together, so that an interrupt can't come in between."""
-
-    def write(self, payload: Data) -> None:
-        """Write the next frame, in one write.
-
-        Raises:
-            OSError: the disk is full or fails. The next call writes over what is there of it.
-        """
-        at, number = self.end
-        frame = HEADER.pack(len(payload), xxhash.xxh3_64_intdigest(payload, self.seed + number)) + payload
-        self.file.write(frame + self._zeros if self._zeros else frame, at)
-        self.end = at + len(frame), number + 1
 
 
 class FrameReader:

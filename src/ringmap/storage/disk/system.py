@@ -462,39 +462,32 @@ def cores(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
         count: float = len(os.sched_getaffinity(0))
     except AttributeError:
         count = os.cpu_count() or 1
-    for folder in _cgroups("cpu", proc, root):
+    for folder in _cgroups(proc, root):
         quota = _numbers(f"{folder}/cpu.max")
-        quota = quota or _numbers(f"{folder}/cpu.cfs_quota_us") + _numbers(f"{folder}/cpu.cfs_period_us")
         if len(quota) == 2 and min(quota) > 0:
             count = min(count, quota[0] / quota[1])
     return max(1, math.ceil(count))
 
 
-def _cgroups(controller: str, proc: str, root: str) -> Iterator[str]:
-    """Yield the folders of the cgroup of this process, and of each one above it."""
-    try:
-        with open(proc, encoding="utf-8") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers and controller not in controllers.split(","):
-            continue
-        folder = os.path.join(root, controller) if controllers else root
-        yield folder
-        for part in path.split("/"):
-            if part and part != "..":
-                folder = os.path.join(folder, part)
+def _cgroups(proc: str, root: str) -> Iterator[str]:
+    """Yield the folders of the cgroup (version 2) of this process, and of each one above it."""
+    with contextlib.suppress(OSError), open(proc, encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("0::"):
+                folder = root
                 yield folder
+                for part in line[3:].strip().split("/"):
+                    if part and part != "..":
+                        folder = os.path.join(folder, part)
+                        yield folder
 
 
 def memory_left(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup", meminfo: str = "/proc/meminfo") -> float:
     """Return how many bytes this process may still take, as far as the machine, its cgroup and its limit tell; infinity
     if they don't."""
     least = 1024 * _named(meminfo, "MemAvailable:", math.inf)
-    for folder in _cgroups("memory", proc, root):
-        limit = _numbers(f"{folder}/memory.max") or _numbers(f"{folder}/memory.limit_in_bytes")
-        used = _numbers(f"{folder}/memory.current") or _numbers(f"{folder}/memory.usage_in_bytes")
+    for folder in _cgroups(proc, root):
+        limit, used = _numbers(f"{folder}/memory.max"), _numbers(f"{folder}/memory.current")
         if limit and used:  # files in memory are given back when it is needed
             least = min(least, max(0.0, limit[0] - used[0] + _named(f"{folder}/memory.stat", "inactive_file", 0.0)))
     if resource is not None:

@@ -182,14 +182,8 @@ def _decode_data(data: bytes) -> dict[str, Any]:
 
 
 def _encode_value(name: str, value: Any, where: str) -> tuple[str, Any, bytes]:
-    if isinstance(value, bool):
+    if value is None or isinstance(value, int) or type(value) in (str, float):  # each float has its own digits
         return "json", value, b""
-    if value is None or type(value) is str:
-        return "json", value, b""
-    if isinstance(value, int):
-        return "int", str(value), b""
-    if type(value) is float:
-        return "float", value.hex(), b""
     if type(value) is bytes:
         return "bytes", None, value
     array = as_array(value, f"{where}: episode data {name!r}", "item")
@@ -218,10 +212,6 @@ _array_heads = functools.lru_cache(64)(_json)
 def _decode_value(kind: str, head: Any, payload: bytes) -> Any:
     if kind == "json":
         return head
-    if kind == "int":
-        return int(head)
-    if kind == "float":
-        return float.fromhex(head)
     if kind == "bytes":
         return payload
     dtype, shape = head

@@ -94,7 +94,7 @@ _OPENED_BY = {
     DISTILLATION: "DistillationBuffer",
 }
 
-_REVISION = 7
+_REVISION = 8
 """Of the files that no structure below describes: another one whenever their layout changes."""
 
 LAYOUT = json_checksum([RECORD.descr, SLOT.format, _REVISION])

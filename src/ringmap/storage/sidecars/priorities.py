@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import xxhash
 
-from ringmap.storage.disk.checksums import END, HEADER, FrameReader, FrameWriter
+from ringmap.storage.disk.checksums import END, HEADER, FrameReader, framed
 from ringmap.storage.disk.files import File, closed
 from ringmap.storage.disk.paths import PRIORITIES, UNFINISHED
 from ringmap.storage.disk.system import clear_errors
@@ -145,8 +145,9 @@ class PriorityFile(Sidecar):
         self._begin, self._log_nbytes = _log_of(rows)
         self._number = 0
         """Of the log."""
-        self._log: FrameWriter | None = None
-        """None: all is written before the next change."""
+        self._log_seed = 0
+        self._end: tuple[int, int] | None = None
+        """Bytes and frames of the log that count; None: all is written before the next change."""
         self._is_ahead = False
         """Whether what was loaded has priorities of rows that were lost."""
 
@@ -350,25 +351,27 @@ class PriorityFile(Sidecar):
             change.apply(leaves)
             self.write(leaves)
             return
-        frames = self._log
-        if frames is None or frames.end[0] + nbytes > self._begin + self._log_nbytes:
-            frames = self.write(leaves)
-        frames.write(_FRAME.pack(self._number, leaves.highest, count) + data)
+        if self._end is None or self._end[0] + nbytes > self._begin + self._log_nbytes:
+            self.write(leaves)
+        self._write_frame(leaves, count, data)
 
-    def write(self, leaves: Leaves) -> FrameWriter:
-        """Write all priorities, and begin a log, which is returned. O(rows): 8 bytes each."""
-        self._log = None  # if this fails, the next change begins here again
+    def write(self, leaves: Leaves) -> None:
+        """Write all priorities, and begin a log. O(rows): 8 bytes each."""
+        self._end = None  # if this fails, the next change begins here again
         self._file.write(self._word_of_highest(leaves.highest).tobytes().ljust(_WORDS, b"\0"), 0)
         for start in range(0, self._rows, _PIECE):
             self._write_words(leaves, start)
         before = int.from_bytes(self._read_begin()[_NUMBER], "little")
         self._number = 1 + (before if before < _MOST else 0)  # a damaged one must not be given again
-        # Behind each frame are zeros: data of an earlier log must not be taken for a frame.
-        log = FrameWriter(self._file, self._seed(self._number), self._begin, zeros=_NUMBER.stop)
-        count, data = Range(0, 0, 0.0).encode()
-        log.write(_FRAME.pack(self._number, leaves.highest, count) + data)
-        self._log = log
-        return log
+        self._log_seed = self._seed(self._number)
+        self._write_frame(leaves, *Range(0, 0, 0.0).encode())
+
+    def _write_frame(self, leaves: Leaves, count: int, data: bytes) -> None:
+        at, number = self._end or (self._begin, 0)
+        frame = framed(_FRAME.pack(self._number, leaves.highest, count) + data, number, self._log_seed)
+        # Zeros behind it: data of an earlier log must not be taken for a frame.
+        self._file.write(frame + bytes(_NUMBER.stop), at)
+        self._end = at + len(frame), number + 1
 
     def _write_words(self, leaves: Leaves, start: int) -> None:
         """Write a piece of the words, from slot `start` on."""
@@ -384,17 +387,17 @@ class PriorityFile(Sidecar):
         Raises:
             OSError: the disk fails. The next call writes all again: a later sync alone would report success wrongly.
         """
-        if self._log is None or self._log.end[1] > 1:
+        if self._end is None or self._end[1] > 1:
             self.write(leaves)
         try:
             self._file.sync()
         except OSError:
-            self._log = None
+            self._end = None
             raise
 
     def close(self) -> None:
         """Release the file."""
-        self._log, self._file = None, closed(self._file.path)
+        self._end, self._file = None, closed(self._file.path)
 
     def _seed(self, number: int) -> int:
         """Return the seed of a log: a frame of another one has no valid checksum."""
