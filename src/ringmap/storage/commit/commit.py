@@ -141,10 +141,6 @@ class Committer(Handle):
         """Make a commit, in the order of docs/reference/on-disk-format.md. The caller keeps others out.
 
         Each record counts whole or not at all, as if it came alone. After an error those in `stored` count.
-
-        Raises:
-            InputError: another schema was fixed; a record can't say how large an episode is. Nothing was stored.
-            OSError, RingmapError: as `Store.commit`.
         """
         records, schema, arrays, rows = new.records, new.schema, new.arrays, self.rows
         start, need, begun = self.committed_head, 0, None
@@ -357,11 +353,7 @@ class Committer(Handle):
     def begin_group(
         self, files: CommitFiles, count: int, limit: int, unlinked: Unlinked | None, earlier: Callable[[], Values]
     ) -> OpenGroup:
-        """Begin a group for `limit` rows, at least for the first call's `count`.
-
-        Raises:
-            OSError, SyncFailedError: the disk is full or fails.
-        """
+        """Begin a group for `limit` rows, at least for the first call's `count`."""
         rows, start, disk = self.rows, self.head, self.disk
         assert rows is not None
         rows.reserve(start, limit)

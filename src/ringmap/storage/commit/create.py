@@ -31,11 +31,7 @@ __all__ = ["make_columns", "make_folder", "make_home", "make_parts", "sizes_when
 
 
 def make_folder(disk: Disk, folder: str) -> None:
-    """Make the directory and its missing parents, and sync their names.
-
-    Raises:
-        EnvironmentFault: not writable.
-    """
+    """Make the directory and its missing parents, and sync their names."""
     missing = []
     at = folder
     while at and not disk.exists(at) and not disk.volatile:
@@ -98,8 +94,7 @@ def warn_of_space(disk: Disk, folder: str, manifest: Manifest) -> None:
 def make_columns(disk: Disk, paths: Paths, manifest: Manifest, sync_folder: Callable[[str], None]) -> Manifest:
     """Take the second step: the columns, then the manifest that names them. No record is stored yet.
 
-    `sync_folder` syncs a folder, and ends the writer if that fails: the directory stays, and a second sync of it
-    may report success wrongly. (Files left by an earlier try are made again, and synced as new files.)
+    `sync_folder` ends the writer if it fails: a second sync of a folder may report success wrongly.
     """
     disk.discard(paths.new_columns)
     disk.make_folder(paths.new_columns)

@@ -43,15 +43,8 @@ BlobPlace = tuple[int, int, int]
 
 
 class CommitFiles:
-    """The table, state and segments of a buffer, open for writing.
-
-    Args:
-        disk: of the files.
-        paths: their paths.
-        manifest: their sizes and salt.
-        power: whether to sync each commit.
-        mapped: whether walks over the table use a map.
-    """
+    """The table, state and segments of a buffer, open for writing. `power`: whether to sync each commit; `mapped`:
+    whether walks over the table use a map."""
 
     def __init__(self, disk: Disk, paths: Paths, manifest: Manifest, power: bool, mapped: bool = True) -> None:
         self.power = power
@@ -80,13 +73,9 @@ class CommitFiles:
     def restore(
         self, recovered: RecoveredState, rows: Rows | None, bad: Mapping[int, str], trusted: bool = True
     ) -> None:
-        """Make the files agree with the recovered state, in an order that a further crash can't harm.
-
-        Args:
-            recovered: the recovered state.
-            rows: the columns, if they exist.
-            bad: episodes that no sync covered and whose bytes are damaged, to be dropped.
-            trusted: whether the state is shown as of this boot.
+        """Make the files agree with the recovered state, in an order that a further crash can't harm. `bad`: episodes
+        that no sync covered and whose bytes are damaged, to be dropped; `trusted`: whether the state is shown as of
+        this boot.
         """
         # Set first, so that a failed sync below removes the trust in this state.
         self.state = State(
@@ -152,14 +141,8 @@ class CommitFiles:
         self.state = state
 
     def restore_carried(self, recovered: RecoveredState, kept: Mapping[str, Any]) -> bool:
-        """Take the small state that the newest whole blob names, or that of the manifest if it is newer.
-
-        Returns:
-            Whether it is as of the newest record.
-
-        Raises:
-            CorruptError: it is not valid.
-        """
+        """Take the small state that the newest whole blob names, or that of the manifest if it is newer; return whether
+        it is as of the newest record."""
         self._carried_at = None
         small = small_state_of(recovered.seq, self.table, self.segments.blob_of, kept)
         if small.fault:

@@ -61,19 +61,11 @@ def follows(record: Record | None) -> list[int]:
 
 
 def split_unlinked(lanes: Array, unlinked: Values, earlier: Values) -> tuple[Values, Values]:
-    """Return the unlinked values that a group's commit keeps as its data, and those of its newest call.
+    """Return the unlinked values that a group's commit keeps as its data, {} for none, and those of its newest call.
 
     Row i with n or -n in `lanes` needs none if row i + n has n: that row continues its lane. The newest call is that of
-    as many rows as the last one says.
-
-    Args:
-        lanes: of the rows: n or -n.
-        unlinked: of the rows, by column.
-        earlier: of rows before the group, which `rows` numbers from its start: -1, -2, ...
-
-    Returns:
-        `rows`, their numbers in the group, and their values, {} for none; and the values of the rows of the newest
-        call.
+    as many rows as the last one says. `earlier`: values of rows before the group, which `rows` numbers from its start:
+    -1, -2, ...
     """
     number, each = np.arange(len(lanes)), np.maximum(np.abs(lanes.astype(np.int64)), 1)
     newest = max(0, len(lanes) - int(each[-1]))
@@ -143,11 +135,7 @@ class OpenGroup:
     # -- the file ----------------------------------------------------------------------------
 
     def begin(self, disk: Disk, folder: str, spent: StepFile | None = None) -> None:
-        """Write frame 0 to the file of an earlier group, or to a new one in a new folder of `folder`.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        """Write frame 0 to the file of an earlier group, or to a new one in a new folder of `folder`."""
         self._bytes = self._records.view(np.uint8).data
         earlier = encode_data(self.earlier, folder) if self.earlier else b""
         heading = Heading(self.schema, None, b"", self.after, self.unlinked, len(earlier))
@@ -166,18 +154,8 @@ class OpenGroup:
             self.words.refuse_large([v for t, v in zip(self._are_text, arrays, strict=True) if t], where)
 
     def append(self, arrays: Sequence[Any], count: int, is_single: bool = False) -> None:
-        """Store the rows of one call.
-
-        Args:
-            arrays: one per column, and then one per column of `unlinked`, `(count, *shape)`, of their dtypes.
-            count: at most `limit - self.count`.
-            is_single: whether the arrays are values of one row, without the first axis.
-
-        Raises:
-            OSError: the disk is full or fails. The rows don't count.
-
-        Cost: one copy in memory, one write.
-        """
+        """Store the rows of one call: one array per column, and then one per column of `unlinked`, `(count, *shape)`,
+        of their dtypes; `is_single`: without the first axis. Cost: one copy in memory, one write."""
         at = self.count
         stop = at + count
         where = at if is_single else slice(at, stop)

@@ -319,11 +319,8 @@ class OpenEpisode:
 
 
 def finish_open(store: Store, keep: bool) -> None:
-    """Process episodes that a killed process left open: drop them, or keep the steps seen.
-
-    A kept episode is flagged as interrupted, neither terminated nor truncated; so are episodes whose parts are
-    committed.
-    """
+    """Process episodes that a killed process left open: drop them, or keep the steps seen, flagged as interrupted.
+    Those whose parts are committed end as interrupted."""
     disk = store.disk
     with clear_reads("ReplayBuffer", store.folder):
         for name in disk.names(store.paths.open):

@@ -145,15 +145,8 @@ class Store(Committer):
         kind: Kind | None = None,
         lineage: bytes | None = None,
     ) -> Store:
-        """Make a buffer at `folder`, or continue an unfinished creation.
-
-        `kind`: of its rows, None for episodes; `lineage`: None for a new one.
-
-        Raises:
-            UnknownFormatError, CorruptError: see `manifest.examine`.
-            LockedError: another handle has it open for writing.
-            EnvironmentFault: the disk is full, read-only or fails.
-        """
+        """Make a buffer at `folder`, or continue an unfinished creation. `kind`: of its rows, None for episodes;
+        `lineage`: None for a new one. Raises what `manifest.examine` and `open` do."""
         examine(disk, folder)
         make_folder(disk, folder)
         first = Manifest(
@@ -171,14 +164,14 @@ class Store(Committer):
     @classmethod
     def open(cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None = None) -> Store:
         """Open the buffer at `folder` for writing, in its last committed state. `schema` fixes the columns if no
-        episode has done so yet.
+        episode has.
 
         The caller has read its manifest: the lock leaves a file, and in a directory that is not ours it may not.
 
         Raises:
-            UnknownFormatError, CorruptError, NewerVersionError: it is not a buffer, or is damaged.
+            CorruptError: it is damaged.
             LockedError: another handle has it open for writing.
-            EnvironmentFault: the disk fails.
+            EnvironmentFault: the disk is full, read-only or fails.
         """
         return cls._locked("ReplayBuffer.open", disk, folder, settings, schema)
 
@@ -323,12 +316,8 @@ class Store(Committer):
         return manifest
 
     def _beyond_lost(self, recovered: RecoveredState) -> int:
-        """Return an ordinal that no lost record gave, after a cut of the power or a failed sync.
-
-        A record is only written while its slot, and its rows, are not needed by the newest one that is durable. So at
-        most a table of records was lost, of which each gave one ordinal, and the open group had the next one. Where
-        rows are of many episodes, at most all rows of the ring were lost, and the table has more slots.
-        """
+        """Return an ordinal that no lost record gave: at most a table of records, or all rows of the ring, and the open
+        group had one each."""
         newest, known = recovered.live.newest, self.manifest.ordinal
         given = 0 if newest is None else newest.next_ordinal
         beyond = max(given, known) + self.manifest.table_slots + 1
@@ -355,11 +344,7 @@ class Store(Committer):
         return self.files
 
     def recover_if_stale(self) -> None:
-        """Make memory agree with the files if an interrupt separated them. No cost otherwise.
-
-        Raises:
-            RoleError: called by a signal handler in the middle of a change of memory.
-        """
+        """Make memory agree with the files if an interrupt separated them."""
         if not self._stale or self._closed or self.is_poisoned:
             return
         if self._child and not self.disk.volatile:
@@ -402,8 +387,7 @@ class Store(Committer):
     def alone(self, where: str, work: Callable[..., T], *args: Any) -> T:
         """Do `work` while other writing calls are kept out, whether or not this handle may write.
 
-        Takes a function, and is not a context manager: an interrupt between a Python `__enter__` and its block would
-        leave the mutex locked forever.
+        A function, as an interrupt between a Python `__enter__` and its block would leave the mutex locked for ever.
         """
         refuse_nested(where)
         try:
@@ -451,9 +435,8 @@ class Store(Committer):
 
         Raises:
             InputError: another thread locked another schema first.
-            CorruptError: rows that share a file with a stored episode can't be read. Nothing was stored.
-            EnvironmentFault: disk full, I/O error. Nothing was stored, and nothing evicted, unless
-                the episode is longer than the spare rows: then the oldest may be gone.
+            EnvironmentFault: disk full, I/O error. Nothing was stored, and nothing evicted, unless the episode is
+                longer than the spare rows: then the oldest may be gone.
             SyncFailedError: a sync failed; open the buffer again.
 
         Cost: O(1) in the stored episodes; one write per column, and three small ones.
@@ -461,12 +444,8 @@ class Store(Committer):
         self.exclusively(new.where, lambda files: self.commit_now(files, new, stored))
 
     def drop_chains(self, chains: Collection[int], where: str) -> None:
-        """Flag the parts of some chains, named by the positions of their first steps, as dropped, durably: they are not
-        returned any more. O(live records).
-
-        Raises:
-            EnvironmentFault: the disk fails; call this again.
-        """
+        """Flag the parts of some chains, named by the positions of their first steps, as dropped, durably. O(live
+        records)."""
 
         def work(files: CommitFiles) -> None:
             if not self.seq:
@@ -492,9 +471,6 @@ class Store(Committer):
         Raises:
             InputError: a position that no row has had yet.
             EnvironmentFault: the disk is full or fails. Nothing was changed, if the disk can still be written at all.
-            SyncFailedError: a sync failed; open the buffer again.
-
-        Cost: see `MutableValues.update`; at durability "power" one sync.
         """
         return self.exclusively(where, lambda files: self._update(files, positions, values, where))
 
@@ -553,7 +529,8 @@ class Store(Committer):
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]] = nullcontext,
         is_single: bool = False,
     ) -> Position:
-        """Store the rows of one call, which are committed later, together with those of other calls.
+        """Store the rows of one call, which are committed later, together with those of other calls; return the
+        position of the first.
 
         The caller has called `refuse_nested`. The rows are safe when this returns, and this handle shows them at once;
         others with the commit. That comes once there are `limit` such rows, before anything else is stored, with
@@ -569,15 +546,8 @@ class Store(Committer):
             small: provides the small state for a commit of the rows of earlier calls.
             is_single: whether the arrays are values of one row, without the first axis.
 
-        Returns:
-            The position of the first row.
-
         Raises:
-            InputError: the call has more text than a commit holds. Nothing was stored by it.
-            EnvironmentFault: disk full, I/O error. Nothing was stored by this call.
-            SyncFailedError: a sync failed; open the buffer again.
-
-        Cost: one write, at durability "power" with one sync; one commit for `limit` rows.
+            InputError, EnvironmentFault: too much text for a commit; the disk is full or fails. Nothing was stored.
         """
         try:  # the gate of `alone`: its frames would take a tenth of the time
             thread.inside = True
@@ -663,12 +633,7 @@ class Store(Committer):
     # -- syncs -------------------------------------------------------------------------------
 
     def flush(self, where: str = "ReplayBuffer.flush", small: Mapping[str, Any] | None = None) -> None:
-        """Force all committed data, and the small state, to the disk.
-
-        Raises:
-            SyncFailedError: a sync failed; open the buffer again.
-            EnvironmentFault: the manifest can't be written.
-        """
+        """Force all committed data, and the small state, to the disk."""
         self.exclusively(where, lambda files: self._flush(files, small))
 
     def _flush(self, files: CommitFiles, small: Mapping[str, Any] | None, closes: bool = False) -> None:
@@ -737,10 +702,7 @@ class Store(Committer):
         """Flush, and release files and lock, whatever happens.
 
         Raises:
-            RoleError: in the middle of another call of the same thread. Nothing was changed.
-            ReplacedError: the directory is no longer at its path; the commits of this handle are in it, wherever it is
-                now.
-            SyncFailedError, EnvironmentFault: as for `flush`.
+            ReplacedError: the directory is no longer at its path; the commits of this handle are in it.
         """
         where = "ReplayBuffer.close"
 
@@ -757,11 +719,7 @@ class Store(Committer):
         self._end(where, flush)
 
     def abandon(self) -> None:
-        """Release files and lock without a flush.
-
-        Raises:
-            RoleError: in the middle of another call of the same thread. Nothing was changed.
-        """
+        """Release files and lock without a flush."""
         self._end("ReplayBuffer.close", lambda: None)
 
     def _end(self, where: str, first: Callable[[], None]) -> None:
@@ -783,11 +741,7 @@ class Store(Committer):
         marked(where, self._background.join)  # with no lock held: it may be waiting for one
 
     def shown_tail(self) -> Position:
-        """Return the position below which rows may have been overwritten by now.
-
-        Raises:
-            ClosedError: the store is closed: another writer may overwrite them, unknown to this handle.
-        """
+        """Return the position below which rows may have been overwritten by now; raise ClosedError if it is unknown."""
         if self._closed:
             raise ClosedError(f"{self.folder}: the buffer was closed meanwhile; open it again")
         return self.tail

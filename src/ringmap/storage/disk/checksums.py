@@ -128,11 +128,8 @@ class FrameReader:
         stop: the byte at which the run's part of the file ends; None: at its end.
         chunk: bytes to read at once, at least.
 
-    Attributes:
-        at, number: of the frame after the last whole one.
-        seed: may be set between two frames: that of the next ones.
-        size: what the header of the last frame that was read says.
-        ending: why there are no more: `FINISHED`, `END`, `CUT`, `DAMAGED`; "" as long as it is not known.
+    `at`, `number`: of the frame after the last whole one; `seed` may be set between two frames; `size`: what the header
+    of the last frame that was read says; `ending`: why there are no more, "" as long as that is not known.
     """
 
     __slots__ = ("_begin", "_chunk", "_data", "_file", "at", "ending", "number", "seed", "size", "stop")
@@ -153,11 +150,8 @@ class FrameReader:
         self.size, self.ending = 0, ""
 
     def next(self, most: int) -> bytes | None:
-        """Return the payload of the next frame; None if it is not whole.
-
-        Args:
-            most: a frame that says to be larger is damaged.
-        """
+        """Return the payload of the next frame; None if it is not whole. One that says to have more than `most` bytes
+        is damaged."""
         at = self.at - self._begin
         if at + HEADER.size > len(self._data):
             at = self._load(HEADER.size)
@@ -210,12 +204,8 @@ class TwoSlots(Generic[T]):
 
     A value is a tuple of the generation and the fields of the payload. A subclass says what a slot holds: `magic`;
     `form`: magic, generation and payload, of a fixed size; `decode`: makes a value of its fields, None for what was
-    never written.
-
-    Args:
-        file: the open file.
-        salt: of the checksums, so that a foreign file has no valid slot.
-        mapped: whether `generations` may read a map.
+    never written. `salt`: of the checksums, so that a foreign file has no valid slot; `mapped`: whether `generations`
+    may read a map.
     """
 
     magic: ClassVar[bytes]

@@ -176,13 +176,8 @@ class File:
 
 
 class BriefFile:
-    """A file of a held folder that is only read, and opened anew for each call: it holds no descriptor.
-
-    For files whose bytes are read through a map. What it opens is the file that was there when it was made. Every other
-    method is that of a `File`, whose descriptor does not let it write.
-
-    Cost: 5 us for each call.
-    """
+    """A file of a held folder that is only read, mostly through a map, and opened anew for each call (5 us): it holds
+    no descriptor. What it opens is the file that was there when it was made."""
 
     __slots__ = ("disk", "path", "status")
 
@@ -193,11 +188,7 @@ class BriefFile:
         self.status = os.fstat(file.fd)
 
     def held(self) -> File:
-        """Return the file, open until the last reference is dropped.
-
-        Raises:
-            ReplacedError: another file is there now.
-        """
+        """Return the file, open until the last reference is dropped; ReplacedError if another one is there now."""
         try:
             file = self.disk.open(self.path)
         except FileNotFoundError:
@@ -243,8 +234,7 @@ _READ_AT_ONCE = 1 << 18
 class _Folder:
     """A folder held open. Meanwhile no other folder can get its inode number.
 
-    Its descriptor is closed when the last reference is dropped, not when the handle is closed: another thread may be
-    in the middle of a call, and the number could be another file's by then.
+    Its descriptor is closed when the last reference is dropped: another thread may be in the middle of a call.
     """
 
     __slots__ = ("fd", "inside", "path", "status")
@@ -430,11 +420,8 @@ class Disk:
         self.sync_folder(os.path.dirname(path))
 
     def put(self, path: str, beside: str, data: bytes, synced: bool) -> None:
-        """Put `data` at `path`, whole or not at all: written at `beside`, then renamed.
-
-        `synced`: from now on the disk holds a whole file at `path`, the old or the new; a sync
-        of the folder decides which one.
-        """
+        """Put `data` at `path`, whole or not at all: written at `beside`, then renamed. `synced`: from now on the disk
+        holds a whole file at `path`, the old or the new; a sync of the folder decides which one."""
         self.discard(beside)
         with contextlib.closing(self.create(beside)) as file:
             file.write(data, 0)

@@ -82,12 +82,7 @@ class WriterLock:
         self._lock: FileLock | None = None
 
     def acquire(self) -> None:
-        """Take the lock without waiting.
-
-        Raises:
-            LockedError: another handle holds it; the message names the process.
-            EnvironmentFault: the file system has no locks, or is read-only; the file may not be written to.
-        """
+        """Take the lock without waiting; LockedError names who holds it. EnvironmentFault: it can't be taken."""
         from filelock import FileLock, Timeout  # here: a reader needs no lock
 
         if (kind := self._disk.kind(self.path)) and kind != "missing":

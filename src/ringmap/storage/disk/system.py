@@ -150,11 +150,7 @@ class System:
         return not self.portable and _ORDERED
 
     def hold_folder(self, path: str) -> int | None:
-        """Return a descriptor of a folder, relative to which all else can be opened; None where the system can't.
-
-        Raises:
-            FileNotFoundError, NotADirectoryError: there is no such folder.
-        """
+        """Return a descriptor of a folder, relative to which all else can be opened; None where the system can't."""
         if self.portable or not _BELOW:
             if not stat.S_ISDIR(os.stat(path).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -176,9 +172,8 @@ class System:
     ) -> tuple[int, os.stat_result]:
         """Open an existing regular file; return its descriptor, and its status. `name`: its path in messages.
 
-        Raises:
-            NotAFileError: the path is a link, a pipe, a folder or a device. It is not opened completely: a link may
-                lead anywhere, and opening a pipe waits for its other end, possibly forever.
+        NotAFileError: the path is a link, a pipe, a folder or a device. It is not opened completely: a link may lead
+        anywhere, and opening a pipe waits for its other end, possibly for ever.
         """
         before = None
         if self.portable or not hasattr(os, "O_NOFOLLOW"):
@@ -356,11 +351,8 @@ class System:
         return not self.portable and file_system(path) == "overlay"
 
     def is_locked(self, path: str) -> bool | None:
-        """Tell whether a process holds an flock on a file, or None if the system does not tell. Takes no lock.
-
-        A lock on a file with the same number on another file system counts as well: that system has other device
-        numbers.
-        """
+        """Tell whether a process holds an flock on a file, or None if the system does not tell. Takes no lock. One on a
+        file with the same number on another file system counts as well: that system has other device numbers."""
         if self.portable:
             return None
         try:
@@ -406,9 +398,6 @@ class Room:
                 at = 0             at = 1 * stride    at = 2 * stride
 
     Only what `put` mapped changes; the rest reads as zeros; all maps live as long as the room, or an array over it.
-
-    Args:
-        space: the map that holds it.
     """
 
     def __init__(self, space: mmap.mmap) -> None:

@@ -156,11 +156,7 @@ def names_origin(data: bytes) -> bool:
 
 
 def decode_data(data: bytes) -> dict[str, Any]:
-    """Decode the output of `encode_data`: values of the same types, arrays as new copies.
-
-    Raises:
-        ValueError: it is not an output of `encode_data`.
-    """
+    """Decode the output of `encode_data`: values of the same types, arrays as new copies; ValueError if it is none."""
     if not data:
         return {}
     try:
@@ -234,13 +230,7 @@ def segment_number(name: str) -> int | None:
 
 
 class Segments:
-    """The segments of a buffer.
-
-    Args:
-        disk: of the files.
-        folder: the path of `data/`.
-        nbytes: size at which a segment is closed and the next one begun.
-    """
+    """The segments of a buffer, in `data/`; each is closed at `nbytes`, and the next one begun."""
 
     def __init__(self, disk: Disk, folder: str, nbytes: int = SEGMENT_NBYTES) -> None:
         self.folder = folder
@@ -260,12 +250,8 @@ class Segments:
         return os.path.join(self.folder, segment_name(number))
 
     def adopt(self, last_seq: Mapping[int, int], beyond: int) -> None:
-        """Start from a recovered state: segments that no record names are deleted, the next append opens a new one.
-
-        Args:
-            last_seq: segment -> newest record that names it.
-            beyond: neither this number nor any below it is reused.
-        """
+        """Start from a recovered state, given the newest record of each segment: others are deleted, the next append
+        opens a new one, of a number above `beyond`."""
         self._let_go()
         on_disk = sorted(n for name in self._disk.names(self.folder) if (n := segment_number(name)) is not None)
         self._last_seq = {number: last_seq.get(number, 0) for number in on_disk}
@@ -293,11 +279,7 @@ class Segments:
         return self.number, offset
 
     def blob_of(self, record: Record) -> bytes | None:
-        """Return the blob that a record names, or None if its segment was deleted or its checksum does not hold.
-
-        Raises:
-            ClosedError: the buffer is closed.
-        """
+        """Return the blob that a record names, or None if its segment was deleted or its checksum does not hold."""
         offset, size = record.blob_offset, record.blob_size
         try:
             file = self._open_to_read(record.blob_segment)

@@ -349,12 +349,7 @@ class Manifest:
 
 
 def _choice_in(path: str, column: dict[str, Any], spec: ColumnSpec) -> Choice:
-    """Return how the manifest says that a column is stored.
-
-    Raises:
-        NewerVersionError: by a backend that is not known.
-        ValueError: it makes no sense.
-    """
+    """Return how the manifest says that a column is stored; ValueError if that makes no sense."""
     backend, file = column["backend"], column["file"]
     if backend not in BACKENDS:
         raise NewerVersionError(

@@ -110,11 +110,7 @@ class Heading:
 
     @classmethod
     def decode(cls, text: bytes) -> Heading:
-        """Return the heading of a file.
-
-        Raises:
-            ValueError: it makes no sense.
-        """
+        """Return the heading of a file, or raise ValueError."""
         try:
             return cls._decode(json.loads(text))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -170,15 +166,7 @@ def seed_of(heading: bytes) -> int:
 
 
 class StepFile:
-    """The file, for writing.
-
-    Args:
-        disk: of the file.
-        folder: its own, in `open/`; made by this.
-
-    Raises:
-        OSError: the disk is full or fails.
-    """
+    """The file, for writing, in a folder of its own in `open/`, which this makes."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self.folder = folder
@@ -188,11 +176,7 @@ class StepFile:
 
     def begin(self, heading: Heading, earlier: bytes = b"") -> End:
         """Write what the rows are, in place of all that the file holds, and the encoded values of rows before a group;
-        return where the rows begin.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        return where the rows begin."""
         first = heading.encode()
         if self.file.size():
             self.file.empty()
@@ -202,13 +186,8 @@ class StepFile:
         return len(begin), 2 if earlier else 1, 0
 
     def write(self, end: End, rows: Data, words: Words) -> End:
-        """Write the rows of a call behind an end, with the words that no call before had; return the new end.
-
-        What a call that failed, or was interrupted, has written behind the end does not count.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        """Write the rows of a call behind an end, with the words that no call before had; return the new end. What a
+        call that failed, or was interrupted, has written behind the end does not count."""
         at, number, known = end
         if self._has_text:
             rows = b"".join((len(rows).to_bytes(_SIZED, "little"), rows, words.pack(known)))
@@ -278,13 +257,7 @@ class StoredSteps:
 
 
 def read_steps(disk: Disk, folder: str, most: int) -> StoredSteps:
-    """Return what the file in a folder of `open/` holds; nothing if it has none, or a link.
-
-    Cost: reads the file, but at most `most` rows of it.
-
-    Raises:
-        OSError: it can't be read, or is gone meanwhile.
-    """
+    """Return what the file in a folder of `open/` holds; nothing if it has none, or a link; at most `most` rows."""
     path = os.path.join(folder, STEPS)
     if not disk.is_folder(folder) or not disk.is_file(path):
         return StoredSteps()
@@ -365,12 +338,7 @@ def _split(payload: bytes, has_text: bool) -> tuple[bytes, bytes]:
 
 
 class OpenRows:
-    """Counts the rows of a group, while its writer appends them, from the file. A frame is read once.
-
-    Args:
-        disk: through which it is read.
-        path: of the file.
-    """
+    """Counts the rows of a group, while its writer appends them, from the file at a path. A frame is read once."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk, self._path = disk, path
@@ -384,12 +352,7 @@ class OpenRows:
         """Rows in whole frames."""
 
     def catch_up(self) -> None:
-        """Count what was appended since the last call.
-
-        Raises:
-            OSError: the file is gone.
-            ValueError: what it holds makes no sense.
-        """
+        """Count what was appended since the last call; OSError if the file is gone, ValueError if it makes no sense."""
         with closing(self._disk.open(self._path)) as file:
             header = file.read(HEADER.size, 0)
             if header != self._header:  # another group: the checksum of frame 0 covers its salt

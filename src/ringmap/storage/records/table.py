@@ -252,14 +252,8 @@ def ends_of(records: Array) -> list[tuple[int, int]]:
 
 
 class EpisodeTable:
-    """The table in its file, `np.load`-able as a structured array.
-
-    Args:
-        file: the open file.
-        slots: number of records that fit.
-        uuid: 16 bytes that salt the checksums, so that a foreign table has no valid record.
-        mapped: whether walks use a map; otherwise they read.
-    """
+    """The table in its file, `np.load`-able as a structured array, of so many slots. `uuid`: 16 bytes that salt the
+    checksums, so that a foreign table has no valid record; `mapped`: whether walks use a map; otherwise they read."""
 
     def __init__(self, file: File, slots: int, uuid: bytes, mapped: bool = True) -> None:
         self.slots = slots

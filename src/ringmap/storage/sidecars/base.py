@@ -87,10 +87,7 @@ class Sidecar(ABC):
     @classmethod
     def recover(cls, home: Home, head: int) -> list[str]:
         """Drop, durably, the values of positions from `head` on: a power cut removed them, and others will be written.
-
-        Returns:
-            The faults of the file, in words.
-        """
+        Return the faults of the file, in words."""
         return []
 
     @classmethod
@@ -106,13 +103,9 @@ class Sidecar(ABC):
     @classmethod
     @abstractmethod
     def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
-        """Write it, durably, into a copy of the buffer, with the values of the copy's state.
-
-        Args:
-            source: the buffer, which may not have this sidecar, and which may be written meanwhile.
-            target: the copy. The caller syncs its directory.
-            state: of the copy.
-            kept: returns the in-memory data of the copying handle, of a type that the sidecar knows.
+        """Write it, durably, into a copy of the buffer, with the values of the copy's state; the source may not have
+        it, and may be written meanwhile. `kept`: returns the in-memory data of the copying handle, of a type that the
+        sidecar knows.
         """
 
 

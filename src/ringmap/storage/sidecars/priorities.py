@@ -127,13 +127,7 @@ class Range(NamedTuple):
 
 
 class PriorityFile(Sidecar):
-    """The open file.
-
-    Args:
-        file: the file, open.
-        uuid: the buffer's.
-        rows: of the ring.
-    """
+    """The open file, of a ring of so many rows."""
 
     names = (PRIORITIES,)
     temporary = (PRIORITIES + UNFINISHED,)
@@ -228,10 +222,9 @@ class PriorityFile(Sidecar):
     # -- reading -----------------------------------------------------------------------------
 
     def load(self, head: int) -> tuple[Leaves | None, list[str]]:
-        """Return the priorities of positions below `head`, and the faults of the file; None if nothing is valid.
-
-        Beside a writer they are those of one moment. One without has the highest. Cost: reads 8 bytes for
-        each row, and the log.
+        """Return the priorities of positions below `head`, and the faults of the file; None if nothing is valid. Beside
+        a writer they are those of one moment. One without has the highest. Cost: reads 8 bytes for each row, and the
+        log.
         """
         for _ in range(_TRIES):
             begin = self._read_begin()
@@ -337,10 +330,7 @@ class PriorityFile(Sidecar):
     # -- writing -----------------------------------------------------------------------------
 
     def append(self, leaves: Leaves, change: Points | Range) -> None:
-        """Store a change of `leaves`, which follows.
-
-        Raises:
-            OSError: the disk is full or fails. At most some of it is in the file.
+        """Store a change of `leaves`, which follows. If the disk fails, at most some of it is in the file.
 
         Cost: one write; O(rows) if the log is full, or it is the first one.
         """
@@ -382,11 +372,8 @@ class PriorityFile(Sidecar):
             self._file.write(data.ljust(-(-len(data) // 64) * 64, b"\0"), _WORDS + start * 8)
 
     def sync(self, leaves: Leaves) -> None:
-        """Return once all priorities are durable on the disk. O(rows), if any changed since the last time.
-
-        Raises:
-            OSError: the disk fails. The next call writes all again: a later sync alone would report success wrongly.
-        """
+        """Return once all priorities are durable on the disk. O(rows), if any changed since the last time. After an
+        error the next call writes all again: a later sync alone would report success wrongly."""
         if self._end is None or self._end[1] > 1:
             self.write(leaves)
         try:
@@ -434,19 +421,8 @@ class Opened(Protocol):
 
 
 class StoredPriorities:
-    """Priorities of the rows of one buffer.
-
-    Args:
-        source: the buffer.
-        kept: priorities that the caller has from before.
-        in_fork: whether these are a parent process's, and newer than the stored ones.
-
-    Attributes:
-        leaves: the priorities; only `change` changes them.
-
-    Raises:
-        EnvironmentFault: the disk fails.
-    """
+    """Priorities of the rows of one buffer: `leaves`, which only `change` changes. `kept`: priorities that the caller
+    has from before; `in_fork`: whether these are a parent process's, and newer than the stored ones."""
 
     def __init__(self, source: Opened, kept: Leaves | None, in_fork: bool = False) -> None:
         self._source = source
@@ -488,11 +464,7 @@ class StoredPriorities:
         return found
 
     def change(self, change: Points | Range) -> None:
-        """Change priorities, in the file first.
-
-        Raises:
-            EnvironmentFault: the disk is full or fails. Nothing was changed.
-        """
+        """Change priorities, in the file first. If the disk fails, nothing was changed."""
         if self.file is not None and self.writes:
             self._source.home.disk.check_held("PrioritizedSampler")
             then = (
@@ -509,11 +481,7 @@ class StoredPriorities:
             self.file.write(self.leaves)
 
     def sync(self) -> None:
-        """Force the priorities to the disk. O(rows), if any changed since the last time.
-
-        Raises:
-            EnvironmentFault: the disk fails. The next call first writes them all again.
-        """
+        """Force the priorities to the disk; see `PriorityFile.sync`."""
         if self.file is not None and self.writes:
             then = "the newest priorities may not be on the disk: fix it, then call again"
             with clear_errors("PrioritizedSampler.flush", self._path, then=then):

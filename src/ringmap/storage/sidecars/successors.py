@@ -75,12 +75,8 @@ class Successors(Sidecar):
         self._named = True
 
     def find(self, head: int, rows_sum: int) -> dict[str, Array] | None:
-        """Return the next observations of the rows up to `head`, or None if the file has none. Plain reads.
-
-        Args:
-            head: the end of the rows.
-            rows_sum: the checksum in their record.
-        """
+        """Return the next observations of the rows up to `head`, whose record has this checksum, or None if the file
+        has none."""
         found = self._read(head, rows_sum)
         if found is None:
             return None

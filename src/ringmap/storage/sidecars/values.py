@@ -114,16 +114,8 @@ class _Maps(NamedTuple):
 
 
 class MutableValues(Sidecar):
-    """The open file.
-
-    Args:
-        home: the buffer's directory, with its schema.
-        write: whether it is for updates.
-        mapped: whether values are read through a map, or with reads.
-        tail: returns the position of the oldest row by now.
-
-    Raises:
-        CorruptError: it is missing, has another size, or no valid header.
+    """The open file. `write`: whether it is for updates; `mapped`: whether values are read through a map, or with
+    reads; `tail`: returns the position of the oldest row by now. CorruptError: nothing in it counts.
 
     Processes and threads: one thread at a time may update; any thread of any process may read.
     """
@@ -213,9 +205,7 @@ class MutableValues(Sidecar):
 
     def begin(self, head: int) -> None:
         """Blank what is torn and what belongs to rows that were lost, and take generations that no copy has. Durable.
-
-        Args:
-            head: the end of the rows that are stored.
+        `head`: the end of the rows that are stored.
 
         Cost: after a `close`, nothing; after a kill, a look at each copy that was written; after a power cut or a
         failed sync, a checksum of each.
@@ -296,14 +286,9 @@ class MutableValues(Sidecar):
     # -- updates -----------------------------------------------------------------------------
 
     def update(self, positions: Array, values: Mapping[str, Array]) -> None:
-        """Store values of rows, the last one where a position comes twice.
-
-        Args:
-            positions: int64 `(n,)`, of live rows.
-            values: column -> `(n, *shape)`, of its dtype, of all columns.
-
-        Raises:
-            OSError: the disk is full or fails. No row has its new value, if the disk can still be written at all.
+        """Store values of rows, the last one where a position comes twice: `positions`, int64 `(n,)`, of live rows; and
+        column -> `(n, *shape)`, of its dtype, of all columns. If the disk fails, no row has its new value, if it can
+        still be written.
 
         Cost: one checksum for each row, and one write for each run of rows that lie side by side.
         """
@@ -370,13 +355,8 @@ class MutableValues(Sidecar):
 
     def sync(self, note: bool = True) -> None:
         """Return once all updates that had returned when it began are durable on the disk; also beside an update.
-
-        Args:
-            note: whether to note in the header that they are.
-
-        Raises:
-            OSError: the disk fails. The next opening writes all values again: a later sync would report success
-                wrongly.
+        `note`: whether the header says so. After an error the next opening writes all values again: a later sync would
+        report success wrongly.
         """
         if not self.is_dirty:
             return
@@ -408,11 +388,8 @@ class MutableValues(Sidecar):
 
     def put_into(self, taken: Mapping[str, Array], positions: Array) -> None:
         """Replace the rows that have newer values, in a C-contiguous array `(*positions.shape, ...)` of each column.
-        What it puts into one row is of one update.
-
-        Raises:
-            CorruptError: a value is damaged.
-            LappedError: a value was updated again and again during the read.
+        What it puts into one row is of one update. CorruptError: one is damaged; LappedError: it was updated again and
+        again meanwhile.
 
         Cost: the heads of two copies for each row; for one that has newer values, a copy and a checksum of it.
         """
@@ -491,14 +468,9 @@ class MutableValues(Sidecar):
 
     def _judge(self, header: _Header, copies: Array, mine: Array) -> tuple[Array, Array]:
         """Return the generation of each of the copies `(2, n)` that is whole, 0 for others; and which are damaged: not
-        whole, though no kill and no power cut can have torn them.
+        whole, though no kill and no power cut can have torn them. `mine`: which have a position that is sought.
 
         A copy that is being written over may be torn behind its old head; so a damaged one is newer than the whole one.
-
-        Args:
-            header: the newest one.
-            copies: of slots.
-            mine: which have a position that is sought.
         """
         generations = copies["generation"]
         whole = np.where(mine & (generations > 0) & self._are_whole(copies), generations, 0)
