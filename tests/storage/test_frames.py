@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from ringmap.storage.disk import checksums
-from ringmap.storage.disk.checksums import CUT, DAMAGED, END, HEADER, FrameReader, FrameWriter, framed
+from ringmap.storage.disk.checksums import CUT, DAMAGED, END, FINISH, FINISHED, HEADER, FrameReader, framed
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk
 
@@ -15,15 +15,13 @@ PAYLOADS = [b"a", b"bc" * 20, b"\0\0\0", bytes(range(200)), b"e"]
 SEED, AT = 1 << 62, 100
 
 
-def written(path, seed=SEED, at=AT, **options):
+def written(path, seed=SEED, at=AT):
     """Write the payloads, and return the bytes up to the end, and where each frame ends."""
-    disk, ends = Disk(), [at]
-    with closing(disk.create(str(path))) as file:
-        writer = FrameWriter(file, seed, at, **options)
+    ends = [at]
+    with closing(Disk().create(str(path))) as file:
         for number, payload in enumerate(PAYLOADS):
-            writer.write(payload)
-            ends.append(writer.end[0])
-            assert writer.end[1] == number + 1
+            file.write(framed(payload, number, seed), ends[-1])
+            ends.append(ends[-1] + HEADER.size + len(payload))
     return path.read_bytes(), ends
 
 
@@ -59,7 +57,7 @@ def test_in_ram():
     disk = MemoryDisk()
     disk.make_folder("/ring")
     file = disk.create("/ring/run")
-    FrameWriter(file).write(b"abc")
+    file.write(framed(b"abc", 0), 0)
     reader = FrameReader(file)
     assert (reader.next(3), reader.next(3), reader.ending) == (b"abc", None, END)
 
@@ -110,14 +108,12 @@ def test_a_frame_of_another_run_or_place_is_damaged(path):
 
 
 def test_a_run_over_an_earlier_one(path):
-    """Bytes of the earlier one that lie behind are damaged frames, or nothing where zeros were written behind."""
-    for zeros, ending in ((0, DAMAGED), (HEADER.size, END)):
+    """Bytes of the earlier one that lie behind are damaged frames, but for an end that was written behind."""
+    for end, ending in ((b"", DAMAGED), (bytes(HEADER.size), END), (FINISH, FINISHED)):
         path.unlink(missing_ok=True)
         written(path)
         with closing(Disk().open(str(path), write=True)) as file:
-            writer = FrameWriter(file, 7, AT, zeros=zeros)
-            writer.write(b"x")
-            writer.write(b"yz")
+            file.write(framed(b"x", 0, 7) + framed(b"yz", 1, 7) + end, AT)
         assert read(path, seed=7) == ([b"x", b"yz"], ending)
 
 
@@ -132,26 +128,3 @@ def test_a_forged_size_takes_no_memory(path, size, most):
     assert read(path, most=200) == (PAYLOADS, DAMAGED)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
-
-
-class Full:
-    """A file whose disk is full for some writes."""
-
-    def __init__(self, file, failures):
-        self.file, self.failures = file, failures
-
-    def write(self, data, offset):
-        self.file.write(data[: len(data) // 2], offset)
-        if self.failures:
-            raise self.failures.pop()
-        self.file.write(data, offset)
-
-
-def test_a_write_that_failed_counts_not_and_is_written_over(path):
-    with closing(Disk().create(str(path))) as file:
-        writer = FrameWriter(Full(file, [OSError(28, "planted")]))
-        with pytest.raises(OSError, match="planted"):
-            writer.write(b"first")
-        assert writer.end == (0, 0)
-        writer.write(b"other")
-    assert read(path, seed=0, at=0) == ([b"other"], END)
