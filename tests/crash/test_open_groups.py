@@ -175,11 +175,10 @@ def damages(raw):
     frames = frames_of(raw)
     for at in range(frames[-1]):
         frame = next(i for i, begin in enumerate(frames[1:]) if at < begin)
-        is_last = frame == len(frames) - 2
-        yield bytes([*raw[:at], raw[at] ^ 1 << at % 8, *raw[at + 1 :]]), frame - 1, not is_last
+        yield bytes([*raw[:at], raw[at] ^ 1 << at % 8, *raw[at + 1 :]]), frame - 1, True
     for size in range(1, frames[-1], 7):
         frame = next(i for i, begin in enumerate(frames[1:]) if size < begin)
-        yield raw[:size], frame - 1, frame and size - frames[frame] > 0
+        yield raw[:size], frame - 1, False  # a kill leaves it
 
 
 def run_damages(path, caplog, every):
