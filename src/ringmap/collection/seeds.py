@@ -43,7 +43,7 @@ class Seeds:
         >>> seeds.release("b", finished=[])
         0
         >>> seeds.lease("a"), seeds.left
-        (range(4, 6), 6)
+        (range(4, 5), 6)
     """
 
     def __init__(self, episodes: int, finished: Iterable[int], collectors: int) -> None:
