@@ -182,12 +182,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     """Of the ring that a pickle points to."""
 
     def _refuse_another(self) -> None:
-        """Raise unless the ring that a pickle points to is where it was.
-
-        Raises:
-            NotFoundError: nothing is there.
-            ReplacedError: another one is there.
-        """
+        """Raise NotFoundError or ReplacedError unless the ring that a pickle points to is where it was."""
         if self._uuid is None:
             return
         path, name = self._options["path"], type(self).__name__

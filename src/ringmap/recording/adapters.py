@@ -29,7 +29,7 @@ from ringmap.fleet.pace import Pace
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.recording.keys import Keys
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.columns.values import as_array
+from ringmap.storage.columns.values import as_array, nested
 
 __all__ = ["EpisodeSink", "RowSink", "Sink", "sink_of"]
 
@@ -181,6 +181,7 @@ class RowSink(Sink):
         super().__init__(buffer, _transition_columns(given), "safe")
         self.path, self.copy_to = buffer.path, buffer.save
         self._extra = given.names[given.names.index("truncated") + 1 :]
+        self._seen = [name for name in self.names if name.partition("/")[0].endswith("obs")]
         self._most, self._is_named = 0, False
 
     def add(self, rows: Mapping[str, Any], fresh: Array, slots: Sequence[int]) -> None:
@@ -191,19 +192,19 @@ class RowSink(Sink):
         self.num_stored += 1
 
     def _add(self, rows: Mapping[str, Any], fresh: Array, slots: Sequence[int]) -> None:
-        rows = dict(rows)
         # Slots that are reset have no transition; then each row says whose it is. A buffer of stacks refuses that, and
         # says why.
         self._is_named |= len(slots) < self._most
         self._most = max(self._most, len(slots))
+        whole = nested({name: rows[name] for name in self._seen if name in rows})
         self.buffer.add(
-            _nest(rows, "obs"),
+            whole.get("obs"),
             rows["action"],
             rows["reward"],
-            _nest(rows, "next_obs"),
+            whole.get("next_obs"),
             rows["terminated"],
-            _nest(rows, "critic_obs"),
-            _nest(rows, "next_critic_obs"),
+            whole.get("critic_obs"),
+            whole.get("next_critic_obs"),
             truncated=rows.get("truncated"),
             fresh=fresh,
             extra={name: rows[name] for name in self._extra} or None,
@@ -224,21 +225,6 @@ class RingSink(RowSink):
         self.buffer.extend(dict(rows))
 
 
-def _nest(rows: Mapping[str, Any], name: str) -> Any:
-    """Return the rows under a name, nested by the slashes in their names."""
-    if name in rows:
-        return rows[name]
-    made: dict[str, Any] = {}
-    for column, values in rows.items():
-        if column.startswith(f"{name}/"):
-            *path, last = column.split("/")[1:]
-            at = made
-            for part in path:
-                at = at.setdefault(part, {})
-            at[last] = values
-    return made or None
-
-
 def sink_of(
     buffer: Any,
     keys: Keys,
@@ -247,15 +233,7 @@ def sink_of(
     commit_every: int | None = None,
     pace: Pace | None = None,
 ) -> Sink:
-    """Return the sink for a buffer.
-
-    Args:
-        buffer: the buffer.
-        keys: the keys that the environment provides.
-        built: whether a transition builder computes the columns.
-        stream: whether open episodes are to be streamed.
-        commit_every: rows of an open episode to commit at a time; None: it is committed when it ends.
-        pace: which each commit keeps.
+    """Return the sink for a buffer; `built`: whether a transition builder computes the columns.
 
     Raises:
         InputError: it is not a buffer, or its columns can't be filled, or the pace does not count it.

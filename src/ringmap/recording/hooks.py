@@ -26,14 +26,7 @@ __all__ = ["Hooks"]
 
 
 class Hooks:
-    """The hooks of a wrapper.
-
-    Args:
-        keys: what the environment gives.
-        transition_builder: a function of nine keyword arguments, or an object with `transform(dict) -> dict`; or None.
-        validate: whether each transition is checked.
-        context_fn: `(info, options, seed) -> context`, or None.
-    """
+    """The hooks of a wrapper."""
 
     def __init__(
         self,
@@ -69,12 +62,7 @@ class Hooks:
             )
 
     def build(self, raw: Mapping[str, Any], context: Any, sink: Sink) -> Any:
-        """Return the transition for a sink; checked, if checks are on.
-
-        Args:
-            raw: the flat values of a step, copies.
-            context: of the episode.
-            sink: where it goes.
+        """Return the transition of a step for a sink, from its flat values (copies) and the episode's context.
 
         Raises:
             InputError: (ValueError) it is not in its space.

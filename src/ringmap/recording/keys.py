@@ -112,13 +112,7 @@ def bounds_of(space: Any) -> tuple[int, int] | None:
 
 
 class Keys:
-    """What one environment can fill.
-
-    Args:
-        observation_space: of one environment.
-        action_space: of one environment.
-        has_context: whether there is a `context_fn`.
-        where: the class to name in an error.
+    """What one environment can fill; the spaces are of one environment.
 
     Raises:
         InputError: a space without fixed shapes.

@@ -34,12 +34,7 @@ _AT_THE_END = ("terminated", "truncated", "done", "is_last")
 
 
 class OpenRows:
-    """Rows of `num` slots.
-
-    Args:
-        num: slots.
-        columns: what comes with each row.
-        history: whether whole episodes are needed; else only the newest two rows are kept.
+    """Rows of `num` slots; without `history` only the newest two of each are kept.
 
     Cost: memory as for the longest episode that each slot had, touched as it fills.
     """

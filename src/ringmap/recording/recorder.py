@@ -42,16 +42,7 @@ _REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
 
 
 class Recorder:
-    """Records `num` slots.
-
-    Args:
-        num: how many.
-        mode: one of Gymnasium's `AutoresetMode`, by value.
-        keys: what the environment gives.
-        sinks: one for all slots, or one for each.
-        hooks: builder, validator and context.
-        weights: loaded when an episode begins, and named in its data.
-    """
+    """Records `num` slots into one sink for all, or one for each; `mode` is the value of an `AutoresetMode`."""
 
     def __init__(
         self, num: int, mode: str, keys: Keys, sinks: Sequence[Sink], hooks: Hooks, weights: Weights | None = None
@@ -130,15 +121,7 @@ class Recorder:
         self._acted = True
 
     def step(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Infos, ended: list[int]) -> None:
-        """Take the rows of a step.
-
-        Args:
-            obs: the batch.
-            rewards: `(num,)`.
-            terminated: `(num,)`.
-            truncated: `(num,)`.
-            infos: of the batch.
-            ended: takes the slots whose episodes ended, terminated or truncated.
+        """Take the rows of a step; `ended` takes the slots whose episodes terminated or were truncated.
 
         Raises:
             Exception: what a hook, a check or a buffer raised, after everything else was done.
@@ -199,14 +182,9 @@ class Recorder:
         faults.throw()
 
     def reset(self, chosen: Sequence[int], obs: Any, infos: Infos, options: Any, seeds: Sequence[Any]) -> None:
-        """Take what a reset returned: the open episodes of its slots are over, and new ones begin.
+        """Take what a reset of the `chosen` slots returned: their open episodes are over, and new ones begin.
 
-        Args:
-            chosen: which slots were reset.
-            obs: the batch of all slots.
-            infos: of those that were reset.
-            options: as they were given.
-            seeds: one per slot.
+        `obs` is the batch of all slots, `seeds` has one for each.
         """
         faults = Faults()
         self._leave(chosen, faults)

@@ -653,13 +653,8 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _resolved(mode: str, num: int | None, count: int, where: str) -> str:
-    """Return how many buffers go with how many environments: "shared", one for all, or "per_env", one for each.
-
-    Args:
-        mode: as it was asked for.
-        num: environments; None for a single one that is no vector.
-        count: buffers.
-        where: the method to name in an error.
+    """Return how many buffers go with `num` environments (None: a single one, no vector): "shared", one for all, or
+    "per_env", one for each.
 
     Raises:
         InputError: the buffers do not fit the mode.

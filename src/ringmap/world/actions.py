@@ -25,14 +25,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def split_actions(actions: Any, space: spaces.Space[Any], num_envs: int, mask: Array, where: str) -> list[Any]:
-    """Return one action per environment, in the dtypes of the space.
-
-    Args:
-        actions: the batch.
-        space: of one environment.
-        num_envs: how many environments.
-        mask: which are to be stepped.
-        where: the name for errors.
+    """Return one action per environment, in the dtypes of the space; `mask` says which are to be stepped.
 
     Raises:
         InputError: another shape, NaN or infinity, no integers where the space has them, a choice

@@ -105,22 +105,12 @@ def collect_some(
     pace: Pace | None = None,
     drop: Drop = KEEP_ALL,
 ) -> None:
-    """Collect some episodes of a collection, whose other ones other buffers hold.
+    """Collect some episodes of a collection, whose other ones other buffers hold; the arguments are those of
+    `World.collect`.
 
-    Args:
-        world: has a policy.
-        buffer: open to write.
-        collection: as for `World.collect(resume=True)`.
-        offsets: of the episodes, 0 to `episodes - 1`; asked for one at a time, the first when all else is checked. What
-            the buffer has already is not played.
-        finished: told of an episode that is committed: its offset, and how many steps were played for it.
-        commit_every: as for `World.collect`.
-        weights: as for `World.collect`.
-        pace: as for `World.collect`.
-        drop: what to leave out of them.
-
-    Raises:
-        RingmapError: as `World.collect`.
+    `offsets` of the episodes, 0 to `episodes - 1`, are asked for one at a time, the first when all else is checked; what
+    the buffer has already is not played. `finished` is told of each that is committed: its offset, and how many steps
+    were played for it.
     """
     world.check_ready(WHERE)
     recorder = Recorder(world, buffer, commit_every, weights, pace, drop)
@@ -170,14 +160,6 @@ class Recorder:
     """A watcher that keeps the rows of each turn and stores them when it ends, or with `commit_every` as they come.
 
     Whenever episodes begin it loads the newest weights, and names them in their data.
-
-    Args:
-        world: has a policy.
-        writer: what is written into, if it is the caller's.
-        commit_every: rows of a part of an episode; None: whole episodes.
-        weights: where the policy is published.
-        pace: which each commit keeps.
-        drop: what to leave out.
 
     Raises:
         InputError: the writer can't be written in parts, or at a pace.

@@ -37,12 +37,7 @@ class Names(NamedTuple):
 
 
 class EpisodeRows:
-    """The rows of one episode, one after the other.
-
-    Args:
-        names: the names under which action and observation stand in the rows.
-        label: the environment and the episode, for errors.
-    """
+    """The rows of one episode, one after the other; errors name it by its label."""
 
     def __init__(self, names: Names, label: str) -> None:
         self._actions, self._names = names.actions, names

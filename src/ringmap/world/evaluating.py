@@ -21,7 +21,8 @@ from ringmap.formats.media.films import FilmWriter, open_film
 from ringmap.formats.media.images import is_frame, resample_of, resized, shown
 from ringmap.storage.disk.paths import local_path
 from ringmap.world.infos import Row
-from ringmap.world.rollout import Stage, Turn, Watcher, bar_of, count_of, options_of, roll
+from ringmap.world.pool import options_of
+from ringmap.world.rollout import Stage, Turn, Watcher, bar_of, count_of, roll
 from ringmap.world.tasks import Task, Tasks, checked_mode
 
 __all__ = ["fresh_turns", "score"]
@@ -96,12 +97,8 @@ class _Scores:
 
 
 class _Videos:
-    """A watcher that films each turn.
-
-    Args:
-        folder: for a file of each.
-        tasks: of a run from a dataset: three panels, what the agent does, what the dataset did at that step, the goal.
-    """
+    """A watcher that films each turn into a folder; with tasks of a dataset in three panels: what the agent does, what
+    the dataset did at that step, the goal."""
 
     def __init__(self, folder: str | os.PathLike[str], tasks: Sequence[Task] | None) -> None:
         self._folder, self._tasks = local_path(folder), tasks

@@ -23,7 +23,7 @@ from ringmap.world.actions import split_actions
 from ringmap.world.infos import Infos, Row, Rows
 from ringmap.world.workers import EnvFn, EnvGroup, Failure, Outcome, WorkerCrews
 
-__all__ = ["EnvPool"]
+__all__ = ["EnvPool", "options_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -169,8 +169,8 @@ class EnvPool:
         self._ready(where)
         chosen = self._mask(mask, where)
         seeds = self._seeds_of(seed)
-        each = [options] * self.num_envs if options is None or isinstance(options, Mapping) else list(options)
-        self._check_one_each(each, "options")
+        given = options_of(options, self.num_envs, where)
+        each = given if isinstance(given, list) else [given] * self.num_envs
         for env in np.flatnonzero(chosen).tolist():
             self.seeds[env] = seeds[env]
             self.episodes[env] += 1
@@ -233,12 +233,7 @@ class EnvPool:
         return answers
 
     def render_again(self, mask: Array, instead: Sequence[Row]) -> None:
-        """Read again the infos of the environments, after a change other than a step.
-
-        Args:
-            mask: which.
-            instead: values known to hold now, for each environment.
-        """
+        """Read again the infos of these environments, after a change other than a step; `instead` holds now."""
         answers = self._crew.ask("show", [() if wanted else None for wanted in mask.tolist()])
         self._check(answers, "EnvPool.render_again")
         self.overlay({env: {**answers[env], **instead[env]} for env in np.flatnonzero(mask).tolist()})
@@ -303,18 +298,24 @@ class EnvPool:
             return [None] * self.num_envs
         if np.ndim(seed) == 0:
             return [_seed(seed) + i for i in range(self.num_envs)]
-        seeds = [None if s is None else _seed(s) for s in seed]
-        self._check_one_each(seeds, "seeds")
-        return seeds
-
-    def _check_one_each(self, given: Sequence[Any], what: str) -> None:
-        if len(given) != self.num_envs:
-            raise InputError(
-                f"EnvPool.reset: {len(given)} {what}, expected one for each of {self.num_envs} environments"
-            )
+        return one_each([None if s is None else _seed(s) for s in seed], self.num_envs, "seeds", "EnvPool.reset")
 
     def _out(self, value: Any) -> Any:
         return copying.deepcopy(value) if self._copy else value
+
+
+def one_each(given: list[Any], num_envs: int, what: str, where: str) -> list[Any]:
+    """Return a list with a value for each environment; InputError if it has another length."""
+    if len(given) != num_envs:
+        raise InputError(f"{where}: {len(given)} {what}, expected one for each of {num_envs} environments")
+    return given
+
+
+def options_of(given: Any, num_envs: int, where: str) -> Any:
+    """Return reset options: a mapping for all, None, or a list with one for each environment."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    return one_each(list(given), num_envs, "options", where)
 
 
 def _seed(value: Any) -> int:

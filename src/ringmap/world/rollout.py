@@ -13,7 +13,7 @@ Not here: what is done with the rows (collecting.py, evaluating.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from ringmap.world.actions import split_actions
 from ringmap.world.infos import Row, Rows
 from ringmap.world.pool import EnvPool
 
-__all__ = ["Stage", "Turn", "Watcher", "bar_of", "count_of", "options_of", "roll"]
+__all__ = ["Stage", "Turn", "Watcher", "bar_of", "count_of", "roll"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,20 +62,6 @@ def count_of(episodes: Any, where: str) -> int:
     if count is None or count < 0:
         raise InputError(f"{where}: say how many episodes: a number, 0 or more, got {episodes!r}")
     return count
-
-
-def options_of(given: Any, num_envs: int, where: str) -> Any:
-    """Return reset options: a mapping for all, None, or a list with one for each environment.
-
-    Raises:
-        InputError: the list is of another length.
-    """
-    if given is None or isinstance(given, Mapping):
-        return given
-    options = list(given)
-    if len(options) != num_envs:
-        raise InputError(f"{where}: {len(options)} options, expected one for each of {num_envs} environments")
-    return options
 
 
 def bar_of(what: str, count: int, progress: bool, done: int = 0) -> Any:

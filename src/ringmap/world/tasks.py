@@ -23,7 +23,8 @@ from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.media.images import is_frame, resample_of, resized
 from ringmap.world.infos import Row
-from ringmap.world.rollout import Stage, Turn, options_of
+from ringmap.world.pool import options_of
+from ringmap.world.rollout import Stage, Turn
 
 __all__ = ["Task", "Tasks", "checked_mode"]
 

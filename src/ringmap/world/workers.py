@@ -131,12 +131,8 @@ _WORK: dict[str, Callable[..., Any]] = {"reset": _reset, "step": _step, "call": 
 
 
 class Share(gymnasium.Env[Array, Any]):
-    """What AsyncVectorEnv asks an environment for: the space of the shared memory, and one of any actions.
-
-    Args:
-        env_fns: the environments of one worker, which `serve` makes.
-        nbytes: size of its block of shared memory.
-    """
+    """What AsyncVectorEnv asks an environment for: the space of a worker's block of shared memory, and one of any
+    actions. The environments are made by `serve`."""
 
     def __init__(self, env_fns: Sequence[EnvFn], nbytes: int) -> None:
         self.env_fns = tuple(env_fns)
@@ -202,15 +198,8 @@ def _packed(answers: list[Any], block: Array) -> list[Any]:
 
 
 class WorkerCrews:
-    """Groups in separate processes, with the interface of one `EnvGroup`.
-
-    Args:
-        env_fns: one per environment; neighbours share a process.
-        workers: how many processes.
-        nbytes: shared memory per environment.
-        context: how processes start ("fork", "spawn", "forkserver"); None: Python's default.
-        name: what to call the environments in an error.
-    """
+    """Groups in separate processes, with the interface of one `EnvGroup`; neighbours share one, and `nbytes` of shared
+    memory for each environment."""
 
     def __init__(self, env_fns: Sequence[EnvFn], workers: int, nbytes: int, context: str | None, name: str) -> None:
         bounds = np.linspace(0, len(env_fns), workers + 1).round().astype(int).tolist()

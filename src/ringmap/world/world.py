@@ -24,9 +24,9 @@ from ringmap.formats.common.refusals import Drop
 from ringmap.formats.media.images import resample_of
 from ringmap.world.collecting import DEFAULT_FORMAT, Recorder, kept_seeds, to_path, to_writer
 from ringmap.world.policies import FunctionPolicy
-from ringmap.world.pool import EnvPool
+from ringmap.world.pool import EnvPool, options_of
 from ringmap.world.progress import identity_of
-from ringmap.world.rollout import Stage, Turn, bar_of, count_of, options_of
+from ringmap.world.rollout import Stage, Turn, bar_of, count_of
 from ringmap.world.wrappers import MegaWrapper, shape_of
 
 __all__ = ["EnvRecipe", "World"]

@@ -232,13 +232,7 @@ def misfit(value: Any, space: Any, what: str) -> None:
 
 def parts_of(name: str, value: Any, space: Any, prefix: bool = True) -> Info:
     """Return a value under its name, and the parts of a Dict or Tuple space under theirs; lists become arrays where the
-    space has a dtype.
-
-    Args:
-        name: of the whole.
-        value: in the space.
-        space: what says which parts there are.
-        prefix: whether the names of the parts of a Dict begin with that of the whole.
+    space has a dtype. Names of a Dict's parts begin with that of the whole, with `prefix`.
 
     Raises:
         RolloutError: two parts would have one name.
