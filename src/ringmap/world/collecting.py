@@ -108,7 +108,7 @@ def collect_some(
     """Collect some episodes of a collection, whose other ones other buffers hold; the arguments are those of
     `World.collect`.
 
-    `offsets` of the episodes, 0 to `episodes - 1`, are asked for one at a time, the first when all else is checked; what
+    `offsets` of the episodes, 0 to `episodes - 1`, are asked for one at a time, the first when all is checked; what
     the buffer has already is not played. `finished` is told of each that is committed: its offset, and how many steps
     were played for it.
     """
