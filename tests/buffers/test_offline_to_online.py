@@ -1,5 +1,6 @@
 """Batches of offline and online rows: how many of each, from what, and what happens when it is wrong."""
 
+import errno
 import math
 import pickle
 import sys
@@ -35,9 +36,11 @@ from ringmap.errors import (
     NotFoundError,
     ReadOnlyError,
     ReplacedError,
+    SyncFailedError,
 )
 from ringmap.formats.catalog import prefixes
 from ringmap.samplers import PrioritizedSampler
+from tests.disks import FaultyDisk
 from tests.tiers import few
 
 FRACTIONS = (0.5, 0.25, 0.1, 1 / 3, 0.85)
@@ -274,6 +277,21 @@ def test_save_and_open(made, tmp_path):
     again.close()
     with pytest.raises(ExistsError):
         rb.save(tmp_path / "kept")
+
+
+def test_a_mix_is_closed_after_a_failed_sync(tmp_path):
+    """As every buffer: the error came with the sync, and `close` gives everything back."""
+    disk = FaultyDisk()
+    rb = OfflineToOnlineReplayBuffer(offline_buffer(), online_capacity=20, path=tmp_path / "ring", disk=disk)
+    rb.extend(episode(5, 1))
+    disk.fail(1, OSError(errno.EIO, "bad sector"), only="sync")
+    with pytest.raises(SyncFailedError):
+        rb.flush()
+    disk.lift()
+    rb.close()
+    again = OfflineToOnlineReplayBuffer.open(tmp_path / "ring", offline_buffer())
+    assert again.extend(episode(2, 1)).tolist() == [5, 6]
+    again.close()
 
 
 def test_a_directory_that_is_no_ring(tmp_path):

@@ -19,12 +19,12 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from ringmap.arguments import positive
-from ringmap.buffers.base import Buffer
+from ringmap.buffers.base import Buffer, Unindexed
 from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.offline_to_online.sources import RingSource
 from ringmap.buffers.replay import ReplayBuffer
@@ -35,7 +35,7 @@ from ringmap.errors import CorruptError, InputError, LappedError, NoClipsError
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.values import root
 from ringmap.storage.commit.commit import Commit, NewRecord
-from ringmap.storage.disk.calls import refuse_nested, thread
+from ringmap.storage.disk.calls import note_nested, refuse_nested, thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.read.handle import Handle
@@ -44,7 +44,7 @@ from ringmap.storage.read.recovery import small_state_in
 from ringmap.storage.records.manifest import ROWS, Kind, examine, must_be, read_manifest
 from ringmap.storage.ring.ring import spare_rows
 
-__all__ = ["ROW", "StepRing"]
+__all__ = ["ROW", "OverRing", "StepRing"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -486,3 +486,41 @@ class StepRing(Buffer):
     def __repr__(self) -> str:
         place = "" if self.path is None else f", path={str(self.path)!r}"
         return f"StepRing({len(self)}/{self.capacity} rows{place})"
+
+
+class OverRing(Unindexed):
+    """A buffer over a ring of rows of its own, with which its state is stored; a subclass says which state."""
+
+    _ring: StepRing | None
+    """None where somebody else's buffer holds the rows."""
+
+    def _noted(self) -> dict[str, Any]:
+        """Return the state, as notes of the ring."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Force rows and state to the disk. Does nothing on a reader."""
+        if note_nested(self.flush):
+            return
+        if self._ring is not None and self._ring.buffer.mode == "r+":
+            self._ring.buffer.flush(notes=self._noted())
+
+    def close(self) -> None:
+        """Flush, and release files and locks of a ring of its own. Closing twice is allowed."""
+        if note_nested(self.close):
+            return
+        if self._ring is None or self._ring.closed:
+            return
+        try:
+            if self._ring.buffer.mode == "r+" and not self._ring.engine.owned.is_poisoned:
+                self.flush()
+        finally:
+            self._ring.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Flush; the buffer stays open."""
+        if self._ring is None or not self._ring.closed:
+            self.flush()

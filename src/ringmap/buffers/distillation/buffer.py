@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from ringmap.arguments import positive
-from ringmap.buffers.base import Unindexed
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.distillation.columns import LABEL_ROUND, MUTABLE, fitted_labels, row_columns
 from ringmap.buffers.distillation.passes import episodes_of, epoch, sequences
@@ -30,10 +29,9 @@ from ringmap.buffers.emit import Emit
 from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.offline_to_online.sources import BufferSource
 from ringmap.buffers.options import check_whole
-from ringmap.buffers.steps import StepRing
+from ringmap.buffers.steps import OverRing, StepRing
 from ringmap.errors import InputError, NoClipsError, ReadOnlyError
 from ringmap.storage.columns.values import nested
-from ringmap.storage.disk.calls import note_nested
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import redraw_lost
 from ringmap.storage.records.manifest import DISTILLATION
@@ -50,7 +48,7 @@ _AT_ONCE, _AT_ONCE_S = 1 << 14, 1.0
 """Labels that are stored together: how many, and within how many seconds."""
 
 
-class DistillationBuffer(Unindexed):
+class DistillationBuffer(OverRing):
     """Rows of a student's experience with a teacher's labels, in rounds, for DAgger and teacher-student training.
 
     Args:
@@ -92,6 +90,7 @@ class DistillationBuffer(Unindexed):
         ((32, 4), (32,))
     """
 
+    _ring: StepRing
     kind = DISTILLATION
     not_recorded = "it stores what a teacher would have done, which no environment says; call its add"
 
@@ -174,7 +173,7 @@ class DistillationBuffer(Unindexed):
 
     def _noted(self) -> dict[str, Any]:
         kept = {"retention": self.retention, "keep_rounds": self.keep_rounds}
-        return {**self._rounds.state, **kept}
+        return {"distillation": {**self._rounds.state, **kept}}
 
     @property
     def retention(self) -> str:
@@ -227,7 +226,7 @@ class DistillationBuffer(Unindexed):
         rounds.number += 1
         rounds.version = rounds.number if asked is None else asked
         try:
-            ring.buffer.flush(notes={"distillation": self._noted()})
+            ring.buffer.flush(notes=self._noted())
         except BaseException:
             rounds.number, rounds.version = before
             raise
@@ -296,7 +295,7 @@ class DistillationBuffer(Unindexed):
         version = self._rounds.version if policy_version is None else version_of(policy_version, where)
         arrays = row_columns(given, ring.schema, self._obs_shape, self.round, version, where)
         self._retention.check_room(ring, self._first(), len(arrays["round"]), where)
-        state = {**self._noted(), "round": self.round}
+        state = {**self._noted()["distillation"], "round": self.round}
         ids = ring.append(arrays, {"distillation": state}, where)
         self._rounds.number = self.round  # rows before any start_round() belong to round 0
         return ids
@@ -589,44 +588,17 @@ class DistillationBuffer(Unindexed):
         self._rounds.state = dict(state)
         self._rounds.number = max(self._rounds.number, newest)
 
-    def flush(self) -> None:
-        """Force rows, labels and state to the disk. Does nothing on a reader."""
-        if note_nested(self.flush):
-            return
-        if self._writes:
-            self._ring.buffer.flush(notes={"distillation": self._noted()})
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy to a new directory, for `open`: whole, or not at all.
 
         Raises:
             ExistsError: the directory exists.
         """
-        self._writer("save").save(path, {"distillation": self._noted()}, f"{_WHERE}.save")
-
-    def close(self) -> None:
-        """Flush, and release files and locks. Closing twice is allowed."""
-        if note_nested(self.close):
-            return
-        if self._ring.closed:
-            return
-        try:
-            if self._writes and not self._ring.engine.owned.is_poisoned:
-                self._ring.buffer.flush(notes={"distillation": self._noted()})
-        finally:
-            self._ring.close()
+        self._writer("save").save(path, self._noted(), f"{_WHERE}.save")
 
     def check(self) -> list[Any]:
         """Return the faults of rows and labels, each finding with its file; empty when sound."""
         return self._ring.buffer.check()
-
-    def __enter__(self) -> DistillationBuffer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Flush; the buffer stays open."""
-        if not self._ring.closed:
-            self.flush()
 
     def __repr__(self) -> str:
         path = None if self._ring.path is None else str(self._ring.path)

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from ringmap.arguments import positive
-from ringmap.buffers.base import Buffer, Unindexed
+from ringmap.buffers.base import Buffer
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, as_tensordict
 from ringmap.buffers.offline_to_online.offline_fraction import Share
 from ringmap.buffers.offline_to_online.sources import DatasetSource, RingSource, Source, joined, torchrl_source
 from ringmap.buffers.options import check_whole
 from ringmap.buffers.row_episodes import RowSource
-from ringmap.buffers.steps import StepRing
+from ringmap.buffers.steps import OverRing, StepRing
 from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset
@@ -47,7 +47,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _WHERE = "OfflineToOnlineReplayBuffer"
 
 
-class OfflineToOnlineReplayBuffer(Unindexed):
+class OfflineToOnlineReplayBuffer(OverRing):
     """An offline dataset and a growing online buffer, sampled together.
 
     Batches are rows, `(B, ...)`, if the offline data are cut into clips of one step, and clips, `(B, history, ...)`, if
@@ -319,7 +319,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         """
         where = f"{_WHERE}.extend"
         try:
-            return self._online.extend(data, {"mix": self._mix()}, where)
+            return self._online.extend(data, self._noted(), where)
         except (InputError, RoleError, EnvironmentFault) as error:
             *rest, said = error.args
             if str(said).startswith(where):
@@ -399,6 +399,9 @@ class OfflineToOnlineReplayBuffer(Unindexed):
     def _mix(self) -> dict[str, Any]:
         return {**self._share.state, "rng": self._draws.state}
 
+    def _noted(self) -> dict[str, Any]:
+        return {"mix": self._mix()}
+
     def _resume(self, state: Mapping[str, Any], whatever_base: bool = False) -> None:
         rng = self._draws.state
         self._draws.state = state["rng"]
@@ -439,7 +442,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         """Force the online rows, and the mixing state, to the disk, if the ring was made here."""
         if note_nested(self.flush):
             return
-        self._online.flush({"mix": self._mix()})
+        self._online.flush(self._noted())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the online ring and the mixing state to a new directory, for `open`.
@@ -453,7 +456,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                 f"{_WHERE}.save: the online half is a {type(self.online_buffer).__name__} of yours; save it by its "
                 "own means, and state_dict() beside it"
             )
-        self._ring.save(path, {"mix": self._mix()}, f"{_WHERE}.save")
+        self._ring.save(path, self._noted(), f"{_WHERE}.save")
 
     @classmethod
     def open(
@@ -505,24 +508,6 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         elif saved is not None and "offline_fraction" not in options:
             made._share.resume(saved, True)
         return made
-
-    def close(self) -> None:
-        """Flush and close a ring that was made here; the offline data and an `online_storage` stay open."""
-        if note_nested(self.close):
-            return
-        if self._ring is not None and not self._ring.closed:
-            try:
-                self.flush()
-            finally:
-                self._ring.close()
-
-    def __enter__(self) -> OfflineToOnlineReplayBuffer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Flush; the buffer stays open."""
-        if self._ring is None or not self._ring.closed:
-            self.flush()
 
     def __repr__(self) -> str:
         return (
