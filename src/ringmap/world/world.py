@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,47 +29,43 @@ from ringmap.world.progress import identity_of
 from ringmap.world.rollout import Stage, Turn, bar_of, count_of
 from ringmap.world.wrappers import MegaWrapper, shape_of
 
-__all__ = ["EnvRecipe", "World"]
+__all__ = ["World", "make_env"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True)
-class EnvRecipe:
-    """How one environment of a world is made. Can be pickled, for workers that are spawned."""
+def make_env(
+    env_name: str,
+    max_episode_steps: int | None,
+    pre_wrappers: Sequence[Any],
+    wrapped: Mapping[str, Any],
+    extra_wrappers: Sequence[Any],
+    options: Mapping[str, Any],
+) -> Any:
+    """Make one environment of a world.
 
-    env_name: str
-    max_episode_steps: int | None
-    pre_wrappers: tuple[Any, ...]
-    wrapped: Mapping[str, Any]
-    extra_wrappers: tuple[Any, ...]
-    options: Mapping[str, Any]
+    Raises:
+        InputError: there is no environment of that id.
+    """
+    import gymnasium
 
-    def __call__(self) -> Any:
-        """Make it.
+    from ringmap.world.envs import register
 
-        Raises:
-            InputError: there is no environment of that id.
-        """
-        import gymnasium
-
-        from ringmap.world.envs import register
-
-        register()
-        try:
-            env = gymnasium.make(self.env_name, max_episode_steps=self.max_episode_steps, **self.options)
-        except RingmapError:
-            raise
-        except gymnasium.error.UnregisteredEnv as error:
-            raise InputError(
-                f"World: no environment {self.env_name!r} is registered: {error}; import the package that registers it"
-            ) from error
-        for wrap in self.pre_wrappers:
-            env = wrap(env)
-        env = MegaWrapper(env, **self.wrapped)
-        for wrap in self.extra_wrappers:
-            env = wrap(env)
-        return env
+    register()
+    try:
+        env = gymnasium.make(env_name, max_episode_steps=max_episode_steps, **options)
+    except RingmapError:
+        raise
+    except gymnasium.error.UnregisteredEnv as error:
+        raise InputError(
+            f"World: no environment {env_name!r} is registered: {error}; import the package that registers it"
+        ) from error
+    for wrap in pre_wrappers:
+        env = wrap(env)
+    env = MegaWrapper(env, **wrapped)
+    for wrap in extra_wrappers:
+        env = wrap(env)
+    return env
 
 
 class World(Stage):
@@ -163,14 +159,8 @@ class World(Stage):
             "separate_goal": goal_conditioned,
             "add_pixels": add_pixels,
         }
-        recipe = EnvRecipe(
-            env_name,
-            max_episode_steps,
-            tuple(pre_wrappers or ()),
-            wrapped,
-            tuple(extra_wrappers or ()),
-            kwargs,
-        )
+        wrappers = tuple(pre_wrappers or ()), wrapped, tuple(extra_wrappers or ())
+        recipe = partial(make_env, env_name, max_episode_steps, *wrappers, kwargs)  # can be pickled, for workers
         self.envs = EnvPool([recipe] * num_envs, workers, context=context, name=env_name)
 
     # -- the environments --------------------------------------------------------------------
