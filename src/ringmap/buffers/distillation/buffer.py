@@ -6,7 +6,7 @@
 
 Invariants: a row keeps its round, policy version and actor for life; drawn rows lie in the window
 that `retention` keeps; the labels of a row are of one relabelling, that of the round `label_round`, or its first ones.
-Not here: rows on disk (steps.py), the input of `add` (columns.py), rounds.py, retention.py, passes.py.
+Not here: rows on disk (steps.py), the input of `add` (columns.py), rounds.py, passes.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from ringmap.arguments import positive
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.distillation.columns import LABEL_ROUND, MUTABLE, fitted_labels, row_columns
 from ringmap.buffers.distillation.passes import episodes_of, epoch, sequences
-from ringmap.buffers.distillation.retention import Retention
-from ringmap.buffers.distillation.rounds import Rounds, mixed, version_of
+from ringmap.buffers.distillation.rounds import Retention, Rounds, mixed, version_of
 from ringmap.buffers.emit import Emit
 from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.offline_to_online.sources import BufferSource
