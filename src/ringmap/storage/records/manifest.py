@@ -1,7 +1,7 @@
 """The manifest: what is at a path, and the small readable JSON that describes it.
 
     {"format": "ringmap", "version": 3, "uuid": ..., "kind": "episodes", "lineage": ..., "max_steps": ...,
-     "columns": [{"name": ..., "file": ..., "dtype": ..., "shape": ..., "nbytes": ...}],
+     "columns": [{"name": ..., "file": ..., "dtype": ..., "shape": ...}],
      "settings": {...}, "table": {...}, "carried": {...}, "checksum": ...}
 
 Invariants: replaced whole or not at all; its checksum, over everything else in it, holds;
@@ -251,9 +251,7 @@ class Manifest:
             "rows": self.rows,
             "table_slots": self.table_slots,
             "schema_from": "argument" if self.locked_by_argument else "episode",
-            "columns": None
-            if self.schema is None
-            else [{**self._described(i), "nbytes": one.nbytes} for i, one in enumerate(self.columns(Disk(), ""))],
+            "columns": None if self.schema is None else [self._described(i) for i in range(len(self.files))],
             "files": self.fixed_sizes,
             "fps": self.fps,
             "reward_at": self.reward_at,
