@@ -92,7 +92,10 @@ class _Counts:
 
 def _read(disk: Disk, path: str) -> bytes | None:
     """Return a file; None if it is not there."""
-    return disk.read_file(path, _MOST) if disk.exists(path) else None
+    try:
+        return disk.read_file(path, _MOST)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 class Pace:

@@ -181,11 +181,13 @@ class ReplayBuffer(Buffer):
     def nodes(self) -> list[NodeShards]:
         """The nodes that are alive, by name, with their rings as of the last look."""
         self._check_open()
-        self._readers.follow()
+        readers = self._readers
+        readers.follow()
         found = []
-        for s in list(self._readers.stations.values()):
-            shards, pid = ([], None) if s.report is None else (list(s.report.shards), s.report.pid)
-            found.append(NodeShards(s.node.name, s.node.host, s.clips(PLAIN), shards, pid, s.problem))
+        with readers.lock:
+            for s in readers.stations.values():
+                shards, pid = ([], None) if s.report is None else (list(s.report.shards), s.report.pid)
+                found.append(NodeShards(s.node.name, s.node.host, s.clips(PLAIN), shards, pid, s.problem))
         return sorted(found, key=lambda node: node.name)
 
     def refresh(self) -> None:
