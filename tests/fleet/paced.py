@@ -39,13 +39,11 @@ def collect_on(path, name, pipe, **options):
 
 
 def learn_on(path, rank, pipe, **options):
-    """Draw until killed; say what is inserted and drawn after each draw. Others act meanwhile: what came in is read
-    last."""
+    """Draw until killed; say after each draw what was inserted and drawn at the last one, this or another learner's."""
     pace = Pace(path, **{**NUMBERS, **options}, rank=rank)
     while True:
         pace.draw(BATCH)
-        drawn = pace.drawn
-        pipe.send((pace.inserted, drawn))
+        pipe.send(seen_by_learner(path))
 
 
 def learn(path, batches, pipe=None, **options):

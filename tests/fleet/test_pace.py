@@ -387,12 +387,11 @@ def paced_for(folder, seconds, seed):
         nonlocal commits, draws
         for inserted, drawn in said:
             found = ahead(inserted, drawn)
-            if number < 2:  # under the lock: both bounds
+            if number < 2:  # draws go on while a collector looks: for the upper bound only
                 commits += 1
                 worst[1] = max(worst[1], found)
-            else:
+            else:  # both counts at one moment, under the lock
                 draws += 1
-            if inserted > NUMBERS["min_steps"]:
                 worst[0] = min(worst[0], found)
 
     try:
