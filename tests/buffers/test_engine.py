@@ -97,8 +97,9 @@ def test_it_writes_draws_and_reads(folder):
     assert engine.num_redraws == 1
     assert engine.reader.starts(found, cut).all()
     assert [values.tolist() for values in engine.episodes.one(1, "here")] == [list(range(10, 20))]
-    assert engine.sources == [engine.source] == [engine.owned]
-    assert engine.readers == [engine.reader]
+    (ring,) = engine.rings
+    assert ring.source is engine.source is engine.owned
+    assert ring.reader is engine.reader
     engine.close()
 
 

@@ -67,7 +67,7 @@ def buffer_classes(paths):
             if isinstance(node, ast.ClassDef):
                 bases = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
                 known[node.name] = {ast.unparse(base) for base in bases}
-    found = {"Buffer", "PinnedView", "Engine"}
+    found = {"Buffer", "BufferView", "Engine"}
     while new := {name for name, bases in known.items() if bases & found} - found:
         found |= new
     return found - {"Buffer"}
@@ -170,7 +170,7 @@ def test_control_of_reaches(code, expected):
 def test_control_of_classes_that_are_asked_for(code, tmp_path):
     (tmp_path / "rings.py").write_text("class Kept(Buffer, Generic[T]): ...\nclass Ring(Kept[int]): ...\nclass A: ...")
     classes = buffer_classes([tmp_path / "rings.py"])
-    assert classes == {"Kept", "Ring", "PinnedView", "Engine"}
+    assert classes == {"Kept", "Ring", "BufferView", "Engine"}
     assert list(asks(ast.parse(code), classes)) == ["Ring"]
     assert not list(asks(ast.parse(code.replace("Ring", "Buffer")), classes))
 

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import BatchSampler, DataLoader
 
 from ringmap import ReplayBuffer
-from ringmap.buffers.pinned_view import PinnedView
+from ringmap.buffers.view import BufferView
 from ringmap.data import (
     EPISODE_DATA_KEY,
     Computed,
@@ -265,6 +265,6 @@ def test_control_redraws_from_the_whole_buffer_are_seen(made, monkeypatch):
     def anywhere(view, count):
         return made.buffer.engine.draw(made.buffer, count, view.cut).positions
 
-    monkeypatch.setattr(PinnedView, "redraw_here", anywhere)
+    monkeypatch.setattr(BufferView, "redraw_here", anywhere)
     with pytest.raises(AssertionError, match="from the view, and nothing else"):
         test_a_view_gives_what_it_had_or_another_of_its_own(made, "split")

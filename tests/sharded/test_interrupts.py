@@ -124,7 +124,7 @@ def test_an_interrupt_before_the_engine_is_told(fleet, monkeypatch):
     monkeypatch.setattr(members, "_changed", whole)
     monkeypatch.setattr(members, "_take_turn", lambda now, scan: None)
     prove(buf.sample(50), fleet.lengths, 3)
-    assert len(buf.engine.sources) == 2
+    assert len(buf.engine.rings) == 2
 
 
 @pytest.mark.parametrize("call", ["sample", "refresh"])

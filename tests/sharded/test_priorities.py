@@ -208,7 +208,7 @@ def test_priorities_survive_a_kill_of_the_learner(three, tmp_path):
     buf.sample(1)
     ids = all_ids(buf)
     old = apart(ids)
-    new = (old[0] == 1) & (old[1] >= buf.engine.sources[1].head - HISTORY)
+    new = (old[0] == 1) & (old[1] >= buf.engine.rings[1].source.head - HISTORY)
     assert new.sum() == 1
     values = np.random.default_rng(2).exponential(1, len(ids) - 1).astype(np.float32)
     known = np.empty(len(ids))

@@ -582,7 +582,7 @@ def test_a_ring_holds_few_descriptors(three, reads):
         list(buf.episodes())
         each = (System().descriptors()[0] - used) / 3
         assert each == (4 if reads == "map" else 8)  # the columns are four
-        assert each <= buf.engine.rings._descriptors_of(str(three.folder / "a"))
+        assert each <= buf.engine.members.rings._descriptors_of(str(three.folder / "a"))
 
 
 def test_descriptors_are_counted_first(three):

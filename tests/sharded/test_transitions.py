@@ -262,7 +262,7 @@ def test_both_large_observations_are_in_one_block_or_the_callers_arrays(steps, m
         engine, ids = fleet.writers["a"].engine, np.arange(10)
     else:
         engine = fleet.open().engine
-        engine.look_everywhere()
+        engine.begin_draw()
         ids = engine.draw_positions(30, ROW)
     batch = engine.read(ids, ROW)
     assert batch["observations"].base is batch["next_observations"].base is not None

@@ -4,7 +4,7 @@
                             |
                          Engine ---- sampler, generator, counter --> small state, which rides with commits
                         /      \\
-              sources[i]        readers[i]                 a single ring is a list of one
+              rings[i]: source, reader, episodes           a single ring is a fleet of one
 
     opened         a Store, which writes, or a Reader, which follows the writer
     forked         its own Reader; for a buffer in RAM, the copy, which only reads
@@ -36,12 +36,16 @@ from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
+from ringmap.buffers.rings import Ring
+from ringmap.buffers.sharded.commit_times import Clips, CommitTimes, in_order
+from ringmap.buffers.sharded.numbers import apart
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
-from ringmap.clips.draws import Crossing, Drawn
+from ringmap.clips.draws import Crossing, Drawn, integers
 from ringmap.clips.gather import GONE, PINNED, ClipReader, Pinned, Redraw
 from ringmap.clips.items import EpisodeMoment
 from ringmap.clips.marks import marks_of_copy
+from ringmap.clips.rings import groups
 from ringmap.clips.samplers.base import (
     BaseSampler,
     Sampler,
@@ -78,7 +82,6 @@ from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.table import PART, PartOf, Record
 from ringmap.storage.ring.arrays import highest, lowest
-from ringmap.storage.ring.links import NONE
 from ringmap.storage.ring.ring import Ordinal
 from ringmap.storage.sidecars.base import Marks
 from ringmap.storage.sidecars.priorities import PriorityFile
@@ -139,10 +142,9 @@ class Engine(Forkable):
     nest: Nest | None = None
     """What nests the columns of an item, or of a batch, as a caller sees them; None: they stay flat."""
 
-    sources: list[Handle]
-    """The rings as they were opened, even if they are closed now or belonged to the parent of a forked child."""
-    readers: list[ClipReader]
-    """The clip reader of each."""
+    rings: tuple[Ring, ...] = ()
+    """The rings as they were opened, even if they are closed now or belonged to the parent of a forked child. Another
+    tuple after each change."""
     _redraws = 0
     """Clips redrawn so far that no reader counts."""
 
@@ -168,7 +170,8 @@ class Engine(Forkable):
         self._draws_as: tuple[int, np.random.SeedSequence] | None = None
         self._begun: BaseSampler | None = None
         self._make_reader: MakeReader = ClipReader
-        self._hold([] if source is None else [source])
+        self._times: dict[int, tuple[Ring, CommitTimes]] = {}
+        self._hold(source)
         if isinstance(source, Store):
             saved = source.carried.get("sampling")
             if saved is not None:  # the store has refused an invalid one
@@ -189,10 +192,8 @@ class Engine(Forkable):
             except (InputError, LookupError, TypeError, ValueError, ArithmeticError) as error:
                 log.warning("%s: its sampler begins anew: %s", self.owned.folder, error)
 
-    def _hold(self, sources: list[Handle]) -> None:
-        self.sources = sources
-        self.readers = [self._make_reader(source, self.rng) for source in sources]
-        self._episodes = [StoredEpisodes(source) for source in sources]
+    def _hold(self, source: Handle | None) -> None:
+        self.rings = () if source is None else (Ring.of(0, "", source, self._make_reader(source, self.rng)),)
         self._pid = os.getpid()
         self.is_closed = False
         self.pins.clear()
@@ -205,14 +206,14 @@ class Engine(Forkable):
                 collector comes.
         """
         self._make_reader = make
-        self.readers = [make(source, self.rng) for source in self.sources]
+        self.rings = tuple(replace(ring, reader=make(ring.source, self.rng)) for ring in self.rings)
 
     # -- rings and roles ---------------------------------------------------------------------
 
     @property
     def owned(self) -> Handle:
         """The single ring as it was opened, closed or not: for its path, its manifest and its end."""
-        return self.sources[0]
+        return self.rings[0].source
 
     @property
     def source(self) -> Handle:
@@ -224,7 +225,7 @@ class Engine(Forkable):
         """
         if thread.inside or thread.searching.locked() or thread.noted:
             refuse_nested(_WHERE)
-        owned = self.sources[0]
+        owned = self.rings[0].source
         if self.is_closed:
             raise owned.closed(_WHERE)
         if self._pid != os.getpid() and not owned.disk.volatile:
@@ -246,26 +247,77 @@ class Engine(Forkable):
         if worker() is None:
             self.pins.loader_state = LoaderState()  # it follows no process
         owned = self.owned
-        self._hold([Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid)])
+        self._hold(Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid))
         return self.owned
 
     @property
     def reader(self) -> ClipReader:
         """The reader that copies clips out of the ring. Ask for `source` first: after a fork that opens another
         reader."""
-        return self.readers[0]
+        return self.rings[0].reader
 
     @property
     def episodes(self) -> StoredEpisodes:
         """The stored episodes of the ring, read whole."""
         self.source.pulse.begin()  # of the ring as it is after a fork or an interrupt
         self.commit_pending(_WHERE)
-        return self._episodes[0]
+        return self.rings[0].episodes
+
+    def ring_at(self, number: int) -> Ring | None:
+        """Return an open ring by its number, None if it is away; for a caller that has called `check_open`."""
+        return None if number else self.rings[0]
+
+    def ring(self, number: int) -> Ring | None:
+        """Return an open ring by its number, for a read of whole episodes; None: it is away."""
+        self.check_open()
+        self.commit_pending(_WHERE)
+        ring = self.ring_at(number)
+        if ring is not None:
+            ring.source.pulse.begin()  # as it is after a fork or an interrupt
+        return ring
+
+    def all_rings(self) -> tuple[Ring, ...]:
+        """Return the open rings, for a call that answers for all."""
+        self.check_open()
+        return self.rings
+
+    def uuid_of(self, number: int) -> bytes:
+        """Return what names a ring in all its copies."""
+        return self.rings[0].uuid
+
+    def number_of(self, uuid: bytes) -> int | None:
+        """Return the number of the ring with this uuid; None: it is none of this buffer."""
+        return 0 if uuid == self.rings[0].uuid else None
+
+    def data(self, names: Array, evicted: Callable[[int], Exception] | None) -> dict[str, list[Any]]:
+        """Return name -> one value per episode, None where it has none, of episodes named by the ids of their first
+        steps.
+
+        Args:
+            names: of the episodes.
+            evicted: returns the error of one that is gone, by its place among these; None: it has no values.
+        """
+        found, (numbers, local) = dict[str, list[Any]](), apart(names)
+        for number, places in groups(numbers):
+            ring = self.ring(number)
+            if ring is None:
+                if evicted is None:
+                    continue
+                raise evicted(int(places[0]))
+            error = None if evicted is None else partial(_at_place, evicted, places)
+            for name, values in ring.episodes.data(local[places], error).items():
+                column = found.setdefault(name, [None] * len(names))
+                for place, value in zip(places.tolist(), values, strict=True):
+                    column[place] = value
+        return found
+
+    def episodes_only(self, what: str) -> None:
+        """Raise if the rings are known to hold transitions; `what`: the method to name."""
 
     @property
     def is_writer(self) -> bool:
         """Whether this handle writes, closed or not."""
-        return self._pid == os.getpid() and isinstance(next(iter(self.sources), None), Store)
+        return self._pid == os.getpid() and any(isinstance(r.source, Store) for r in self.rings)
 
     def writer(self, where: str) -> Store:
         """Return the ring for writing.
@@ -273,9 +325,9 @@ class Engine(Forkable):
         Raises:
             ReadOnlyError: this handle only reads.
         """
-        for source in self.sources:
-            if self._pid == os.getpid() and isinstance(source, Store):
-                return source
+        for ring in self.rings:
+            if self._pid == os.getpid() and isinstance(ring.source, Store):
+                return ring.source
         self.refuse(where)
 
     def refuse(self, where: str) -> NoReturn:
@@ -324,9 +376,9 @@ class Engine(Forkable):
         if new.given is not self.sampler.given:
             self.sampler.close()
         self.sampler = new
-        for source in self.sources:
-            if source.writable:
-                new.attach(source)
+        for ring in self.rings:
+            if ring.source.writable:
+                new.attach(ring.source)
 
     def _over_rings(self, sampler: BaseSampler) -> BaseSampler:
         """Return the sampler in the form that draws from these rings."""
@@ -343,7 +395,7 @@ class Engine(Forkable):
     def window(self, cut: Cut) -> ClipRange:
         """Return the clips of a cut that exist now, for samplers. O(1)."""
         self.source  # noqa: B018 - a closed one says so
-        return self.readers[0].window(cut)
+        return self.rings[0].reader.window(cut)
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
         """Return the anchors of the clips with these ids, as `pin` counts them, or PINNED + position; GONE for an
@@ -352,7 +404,7 @@ class Engine(Forkable):
         Raises:
             StaleCopyError: a persistent worker has an old copy of a ring in RAM.
         """
-        source, reader = self.source, self.readers[0]
+        source, reader = self.source, self.rings[0].reader
         if cut.computed:  # it may draw
             self._draw_apart()
         if source.disk.volatile:
@@ -375,7 +427,7 @@ class Engine(Forkable):
     @property
     def holds_episodes(self) -> bool:
         """Whether its clips are steps of episodes, not transitions."""
-        return self.readers[0].holds_episodes
+        return self.rings[0].reader.holds_episodes
 
     @property
     def schema(self) -> Schema | None:
@@ -396,7 +448,7 @@ class Engine(Forkable):
         source = self.source
         if source.rows is None or (len(positions) and positions.max() + cut.after >= source.head):
             self.refresh()
-        return self.readers[0].anchors_at(positions, cut)
+        return self.rings[0].reader.anchors_at(positions, cut)
 
     def replaced(self, positions: Array, cut: Cut, redraw: Redraw | None = None) -> Array:
         """Return the positions, with another clip in place of each that is GONE; see `ClipReader.replaced`.
@@ -407,7 +459,7 @@ class Engine(Forkable):
         if len(positions) and lowest(positions) == GONE:
             self._draw_apart()
             self.source.refresh()  # they are drawn from the newest state
-        return self.readers[0].replaced(positions, cut, redraw)
+        return self.rings[0].reader.replaced(positions, cut, redraw)
 
     def read(
         self,
@@ -435,7 +487,7 @@ class Engine(Forkable):
             NoClipsError: no clip is left to draw.
             LappedError: the writer overtook this reader for 5 s without progress.
         """
-        reader, threads = self.readers[0], self.threads or _threads_here()
+        reader, threads = self.rings[0].reader, self.threads or _threads_here()
         try:
             batch = reader.at(positions, cut, out, threads, asked, crossing, redraw, numbers)
         except (OSError, ValueError):
@@ -472,7 +524,7 @@ class Engine(Forkable):
 
     def want(self, positions: Array, cut: Cut) -> None:
         """Ask the disk for clips that are to be read soon, if that pays off."""
-        self.readers[0].want(positions, cut)
+        self.rings[0].reader.want(positions, cut)
 
     @property
     def num_threads(self) -> int:
@@ -482,16 +534,19 @@ class Engine(Forkable):
     @property
     def has_lanes(self) -> bool:
         """Whether a lane is known of every stored episode."""
-        source = self.source
-        with thread.searching, source.lock:
-            return source.live.links is not None and NONE not in source.live.whole.lanes
+        self.check_open()
+        return all(ring.has_lanes for ring in self.rings)
 
     @property
     def num_redraws(self) -> int:
         """Clips that this process redrew so far."""
-        return self._redraws + sum(reader.num_redraws for reader in self.readers)
+        return self._redraws + sum(ring.reader.num_redraws for ring in self.rings)
 
     # -- draws -------------------------------------------------------------------------------
+
+    def begin_draw(self) -> None:
+        """Catch up with every ring, for a draw; in a worker, with the worker's own generator."""
+        self.look()
 
     def look(self) -> Handle:
         """Move to the newest state and return the ring, for a draw; in a worker, with the worker's own generator."""
@@ -529,7 +584,7 @@ class Engine(Forkable):
         self.look()
         step, sampler = self.next_step(step), self.sampler
         if sampler.given is None:
-            drawn = self.readers[0].draw(size, cut, self.rng)
+            drawn = self.rings[0].reader.draw(size, cut, self.rng)
             if drawn is None:
                 raise self._no_clips(cut)
             return drawn
@@ -540,44 +595,65 @@ class Engine(Forkable):
         """Draw `size` clips of a view, as `draw` does; one that was evicted during the draw is replaced by another of
         the view.
 
-        `view`: its `clip_window` returns the clips to draw from.
+        `view`: its `ranges` are the clips to draw from, ring by ring.
         """
-        self.look()
-        step, sampler = self.next_step(step), self.sampler
-        clips: ClipRange = view.clip_window(cut.history or 1)
-        if not clips.count:
-            raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-        ids, weigh = draw_with(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
-        wrong = (ids < 0) | (ids >= clips.count)
-        if wrong.any():
-            raise wrong_id(_WHERE, int(ids[wrong][0]), clips.count)
-        drawn = self.placed_among(clips, ids, cut, self.rng)
-        if drawn is None:
-            raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-        positions = self.replaced(drawn.positions, cut, view.redraw)
-        return Drawn(positions, drawn.crossing, weigh)
+        self.begin_draw()
+        return self._draw_view(view, size, cut, self.next_step(step))
 
-    def placed_among(self, clips: ClipRange, ids: Array, cut: Cut, rng: np.random.Generator) -> Drawn | None:
-        """Return the clips of a view that were drawn by their ids, GONE for one that was evicted since; None if none is
-        left.
+    def _draw_view(self, view: Any, size: int, cut: Cut, step: int) -> Drawn:
+        sampler = self.sampler
+        ranges: list[tuple[Ring, ClipRange]] = view.ranges()
+        counts = [clips.count for _, clips in ranges]
+        count = sum(counts)
+        if not count:
+            raise self._none_of(view)
+        if sampler.given is None:
+            ids, weigh = integers(self.rng, 0, count, size), None
+        else:
+            ids, weigh = draw_with(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
+            wrong = (ids < 0) | (ids >= count)
+            if wrong.any():
+                raise wrong_id(_WHERE, int(ids[wrong][0]), count)
+        if len(ranges) == 1:
+            drawn = _placed_among(ranges[0][1], ids, cut, self.rng)
+            if drawn is None:
+                raise self._none_of(view)
+            found, crossing = self._ids_of(ranges[0][0], drawn.positions), drawn.crossing
+        else:
+            if sampler.by_age:
+                ids = self._by_age(ids, ranges)
+            ends, found, crossing = np.cumsum(counts), np.empty(size, np.int64), None
+            for which, places in groups(ends.searchsorted(ids, side="right")):
+                ring, clips = ranges[which]
+                drawn = _placed_among(clips, ids[places] - (int(ends[which]) - counts[which]), cut, self.rng)
+                if drawn is None:
+                    raise self._none_of(view)
+                found[places] = self._ids_of(ring, drawn.positions)
+        return Drawn(self.replaced(found, cut, view.redraw), crossing, weigh)
 
-        `clips`: of the view, when they were drawn.
-        """
-        source = self.source
-        with thread.searching, source.lock:
-            numbers = ids + clips.base
-            gone = numbers < clips.index.base
-            drawn = clips.index.drawn(numbers[~gone], cut.before, rng, cut.around)
-        if drawn is None or not gone.any():
-            return drawn
-        positions = np.full(len(ids), GONE)
-        positions[~gone] = drawn.positions
-        return Drawn(positions)
+    @staticmethod
+    def _none_of(view: Any) -> NoClipsError:
+        return NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
+
+    def _ids_of(self, ring: Ring, positions: Array) -> Array:
+        """Return the ids of positions on a ring; those that are GONE stay so."""
+        return positions
+
+    def _by_age(self, ids: Array, ranges: list[tuple[Ring, ClipRange]]) -> Array:
+        """Return the ids, ring by ring, of clips that a sampler names by their order in time; `ranges`: the clips of
+        each ring."""
+        rings, times = list[Clips](), self._times
+        for ring, clips in ranges:
+            known = times.get(ring.number)
+            if known is None or known[0] is not ring:
+                known = times[ring.number] = ring, CommitTimes(ring.source)
+            rings.append(Clips(clips, known[1]))
+        return in_order(ids, rings)
 
     def _ask_positions(
         self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut
     ) -> tuple[Array, Weigh | None]:
-        reader, history = self.readers[0], cut.history or 1
+        reader, history = self.rings[0].reader, cut.history or 1
         pinned = reader.pin(cut)
         if not pinned.count:
             raise self._no_clips(cut)
@@ -612,8 +688,8 @@ class Engine(Forkable):
             seeds = np.random.SeedSequence([info.seed, self.seed_key])
             self._draws_as, self._begun = (info.seed, seeds), None
             self.rng = np.random.default_rng(seeds)
-            for reader in self.readers:
-                reader.rng = self.rng
+            for ring in self.rings:
+                ring.reader.rng = self.rng
 
     def _begin_draw(self) -> None:
         """Let the generator and the sampler of a worker draw apart from those of others.
@@ -660,7 +736,7 @@ class Engine(Forkable):
 
         The state counts as stored if the block raises no error. For a writer only.
         """
-        draws, owned = self._draws, self.sources[0]
+        draws, owned = self._draws, self.rings[0].source
         changed = draws != self._draws_stored
         small = {"sampling": self._state(self.sampler.small_state())} if changed else None
         if notes and isinstance(owned, Store):
@@ -674,7 +750,8 @@ class Engine(Forkable):
 
     def commit_pending(self, where: str) -> None:
         """Commit rows that only this handle shows yet, before something reads committed rows alone."""
-        for source in self.sources:
+        for ring in self.rings:
+            source = ring.source
             if source.pending is not None and isinstance(source, Store) and self._pid == os.getpid():
                 with self.committing() as small:
                     source.commit_pending(where, small)
@@ -686,12 +763,13 @@ class Engine(Forkable):
 
     def end_process(self) -> None:
         """Commit rows that only this handle shows yet: no thread does it after this process, only the next writer."""
-        if self._pid == os.getpid() and self.sources[0].is_idle(_EXIT_S):
+        if self._pid == os.getpid() and self.owned.is_idle(_EXIT_S):
             self._commit_rest("the process ended with rows that others see once a writer opens the buffer")
 
     def _commit_rest(self, otherwise: str) -> None:
         """Commit rows that only this handle shows yet; if that fails, say what it means."""
-        for source in self.sources:
+        for ring in self.rings:
+            source = ring.source
             if source.disk.volatile or self.is_closed or source.pending is None or not source.pending.count:
                 continue
             try:
@@ -736,15 +814,18 @@ class Engine(Forkable):
         store.settings = replace(store.settings, remembered=kept)
         self.flush(where)
 
-    def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
-        """Copy the buffer to a directory, with the `kept` memory of sidecars other than priorities; see
-        `ReplayBuffer.snapshot`."""
+    def snapshot(
+        self, path: str | os.PathLike[str], where: str, kept: Kept | None = None, ring: Ring | None = None
+    ) -> None:
+        """Copy a ring, the single one by default, to a directory, with the `kept` memory of sidecars other than
+        priorities; see `ReplayBuffer.snapshot`."""
         from ringmap.storage.inspect.snapshot import snapshot  # here: an opening needs none of what this imports
 
+        source = self.source if ring is None else ring.source
         own: Kept = {PriorityFile: lambda _: self.sampler.kept_priorities(), **(kept or {})}
-        if not self.source.disk.volatile:
-            own = {Marks: lambda state: marks_of_copy(self.source, state), **own}
-        snapshot(self.source, self.disk, local_path(path), where, own)
+        if not source.disk.volatile:
+            own = {Marks: lambda state: marks_of_copy(source, state), **own}
+        snapshot(source, self.disk, local_path(path), where, own)
 
     def close(self) -> None:
         """Flush, and release files and lock even if the flush raises; closing twice is allowed. In the middle of
@@ -833,6 +914,27 @@ class Engine(Forkable):
 
     def __reduce__(self) -> Any:
         return Engine.received, (self.to_send(),)
+
+
+def _placed_among(clips: ClipRange, ids: Array, cut: Cut, rng: np.random.Generator) -> Drawn | None:
+    """Return the clips of a view that were drawn by their ids, GONE for one that was evicted since; None if none is
+    left.
+
+    `clips`: of the view, when they were drawn.
+    """
+    with thread.searching, clips.lock:
+        numbers = ids + clips.base
+        gone = numbers < clips.index.base
+        drawn = clips.index.drawn(numbers[~gone], cut.before, rng, cut.around)
+    if drawn is None or not gone.any():
+        return drawn
+    positions = np.full(len(ids), GONE)
+    positions[~gone] = drawn.positions
+    return Drawn(positions)
+
+
+def _at_place(error: Callable[[int], Exception], places: Array, place: int) -> Exception:
+    return error(int(places[place]))
 
 
 def _stored_in_ram(state: Mapping[str, Any]) -> Store:

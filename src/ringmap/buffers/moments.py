@@ -101,6 +101,14 @@ class RingEpisodes(NamedTuple):
         found: Array = ~whole.is_open[chosen]
         return found
 
+    def frozen(self) -> RingEpisodes:
+        """Return these with lengths that no caller, and no ring, changes."""
+        if not self.lengths.flags.writeable and self.lengths.dtype == np.int32 and self.lengths.base is None:
+            return self
+        lengths = np.array(self.lengths, np.int32)
+        lengths.flags.writeable = False
+        return self._replace(lengths=lengths)
+
     def take(self, chosen: Array) -> RingEpisodes:
         """Return some of them."""
         stored = self.stored and (self.stored[0], self.stored[1][chosen])

@@ -40,7 +40,6 @@ from ringmap.buffers.options import (
 )
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.updates import updated
-from ringmap.buffers.view import BufferView
 from ringmap.clips.facts import REWARDS, Facts, check_fps, name_among
 from ringmap.clips.facts import TERMINATED as TERMINATED_NAMES
 from ringmap.clips.facts import TRUNCATED as TRUNCATED_NAMES
@@ -84,7 +83,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 _BAR_AFTER_S = 2.0
 
 
-class ReplayBuffer(Sampled[BufferView]):
+class ReplayBuffer(Sampled):
     """A ring of whole episodes that is sampled as clips.
 
     Without `path` the columns are in RAM. With `path` they are files in that directory, survive the
@@ -153,8 +152,6 @@ class ReplayBuffer(Sampled[BufferView]):
         >>> {name: values.shape for name, values in buf.sample(8).items()}
         {'obs': (8, 2, 3), 'action': (8, 2, 1)}
     """
-
-    _view_class = BufferView
 
     def __init__(
         self,
@@ -1013,14 +1010,8 @@ class ReplayBuffer(Sampled[BufferView]):
 
     def check(self) -> list[Finding]:
         """Return the faults of the buffer, each finding with its file; empty when sound. Reads all rows."""
-        from ringmap.storage.inspect.check import check_source  # here: an opening needs none of what this imports
-
-        engine, source = self.engine, self.engine.source
-        with thread.searching, source.lock:
-            faults = engine.reader.index.check()
-        faults += engine.sampler.check()
-        with clear_reads("ReplayBuffer.check", source.folder):
-            return check_source(source, faults)
+        self.engine.check_open()
+        return self.engine.rings[0].check(self.engine.sampler.check())
 
     # -- copies ------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from ringmap.buffers.cuts import Cuts
 from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.offline_to_online.sources import BufferSource, store_episodes
 from ringmap.buffers.passes import PassBuffer
-from ringmap.buffers.pinned_view import PinnedView
 from ringmap.buffers.prefetch import Batches, drawn_ahead
+from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
@@ -45,13 +45,11 @@ __all__ = ["DefaultSampler", "Sampled"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
-V = TypeVar("V", bound=PinnedView)
 
 
-class Sampled(RingBuffer, PassBuffer, Dataset, Generic[V]):
-    """The methods of a buffer that read clips: a subclass supplies the engine, and the class of its views."""
+class Sampled(RingBuffer, PassBuffer, Dataset):
+    """The methods of a buffer that read clips: a subclass supplies the engine."""
 
-    _view_class: type[V]
     pace: Pace | None = None
     """What every batch waits for, if `sample` names no other."""
     _cuts: Cuts | None = None
@@ -214,7 +212,7 @@ class Sampled(RingBuffer, PassBuffer, Dataset, Generic[V]):
         where: Where | None = None,
         live: bool = False,
         at: Mapping[str, Any] | None = None,
-    ) -> V:
+    ) -> BufferView:
         """Return a dataset of what is stored now: its ids do not change, in any process that receives it.
 
         A live view moves to what is stored now at its `refresh()`, and where a pass of its own `pass_sampler()` begins;
@@ -247,15 +245,15 @@ class Sampled(RingBuffer, PassBuffer, Dataset, Generic[V]):
         wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
         caller = f"{type(self).__name__}.view"
         cut = None if wanted.is_plain else self._cut_of(wanted, caller)[0]
-        return self._view_class.asked(self, cut, where, live, at, caller)
+        return BufferView.asked(self, cut, where, live, at, caller)
 
-    def take(self, episodes: Sequence[int] | Array) -> V:
+    def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes that are stored now, as `Dataset.take`."""
         return self.view().take(episodes)
 
-    def pinned(self) -> V:
+    def pinned(self) -> BufferView:
         """Return a view of what is stored now."""
-        return self._view_class.of(self)
+        return BufferView.of(self)
 
     def split(
         self,
@@ -267,7 +265,7 @@ class Sampled(RingBuffer, PassBuffer, Dataset, Generic[V]):
         anchors: slice | None = None,
         drop_all_padded: bool = False,
         where: Where | None = None,
-    ) -> tuple[V, ...]:
+    ) -> tuple[BufferView, ...]:
         """Return views that share no episode: `train` of the episodes, and the rest; see `Dataset.split`.
 
         Args:
@@ -520,7 +518,7 @@ class DefaultSampler:
     Called like any sampler, it returns ids. Called with only `shuffle=` or `seed=`, it is `buffer.pass_sampler`.
     """
 
-    def __init__(self, buffer: Sampled[Any]) -> None:
+    def __init__(self, buffer: Sampled) -> None:
         self._buffer = buffer
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -529,5 +527,5 @@ class DefaultSampler:
             return self._buffer.pass_sampler(*args, **options)
         return self._ids(*args, **options)
 
-    def _ids(self, step: int, buffer: Sampled[Any], batch_size: int, history_len: int) -> Array:
+    def _ids(self, step: int, buffer: Sampled, batch_size: int, history_len: int) -> Array:
         return uniform(self._buffer.engine.rng, buffer, batch_size, history_len)

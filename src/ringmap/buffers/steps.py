@@ -179,7 +179,7 @@ class StepRing(Buffer):
 
     def _window_of(self, source: Handle) -> ClipRange:
         """Do the work of `window`. Holds `lock`."""
-        return ClipRange(source, self.engine.readers[0].index.of(1), self.capacity, has_episodes=False)
+        return ClipRange(source, self.engine.rings[0].reader.index.of(1), self.capacity, has_episodes=False)
 
     def __len__(self) -> int:
         return self.window().count
@@ -209,7 +209,7 @@ class StepRing(Buffer):
         `source`: that of the engine, which the caller has asked for.
         """
         with thread.searching, source.lock:
-            index = self.buffer.engine.readers[0].index.of(1)
+            index = self.buffer.engine.rings[0].reader.index.of(1)
             base = max(index.base, index.end - self.capacity)
             stored = index.end - base
             if stored < count:

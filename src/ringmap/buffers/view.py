@@ -1,35 +1,58 @@
 """A view: the episodes of one moment, as a dataset whose ids do not change.
 
-    starts   [40, 52, 60]   positions on the ring, the same in every process
-    lengths  [12,  8, 30]   ids -> (episode, step) -> position -> the buffer's own reader
+    part 0: starts, lengths on ring 0     part 1: starts, lengths on ring 4     ...       of one ring there is one part
+    home     [0, 0, 0, 1, 1]              episode of the view -> part, and its number in there; None: part after part
+    local    [0, 1, 2, 0, 1]
+    ids -> (episode, step) -> position -> the buffer's own reader
 
-An item is a clip, or holds what a window says, around one step, its anchor.
+An item is a clip, or holds what a window says, around one step, its anchor. A live view is replaced, by `refresh` or
+where a pass begins, by another one of the same buffer and selection.
 
-Invariants: ids, length, and the steps of a clip never change; in place of a clip whose episode was evicted comes
-another one of the view, drawn uniformly from those that are left, and counted.
-Not here: rows (the buffer's), the order of a pass (passes.py).
+Invariants: ids, length, and the steps of a clip never change, of a live view only where it moves; in place of a clip
+whose episode was evicted comes another one of the view, drawn uniformly from those that are left, and counted. What a
+view holds is numbers, so that it travels without rings, and outlives one that is away.
+Not here: rows (engine.py), the order of a pass (passes.py).
 """
 
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from ringmap.arguments import positive
+from ringmap.buffers import lookup
+from ringmap.buffers.batch import Batch, rows_of
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.lookup import ClipBuffer
-from ringmap.buffers.moments import RingEpisodes, episodes_of, moment_of
-from ringmap.buffers.pinned_view import PinnedView
+from ringmap.buffers.loader_state import LoaderState
+from ringmap.buffers.lookup import ClipBuffer, Clips, fitting
+from ringmap.buffers.moments import RingEpisodes, episodes_of, moment_of, pack, unpack
+from ringmap.buffers.options import sendable
+from ringmap.buffers.passes import PassSampler
+from ringmap.buffers.pins import outlives_its_pass
+from ringmap.buffers.prefetch import Batches, drawn_ahead
+from ringmap.buffers.rings import Ring
+from ringmap.buffers.sharded.numbers import apart, joined
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
+from ringmap.clips.draws import Crossing, Drawn
+from ringmap.clips.gather import GONE, PINNED
 from ringmap.clips.index import ClipIndex
-from ringmap.clips.window import tell_no_lanes
+from ringmap.clips.items import EpisodeMoment
+from ringmap.clips.rings import groups
+from ringmap.clips.window import WindowSpec, tell_no_lanes
+from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
+from ringmap.datasets.batch import Layout, worker
+from ringmap.datasets.choose import choose
+from ringmap.datasets.split import Arcs
 from ringmap.datasets.windows import Runs
-from ringmap.errors import ClipIndexError, InputError, NoClipsError
+from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.values import nested
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.episodes import origins_at
 from ringmap.storage.read.handle import Handle
@@ -41,15 +64,61 @@ __all__ = ["BufferView"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class BufferView(PinnedView):
-    """Pinned episodes of one ring, made by `buffer.view()` and `buffer.split()`.
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What a live view holds at each moment: the episodes to keep, None for all, the items to cut out of them, and the
+    side of a split."""
+
+    where: Where | None
+    cut: Cut | None
+    arcs: Arcs | None = None
+
+
+class EpisodeNumbers:
+    """The numbers of a view's episodes. `is_live`: whether the view moves, which a worker's copy of them does not
+    see."""
+
+    def __init__(self, starts: Array, is_live: bool = False) -> None:
+        self.is_live = is_live
+        self.order = np.argsort(starts, kind="stable")
+        self.starts = starts[self.order]
+
+    def __call__(self, starts: Array) -> Array:
+        """Return the number of the episode that begins at each position; -1 where none does. O(B log episodes).
+
+        Raises:
+            InputError: of a live view, in a worker.
+        """
+        if self.is_live and worker() is not None:
+            raise InputError(
+                "Index: a worker does not know how a live view numbers its episodes, since it moves in the process "
+                "that owns the loader; use num_workers=0, or a view without live=True"
+            )
+        found = np.minimum(self.starts.searchsorted(starts), max(0, len(self.starts) - 1))
+        if not len(self.starts):
+            return np.full(len(starts), -1)
+        numbers: Array = np.where(self.starts[found] == starts, self.order[found], -1)
+        return numbers
+
+
+class Part(NamedTuple):
+    """Episodes of one ring, by its number."""
+
+    number: int
+    episodes: RingEpisodes
+
+
+class BufferView(Dataset):
+    """Pinned episodes of a buffer, made by its `view()` and `split()`.
 
     A pickled view carries its episodes (12 bytes each) and the pickled buffer, so that every
     rank that receives it counts alike: `DistributedSampler(view)` never sees another length.
 
     Args:
         buffer: the buffer to read.
-        episodes: those of the view.
+        parts: the episodes of each ring.
+        home: for each episode of the view, its part; None: part after part.
+        local: its number in there.
         cut: what an item holds; None: a clip of the buffer.
 
     Processes and threads: as the buffer.
@@ -64,71 +133,52 @@ class BufferView(PinnedView):
         (10, 15, [9])
     """
 
-    def __init__(self, buffer: ClipBuffer, episodes: RingEpisodes, cut: Cut | None = None) -> None:
-        if episodes.is_part and cut is not None and cut.across:
+    def __init__(
+        self,
+        buffer: ClipBuffer,
+        parts: Sequence[Part],
+        home: Array | None = None,
+        local: Array | None = None,
+        cut: Cut | None = None,
+    ) -> None:
+        if cut is not None and cut.across and (len(parts) != 1 or parts[0].episodes.is_part):
             raise InputError(
-                "BufferView: a sequence with across=True runs on into the next stored episode, which this view may "
-                "have left out; use across=False, or a view of the whole buffer"
+                "BufferView: a sequence with across=True runs on into the next episode of its ring, which this "
+                "view may have left out, or can't number over many rings; use across=False, a view of the whole "
+                "buffer of one ring, or sample(window=...)"
             )
-        super().__init__(buffer, episodes.starts, episodes.lengths, cut)
-        self.ring_episodes = episodes._replace(lengths=self._lengths)
-        """Its episodes, as they lie on the ring."""
-        self._left: tuple[tuple[int, int], ClipIndex] | None = None
-
-    @classmethod
-    def of(cls, buffer: ClipBuffer, cut: Cut | None = None) -> BufferView:
-        """Return a view of all that is stored now (for a reader: at its last refresh)."""
-        source = buffer.engine.source
-        with thread.searching, source.lock:
-            live = source.live
-            if live.links is None:
-                return cls(buffer, RingEpisodes(live.starts.copy(), live.lengths), cut)
-            whole = live.whole
-            stored = whole, np.arange(len(whole))
-            return cls(buffer, RingEpisodes(whole.names, whole.lengths, stored), cut)
-
-    def _schema(self, where: str) -> Schema:
-        schema = self.engine.source.schema
-        return super()._schema(where) if schema is None else schema
-
-    def with_cut(self, cut: Cut | None) -> BufferView:
-        """Return a view of the same episodes with other items."""
-        self._check_moment()
-        made = BufferView(self._buffer, self.ring_episodes, cut)
-        made._source_episodes, made._arcs = self._source_episodes, self._arcs
-        return made
-
-    def take(self, episodes: Sequence[int] | Array) -> BufferView:
-        """Return a view of some of the episodes, in this order."""
-        chosen = self._episode_numbers(episodes)
-        made = BufferView(self._buffer, self.ring_episodes.take(chosen), self._cut)
-        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
-        return made
-
-    def marked_ring(self) -> tuple[Handle, Array]:
-        """Return the ring, for `Marks`, and the positions of the view's episodes."""
-        return self.engine.source, self.starts
-
-    @property
-    def ended(self) -> Array:
-        """Tell of each episode whether it had ended: bool `(episodes,)`."""
-        self._check_moment()
-        return self.ring_episodes.ended
-
-    def _named(self) -> dict[str, Any]:
-        return moment_of(_name_of(self.engine), self.ring_episodes)
-
-    @classmethod
-    def _at(cls, buffer: ClipBuffer, moment: Any, where: str) -> BufferView:
-        """Return the view of the episodes of a moment.
-
-        Raises:
-            InputError: it is none of this buffer.
-        """
-        uuid, episodes = episodes_of(moment, where)
-        if uuid != _name_of(buffer.engine):
-            raise InputError(f"{where}: the moment is of another buffer: uuid {uuid.hex()}")
-        return cls(buffer, episodes)
+        parts = [part._replace(episodes=part.episodes.frozen()) for part in parts]
+        self._parts = tuple(parts)
+        if len(parts) == 1 and home is None:
+            starts, sizes = parts[0].episodes.starts, parts[0].episodes.lengths
+            if parts[0].number:
+                starts = joined(parts[0].number, starts)
+        else:
+            counts = [len(part.episodes.starts) for part in parts]
+            if home is None or local is None:
+                home = np.repeat(np.arange(len(counts)), counts)
+                local = np.concatenate([np.empty(0, np.int64), *map(np.arange, counts)])
+            sizes, starts = np.zeros(len(home), np.int64), np.zeros(len(home), np.int64)
+            for which, places in groups(home):
+                number, episodes = parts[which]
+                sizes[places] = episodes.lengths[local[places]]
+                starts[places] = joined(number, episodes.starts[local[places]])
+        self._home, self._local = home, local
+        super().__init__(sizes, np.cumsum(sizes) - sizes, buffer.frameskip, buffer.num_steps)
+        self._buffer: Any = buffer
+        self.starts = starts
+        """Id of the first step of each episode, also if that was evicted."""
+        self._left: dict[int, tuple[Handle, int, ClipIndex]] = {}
+        if cut is not None and cut.computed:
+            cut = replace(cut, episode_numbers=EpisodeNumbers(starts))
+        self._cut = cut
+        self._moves: Live | None = None
+        self._moment: dict[str, Any] | None = None
+        self._newer: BufferView | None = None
+        self._moments: LoaderState | None = None
+        self._as_of = 0
+        self._told_short = cut is not None  # the buffer said so when it made the cut
+        self.fps, self.reward_at = buffer.fps, buffer.reward_at
 
     @property
     def engine(self) -> Engine:
@@ -136,39 +186,206 @@ class BufferView(PinnedView):
         engine: Engine = self._buffer.engine
         return engine
 
+    # -- which episodes ----------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, buffer: Any, cut: Cut | None = None) -> Self:
+        """Return a view of all that is stored now (for a reader: at its last refresh)."""
+        return cls(buffer, [Part(ring.number, ring.pinned()) for ring in buffer.engine.all_rings()], cut=cut)
+
+    def with_cut(self, cut: Cut | None) -> Self:
+        """Return a view of the same episodes with other items."""
+        self._check_moment()
+        made = type(self)(self._buffer, self._parts, self._home, self._local, cut)
+        made._source_episodes, made._arcs = self._source_episodes, self._arcs
+        return made
+
+    def take(self, episodes: Sequence[int] | Array) -> Self:
+        """Return a view of some of the episodes, in this order."""
+        chosen = self._episode_numbers(episodes)
+        parts, home, numbers = list(self._parts), None, None
+        if self._home is None or self._local is None:
+            parts[0] = parts[0]._replace(episodes=parts[0].episodes.take(chosen))
+        else:
+            home, local, numbers = self._home[chosen], self._local[chosen], np.zeros(len(chosen), np.int64)
+            for which, part in enumerate(parts):  # a part without any is empty: numbers of parts stay
+                mine = (home == which).nonzero()[0]
+                parts[which] = part._replace(episodes=part.episodes.take(local[mine]))
+                numbers[mine] = np.arange(len(mine))
+        made = type(self)(self._buffer, parts, home, numbers, self._cut)
+        made._source_episodes, made._arcs = self.source_episodes[chosen], self._arcs
+        return made
+
+    def _by_part(self, episodes: Array) -> list[tuple[Part, Any, Array]]:
+        """Return these episodes part by part: the part, the places of its episodes among these, their numbers in it."""
+        if self._home is None or self._local is None:
+            return [(self._parts[0], slice(None), episodes)]
+        home, local = self._home[episodes], self._local[episodes]
+        return [(self._parts[which], places, local[places]) for which, places in groups(home)]
+
     @property
-    def column_names(self) -> list[str]:
-        """Names of the columns in order."""
-        schema = self.engine.source.schema
-        return [] if schema is None else schema.names
+    def ended(self) -> Array:
+        """Tell of each episode whether it had ended: bool `(episodes,)`."""
+        self._check_moment()
+        found = np.ones(len(self._lengths), np.bool_)
+        for part, places, local in self._by_part(np.arange(len(found))):
+            found[places] = part.episodes.ended[local]
+        return found
+
+    def _named(self) -> dict[str, Any]:
+        rings = [moment_of(self.engine.uuid_of(part.number), part.episodes) for part in self._parts]
+        order = {} if self._home is None or self._local is None else {"home": self._home, "local": self._local}
+        return {"rings": rings, **pack(order)}
+
+    @classmethod
+    def _at(cls, buffer: Any, moment: Mapping[str, Any], where: str) -> Self:
+        """Return the view of the episodes of a moment; a ring of it that is away may come back.
+
+        Raises:
+            InputError: it is none of this buffer.
+        """
+        rings, parts = moment.get("rings"), list[Part]()
+        if not isinstance(rings, list):
+            raise InputError(f"{where}: this is no moment of a view: rings={rings!r:.80}")
+        for one in rings:
+            uuid, episodes = episodes_of(one, where)
+            number = buffer.engine.number_of(uuid)
+            if number is None:
+                raise InputError(f"{where}: the moment is of another buffer: uuid {uuid.hex()}")
+            parts.append(Part(number, episodes))
+        if "home" not in moment and len(parts) == 1:
+            return cls(buffer, parts)
+        home, local = unpack(moment, ("home", "local"), where).values()
+        counts = np.array([len(part.episodes.starts) for part in parts], np.int64)
+        if len(home) != len(local) or (
+            len(home)
+            and (home.min() < 0 or home.max() >= len(parts) or local.min() < 0 or (local >= counts[home]).any())
+        ):
+            raise InputError(f"{where}: this is no moment of a view: its episodes do not fit")
+        return cls(buffer, parts, home, local)
+
+    @classmethod
+    def at(cls, buffer: Any, moment: Any, where: str) -> Self:
+        """Return the view of a moment.
+
+        Raises:
+            InputError: it is none of this buffer.
+        """
+        if not isinstance(moment, Mapping):
+            raise InputError(f"{where}: expected what `moment` of a view returned, got {moment!r:.80}")
+        episodes = {name: value for name, value in moment.items() if name != "arcs"}
+        made = cls._at(buffer, episodes, where)
+        made._arcs = Arcs.of_json(moment["arcs"], where) if "arcs" in moment else None
+        return made
+
+    # -- where steps stand -------------------------------------------------------------------
+
+    def positions_of(self, episodes: Array, steps: Array) -> Array:
+        """Return where steps of episodes stand, as the engine reads them: on one ring their positions."""
+        if self._home is None and not self._parts[0].number:
+            return self._parts[0].episodes.positions(episodes, steps)
+        found = np.zeros(len(episodes), np.int64)
+        for part, places, local in self._by_part(episodes):
+            found[places] = joined(part.number, part.episodes.positions(local, steps[places]))
+        return found
+
+    def steps_of(self, episodes: Array, positions: Array) -> Array:
+        """Return which steps of episodes stand at these positions, -1 for none: what `positions_of` takes back."""
+        found = np.full(len(episodes), -1)
+        for part, places, local in self._by_part(episodes):
+            found[places] = part.episodes.steps_of(local, apart(positions[places])[1])
+        return found
 
     def origins(self) -> tuple[Array, Array]:
         """Return what each episode that is still stored was first stored as; see `Dataset.origins`."""
-        lineages, ordinals, _ = origins_at(self.engine.source, self.starts)
+        count = len(self._lengths)
+        lineages, ordinals = np.zeros((count, 16), np.uint8), np.zeros(count, np.uint64)
+        for part, places, local in self._by_part(np.arange(count)):
+            ring = self.engine.ring(part.number)
+            if ring is not None:
+                lineages[places], ordinals[places], _ = origins_at(ring.source, part.episodes.starts[local])
         return lineages, ordinals
 
-    def positions_of(self, episodes: Array, steps: Array) -> Array:
-        """Return the positions on the ring of steps of episodes."""
-        return self.ring_episodes.positions(episodes, steps)
+    def marked_ring(self) -> tuple[Handle, Array] | None:
+        """Return the ring, for `Marks`, and the positions of the view's episodes; None for many rings."""
+        if self._home is not None:
+            return None
+        part = self._parts[0]
+        ring = self.engine.ring(part.number)
+        return None if ring is None else (ring.source, part.episodes.starts)
 
-    def steps_of(self, episodes: Array, positions: Array) -> Array:
-        """Return which steps of episodes stand at these positions, -1 for none."""
-        return self.ring_episodes.steps_of(episodes, positions)
+    def positions(self, ids: Array) -> Array:
+        """Return the anchors of the clips with these ids, as the engine reads them: of their first steps, without a
+        window."""
+        return self.positions_of(*self._locate(ids))
+
+    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
+        """Tell which steps are still stored, bool `(B,)`."""
+        self.engine.refresh()
+        anchors = self.engine.anchors_at(self.positions_of(episodes, steps), Cut.clip(1))
+        found: Array = anchors != GONE
+        return found
+
+    # -- whole episodes ----------------------------------------------------------------------
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order."""
+        names: list[str] = self._buffer.column_names
+        return names
+
+    def _schema(self, where: str) -> Schema:
+        return self.engine.schema or super()._schema(where)
+
+    def _cut_for(
+        self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
+    ) -> Cut | None:
+        if drop_all_padded or any(given is not None for given in (window, columns, anchors)):
+            self.engine.episodes_only("view(window=, columns=, anchors=)")
+        return super()._cut_for(window, columns, anchors, drop_all_padded)
+
+    def _ring_of(self, ep: int) -> tuple[Ring, int, int]:
+        """Return the ring of an episode, its number there now, and how many of its first steps went since.
+
+        Raises:
+            ClipIndexError: it was evicted, or its ring is away.
+        """
+        self.engine.episodes_only("load_episode")
+        part, _, local = self._by_part(np.array([ep]))[0]
+        ring, which = self.engine.ring(part.number), int(local[0])
+        if ring is None:
+            raise ClipIndexError(f"BufferView: the ring of episode {ep} is away")
+        name, source = part.episodes.starts[which : which + 1], ring.source
+        with thread.searching, source.lock:
+            live = source.live
+            if live.links is None:
+                index = int(live.starts.searchsorted(name[0]))
+                if index < len(live) and live.starts[index] == name[0]:
+                    return ring, index, 0
+            else:
+                index = int(live.whole.find(name)[0])
+                if index >= 0:
+                    stored = part.episodes.stored
+                    before = 0 if stored is None else int(stored[0].first_steps[stored[1][which]])
+                    return ring, index, int(live.whole.first_steps[index]) - before
+        raise self._evicted(ep)
+
+    @staticmethod
+    def _evicted(ep: int) -> ClipIndexError:
+        return ClipIndexError(f"BufferView: episode {ep} was evicted since the view was made")
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         return self._read_steps(ep, start, end, None)
 
     def _read_steps(self, ep: int, start: int, end: int, columns: Sequence[str] | None) -> dict[str, Any]:
-        index, gone = self._index_now(ep), 0
-        if self.ring_episodes.stored is not None:
-            whole, chosen = self.ring_episodes.stored
-            now = self.engine.source.live.whole
-            gone = int(now.first_steps[index] - whole.first_steps[chosen[ep]])
-            if gone > start:
-                raise self._evicted(ep)
-        names = self.column_names if columns is None else list(columns)
-        steps = self.engine.episodes.steps(index, start - gone, end - gone, "ReplayBuffer", columns and names)
-        return dict(zip(names, steps, strict=True))
+        ring, index, gone = self._ring_of(ep)
+        if gone > start:
+            raise self._evicted(ep)
+        schema, names = ring.source.schema, None if columns is None else list(columns)
+        steps = ring.episodes.steps(index, start - gone, end - gone, "ReplayBuffer", names)
+        assert schema is not None
+        found = dict(zip(names or schema.names, steps, strict=True))
+        return found if columns is not None else {name: found[name] for name in self.column_names}
 
     def load_steps(
         self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
@@ -176,7 +393,7 @@ class BufferView(PinnedView):
         """Return steps `[start, end)` of one episode, dense: every column, or those of `columns`, which alone are read.
 
         Raises:
-            ClipIndexError: there are no such steps, or they were evicted since.
+            ClipIndexError: there are no such steps, or they were evicted since, or their ring is away.
             UnknownColumnError: there is no such column.
         """
         for name in columns or ():
@@ -187,128 +404,527 @@ class BufferView(PinnedView):
         """Return the values that are constant within one episode; {} if it has none. Reads its data alone.
 
         Raises:
-            ClipIndexError: there is no such episode, or it was evicted since.
+            ClipIndexError: there is no such episode, or it was evicted since, or its ring is away.
         """
-        index = self._index_now(self._episode_number(episode_idx))
-        return self.engine.episodes.data_of(index, "BufferView.episode_data")
+        ring, index, _ = self._ring_of(self._episode_number(episode_idx))
+        return ring.episodes.data_of(index, "BufferView.episode_data")
 
     @property
     def episode_column_names(self) -> list[str]:
         """Names of the episode data of the episodes that the buffer holds now."""
-        return self.engine.episodes.data_names()
+        names: list[str] = self._buffer.episode_column_names
+        return names
 
     def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return values constant within an episode, as the buffer does.
 
         Raises:
-            ClipIndexError: there is no such episode, or it was evicted since.
+            ClipIndexError: there is no such episode, or it was evicted since, or its ring is away.
         """
+        self.engine.episodes_only("get_episode_data")
         numbers = self._episode_numbers(idx)
-        return self.engine.episodes.data(self.starts[numbers], lambda place: self._evicted(int(numbers[place])))
+        return self.engine.data(self.starts[numbers], lambda place: self._evicted(int(numbers[place])))
 
     @property
     def _lacks_episodes(self) -> bool:
         """Whether the view has left out stored episodes."""
-        return self.ring_episodes.is_part
+        return any(part.episodes.is_part for part in self._parts)
 
     def _lane_runs(self) -> Runs:
-        if self.ring_episodes.stored is None:
+        stored = self._parts[0].episodes.stored if self._home is None else None
+        if stored is None:
             return super()._lane_runs()
         if self._found_runs is None:
-            runs = self.ring_episodes.stored[0].by_lane()
+            runs = stored[0].by_lane()
             if NONE in runs.lanes:
                 tell_no_lanes("BufferView")
             self._found_runs = self.lengths, Runs(self.lengths, runs.episodes, runs.places)
         return self._found_runs[1]
 
+    # -- items -------------------------------------------------------------------------------
+
+    @property
+    def clips(self) -> Clips:
+        """What finds and reads the clips."""
+        return _ViewClips(self)
+
+    @property
+    def cut(self) -> Cut:
+        """What an item holds."""
+        return super().cut if self._cut is None else self._cut
+
+    @property
+    def span(self) -> int:
+        """Steps that an episode must have for an item."""
+        return super().span if self._cut is None else self._cut.span
+
+    @property
+    def transform(self) -> Any:
+        """That of the buffer."""
+        return self._buffer.transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        if transform is not None:
+            raise InputError(f"{type(self).__name__}: set transform on the buffer; a view hands out the same clips")
+
+    @property
+    def num_redraws(self) -> int:
+        """Clips that the buffer redrew so far."""
+        return self.engine.num_redraws
+
+    def view(
+        self,
+        window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None,
+        anchors: slice | None = None,
+        drop_all_padded: bool = False,
+        *,
+        where: Where | None = None,
+    ) -> Self:
+        """Return a view of the same episodes with other items, or of some of them, as `ReplayBuffer.view` does.
+
+        It stays as it is, also that of a live view: it has the episodes of this moment.
+        """
+        if where is not None:
+            chosen = self.selected(where, self._where("view"))
+            return chosen.view(window, columns, anchors, drop_all_padded)
+        made = self.with_cut(self._cut_for(window, columns, anchors, drop_all_padded))
+        made.tell_none()
+        return made
+
+    def selected(self, where: Where, caller: str, marks: Any = None) -> Self:
+        """Return a view of the episodes that are wanted; see `Dataset.selected`."""
+        wanted = choose(self, where, marks, f"{caller}: where")
+        # What a condition asks for may come with the end: its data, its return, a mark.
+        return self.take(wanted[self.ended[wanted]])
+
+    # -- moments -----------------------------------------------------------------------------
+
+    @property
+    def moment(self) -> dict[str, Any]:
+        """The episodes of the view, as JSON: `buffer.view(at=moment)` has their number and ids, in any process,
+        whatever was evicted since.
+
+        Cost: 1 to 3 bytes for each episode; made once.
+        """
+        if self._moment is None:
+            self._check_moment()
+            self._moment = self._named()
+            if self._arcs is not None:
+                self._moment["arcs"] = self._arcs.as_json()
+        return dict(self._moment)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the view moves: see `ReplayBuffer.view`."""
+        return self._moves is not None
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, int32."""
+        self._check_moment()
+        return self._lengths
+
+    def _locate(self, ids: Array) -> tuple[Array, Array]:
+        self._check_moment()
+        return super()._locate(ids)
+
+    def _check_moment(self) -> None:
+        """Raise in a worker whose copy of a live view is of an earlier moment than that by which its owner counts now.
+
+        Raises:
+            StaleCopyError: it is. What is read by position (`pass_sampler`) is the same at all moments.
+        """
+        if self._moments is not None and self._is_behind:
+            raise StaleCopyError(
+                f"{type(self).__name__}: this worker has a copy of a live view from when it started, and the view "
+                "moved since, so ids "
+                "and numbers of episodes mean others there; make the loader with sampler=view.pass_sampler(), whose "
+                "items name positions, or with persistent_workers=False"
+            )
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether this is a worker's copy of a live view, and ids may be of a later moment.
+
+        Those of the pass with which a worker began, and ends, are of its own, wherever the view moved meanwhile.
+        """
+        moments = self._moments
+        if moments is None or moments.is_mine or worker() is None:
+            return False
+        return moments.generation != self._as_of and outlives_its_pass()
+
+    def _go_live(self, moves: Live) -> None:
+        """Begin to move."""
+        self._moves, self._moments = moves, LoaderState(numbers=0)
+        self.move_to(self)
+
+    def refresh(self) -> bool:
+        """Move a live view to what is stored now; tell whether anything changed.
+
+        Raises:
+            InputError: the view is not live.
+        """
+        if self._moves is None:
+            raise InputError(
+                f"{type(self).__name__}.refresh: this view stays as it is; make it with view(live=True), or make a new "
+                "one"
+            )
+        before = self.starts, self.lengths, self.ended
+        self.engine.commit_pending(f"{type(self).__name__}.refresh")  # workers see what is committed
+        self.engine.refresh()
+        made = self.of(self._buffer)
+        if self._moves.where is not None:
+            made = made.selected(self._moves.where, self._where("view"))
+        if self._moves.arcs is not None:
+            made = made.take(np.flatnonzero(self._moves.arcs.hold(*made.origins())))
+            made._arcs = self._moves.arcs
+        self.move_to(made)
+        now = self.starts, self.lengths, self.ended
+        return not all(map(np.array_equal, now, before))
+
+    @classmethod
+    def asked(
+        cls, buffer: Any, cut: Cut | None, where: Where | None, live: bool, at: Mapping[str, Any] | None, caller: str
+    ) -> Self:
+        """Return the view that `view` of a buffer was asked for; `caller`: to name in an error."""
+        if at is None:
+            made = cls.of(buffer)
+            if where is not None:
+                made = made.selected(where, caller)
+        else:
+            if live or where is not None:
+                raise InputError(
+                    f"{caller}: at= names the episodes of a moment, and leaves no choice to where= or live=; give it "
+                    "alone, or with a window"
+                )
+            made = cls.at(buffer, at, caller)
+        made = made.with_cut(cut)
+        if live:
+            made._go_live(Live(where, cut))
+        made.tell_none()
+        return made
+
+    def redraw_here(self, count: int) -> Array:
+        """Do what `redraw` does; a worker's copy of a live view, which no pass moves, draws from what it selects now
+        where the view moved, or half of it is gone.
+
+        Raises:
+            NoClipsError: nothing is left to draw.
+        """
+        if self._moves is None or worker() is None:
+            return self.redraw(count)
+        # The ids of a worker stay those of the pass: it is another view that moves.
+        view = self if self._newer is None else self._newer
+        if view._is_behind or 2 * view.num_valid_ends() <= len(view):
+            newer = self.of(self._buffer)
+            newer._moves = self._moves
+            newer.num_steps, newer.frameskip = self.num_steps, self.frameskip
+            newer.refresh()
+            self._newer = newer
+            return newer.redraw(count)
+        return view.redraw(count)
+
+    def num_valid_ends(self, history_len: int | None = None) -> int:
+        """Return the number of clips that can be drawn: those of episodes that are still stored, on rings that are
+        open."""
+        return sum(clips.count for _, clips in self.ranges())
+
+    def ranges(self) -> list[tuple[Ring, ClipRange]]:
+        """Return the clips of the view that are still stored, ring by ring: those of each ring follow each other."""
+        engine, cut, found = self.engine, self.cut, list[tuple[Ring, ClipRange]]()
+        engine.check_open()
+        for number, episodes in self._parts:
+            ring = engine.ring_at(number)
+            if ring is None or not len(episodes.starts):
+                continue
+            source = ring.source
+            with thread.searching, source.lock:
+                live, left = source.live, self._left.get(number)
+                if left is None or left[0] is not source or left[1] != live.era:
+                    left = self._left[number] = source, live.era, ClipIndex(_among(episodes, live))
+                index = left[2]
+                index.live.evict_before(source.tail)
+                clips = ClipRange(source, index.of(cut.span, cut.least, cut.across), before=cut.before)
+            found.append((ring, clips))
+        return found
+
+    def clip_window(self, history_len: int = 1) -> ClipRange:
+        """Return the clips of the view whose episodes are still stored, for samplers.
+
+        Raises:
+            InputError: they are on many rings.
+        """
+        ranges = self.ranges()
+        return ranges[0][1] if len(ranges) == 1 else self.engine.window(self.cut)
+
+    def redraw(self, count: int) -> Array:
+        """Return the anchors of `count` clips, as `engine` reads them, drawn uniformly from those that are still
+        stored.
+
+        Raises:
+            NoClipsError: all were evicted, or their rings are away.
+        """
+        rng, ranges, drawn = self.engine.rng, self.ranges(), list[Array]()
+        counts = np.array([clips.count for _, clips in ranges], np.float64)
+        shares = [count]
+        if len(ranges) != 1:
+            shares = rng.multinomial(count, [*(counts / max(1.0, counts.sum())), 0.0]).tolist()[:-1]
+        for (ring, clips), share in zip(ranges, shares, strict=False):
+            if not share:
+                continue
+            with thread.searching, clips.lock:
+                clips.follow()
+                found = clips.draw(share, rng)
+            if found is not None:
+                drawn.append(joined(ring.number, found) if ring.number else found)
+        if sum(map(len, drawn)) < count:
+            raise NoClipsError(f"BufferView: {self.why_no_clips()}")
+        return drawn[0] if len(drawn) == 1 else np.concatenate(drawn)[rng.permutation(count)]
+
     def why_no_clips(self) -> str:
         """Return, in words, why no clip of the view can be drawn."""
-        return (
-            "all episodes of the view were evicted since it was made; make a new view"
-            if len(self)
-            else self._why_no_clips()
-        )
+        if not len(self):
+            return self._why_no_clips()
+        away = "" if self._home is None else ", or their rings are away"
+        return f"all episodes of the view were evicted since it was made{away}; make a new view"
+
+    def pinned(self) -> Self:
+        """Return this view; of a live one, a view of its moment that stays as it is."""
+        if self._moves is None:
+            return self
+        made = self.with_cut(self._moves.cut)
+        made.num_steps, made.frameskip = self.num_steps, self.frameskip
+        made._moment = self._moment
+        return made
+
+    def begin_pass(self) -> Self:
+        """Return the view of a pass that begins: for `PassSampler`."""
+        if self._moves is not None:
+            self.refresh()
+        return self.pinned()
+
+    def view_at(self, moment: Mapping[str, Any]) -> Self:
+        """Return the view of an earlier pass: for `PassSampler`.
+
+        Raises:
+            InputError: the moment is not one of this view.
+        """
+        where = f"{type(self).__name__}.pass_sampler"
+        made = self.at(self._buffer, moment, where)
+        if self._moves is None and made.moment != self.moment:
+            raise InputError(
+                f"{where}: the state is of a view of another moment; make this one with view(at=state['moment']), or "
+                "with live=True"
+            )
+        if self._moves is not None and made._arcs != self._moves.arcs:
+            raise InputError(f"{where}: the state is of another side of a split, or of a view that is none")
+        return made.with_cut(self._cut if self._moves is None else self._moves.cut)
+
+    def move_to(self, view: Any) -> None:
+        """Move a live view to the moment of another view of the same buffer: for `PassSampler`. A view that is not live
+        stays."""
+        if self._moves is None:
+            return
+        made = view.with_cut(self._moves.cut)
+        made.num_steps, made.frameskip = self.num_steps, self.frameskip
+        made._moves, made._moment = self._moves, view._moment
+        if made._cut is not None and made._cut.computed:
+            numbers = EpisodeNumbers(made.starts, is_live=True)
+            made._cut = replace(made._cut, episode_numbers=numbers)
+        made._moments = self._moments
+        if made._moments is not None and made._moments.is_mine:
+            made._moments.tell()  # first: a worker that is forked now refuses
+            made._as_of = made._moments.generation
+        self.__dict__ = made.__dict__  # at once: another thread may draw
+
+    def pass_sampler(
+        self, shuffle: bool = True, seed: int = 0, rank: int = 0, num_ranks: int = 1, drop_last: bool = False
+    ) -> PassSampler:
+        """Return a sampler for a DataLoader over this view: each item once in a pass, which can be resumed.
+
+        A live view moves where a pass begins. See `ReplayBuffer.pass_sampler`.
+        """
+        return PassSampler(self, shuffle, seed, rank, num_ranks, drop_last)
+
+    # -- items by id -------------------------------------------------------------------------
+
+    def __getitem__(self, idx: Any) -> dict[str, Any]:
+        """Return one clip, or with a list of ids the batch, as the buffer does.
+
+        In place of one whose episode was evicted comes another one of the view, drawn uniformly from those that are
+        left. The batch has the `ids` of what came, and `redrawn`, bool `(B,)`, marks it.
+
+        Raises:
+            NoClipsError: none is left.
+        """
+        if np.ndim(idx):
+            return lookup.mapping(self, clip_ids(idx, type(self).__name__))
+        return lookup.one(self, clip_id(idx, type(self).__name__, has_batches=True))
+
+    def items_at(self, ids: Array) -> dict[str, Any]:
+        """Return items by id as one batch; clips of one step come as they are stored, `(n, ...)`."""
+        batch, is_step = self[ids], (self.cut.history, self.cut.frameskip) == (1, 1)
+        return rows_of(batch, self.engine.schema, len(ids)) if is_step else batch
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several clips at once, as with a list of ids. PyTorch's DataLoader calls this method."""
+        return lookup.several(self, clip_ids(indices, type(self).__name__))
+
+    def locate(self, ids: Any) -> tuple[Array, Array]:
+        """Return in which episodes of the view steps are, and which steps they are there, as the buffer does.
+
+        Raises:
+            ClipIndexError: a step was evicted, or is in no episode of the view.
+        """
+        where = f"{type(self).__name__}.locate"
+        asked = clip_ids(ids, where)
+        episodes, _ = lookup.locate(self.with_cut(lookup.STANDS), asked, where)
+        steps = self.steps_of(episodes, asked)
+        if (steps < 0).any():
+            raise ClipIndexError(
+                f"{where}: no step with the id {int(asked[steps < 0][0])} is in this view; its episode has grown since"
+            )
+        return episodes, steps
+
+    def _why_no_clips(self) -> str:
+        return self.cut.why_none(self.lengths)
+
+    def split(self, train: float | Sequence[float] = 0.9, seed: int = 0) -> tuple[Self, ...]:
+        """Return views that share no episode; see `Dataset.split`. Of a live view they are live, each of its own
+        side."""
+        sides: tuple[Self, ...] = super().split(train, seed)  # type: ignore[assignment]
+        if self._moves is not None:
+            for side in sides:
+                side._go_live(replace(self._moves, arcs=side._arcs))
+        return sides
 
     # -- draws -------------------------------------------------------------------------------
 
-    def num_valid_ends(self, history_len: int | None = None) -> int:
-        """Return the number of clips that can be drawn: those of episodes that are still stored."""
-        return self.clip_window().count
-
-    def clip_window(self, history_len: int = 1) -> ClipRange:
-        """Return the clips of the view whose episodes are still stored, for samplers."""
-        source, cut = self.engine.source, self.cut
-        with thread.searching, source.lock:
-            made = os.getpid(), source.live.era
-            if self._left is None or self._left[0] != made:
-                self._left = made, ClipIndex(self._among(source.live))
-            index = self._left[1]
-            index.live.evict_before(source.tail)
-            found = index.of(cut.span, cut.least, cut.across)
-            return ClipRange(source, found, before=cut.before)
-
-    def _among(self, live: LiveEpisodes) -> LiveEpisodes:
-        """Return the episodes of the view that are among the live ones, parts apart. O(episodes)."""
-        if self.ring_episodes.stored is None:
-            order = np.argsort(self.starts, kind="stable")
-            starts, lengths = self.starts[order], self.lengths[order]
-            kept = live.has(starts)
-            return LiveEpisodes(starts[kept], lengths[kept])
-        whole, chosen = self.ring_episodes.stored
-        numbers, times = np.unique(chosen, return_counts=True)
-        most = int(times.max(initial=1))
-        rounds = [whole.parts_in(numbers[times > again]) for again in range(most)]
-        starts, lengths = (np.concatenate([one[i] for one in rounds]) for i in (0, 1))
-        chains, steps, lanes, previous = (np.concatenate(v) for v in zip(*(one[2] for one in rounds), strict=True))
-        # What was taken again is an episode of its own, whose name comes right after that of the first.
-        again = np.repeat(np.arange(most), [len(one[0]) for one in rounds])
-        order = np.argsort(starts, kind="stable")
-        kept = order[live.has(starts[order])]
-        parts = Parts((chains * most + again)[kept], steps[kept], lanes[kept], previous[kept])
-        left = LiveEpisodes(starts[kept], lengths[kept], parts=parts)
-        names = np.unique(parts.chains)
-        for name in names[~whole.is_open[whole.find(names // most)]].tolist():
-            left.end(name, 0)
-        return left
-
-    def redraw(self, count: int) -> Array:
-        """Return the anchors of `count` clips drawn uniformly from those that are still stored.
+    def draw(self, size: int, step: int | None = None) -> Drawn:
+        """Draw clips of episodes that are still stored, through the sampler of the buffer.
 
         Raises:
-            NoClipsError: none is.
+            NoClipsError: all were evicted, or their rings are away.
         """
-        engine = self.engine
-        clips, source = self.clip_window(), engine.source
-        with thread.searching, source.lock:
-            clips.follow()
-            drawn = clips.draw(count, engine.rng)
-        if drawn is None:
-            raise NoClipsError(f"BufferView: {self.why_no_clips()}")
-        return drawn
+        return self.engine.draw_among(self, size, self.cut, step)
+
+    def sample(
+        self,
+        batch_size: int,
+        step: int | None = None,
+        *,
+        out: Mapping[str, Array] | None = None,
+        nest: bool = False,
+    ) -> Batch[Array]:
+        """Draw a batch of items of the view, through the sampler of the buffer.
+
+        Args:
+            batch_size: B.
+            step: as for `ReplayBuffer.sample`.
+            out: as for `ReplayBuffer.sample`.
+            nest: as for `ReplayBuffer.sample`.
+
+        Raises:
+            InputError, ClipIndexError, NoClipsError, LappedError: as `ReplayBuffer.sample`.
+        """
+        batch_size = positive(f"{type(self).__name__}.sample", "batch_size", batch_size)
+        into = None if out is None else fitting(out, self.engine, batch_size, self.cut)
+        positions, crossing, weigh = self.draw(batch_size, step)
+        asked = positions.copy()
+        columns = self.clips.read(positions, self.cut, into, crossing=crossing)
+        batch = self.engine.shown(Batch(columns, positions, weigh and weigh(positions), asked))
+        return batch.like(nested(batch, f"{type(self).__name__}.sample")) if nest else batch
+
+    def batches(
+        self,
+        batch_size: int,
+        steps: int | None = None,
+        prefetch: int = 2,
+        to: str = "numpy",
+        device: Any = None,
+        pin_memory: bool = False,
+    ) -> Batches:
+        """Return an endless iterator over `sample(batch_size)`, as `ReplayBuffer.batches` does."""
+
+        def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
+            ahead = drawn_ahead(self.clips, partial(self.draw, size), self.cut, count)
+            return map(self.engine.shown, ahead)
+
+        return Batches(self.sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_left": None}
+        for name, function in self.cut.functions:
+            sendable(type(self).__name__, f"window[{name!r}]", function)
+        if self._moves is not None:
+            sendable(type(self).__name__, "where", self._moves.where)
+        return {**super().__getstate__(), "_newer": None, "_left": {}}
 
-    def _index_now(self, ep: int) -> int:
-        """Return the present number of this episode in the buffer."""
-        start, source = int(self.starts[ep]), self.engine.source
-        with thread.searching, source.lock:
-            if source.live.links is not None:
-                index = int(source.live.whole.find(np.array([start]))[0])
-                if index >= 0:
-                    return index
-            else:
-                index = int(source.live.starts.searchsorted(start))
-                if index < len(source.live) and source.live.starts[index] == start:
-                    return index
-        raise self._evicted(ep)
-
-    @staticmethod
-    def _evicted(ep: int) -> ClipIndexError:
-        return ClipIndexError(f"BufferView: episode {ep} was evicted since the view was made")
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({'live, ' * self.is_live}episodes={len(self.lengths)}, clips={len(self)}, "
+            f"of={self._buffer!r})"
+        )
 
 
-def _name_of(engine: Engine) -> bytes:
-    """Return what names the ring, the same in all its copies: of one in RAM nothing does."""
-    source = engine.source
-    return b"" if source.disk.volatile else source.manifest.uuid
+class _ViewClips:
+    """Finds and reads the clips of a view: `Clips`, with ids of the view, or PINNED + position. Redraws come from the
+    view."""
+
+    def __init__(self, view: BufferView) -> None:
+        self._view, self._engine = view, view.engine
+
+    def anchors(self, ids: Array, cut: Cut) -> Array:
+        is_pinned = len(ids) > 0 and int(ids.max()) >= PINNED
+        return self._engine.anchors(ids if is_pinned else PINNED + self._view.positions(ids), cut)
+
+    def replaced(self, positions: Array, cut: Cut) -> Array:
+        return self._engine.replaced(positions, cut, self._view.redraw_here)
+
+    def read(
+        self,
+        positions: Array,
+        cut: Cut,
+        out: dict[str, Array] | None = None,
+        asked: bool = False,
+        crossing: Crossing | None = None,
+        *,
+        numbers: EpisodeMoment | None = None,
+    ) -> dict[str, Array]:
+        redraw = self._view.redraw_here
+        return self._engine.read(positions, cut, out, asked, crossing, redraw, numbers=numbers)
+
+    def numbering(self, cut: Cut) -> EpisodeMoment | None:
+        return self._engine.numbering(cut)
+
+    def layout(self, cut: Cut, size: int) -> Layout:
+        return self._engine.layout(cut, size)
+
+    def want(self, positions: Array, cut: Cut) -> None:
+        self._engine.want(positions, cut)
+
+
+def _among(episodes: RingEpisodes, live: LiveEpisodes) -> LiveEpisodes:
+    """Return the episodes of a view that are among the live ones of their ring, parts apart. O(episodes)."""
+    if episodes.stored is None:
+        order = np.argsort(episodes.starts, kind="stable")
+        starts, lengths = episodes.starts[order], episodes.lengths[order]
+        kept = live.has(starts)
+        return LiveEpisodes(starts[kept], lengths[kept])
+    whole, chosen = episodes.stored
+    numbers, times = np.unique(chosen, return_counts=True)
+    most = int(times.max(initial=1))
+    rounds = [whole.parts_in(numbers[times > again]) for again in range(most)]
+    starts, lengths = (np.concatenate([one[i] for one in rounds]) for i in (0, 1))
+    chains, steps, lanes, previous = (np.concatenate(v) for v in zip(*(one[2] for one in rounds), strict=True))
+    # What was taken again is an episode of its own, whose name comes right after that of the first.
+    again = np.repeat(np.arange(most), [len(one[0]) for one in rounds])
+    order = np.argsort(starts, kind="stable")
+    kept = order[live.has(starts[order])]
+    parts = Parts((chains * most + again)[kept], steps[kept], lanes[kept], previous[kept])
+    left = LiveEpisodes(starts[kept], lengths[kept], parts=parts)
+    names = np.unique(parts.chains)
+    for name in names[~whole.is_open[whole.find(names // most)]].tolist():
+        left.end(name, 0)
+    return left

@@ -42,7 +42,7 @@ def rows_at(path: str, where: str) -> list[Row]:
     rows: list[Row] = []
     with dataset as rings:
         for ring in rings.engine.each():
-            for row in rows_of(ring.buffer):
+            for row in rows_of(episodes_at(ring.folder, where)):
                 rows.append(
                     {
                         "episode": len(rows),

@@ -130,7 +130,7 @@ class Reader:
         batch = buffer.sample(size, out=out, **wanted)
         if out is None:
             known.update(batch)
-        uuids = list(buffer.engine.rings.numbers.uuids)
+        uuids = list(buffer.engine.members.rings.numbers.uuids)
         assert batch.ids is not None
         priorities = buffer.engine.priorities
         masses = None if priorities is None else priorities.masses(batch.ids)
@@ -146,7 +146,7 @@ class Reader:
         return count
 
     def _update(self, buffer: ShardedReplayBuffer, changes: Sequence[Changed]) -> int:
-        numbers = buffer.engine.rings.numbers
+        numbers = buffer.engine.members.rings.numbers
         known = [change for change in changes if change[0] in numbers]
         if not known:
             return 0

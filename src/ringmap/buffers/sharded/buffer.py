@@ -29,17 +29,17 @@ import numpy as np
 from ringmap.arguments import fraction, positive
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import evicted
-from ringmap.buffers.options import check_reads, sendable
+from ringmap.buffers.options import Options, check_reads, sendable
+from ringmap.buffers.rings import Ring
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.sharded.engine import ShardEngine, Weights
 from ringmap.buffers.sharded.learner_state import LearnerState
-from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
+from ringmap.buffers.sharded.numbers import RingNumbers, joined
 from ringmap.buffers.sharded.removal import idle_s, remove_ring
-from ringmap.buffers.sharded.rings import Ring, Rings, as_paths
-from ringmap.buffers.sharded.view import ShardedView
+from ringmap.buffers.sharded.rings import Rings, as_paths
 from ringmap.clips.cut import Cut
 from ringmap.clips.facts import Facts, check_fps
-from ringmap.clips.rings import RING_FAULTS, groups
+from ringmap.clips.rings import RING_FAULTS
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.window import Wanted
 from ringmap.datasets.base import Transform, in_range
@@ -49,9 +49,11 @@ from ringmap.datasets.stored_episodes import outlines_of
 from ringmap.errors import ClipIndexError, ClosedError, ExistsError, InputError, ReadOnlyError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import POLICY_STEP
+from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.formats.common.fill import fill
 from ringmap.formats.common.refusals import Drop
 from ringmap.formats.registry import resolve_format
+from ringmap.storage.columns.values import nested
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.inspect.check import Finding
@@ -111,7 +113,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-class ShardedReplayBuffer(Sampled[ShardedView]):
+class ShardedReplayBuffer(Sampled):
     """Many rings, read as one buffer. The rings are only read; no server runs.
 
     Each ring is the directory of a `ReplayBuffer`, with a writer of its own. Rings that are added later join without a
@@ -208,8 +210,6 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         (True, [0, 1])
     """
 
-    _view_class = ShardedView
-
     engine: ShardEngine
 
     def __init__(
@@ -272,9 +272,10 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         except BaseException:
             self.engine.close()
             raise
-        first = next(self.engine.each()).buffer
-        self.num_steps = first.num_steps if history_len is None else int(history_len)
-        self.frameskip = first.frameskip if frameskip is None else int(frameskip)
+        first = self.engine.rings[0]
+        stored = Options.remembered(first.source.manifest.settings, first.folder)
+        self.num_steps = stored.history_len if history_len is None else int(history_len)
+        self.frameskip = stored.frameskip if frameskip is None else int(frameskip)
 
     # -- rings --------------------------------------------------------------------------------
 
@@ -307,7 +308,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
                     ring.number,
                 )
             )
-        for bad in list(self.engine.rings.problems.values()):
+        for bad in list(self.engine.members.rings.problems.values()):
             why = str(bad.error)
             found.append(Shard(bad.name, Path(bad.folder), 0, 0, 0, 0, None, None, bad.redraws, why))
         return sorted(found, key=lambda shard: shard.name)
@@ -328,7 +329,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         """
         where = "ShardedReplayBuffer.remove_ring"
         rings = {ring.name: ring for ring in self.engine.each()}
-        bad = {one.name: one for one in self.engine.rings.problems.values()}
+        bad = {one.name: one for one in self.engine.members.rings.problems.values()}
         if name in rings:
             self.engine.remove(rings[name], where)
         elif name in bad:
@@ -341,13 +342,13 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
     def reward_at(self) -> str | None:  # type: ignore[override]
         """Where rewards stand in the rings, as for `ReplayBuffer`; None where that is not known, as before the first
         episode."""
-        return self.engine.rings.facts.reward_at
+        return self.engine.members.rings.facts.reward_at
 
     @property
     def fps(self) -> Fraction | None:  # type: ignore[override]
         """Steps per second of the rings that know it, or as named; None where that is not known, as before the first
         episode."""
-        return self.engine.rings.facts.fps
+        return self.engine.members.rings.facts.fps
 
     @property
     def ring_paths(self) -> list[Path]:
@@ -422,14 +423,14 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
     @property
     def num_episodes(self) -> int:
         """Number of stored episodes."""
-        return sum(ring.episodes.num_episodes for ring in self._of_episodes("num_episodes"))
+        return sum(ring.num_episodes for ring in self._of_episodes("num_episodes"))
 
     @property
     def num_steps_stored(self) -> int:
         """Number of stored steps; of transitions those that count."""
         if self.engine.transitions is not None:
             return sum(ring.reader.pin(self.cut).count for ring in self.engine.each())
-        return sum(ring.episodes.num_steps_stored for ring in self.engine.each())
+        return sum(ring.source.live.num_steps for ring in self.engine.each())
 
     def __len__(self) -> int:
         if self.engine.transitions is not None:
@@ -442,13 +443,9 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         Raises:
             InputError: they do.
         """
-        if self.engine.transitions is not None:
-            raise InputError(
-                f"ShardedReplayBuffer.{what}: the rings {self.engine.rings.where} hold transitions, not episodes; read "
-                "them with sample, batches, pass_sampler or by id"
-            )
+        self.engine.episodes_only(what)
 
-    def _of_episodes(self, what: str) -> Iterator[Ring]:
+    def _of_episodes(self, what: str) -> tuple[Ring, ...]:
         """Yield the rings, which hold episodes."""
         self.episodes_only(what)
         return self.engine.all_rings()
@@ -456,7 +453,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
     @property
     def lengths(self) -> Array:
         """Steps of each episode, ring by ring, oldest first in each, int32. Makes a copy: O(episodes)."""
-        parts = [ring.episodes.lengths for ring in self._of_episodes("lengths")]
+        parts = [ring.lengths for ring in self._of_episodes("lengths")]
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
     def count_rows(self) -> int:
@@ -468,7 +465,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         """The `(episode, first step)` of every clip. Makes a list: O(clips)."""
         found, before = list[tuple[int, int]](), 0
         for ring in self._of_episodes("clip_indices"):
-            counts = self.cut.counts(ring.episodes.lengths)
+            counts = self.cut.counts(ring.lengths)
             for ep, count in enumerate(counts.tolist(), before):
                 found += [(ep, step) for step in range(count)]
             before += len(counts)
@@ -486,7 +483,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
     def _home(self, ep: int) -> tuple[Ring, int]:
         local = ep
         for ring in self.engine.all_rings():
-            count = ring.episodes.num_episodes
+            count = ring.num_episodes
             if local < count:
                 return ring, local
             local -= count
@@ -496,7 +493,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
     def episode_column_names(self) -> list[str]:
         """Names of the episode data of the stored episodes, in order of first use."""
         rings = self._of_episodes("get_episode_data")
-        names = (name for ring in rings for name in ring.episodes.episode_column_names)
+        names = (name for ring in rings for name in ring.episodes.data_names())
         return list(dict.fromkeys(names))
 
     def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
@@ -515,27 +512,12 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         given = None if idx is None else np.asarray(idx).reshape(-1)
         names = None if given is None else self.engine.names_in_batch(given)
         if names is None:
-            parts = [joined(r.number, r.episodes.episode_spans()[0]) for r in self.engine.all_rings()]
+            parts = [joined(r.number, r.episodes.spans()[0]) for r in self.engine.all_rings()]
             names = np.concatenate(parts) if parts else np.empty(0, np.int64)
             if given is not None:
                 names = names[in_range(given, len(names), "episode", where)]
 
-        def error(at: Array, place: int) -> ClipIndexError:
-            assert given is not None
-            return evicted(where, int(given[at[place]]))
-
-        found, numbers, local = dict[str, list[Any]](), *apart(names)
-        for number, places in groups(numbers):
-            ring = self.engine.members.of(number)
-            if ring is None:
-                raise error(places, 0)
-            episodes = ring.episodes.engine.episodes
-            data = episodes.data(local[places], None if given is None else partial(error, places))
-            for name, values in data.items():
-                column = found.setdefault(name, [None] * len(names))
-                for place, value in zip(places.tolist(), values, strict=True):
-                    column[place] = value
-        return found
+        return self.engine.data(names, None if given is None else lambda place: evicted(where, int(given[place])))
 
     def episodes(self, *, nest: bool = False) -> Iterator[dict[str, Any]]:
         """Yield every episode, ring by ring, as `ReplayBuffer.episodes` does.
@@ -543,8 +525,10 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         Raises:
             CorruptError: rows differ from what was stored.
         """
-        for ring in list(self._of_episodes("episodes")):
-            yield from ring.episodes.episodes(nest=nest)
+        for ring in self._of_episodes("episodes"):
+            for one in ring.episodes.each():
+                episode = {n: v if n == EPISODE_DATA_KEY else list(v) for n, v in one.items()}
+                yield nested(episode, "ShardedReplayBuffer.episodes") if nest else episode
 
     def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
         """Return one episode, every column dense `(T, ...)`, verified by its checksum; as `Dataset.load_episode`.
@@ -555,13 +539,17 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         """
         self.episodes_only("load_episode")
         ring, local = self._home(self._episode_number(episode_idx))
-        found = ring.episodes.load_episode(local)
+        schema, steps = ring.source.schema, ring.episodes.one(local, "ShardedReplayBuffer.load_episode")
+        assert schema is not None
+        found = dict(zip(schema.names, steps, strict=True))
         episode = {name: found[name] for name in self.column_names}
         return as_nested(episode, "ShardedReplayBuffer.load_episode") if nest else episode
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
         ring, local = self._home(self._episode_number(ep))
-        return ring.episodes.load_steps(local, start, end)
+        schema = ring.source.schema
+        assert schema is not None
+        return dict(zip(schema.names, ring.episodes.steps(local, start, end, "ShardedReplayBuffer"), strict=True))
 
     def check(self) -> list[Finding]:
         """Return the faults of all open rings, and of the priorities, each with its file; empty when sound. Reads all
@@ -573,9 +561,9 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         found = [
             replace(finding, file=f"{ring.name}/{finding.file}")
             for ring in self.engine.each()
-            for finding in ring.buffer.check()
+            for finding in ring.check()
         ]
-        found += [Finding(bad.name, str(bad.error)) for bad in self.engine.rings.problems.values()]
+        found += [Finding(bad.name, str(bad.error)) for bad in self.engine.members.rings.problems.values()]
         return [*found, *(Finding("memory", fault) for fault in self.engine.sampler.check())]
 
     def dump(
@@ -608,7 +596,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         left_out = Drop(drop, where)
         left_out.check(self.column_names, lambda: self.episode_column_names)
         rings = list(self._of_episodes("dump"))
-        every = chain.from_iterable(ring.episodes.engine.episodes.each() for ring in rings)
+        every = chain.from_iterable(ring.episodes.each() for ring in rings)
         fill(
             chosen,
             path,
@@ -644,7 +632,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
         if os.path.isdir(path) and os.listdir(path):
             raise ExistsError(f"ShardedReplayBuffer.snapshot: {path} is not empty; choose another path")
         for ring, name in zip(rings, names, strict=True):
-            ring.episodes.snapshot(os.path.join(path, name))
+            self.engine.snapshot(os.path.join(path, name), "ShardedReplayBuffer.snapshot", ring=ring)
 
     # -- draws --------------------------------------------------------------------------------
 
@@ -699,7 +687,7 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
 
     def _episodes_in_open(self) -> int:
         """Return the episodes of the rings that are open, whatever is wrong with others."""
-        return sum(ring.episodes.num_episodes for ring in self.engine.each())
+        return sum(ring.num_episodes for ring in self.engine.each())
 
     def _card(self) -> dict[str, str]:
         rings = len(list(self.engine.each()))
@@ -714,16 +702,16 @@ class ShardedReplayBuffer(Sampled[ShardedView]):
             "rings": f"{rings:,}",
             **counts,
             "columns": columns,
-            "path": self.engine.rings.where,
+            "path": self.engine.members.rings.where,
         }
 
     def __repr__(self) -> str:
-        where = self.engine.rings.where
+        where = self.engine.members.rings.where
         with contextlib.suppress(ClosedError):
             if self.engine.transitions is not None:
                 return (
                     f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, transitions={self.num_steps_stored}, "
-                    f"n_step={self.engine.rings.n_step}, columns={self.column_names}, {where})"
+                    f"n_step={self.engine.members.rings.n_step}, columns={self.column_names}, {where})"
                 )
             return (
                 f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, episodes={self._episodes_in_open()}, "
@@ -751,6 +739,6 @@ def _policy_step(ring: Ring) -> int | None:
     now."""
     with contextlib.suppress(*RING_FAULTS, ClipIndexError):
         # Not get_episode_data: that reads all episodes once, for their names.
-        step = ring.episodes.episode_data(-1).get(POLICY_STEP)
+        step = ring.episodes.data_of(-1, "ShardedReplayBuffer.shards").get(POLICY_STEP)
         return None if step is None else int(step)
     return None

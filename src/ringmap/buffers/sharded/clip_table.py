@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.rings import Ring
 from ringmap.buffers.sharded.numbers import joined
-from ringmap.buffers.sharded.rings import Ring
 from ringmap.clips.cut import Cut
 from ringmap.clips.draws import integers
 from ringmap.storage.disk.calls import thread

@@ -25,19 +25,19 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import DISK, Engine, Nest, wrong_id
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import sendable
+from ringmap.buffers.rings import Ring
 from ringmap.buffers.sharded.clip_table import ClipTable
-from ringmap.buffers.sharded.commit_times import Clips, CommitTimes, in_order
 from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.moments import Moment, Moments, told_state
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.buffers.sharded.priorities import FleetPriorities
 from ringmap.buffers.sharded.removal import remove_ring
-from ringmap.buffers.sharded.rings import Ring, Rings
+from ringmap.buffers.sharded.rings import Rings
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
-from ringmap.clips.draws import Crossing, Drawn, integers
+from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, MOST_CHOICES, PINNED, ClipReader, Redraw
 from ringmap.clips.items import EpisodeMoment, call_functions, put_added
 from ringmap.clips.rings import RING_FAULTS, AdjacentRings, Piece, gather_many, groups
@@ -93,7 +93,6 @@ class ShardEngine(Engine):
         state: LearnerState | None = None,
     ) -> None:
         super().__init__(None, sampler, seed)
-        self.rings = rings
         self.watch, self.pulse = Readahead(DISK.system), Pulse()
         self.members = Members(rings, self._changed, self._only_known)
         self.weights = weights
@@ -129,7 +128,7 @@ class ShardEngine(Engine):
         self._adjacent: tuple[tuple[Ring, ...] | None, AdjacentRings | None] = None, None
         self._redraws = 0
         self._cuts: dict[tuple[int, int], tuple[Cut, Cut, Ring]] = {}
-        self._times: dict[int, tuple[Ring, CommitTimes]] = {}
+        self._times = {}
 
     # -- which rings --------------------------------------------------------------------------
 
@@ -147,11 +146,10 @@ class ShardEngine(Engine):
         rings = self.members.open
         self._redraws += sum(ring.reader.num_redraws for ring in gone)
         for ring in rings:
-            ring.reader.rng = ring.buffer.engine.rng = self.rng
+            ring.reader.rng = self.rng
             ring.reader.watch, ring.source.pulse = self.watch, self.pulse
         self._adjacent = None, None  # the maps of those that left end here
-        self.sources = [ring.source for ring in rings]
-        self.readers = [ring.reader for ring in rings]
+        self.rings = rings
         self.moments.tell()
 
     def check_open(self) -> None:
@@ -161,7 +159,7 @@ class ShardEngine(Engine):
             ClosedError: it is closed.
         """
         if self.is_closed:
-            raise ClosedError(f"{_WHERE}: the buffer {self.rings.where} is closed; open it again")
+            raise ClosedError(f"{_WHERE}: the buffer {self.members.rings.where} is closed; open it again")
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self.rng = np.random.default_rng()
@@ -182,17 +180,17 @@ class ShardEngine(Engine):
     def transitions(self) -> TransitionColumns | None:
         """The columns of rings of transitions; None: they hold episodes, or it is not known yet."""
         self.check_open()
-        return self.rings.columns
+        return self.members.rings.columns
 
     @property
     def nest(self) -> Nest | None:  # type: ignore[override]
         """What nests transitions, if observations are nested."""
-        columns = self.rings.columns
+        columns = self.members.rings.columns
         return None if columns is None or not columns.is_nested else columns.nested
 
     def shown(self, batch: Batch[Any]) -> Batch[Any]:
         """Return a drawn batch as `TransitionReplayBuffer.sample` does, if it holds transitions."""
-        columns = self.rings.columns
+        columns = self.members.rings.columns
         if columns is None:
             return batch
         if batch.weights is not None:
@@ -201,7 +199,7 @@ class ShardEngine(Engine):
 
     def _refuse_clips(self, cut: Cut) -> None:
         """Raise if clips of several steps are asked for, and there are only transitions."""
-        if cut.span != 1 and self.rings.columns is not None:
+        if cut.span != 1 and self.members.rings.columns is not None:
             raise InputError(
                 f"{_WHERE}: draws single transitions, got history_len={cut.history} * frameskip={cut.frameskip}"
             )
@@ -222,7 +220,7 @@ class ShardEngine(Engine):
 
     # -- draws --------------------------------------------------------------------------------
 
-    def look_everywhere(self) -> None:
+    def begin_draw(self) -> None:
         """Catch up with every ring, for a draw; in a worker, with the worker's own generator.
 
         Raises:
@@ -296,7 +294,7 @@ class ShardEngine(Engine):
 
     def draw(self, buffer: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
         """Draw `size` clips, as `Engine.draw` does."""
-        self.look_everywhere()
+        self.begin_draw()
         self._refuse_clips(cut)
         step, sampler = self.next_step(step), self.sampler
         if sampler.given is None:
@@ -328,51 +326,15 @@ class ShardEngine(Engine):
             found = self.replaced(self._placed(numbers, moment, cut), cut)
             return Drawn(found, weigh=weigh)
 
-    def _by_age(self, ids: Array, ranges: list[tuple[Ring, ClipRange]]) -> Array:
-        """Return the ids, ring by ring, of clips that a sampler names by their order in time; `ranges`: the clips of
-        each ring."""
-        rings, times = list[Clips](), self._times
-        for ring, clips in ranges:
-            known = times.get(ring.number)
-            if known is None or known[0] is not ring:
-                known = times[ring.number] = ring, CommitTimes(ring.source)
-            rings.append(Clips(clips, known[1]))
-        return in_order(ids, rings)
-
-    def draw_among(self, view: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
-        """Draw `size` clips of a view, as `draw` does; `view`: its `ranges` are the clips to draw from, ring by
-        ring."""
-        self.look_everywhere()
-        step, sampler = self.next_step(step), self.sampler
+    def _draw_view(self, view: Any, size: int, cut: Cut, step: int) -> Drawn:
+        sampler = self.sampler
         with self.members.lock:
-            if isinstance(sampler, FleetPriorities):
-                drawn = sampler.draw(size, cut, step, view)
-                if drawn is None:
-                    raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-                return drawn
-            ranges = view.ranges()
-            ends = np.cumsum([clips.count for _, clips in ranges], dtype=np.int64)
-            count = int(ends[-1]) if len(ends) else 0
-            if not count:
-                raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-            if sampler.given is None:
-                ids, weigh = integers(self.rng, 0, count, size), None
-            else:
-                ids, weigh = draw_with(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
-            wrong = (ids < 0) | (ids >= count)
-            if wrong.any():
-                raise wrong_id(_WHERE, int(ids[wrong][0]), count)
-            if sampler.by_age:
-                ids = self._by_age(ids, ranges)
-            found = np.empty(size, np.int64)
-            for which, places in groups(ends.searchsorted(ids, side="right")):
-                ring, clips = ranges[which]
-                local = ids[places] - (int(ends[which]) - clips.count)
-                placed = ring.buffer.engine.placed_among(clips, local, cut, self.rng)
-                if placed is None:
-                    raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-                found[places] = self._of_ring(ring, placed.positions)
-            return Drawn(self.replaced(found, cut, view.redraw), weigh=weigh)
+            if not isinstance(sampler, FleetPriorities):
+                return super()._draw_view(view, size, cut, step)
+            drawn = sampler.draw(size, cut, step, view)
+            if drawn is None:
+                raise self._none_of(view)
+            return drawn
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
         """Return what `read` takes for clips with these ids, as `Engine.anchors` does."""
@@ -404,11 +366,10 @@ class ShardEngine(Engine):
                 self.members.drop(ring, error)
                 self._redraws += len(places)
             else:
-                found[places] = self._of_ring(ring, local)
+                found[places] = self._ids_of(ring, local)
         return found
 
-    @staticmethod
-    def _of_ring(ring: Ring, positions: Array) -> Array:
+    def _ids_of(self, ring: Ring, positions: Array) -> Array:
         """Return the ids of positions on a ring; those that are GONE stay so, and are counted for the ring."""
         gone = positions == GONE
         ring.reader.num_redraws += int(gone.sum())
@@ -426,7 +387,7 @@ class ShardEngine(Engine):
                 wanted = local[places]
                 if ring.source.rows is None or wanted.max() + cut.after >= ring.source.head:
                     ring.source.refresh()
-                found[places] = self._of_ring(ring, ring.reader.anchors_at(wanted, cut))
+                found[places] = self._ids_of(ring, ring.reader.anchors_at(wanted, cut))
             except RING_FAULTS as error:
                 self.members.drop(ring, error)
                 self._redraws += len(places)
@@ -542,12 +503,12 @@ class ShardEngine(Engine):
             left = attempt()
         if left:
             redraw_bad()
-            retry(attempt, redraw_bad, self.rings.where, _ADVICE)
+            retry(attempt, redraw_bad, self.members.rings.where, _ADVICE)
         if cut.functions:
             call_functions(batch, cut, size)
         if cut.added and batch:
             put_added(batch, cut, out)
-        if out is not None and self.rings.columns is not None:
+        if out is not None and self.members.rings.columns is not None:
             batch = {name: batch[name] for name in self.layout(cut, size)}
         return batch
 
@@ -652,13 +613,13 @@ class ShardEngine(Engine):
         schema = self.schema
         if schema is None:
             return {}
-        if self.rings.columns is not None:
-            return self.rings.columns.layout(size, self.rings.n_step == 1)
+        if self.members.rings.columns is not None:
+            return self.members.rings.columns.layout(size, self.members.rings.n_step == 1)
         return cut.layout(schema, size)
 
     def want(self, positions: Array, cut: Cut) -> None:
         """Ask the disk for clips that are to be read soon, if that pays off."""
-        if not any(reader.source.rows and reader.source.rows.large for reader in self.readers):
+        if not any(ring.source.rows and ring.source.rows.large for ring in self.rings):
             return
         numbers, local = apart(positions)
         for number, places in groups(numbers):
@@ -673,15 +634,42 @@ class ShardEngine(Engine):
         self.check_open()
         yield from self.members.open
 
-    def all_rings(self) -> Iterator[Ring]:
-        """Yield the open rings for a call that answers for all.
+    def all_rings(self) -> tuple[Ring, ...]:
+        """Return the open rings, for a call that answers for all.
 
         Raises:
             BadRingsError: others can't be read, with on_bad="raise".
         """
         self.check_open()
-        self.rings.report()
-        return self.each()
+        self.members.rings.report()
+        return self.rings
+
+    def ring_at(self, number: int) -> Ring | None:
+        """Return an open ring by its number; None: it is away."""
+        ring = self.members.of(number)
+        if ring is not None:
+            ring.source.recover_if_stale()
+        return ring
+
+    def uuid_of(self, number: int) -> bytes:
+        """Return what names a ring, which may be away."""
+        return self.members.rings.numbers.uuids[number]
+
+    def number_of(self, uuid: bytes) -> int:
+        """Return the number of the ring with this uuid; one that is away may come back."""
+        return self.members.rings.numbers.of(uuid)
+
+    def episodes_only(self, what: str) -> None:
+        """Raise if the rings hold transitions; `what`: the method to name.
+
+        Raises:
+            InputError: they do.
+        """
+        if self.transitions is not None:
+            raise InputError(
+                f"ShardedReplayBuffer.{what}: the rings {self.members.rings.where} hold transitions, not episodes; "
+                "read them with sample, batches, pass_sampler or by id"
+            )
 
     @property
     def holds_episodes(self) -> bool:
@@ -692,29 +680,24 @@ class ShardEngine(Engine):
     def schema(self) -> Schema | None:
         """The columns of all rings; None before the first episode of any."""
         self.check_open()
-        return self.rings.schema
-
-    @property
-    def has_lanes(self) -> bool:
-        """Whether a lane is known of every stored episode."""
-        return all(ring.buffer.engine.has_lanes for ring in self.members.open)
+        return self.members.rings.schema
 
     def why_no_clips(self, cut: Cut) -> str:
         """Return, in words, why no clip of this cut exists."""
-        held = "episodes" if self.rings.columns is None else "transitions"
+        held = "episodes" if self.members.rings.columns is None else "transitions"
         if isinstance(self.weights, Mapping) and not any(
             self.weights.get(ring.name) and ring.source.live.num_steps for ring in self.members.open
         ):
             names = [ring.name for ring in self.members.open]
             return f"weights={dict(self.weights)!r} give no weight to a ring with {held}; there are {names}"
         if not self.members.open:
-            return f"no ring {self.rings.where} can be read{self.rings.why}; start a collector"
+            return f"no ring {self.members.rings.where} can be read{self.members.rings.why}; start a collector"
         if held == "transitions":
             return (
-                f"0 transitions are stored {self.rings.where}; add some first (readers see them with the commit: "
-                "flush())"
+                f"0 transitions are stored {self.members.rings.where}; add some first (readers see them with the "
+                "commit: flush())"
             )
-        lengths = [ring.episodes.lengths for ring in self.members.open]
+        lengths = [ring.lengths for ring in self.members.open]
         return cut.why_none(np.concatenate(lengths))
 
     # -- roles and copies ---------------------------------------------------------------------
@@ -748,13 +731,13 @@ class ShardEngine(Engine):
         kind = "ReplayBuffer" if self.transitions is None else "TransitionReplayBuffer"
         raise ReadOnlyError(
             f"{where}: rings are only read here; open the ring to write, {kind}.open(path, mode='r+') of one of: "
-            + (", ".join(ring.folder for ring in self.members.open) or f"none {self.rings.where}")
+            + (", ".join(ring.folder for ring in self.members.open) or f"none {self.members.rings.where}")
         )
 
     @property
     def path(self) -> Path | None:
         """The directory or glob; None for a list."""
-        return Path(self.rings.paths) if isinstance(self.rings.paths, str) else None
+        return Path(self.members.rings.paths) if isinstance(self.members.rings.paths, str) else None
 
     def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
         """Force priorities to the disk, where `state` keeps them."""
@@ -773,14 +756,14 @@ class ShardEngine(Engine):
         try:
             self.sampler.flush()
         finally:
-            self.rings.close()
+            self.members.rings.close()
             self.sampler.close()
             if self.state is not None:
                 self.state.close()
 
     def to_send(self) -> dict[str, Any]:
         """Return what `received` builds a copy from: paths, settings and ring numbers."""
-        rings = self.rings
+        rings = self.members.rings
         return {
             "paths": rings.paths,
             "options": rings.options,

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.sharded.rings import Ring, Rings
+from ringmap.buffers.rings import Ring
+from ringmap.buffers.sharded.rings import Rings
 from ringmap.clips.rings import RING_FAULTS, States
-from ringmap.errors import InputError, NoClipsError
+from ringmap.errors import InputError, NoClipsError, RingmapError
 from ringmap.storage.disk.calls import nested, refuse_nested
 from ringmap.storage.read.reader import HELD_S
 
@@ -137,9 +138,8 @@ class Members:
         kept = []
         for ring in rings:
             try:
-                ring.buffer.engine.check_open()  # it opens its own files
-                kept.append(ring)
-            except RING_FAULTS:  # the next scan finds it, or says why not
+                kept.append(self.rings.reopened(ring))
+            except (RingmapError, OSError):  # the next scan finds it, or says why not
                 continue
         self.rings.open = tuple(kept)
         self._adopt()

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.rings import Ring
 from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.numbers import apart, joined
-from ringmap.buffers.sharded.rings import Ring
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.draws import Drawn
@@ -113,7 +113,7 @@ class FleetPriorities(BaseSampler):
                 tree.attach(ring.source)
                 self._highest = max(self._highest, tree.highest)
             self._rings, self._cut, self._view = rings, cut, view
-            self._windows = [ring.buffer.engine.window(cut) for ring in rings]
+            self._windows = [ring.reader.window(cut) for ring in rings]
             self._in_view = np.full(len(rings), view is None)
             self._seen = np.full(len(rings), -1, np.int64)
             self._masses, self._counts = np.zeros(len(rings)), np.zeros(len(rings), np.int64)

@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 
-from ringmap.buffers.sharded.rings import Ring
+from ringmap.buffers.rings import Ring
 from ringmap.errors import LockedError
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.disk.files import Disk

@@ -33,11 +33,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringmap.buffers.options import Options
-from ringmap.buffers.replay import ReplayBuffer
+import numpy as np
+
+from ringmap.buffers.options import Options, log_progress
+from ringmap.buffers.rings import Ring
 from ringmap.buffers.sharded.numbers import RingNumbers
-from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.buffers.transitions.columns import TransitionColumns
+from ringmap.buffers.transitions.nstep import transition_reader
 from ringmap.clips.facts import Facts
 from ringmap.clips.gather import ClipReader
 from ringmap.errors import (
@@ -50,11 +52,11 @@ from ringmap.errors import (
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import FINE, Paths, local_path
-from ringmap.storage.disk.system import clear_error, remedy
-from ringmap.storage.read.handle import Handle
-from ringmap.storage.records.manifest import TRANSITIONS, Manifest, read_manifest
+from ringmap.storage.disk.system import clear_error, clear_reads, remedy
+from ringmap.storage.read.reader import Reader
+from ringmap.storage.records.manifest import EPISODES, TRANSITIONS, must_be, read_manifest
 
-__all__ = ["Problem", "Ring", "Rings"]
+__all__ = ["Problem", "Rings"]
 
 log = logging.getLogger("ringmap")
 
@@ -66,39 +68,6 @@ _HELD = 5
 data of an episode."""
 _SPARE = 32
 """Descriptors that stay free for all else: what is open for a moment, a caller's own files."""
-
-
-@dataclass(slots=True)
-class Ring:
-    """One open ring.
-
-    `number`: see numbers.py; `name`: as users know it; `buffer`: reads it alone; `episodes`: the same, of a ring of
-    episodes.
-    """
-
-    number: int
-    name: str
-    folder: str
-    uuid: bytes
-    buffer: ReplayBuffer | TransitionReplayBuffer
-    is_checked: bool = False
-    """Whether it was compared with the others: what its writer settles with the first episode is not known before."""
-
-    @property
-    def episodes(self) -> ReplayBuffer:
-        """The buffer of a ring of episodes."""
-        ring: ReplayBuffer = self.buffer.episode_ring
-        return ring
-
-    @property
-    def source(self) -> Handle:
-        """The open files, those of this process once the engine has seen a fork."""
-        return self.buffer.engine.owned
-
-    @property
-    def reader(self) -> ClipReader:
-        """Reads its clips, or its transitions."""
-        return self.buffer.engine.reader
 
 
 @dataclass(slots=True)
@@ -316,14 +285,13 @@ class Rings:
                     )
             if only_known and uuid not in self.numbers:
                 return
-            buffer = self._opened(folder, manifest)
+            ring = self._opened(self.numbers.of(uuid), name, folder, manifest.uuid)
             try:
-                ring = Ring(self.numbers.of(uuid), name, folder, uuid, buffer)
                 if not self.compare(ring):  # its columns came meanwhile
-                    buffer.close()
+                    ring.close()
                     return
             except BaseException:
-                buffer.close()
+                ring.close()
                 raise
         except (RingmapError, OSError) as error:
             if is_first and error is self._wrong_call:
@@ -333,13 +301,28 @@ class Rings:
         self.problems.pop(folder, None)
         self.open = tuple(sorted((*self.open, ring), key=lambda ring: ring.number))
 
-    def _opened(self, folder: str, manifest: Manifest) -> ReplayBuffer | TransitionReplayBuffer:
-        """Open a ring, given what it says of itself: rows of transitions alone while it has no columns."""
-        if manifest.kind != TRANSITIONS:
-            return ReplayBuffer.open(folder, **self.options)
-        if manifest.schema is None:
-            return ReplayBuffer.open(folder, kind=TRANSITIONS, **self.options)
-        return TransitionReplayBuffer.open(folder, device=None, **self.options, **self.sums)
+    def _opened(self, number: int, name: str, folder: str, uuid: bytes) -> Ring:
+        """Open a ring to read, given its uuid: as rows of transitions alone while it has no columns."""
+        mapped = self.options["reads"] == "map"
+        with clear_reads(_WHERE, folder):
+            source = Reader(Disk(), folder, log_progress, mapped, uuid=uuid)
+        try:
+            manifest, rng = source.manifest, np.random.default_rng()
+            is_transitions = manifest.kind == TRANSITIONS
+            must_be(manifest, TRANSITIONS if is_transitions else EPISODES, folder, _WHERE)
+            Options.remembered(manifest.settings, folder).check(_WHERE)
+            is_plain = not is_transitions or manifest.schema is None
+            reader = ClipReader(source, rng) if is_plain else transition_reader(source, rng, **self.sums)
+        except BaseException:
+            source.close()
+            raise
+        return Ring.of(number, name, source, reader)
+
+    def reopened(self, ring: Ring) -> Ring:
+        """Open a ring again, in a forked child: the open files of the parent process are not ours."""
+        made = self._opened(ring.number, ring.name, ring.folder, ring.uuid)
+        made.is_checked = ring.is_checked
+        return made
 
     def _error_of_call(self, message: str) -> InputError:
         """Return an error of the caller: at the opening it is raised, whatever `on_bad` says."""
@@ -397,8 +380,6 @@ class Rings:
         if not ring.source.seq:
             return True
         stored = self.told.over(Facts.of(Options.remembered(ring.source.manifest.settings, ring.folder)))
-        if stored != Facts.of(ring.episodes):  # it was opened before its writer said so, or another rate is named
-            stored.give(ring.episodes)
         if not self._is_settled:
             self.facts, self._is_settled = stored, True
         elif stored.reward_at != self.facts.reward_at:
@@ -421,7 +402,7 @@ class Rings:
         if not any(one is ring for one in self.open):  # another thread was faster
             return False
         self.open = tuple(one for one in self.open if one is not ring)
-        ring.buffer.close()
+        ring.close()
         return True
 
     def set_aside(self, ring: Ring, error: Exception, now: float | None = None) -> None:
@@ -463,7 +444,7 @@ class Rings:
         """Close all."""
         rings, self.open = self.open, ()
         for ring in rings:
-            ring.buffer.close()
+            ring.close()
 
 
 def _not_listed(error: OSError, folder: str) -> Exception:

@@ -34,7 +34,6 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, check_device
 from ringmap.buffers.engine import door
 from ringmap.buffers.lookup import Clips
-from ringmap.buffers.moments import RingEpisodes
 from ringmap.buffers.nested import leaf_array
 from ringmap.buffers.offline_to_online.sources import BufferSource
 from ringmap.buffers.passes import PassBuffer
@@ -520,7 +519,7 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
     @property
     def reader(self) -> TransitionReader:
         """What reads transitions from the rows, for classes that build on this one."""
-        reader = self.engine.readers[0]
+        reader = self.engine.reader
         assert isinstance(reader, TransitionReader)
         return reader
 
@@ -768,13 +767,7 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
     def pinned(self) -> BufferView:
         """Return a view of the transitions that exist now, for a pass: what is in it is committed."""
         self.engine.commit_pending(f"{type(self).__name__}.pass_sampler")
-        source = self.engine.source
-        low = self._ring.oldest
-        with thread.searching, source.lock:
-            stops = source.live.starts + source.live.lengths
-            kept = stops > low
-            starts = np.maximum(source.live.starts[kept], low)
-            return BufferView(self, RingEpisodes(starts, stops[kept] - starts))
+        return BufferView.of(self)
 
     def _draw(self, size: int, step: int | None, what: str) -> Drawn:
         """Return the transitions of the next batch. `what`: the method to name in an error."""

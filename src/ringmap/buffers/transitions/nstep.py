@@ -41,7 +41,7 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, redraw_lost
 from ringmap.storage.ring.arrays import all_true
 
-__all__ = ["TransitionReader"]
+__all__ = ["TransitionReader", "transition_reader"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -512,3 +512,14 @@ class TransitionReader(ClipReader):
         for spec in self._plan.paired:
             made[spec.name], made[f"next_{spec.name}"] = pair((size, *spec.shape), spec.dtype)
         return made
+
+
+def transition_reader(
+    source: Handle, rng: np.random.Generator, n_step: int = 1, gamma: float = 0.99
+) -> TransitionReader:
+    """Return the reader of a ring of transitions that has columns."""
+    manifest = source.manifest
+    assert manifest.schema is not None
+    columns = TransitionColumns(manifest.schema)
+    following = NextObservations(source.disk, source.folder, manifest, columns.observed)
+    return TransitionReader(source, rng, columns, following, manifest.capacity, n_step, gamma)

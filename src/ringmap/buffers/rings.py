@@ -1,0 +1,116 @@
+"""An open ring, as the engine of a buffer reads it.
+
+    Ring    source (files) · reader (clips) · episodes (read whole)
+
+Invariants: of ring 0 an id is the position itself, and the ring of a buffer of its own is ring 0; a fork replaces a
+ring by another one.
+Not here: which rings a fleet has (sharded/rings.py), clips (clips/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ringmap.buffers.episodes import StoredEpisodes
+from ringmap.buffers.moments import RingEpisodes
+from ringmap.clips.cut import Cut
+from ringmap.clips.gather import ClipReader
+from ringmap.storage.disk.calls import thread
+from ringmap.storage.disk.system import clear_reads
+from ringmap.storage.read.handle import Handle
+from ringmap.storage.ring.links import NONE
+
+if TYPE_CHECKING:
+    from ringmap.storage.inspect.check import Finding
+
+__all__ = ["Ring"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_STEP = Cut.clip(1)
+
+
+@dataclass(slots=True)
+class Ring:
+    """One open ring.
+
+    `number`: see numbers.py; `name`: as users know it; `uuid`: the same in all its copies, b"" of one in RAM, which
+    nothing names; `reader`: of its clips, or its transitions; `episodes`: read whole.
+    """
+
+    number: int
+    name: str
+    uuid: bytes
+    source: Handle
+    reader: ClipReader
+    episodes: StoredEpisodes
+    is_checked: bool = False
+    """Whether it was compared with others: what its writer fixes with the first episode is not known before."""
+
+    @classmethod
+    def of(cls, number: int, name: str, source: Handle, reader: ClipReader) -> Self:
+        """Return a ring that was opened."""
+        uuid = b"" if source.disk.volatile else source.manifest.uuid
+        return cls(number, name, uuid, source, reader, StoredEpisodes(source))
+
+    @property
+    def folder(self) -> str:
+        """Its directory."""
+        return self.source.folder
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of stored episodes."""
+        source = self.source
+        with thread.searching, source.lock:
+            return source.live.num_episodes
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, oldest first, int32, a copy."""
+        source = self.source
+        with thread.searching, source.lock:
+            lengths: Array = source.live.whole_lengths.copy()
+        return lengths
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether a lane is known of every stored episode."""
+        source = self.source
+        with thread.searching, source.lock:
+            return source.live.links is not None and NONE not in source.live.whole.lanes
+
+    def pinned(self) -> RingEpisodes:
+        """Return the episodes that count now; of transitions those that were committed together. O(episodes)."""
+        source, reader = self.source, self.reader
+        low = None if reader.capacity is None else reader.window(_STEP).low
+        with thread.searching, source.lock:
+            live = source.live
+            if live.links is not None:
+                whole = live.whole
+                return RingEpisodes(whole.names, whole.lengths, (whole, np.arange(len(whole))))
+            if low is None:
+                return RingEpisodes(live.starts.copy(), live.lengths)
+            stops = live.starts + live.lengths
+            kept = stops > low
+            starts = np.maximum(live.starts[kept], low)
+            return RingEpisodes(starts, stops[kept] - starts)
+
+    def check(self, faults: Sequence[str] = ()) -> list[Finding]:
+        """Return the faults of the ring; empty when sound. Reads all rows. `faults`: of what else is in memory."""
+        from ringmap.storage.inspect.check import check_source  # here: an opening needs none of what this imports
+
+        source = self.source
+        with thread.searching, source.lock:
+            found = self.reader.index.check()
+        with clear_reads("ReplayBuffer.check", source.folder):
+            return check_source(source, [*found, *faults])
+
+    def close(self) -> None:
+        """Close the files of a ring that is only read."""
+        if self.source.is_open:
+            self.source.close()
