@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import ringmap
 from ringmap import ReplayBuffer
-from ringmap.buffers import replay
+from ringmap.buffers import sampled
 from ringmap.clips import bounds as bounds_module
 from ringmap.clips import draws as draws_module
 from ringmap.clips import gather as gather_module
@@ -401,7 +401,7 @@ def test_a_chain_that_does_not_fit_into_memory_twice_is_dumped_in_pieces(tmp_pat
     with buf.begin_episode(commit_every=7, episode_data={"seed": 2}) as episode:
         for t in range(60):
             episode.append({"x": np.float64(t)})
-    monkeypatch.setattr(replay, "memory_left", lambda: 2 * 8 * 40.0)
+    monkeypatch.setattr(sampled, "memory_left", lambda: 2 * 8 * 40.0)
     with pytest.warns(
         UserWarning,
         match=r"episode 1 of 60 steps \(0 MiB\) .* episodes of up to 20 steps, with 'first_step'",
@@ -413,7 +413,7 @@ def test_a_chain_that_does_not_fit_into_memory_twice_is_dumped_in_pieces(tmp_pat
     assert out.get_episode_data()["first_step"][2:] == [14, 28, 42]
     found = np.concatenate([out.load_episode(i)["x"] for i in range(1, 5)])
     assert found.tolist() == list(range(60))
-    monkeypatch.setattr(replay, "memory_left", lambda: 2 * 8 * 60.0)
+    monkeypatch.setattr(sampled, "memory_left", lambda: 2 * 8 * 60.0)
     buf.dump(tmp_path / "whole.h5", progress=False)
     assert load_dataset(tmp_path / "whole.h5").lengths.tolist() == [3, 60]
 
@@ -428,7 +428,7 @@ def _dump_with_little_memory(path, out, said, left):
     taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # noqa: SIM115
     resource.setrlimit(resource.RLIMIT_AS, (taken + left, -1))
     if said == "control":
-        replay.memory_left = lambda: float("inf")
+        sampled.memory_left = lambda: float("inf")
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

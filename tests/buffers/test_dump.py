@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
+from ringmap.buffers import sampled
 from ringmap.buffers.episodes import StoredEpisodes
-from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.data import FORMATS, Format, load_dataset, register_format
 from ringmap.errors import InputError
+from ringmap.formats.base import EPISODE_DATA_KEY
 from tests.buffers.steps import COLUMNS, columns, episode, same, snapshot
 
 
@@ -132,7 +133,7 @@ def test_a_progress_bar_on_long_work_only(buffer, recorder, tmp_path, monkeypatc
     buf = fill(buffer)
     buf.dump(tmp_path / "out", "recorder")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.modules[ReplayBuffer.__module__], "_BAR_AFTER_S", 0)
+    monkeypatch.setattr(sampled, "_BAR_AFTER_S", 0)
     buf.dump(tmp_path / "out", "recorder")
     assert "dump to recorder" in capsys.readouterr().err
 

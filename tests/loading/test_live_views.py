@@ -412,10 +412,13 @@ def test_wrong_moments_are_refused(tmp_path):
         buf.view(at=moment, where="task = a")
     with pytest.raises(InputError, match=r"at=.*live="):
         buf.view(at=moment, live=True)
-    wrong = [3, {}, {**moment, "starts": "b:%%"}, {**moment, "lengths": moment["starts"]}]
-    wrong += [{name: value for name, value in moment.items() if name != gone} for gone in moment]
-    wrong += [{**moment, name: "b:eJwDAAAAAAE="} for name in moment if name not in ("uuid", "is_part")]
-    wrong += [{**moment, "starts": moment["starts"][:-8] + "AAAA"}, {**moment, "uuid": "x"}]
+    (ring,) = moment["rings"]
+    wrong = [{**ring, "starts": "b:%%"}, {**ring, "lengths": ring["starts"]}]
+    wrong += [{name: value for name, value in ring.items() if name != gone} for gone in ring]
+    wrong += [{**ring, name: "b:eJwDAAAAAAE="} for name in ring if name not in ("uuid", "is_part")]
+    wrong += [{**ring, "starts": ring["starts"][:-8] + "AAAA"}, {**ring, "uuid": "x"}]
+    wrong = [{"rings": [one]} for one in wrong]
+    wrong += [3, {}, ring, {"rings": []}, {"rings": [ring, ring]}, {**moment, "home": "b:%%"}]
     for one in wrong:
         with pytest.raises(InputError):
             buf.view(at=one)

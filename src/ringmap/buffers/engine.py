@@ -38,7 +38,7 @@ from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
 from ringmap.buffers.rings import Ring
 from ringmap.buffers.sharded.commit_times import Clips, CommitTimes, in_order
-from ringmap.buffers.sharded.numbers import apart
+from ringmap.buffers.sharded.numbers import apart, joined
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn, integers
@@ -57,6 +57,7 @@ from ringmap.clips.samplers.base import (
     seed_key,
 )
 from ringmap.clips.samplers.uniform import uniform
+from ringmap.datasets.base import in_range
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
     ClipIndexError,
@@ -280,6 +281,23 @@ class Engine(Forkable):
         """Return the open rings, for a call that answers for all."""
         self.check_open()
         return self.rings
+
+    def rings_to_read(self) -> tuple[Ring, ...]:
+        """Return the open rings, for a call that reads whole episodes of all."""
+        rings = self.all_rings()
+        for ring in rings:
+            ring.source.pulse.begin()  # as it is after a fork or an interrupt
+        self.commit_pending(_WHERE)
+        return rings
+
+    def names_of(self, episodes: Array | None, where: str) -> Array:
+        """Return the names of episodes, the ids of their first steps, by their numbers now (None: all)."""
+        rings = self.rings_to_read()
+        if len(rings) == 1 and not rings[0].number:
+            return rings[0].episodes.names_of(episodes, where)
+        each = [joined(ring.number, ring.episodes.names_of(None, where)) for ring in rings]
+        names = np.concatenate([np.empty(0, np.int64), *each])
+        return names if episodes is None else names[in_range(episodes, len(names), "episode", where)]
 
     def uuid_of(self, number: int) -> bytes:
         """Return what names a ring in all its copies."""

@@ -16,11 +16,9 @@ import copy
 import logging
 import operator
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +26,6 @@ import numpy as np
 from ringmap.arguments import count, positive
 from ringmap.buffers.base import episode_ring_of
 from ringmap.buffers.engine import Engine, door
-from ringmap.buffers.episodes import evicted
 from ringmap.buffers.options import (
     Options,
     check_reads,
@@ -38,32 +35,27 @@ from ringmap.buffers.options import (
     settings_of,
     spare_of,
 )
-from ringmap.buffers.sampled import Sampled
+from ringmap.buffers.sampled import Sampled, bar
 from ringmap.buffers.updates import updated
 from ringmap.clips.facts import REWARDS, Facts, check_fps, name_among
 from ringmap.clips.facts import TERMINATED as TERMINATED_NAMES
 from ringmap.clips.facts import TRUNCATED as TRUNCATED_NAMES
 from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
-from ringmap.datasets.stored_episodes import episodes_of, outlines_of
+from ringmap.datasets.stored_episodes import episodes_of
 from ringmap.errors import ClosedError, InputError, RingmapError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
-from ringmap.formats.common.fill import fill
-from ringmap.formats.common.refusals import Drop
-from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.schema import Schema, as_columns
-from ringmap.storage.columns.values import flattened, nested
+from ringmap.storage.columns.values import flattened
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.open_episode import OpenEpisode, finish_open
 from ringmap.storage.commit.store import JOINED_NBYTES, Store
-from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.disk.paths import local_path
-from ringmap.storage.disk.system import clear_reads, memory_left
-from ringmap.storage.read.episodes import FIRST_STEP
+from ringmap.storage.disk.system import clear_reads
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
@@ -79,8 +71,6 @@ log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
-
-_BAR_AFTER_S = 2.0
 
 
 class ReplayBuffer(Sampled):
@@ -632,7 +622,7 @@ class ReplayBuffer(Sampled):
             each = ring.engine.episodes.each(with_origins=True)
         else:
             each = ({**steps, EPISODE_DATA_KEY: data} for steps, data in episodes_of(dataset, True))
-        self.write_episodes(_bar(each, len(dataset.lengths), "extend_from"))
+        self.write_episodes(bar(each, len(dataset.lengths), "extend_from"))
 
     def update(self, ids: Any, values: Mapping[str, Any]) -> int:
         """Change values of stored steps, in columns that were made with `ringmap.Column(..., mutable=True)`.
@@ -705,60 +695,6 @@ class ReplayBuffer(Sampled):
         schema = self.engine.source.schema
         return [] if schema is None else schema.names
 
-    @property
-    def num_episodes(self) -> int:
-        """Number of stored episodes."""
-        source = self.engine.source
-        with thread.searching, source.lock:
-            return source.live.num_episodes
-
-    def count_rows(self) -> int:
-        """Return the number of rows, which are the stored steps."""
-        return self.num_steps_stored
-
-    @property
-    def num_steps_stored(self) -> int:
-        """Number of stored steps."""
-        return self.engine.source.live.num_steps
-
-    @property
-    def lengths(self) -> Array:
-        """Steps of each episode, oldest first, int32. Makes a copy: O(episodes)."""
-        source = self.engine.source
-        with thread.searching, source.lock:
-            lengths: Array = source.live.whole_lengths.copy()
-        return lengths
-
-    @property
-    def episode_column_names(self) -> list[str]:
-        """Names of the episode data of the stored episodes, in order of first use.
-
-        Cost: reads the blob of every episode, once per state.
-        """
-        return self.engine.episodes.data_names()
-
-    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
-        """Return values constant within an episode: name -> one value per requested episode, None where it has none.
-
-        Args:
-            idx: an episode, several (duplicates are allowed), or None for all. Numbers that are all in the last batch
-                of this handle (`<name>_episode` of a column `Index`) mean the episodes of that batch, whatever was
-                written since.
-
-        Raises:
-            ClipIndexError: there is no such episode, or it was evicted.
-
-        Cost: reads the data of these episodes alone.
-        """
-        where, engine = "ReplayBuffer.get_episode_data", self.engine
-        if idx is None:
-            return engine.episodes.data(engine.episodes.names_of(None, where), None)
-        numbers = np.asarray(idx).reshape(-1)
-        names = engine.names_in_batch(numbers)
-        if names is None:
-            names = engine.episodes.names_of(numbers, where)
-        return engine.episodes.data(names, lambda place: evicted(where, int(numbers[place])))
-
     def dropped_episode_data(self) -> list[dict[str, Any] | None]:
         """Return the data of episodes that were dropped because their rows were lost, None where the data were lost
         too.
@@ -766,63 +702,6 @@ class ReplayBuffer(Sampled):
         Covers those among the stored ones, oldest first. A power cut at durability="process" can cause them.
         """
         return self.engine.episodes.dropped_data()
-
-    def episodes(self, *, nest: bool = False) -> Iterator[dict[str, Any]]:
-        """Yield every episode, oldest first, as column -> list of per-step arrays (copies).
-
-        The key `_episode_data` is included when the episode has data. Rows are verified by their checksum. An
-        episode that is evicted meanwhile is left out.
-
-        Args:
-            nest: as for `load_episode`.
-
-        Raises:
-            CorruptError: rows differ from what was stored.
-        """
-        each = (
-            {n: v if n == EPISODE_DATA_KEY else list(v) for n, v in one.items()} for one in self.engine.episodes.each()
-        )
-        return (nested(one, "ReplayBuffer.episodes") for one in each) if nest else each
-
-    def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
-        """Return one episode, every column dense `(T, ...)`, verified by its checksum.
-
-        Args:
-            episode_idx: its number.
-            nest: return the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`.
-
-        Raises:
-            InputError: `nest`, and a column has the name of what would hold another one.
-            ClipIndexError: there is no such episode.
-            CorruptError: its rows differ from what was stored.
-        """
-        where = "ReplayBuffer.load_episode"
-        steps = self.engine.episodes.one(operator.index(episode_idx), where)
-        episode = dict(zip(self.column_names, steps, strict=True))
-        return nested(episode, where) if nest else episode
-
-    def load_steps(
-        self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
-    ) -> dict[str, Array]:
-        """Return steps `[start, end)` of one episode, every column dense `(end - start, ...)`.
-
-        Args:
-            episode_idx: its number.
-            start: its first step to return.
-            end: one past the last.
-            columns: names of those to read; None: all.
-
-        Raises:
-            ClipIndexError: there are no such steps.
-            UnknownColumnError: there is no such column.
-        """
-        if columns is None:
-            return self._load_slice(episode_idx, start, end)
-        for name in columns:
-            self._check_column(name, "load_steps")
-        number = operator.index(episode_idx)
-        steps = self.engine.episodes.steps(number, start, end, "ReplayBuffer.load_steps", list(columns))
-        return dict(zip(columns, steps, strict=True))
 
     def episode_spans(self) -> tuple[Array, Array]:
         """Return where each stored episode lies, oldest first: `(positions, lengths)`, int64, both of one moment.
@@ -853,19 +732,6 @@ class ReplayBuffer(Sampled):
     def marked_ring(self) -> tuple[Handle, Array]:
         """Return the ring, for `Marks`, and the positions of its episodes."""
         return self.engine.source, self.episode_spans()[0]
-
-    def episode_data(self, episode_idx: int) -> dict[str, Any]:
-        """Return the values that are constant within one episode; {} if it has none. Reads its data alone.
-
-        Raises:
-            ClipIndexError: there is no such episode.
-        """
-        number = operator.index(episode_idx)
-        return self.engine.episodes.data_of(number, "ReplayBuffer.episode_data")
-
-    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
-        steps = self.engine.episodes.steps(operator.index(ep), start, end, "ReplayBuffer")
-        return dict(zip(self.column_names, steps, strict=True))
 
     def get_col_data(self, col: str) -> Array:
         """Return a column of all stored steps, oldest first.
@@ -906,72 +772,6 @@ class ReplayBuffer(Sampled):
         return int(np.prod(shape, dtype=np.int64))
 
     # -- export ------------------------------------------------------------------------------
-
-    def dump(
-        self,
-        path: str | os.PathLike[str],
-        format: str | None = None,
-        mode: str = "overwrite",
-        *,
-        progress: bool = True,
-        fps: Any = None,
-        drop: str | Iterable[str] = (),
-        **writer_options: Any,
-    ) -> None:
-        """Write the stored episodes as a regular dataset, episode by episode, in the memory that the longest one takes.
-
-        An episode in parts is written as one if it fits twice into the memory that is left; otherwise as several
-        episodes, each with the data of the episode and `first_step`, the number of steps before it, and a warning says
-        so. One that has not ended is written as far as it is stored.
-
-        Args:
-            path: target; existing data stay until the new dataset is complete.
-            format: name of a registered format; None: the suffix of `path` decides (.h5, .zarr, .lance), or the
-                existing data.
-            mode: "overwrite", "append" or "error".
-            progress: show a progress bar if the export takes a while.
-            fps: steps per second of the dataset, where that is to be another rate than the buffer's.
-            drop: names of columns, and of data of episodes, to leave out. What the format can't hold has to be here:
-                but for it, and for `seed` and `policy_step`, which `World` adds, nothing is left out.
-            writer_options: passed to the format's writer.
-
-        Raises:
-            InputError: an unknown format or mode, a format that is read-only, or an unknown suffix; the format can't
-                hold a column, or data of an episode: all of them are named, with the `drop=` that would do, and nothing
-                was written; `path` is appended to, and has another rate, or rewards that stand elsewhere.
-            FileExistsError: mode="error" and the target exists.
-        """
-        where = "ReplayBuffer.dump"
-        chosen = resolve_format(path, format, mode=mode, where=where)
-        facts = Facts(fps=check_fps(where, fps)).over(Facts.of(self))
-        left_out = Drop(drop, where)
-        left_out.check(self.column_names, lambda: self.episode_column_names)
-        schema = self.engine.source.schema
-        row_nbytes = sum(spec.row_nbytes for spec in schema.columns) if schema is not None else 0
-        most = max(2.0, memory_left() / 2 / max(1, row_nbytes))
-
-        def tell(number: int, length: int) -> None:
-            warnings.warn(
-                f"ReplayBuffer.dump: episode {number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit "
-                "into memory "
-                f"twice: it is written as several episodes of up to {int(most / 2)} steps, with {FIRST_STEP!r} in "
-                "their data",
-                stacklevel=3,
-            )
-
-        episodes: Iterable[Any] = self.engine.episodes.each(most, tell, chosen.supports_episode_data)
-        if progress:
-            episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
-        fill(
-            chosen,
-            path,
-            episodes,
-            where,
-            facts=facts,
-            drop=left_out,
-            ahead=partial(outlines_of, self),
-            options={**writer_options, "mode": mode},
-        )
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
         """Copy the buffer in its present state to a new buffer, while its writer continues.
@@ -1108,11 +908,3 @@ def _kind_of(episode: Mapping[str, Any]) -> tuple[list[Any] | None, int, int]:
         return None, 0, 0
     kind = [(name, value.dtype, value.shape[1:]) for name, value in arrays.items()]
     return kind, lengths.pop(), sum(value.nbytes for value in arrays.values())
-
-
-def _bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
-    """Show a progress bar if the work takes a while."""
-    from tqdm import tqdm
-
-    bar: Iterable[Any] = tqdm(items, total=total, desc=what, delay=_BAR_AFTER_S, unit="ep")
-    return bar

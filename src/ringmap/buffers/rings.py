@@ -70,6 +70,11 @@ class Ring:
             return source.live.num_episodes
 
     @property
+    def num_steps(self) -> int:
+        """Number of stored steps; of transitions those that count."""
+        return self.source.live.num_steps if self.reader.capacity is None else self.reader.pin(_STEP).count
+
+    @property
     def lengths(self) -> Array:
         """Steps of each episode, oldest first, int32, a copy."""
         source = self.source

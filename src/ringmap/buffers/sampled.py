@@ -11,8 +11,12 @@ Not here: writing (replay.py), roles and draws (engine.py), pinned views (view.p
 
 from __future__ import annotations
 
+import operator
+import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,29 +26,41 @@ from ringmap.buffers import lookup
 from ringmap.buffers.base import RingBuffer
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.cuts import Cuts
+from ringmap.buffers.episodes import evicted
 from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.offline_to_online.sources import BufferSource, store_episodes
 from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.prefetch import Batches, drawn_ahead
+from ringmap.buffers.rings import Ring
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
+from ringmap.clips.facts import Facts, check_fps
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.samplers.uniform import uniform
 from ringmap.clips.window import Wanted, WindowSpec, check_anchors, warn_unreached
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
+from ringmap.datasets.stored_episodes import outlines_of
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.fleet.pace import Pace
+from ringmap.formats.base import EPISODE_DATA_KEY
+from ringmap.formats.common.fill import fill
+from ringmap.formats.common.refusals import Drop
+from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import nested
+from ringmap.storage.disk.system import memory_left
+from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.ring.ring import ClipId
 
-__all__ = ["DefaultSampler", "Sampled"]
+__all__ = ["DefaultSampler", "Sampled", "bar"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
+
+_BAR_AFTER_S = 2.0
 
 
 class Sampled(RingBuffer, PassBuffer, Dataset):
@@ -125,6 +141,7 @@ class Sampled(RingBuffer, PassBuffer, Dataset):
             >>> episodes.tolist(), steps.tolist(), buf.clip_indices[3]
             ([0, 1], [0, 1], (1, 1))
         """
+        self.engine.episodes_only("locate")
         return lookup.locate(self, ids, f"{type(self).__name__}.locate")
 
     @property
@@ -199,6 +216,232 @@ class Sampled(RingBuffer, PassBuffer, Dataset):
         that is reused.
         """
         return lookup.several(self, clip_ids(indices, "ReplayBuffer"))
+
+    # -- what is stored ----------------------------------------------------------------------
+
+    def _rings(self, what: str) -> tuple[Ring, ...]:
+        """Return the rings, which hold episodes; `what`: the method to name."""
+        self.engine.episodes_only(what)
+        return self.engine.all_rings()
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of stored episodes."""
+        return sum(ring.num_episodes for ring in self._rings("num_episodes"))
+
+    @property
+    def num_steps_stored(self) -> int:
+        """Number of stored steps; of transitions those that count."""
+        self.engine.check_open()
+        return sum(ring.num_steps for ring in self.engine.rings)  # of those that are open, whatever others say
+
+    def count_rows(self) -> int:
+        """Return the number of rows, which are the stored steps."""
+        return self.num_steps_stored
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, oldest first, ring by ring, int32. Makes a copy: O(episodes)."""
+        found = [ring.lengths for ring in self._rings("lengths")]
+        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.int32), *found])
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the episode data of the stored episodes, in order of first use.
+
+        Cost: reads the blob of every episode, once per state.
+        """
+        self.engine.episodes_only("get_episode_data")
+        rings = self.engine.rings_to_read()
+        return list(dict.fromkeys(name for ring in rings for name in ring.episodes.data_names()))
+
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
+        """Return values constant within an episode: name -> one value per requested episode, None where it has none.
+
+        Args:
+            idx: an episode, several (duplicates are allowed), or None for all. Numbers that are all in the last batch
+                of this handle (`<name>_episode` of a column `Index`) mean the episodes of that batch, whatever was
+                written since.
+
+        Raises:
+            ClipIndexError: there is no such episode, or it was evicted, or its ring is away.
+
+        Cost: reads the data of these episodes alone.
+        """
+        where, engine = f"{type(self).__name__}.get_episode_data", self.engine
+        engine.episodes_only("get_episode_data")
+        if idx is None:
+            return engine.data(engine.names_of(None, where), None)
+        numbers = np.asarray(idx).reshape(-1)
+        names = engine.names_in_batch(numbers)
+        if names is None:
+            names = engine.names_of(numbers, where)
+        return engine.data(names, lambda place: evicted(where, int(numbers[place])))
+
+    def _home(self, episode: int, what: str) -> tuple[Ring, int]:
+        """Return the ring of an episode, and its number in there; `what`: the method to name."""
+        self.engine.episodes_only(what)
+        rings = self.engine.rings_to_read()
+        local = operator.index(episode)
+        if len(rings) == 1:
+            return rings[0], local
+        local = self._episode_number(local)
+        for ring in rings:
+            count = ring.num_episodes
+            if local < count:
+                return ring, local
+            local -= count
+        raise evicted(f"{type(self).__name__}.{what}", episode)
+
+    def _named(self, ring: Ring, steps: Sequence[Array]) -> dict[str, Array]:
+        schema = ring.source.schema
+        assert schema is not None
+        found = dict(zip(schema.names, steps, strict=True))
+        return {name: found[name] for name in self.column_names}
+
+    def episodes(self, *, nest: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield every episode, oldest first, ring by ring, as column -> list of per-step arrays (copies).
+
+        The key `_episode_data` is included when the episode has data. Rows are verified by their checksum. An
+        episode that is evicted meanwhile is left out.
+
+        Args:
+            nest: as for `load_episode`.
+
+        Raises:
+            CorruptError: rows differ from what was stored.
+        """
+        self.engine.episodes_only("episodes")
+        rings = self.engine.rings_to_read()
+        each = (
+            {n: v if n == EPISODE_DATA_KEY else list(v) for n, v in one.items()}
+            for ring in rings
+            for one in ring.episodes.each()
+        )
+        return (nested(one, f"{type(self).__name__}.episodes") for one in each) if nest else each
+
+    def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
+        """Return one episode, every column dense `(T, ...)`, verified by its checksum.
+
+        Args:
+            episode_idx: its number.
+            nest: return the columns `obs/a`, `obs/b` as `{"obs": {"a": ..., "b": ...}}`.
+
+        Raises:
+            InputError: `nest`, and a column has the name of what would hold another one.
+            ClipIndexError: there is no such episode.
+            CorruptError: its rows differ from what was stored.
+        """
+        where = f"{type(self).__name__}.load_episode"
+        ring, local = self._home(episode_idx, "load_episode")
+        episode = self._named(ring, ring.episodes.one(local, where))
+        return nested(episode, where) if nest else episode
+
+    def load_steps(
+        self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Return steps `[start, end)` of one episode, every column dense `(end - start, ...)`.
+
+        Args:
+            episode_idx: its number.
+            start: its first step to return.
+            end: one past the last.
+            columns: names of those to read; None: all.
+
+        Raises:
+            ClipIndexError: there are no such steps.
+            UnknownColumnError: there is no such column.
+        """
+        if columns is None:
+            return self._load_slice(episode_idx, start, end)
+        for name in columns:
+            self._check_column(name, "load_steps")
+        ring, local = self._home(episode_idx, "load_steps")
+        steps = ring.episodes.steps(local, start, end, f"{type(self).__name__}.load_steps", list(columns))
+        return dict(zip(columns, steps, strict=True))
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
+        ring, local = self._home(ep, "load_episode")
+        return self._named(ring, ring.episodes.steps(local, start, end, type(self).__name__))
+
+    def episode_data(self, episode_idx: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} if it has none. Reads its data alone.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        ring, local = self._home(episode_idx, "episode_data")
+        return ring.episodes.data_of(local, f"{type(self).__name__}.episode_data")
+
+    def dump(
+        self,
+        path: str | os.PathLike[str],
+        format: str | None = None,
+        mode: str = "overwrite",
+        *,
+        progress: bool = True,
+        fps: Any = None,
+        drop: str | Iterable[str] = (),
+        **writer_options: Any,
+    ) -> None:
+        """Write the stored episodes as a regular dataset, episode by episode, in the memory that the longest one takes.
+
+        An episode in parts is written as one if it fits twice into the memory that is left; otherwise as several
+        episodes, each with the data of the episode and `first_step`, the number of steps before it, and a warning says
+        so. One that has not ended is written as far as it is stored.
+
+        Args:
+            path: target; existing data stay until the new dataset is complete.
+            format: name of a registered format; None: the suffix of `path` decides (.h5, .zarr, .lance), or the
+                existing data.
+            mode: "overwrite", "append" or "error".
+            progress: show a progress bar if the export takes a while.
+            fps: steps per second of the dataset, where that is to be another rate than the buffer's.
+            drop: names of columns, and of data of episodes, to leave out. What the format can't hold has to be here:
+                but for it, and for `seed` and `policy_step`, which `World` adds, nothing is left out.
+            writer_options: passed to the format's writer.
+
+        Raises:
+            InputError: an unknown format or mode, a format that is read-only, or an unknown suffix; the format can't
+                hold a column, or data of an episode: all of them are named, with the `drop=` that would do, and nothing
+                was written; `path` is appended to, and has another rate, or rewards that stand elsewhere.
+            FileExistsError: mode="error" and the target exists.
+        """
+        self.engine.episodes_only("dump")
+        where = f"{type(self).__name__}.dump"
+        chosen = resolve_format(path, format, mode=mode, where=where)
+        facts = Facts(fps=check_fps(where, fps)).over(Facts.of(self))
+        left_out = Drop(drop, where)
+        left_out.check(self.column_names, lambda: self.episode_column_names)
+        schema = self.engine.schema
+        row_nbytes = sum(spec.row_nbytes for spec in schema.columns) if schema is not None else 0
+        most = max(2.0, memory_left() / 2 / max(1, row_nbytes))
+
+        def tell(number: int, length: int) -> None:
+            warnings.warn(
+                f"{where}: episode {number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit "
+                "into memory "
+                f"twice: it is written as several episodes of up to {int(most / 2)} steps, with {FIRST_STEP!r} in "
+                "their data",
+                stacklevel=3,
+            )
+
+        rings = self.engine.rings_to_read()
+        episodes: Iterable[Any] = chain.from_iterable(
+            ring.episodes.each(most, tell, chosen.supports_episode_data) for ring in rings
+        )
+        if progress:
+            episodes = bar(episodes, self.num_episodes, f"dump to {chosen.name}")
+        fill(
+            chosen,
+            path,
+            episodes,
+            where,
+            facts=facts,
+            drop=left_out,
+            ahead=partial(outlines_of, self),
+            options={**writer_options, "mode": mode},
+        )
 
     # -- passes, views, batches --------------------------------------------------------------
 
@@ -473,6 +716,8 @@ class Sampled(RingBuffer, PassBuffer, Dataset):
         if schema is None and not wanted.is_plain:
             self.engine.refresh()
             schema = self.engine.schema
+        if not wanted.is_plain:
+            self.engine.episodes_only(f"{where.rpartition('.')[2]}(window=, columns=, anchors=)")
         return self._cuts.of(self, wanted, schema, where)
 
     def _sample(
@@ -529,3 +774,11 @@ class DefaultSampler:
 
     def _ids(self, step: int, buffer: Sampled, batch_size: int, history_len: int) -> Array:
         return uniform(self._buffer.engine.rng, buffer, batch_size, history_len)
+
+
+def bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
+    """Show a progress bar if the work takes a while."""
+    from tqdm import tqdm
+
+    bar: Iterable[Any] = tqdm(items, total=total, desc=what, delay=_BAR_AFTER_S, unit="ep")
+    return bar

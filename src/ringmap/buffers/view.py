@@ -144,8 +144,8 @@ class BufferView(Dataset):
         if cut is not None and cut.across and (len(parts) != 1 or parts[0].episodes.is_part):
             raise InputError(
                 "BufferView: a sequence with across=True runs on into the next episode of its ring, which this "
-                "view may have left out, or can't number over many rings; use across=False, a view of the whole "
-                "buffer of one ring, or sample(window=...)"
+                "view may have left out, or can't number over many rings; use across=False, or a view of the whole "
+                "buffer if it is one ring"
             )
         parts = [part._replace(episodes=part.episodes.frozen()) for part in parts]
         self._parts = tuple(parts)
@@ -300,8 +300,9 @@ class BufferView(Dataset):
         """Return what each episode that is still stored was first stored as; see `Dataset.origins`."""
         count = len(self._lengths)
         lineages, ordinals = np.zeros((count, 16), np.uint8), np.zeros(count, np.uint64)
+        self.engine.check_open()
         for part, places, local in self._by_part(np.arange(count)):
-            ring = self.engine.ring(part.number)
+            ring = self.engine.ring_at(part.number)
             if ring is not None:
                 lineages[places], ordinals[places], _ = origins_at(ring.source, part.episodes.starts[local])
         return lineages, ordinals

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,32 +26,23 @@ import numpy as np
 
 from ringmap.arguments import fraction, positive
 from ringmap.buffers.batch import Batch
-from ringmap.buffers.episodes import evicted
 from ringmap.buffers.options import Options, check_reads, sendable
 from ringmap.buffers.rings import Ring
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.sharded.engine import ShardEngine, Weights
 from ringmap.buffers.sharded.learner_state import LearnerState
-from ringmap.buffers.sharded.numbers import RingNumbers, joined
+from ringmap.buffers.sharded.numbers import RingNumbers
 from ringmap.buffers.sharded.removal import idle_s, remove_ring
 from ringmap.buffers.sharded.rings import Rings, as_paths
 from ringmap.clips.cut import Cut
 from ringmap.clips.facts import Facts, check_fps
 from ringmap.clips.rings import RING_FAULTS
 from ringmap.clips.samplers.base import Sampler
-from ringmap.clips.window import Wanted
-from ringmap.datasets.base import Transform, in_range
+from ringmap.datasets.base import Transform
 from ringmap.datasets.batch import worker
-from ringmap.datasets.image_axes import as_nested
-from ringmap.datasets.stored_episodes import outlines_of
 from ringmap.errors import ClipIndexError, ClosedError, ExistsError, InputError, ReadOnlyError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import POLICY_STEP
-from ringmap.formats.base import EPISODE_DATA_KEY
-from ringmap.formats.common.fill import fill
-from ringmap.formats.common.refusals import Drop
-from ringmap.formats.registry import resolve_format
-from ringmap.storage.columns.values import nested
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.inspect.check import Finding
@@ -248,7 +237,8 @@ class ShardedReplayBuffer(Sampled):
         check_reads(reads, where)
         told = Facts(fps=check_fps(where, fps))
         if gamma is not None:
-            gamma = fraction(where, "gamma", gamma)
+            gamma = float(fraction(where, "gamma", gamma))
+        n_step = None if n_step is None else int(n_step)
         sums = {n: v for n, v in (("n_step", n_step), ("gamma", gamma)) if v is not None}
         given = (("history_len", history_len), ("frameskip", frameskip))
         asked = next((f"{name}={value}" for name, value in given if value not in (None, 1)), None)
@@ -420,136 +410,21 @@ class ShardedReplayBuffer(Sampled):
             return list(self.engine.layout(self.cut, 0))
         return [] if schema is None else schema.names
 
-    @property
-    def num_episodes(self) -> int:
-        """Number of stored episodes."""
-        return sum(ring.num_episodes for ring in self._of_episodes("num_episodes"))
-
-    @property
-    def num_steps_stored(self) -> int:
-        """Number of stored steps; of transitions those that count."""
-        if self.engine.transitions is not None:
-            return sum(ring.reader.pin(self.cut).count for ring in self.engine.each())
-        return sum(ring.source.live.num_steps for ring in self.engine.each())
-
     def __len__(self) -> int:
         if self.engine.transitions is not None:
             return self.num_valid_ends()
         return super().__len__()
 
-    def episodes_only(self, what: str) -> None:
-        """Raise if the rings hold transitions; `what`: the method to name.
-
-        Raises:
-            InputError: they do.
-        """
-        self.engine.episodes_only(what)
-
-    def _of_episodes(self, what: str) -> tuple[Ring, ...]:
-        """Yield the rings, which hold episodes."""
-        self.episodes_only(what)
-        return self.engine.all_rings()
-
-    @property
-    def lengths(self) -> Array:
-        """Steps of each episode, ring by ring, oldest first in each, int32. Makes a copy: O(episodes)."""
-        parts = [ring.lengths for ring in self._of_episodes("lengths")]
-        return np.concatenate(parts) if parts else np.empty(0, np.int32)
-
-    def count_rows(self) -> int:
-        """Return the number of rows, which are the stored steps."""
-        return self.num_steps_stored
-
     @property
     def clip_indices(self) -> Sequence[tuple[int, int]]:
         """The `(episode, first step)` of every clip. Makes a list: O(clips)."""
         found, before = list[tuple[int, int]](), 0
-        for ring in self._of_episodes("clip_indices"):
+        for ring in self._rings("clip_indices"):
             counts = self.cut.counts(ring.lengths)
             for ep, count in enumerate(counts.tolist(), before):
                 found += [(ep, step) for step in range(count)]
             before += len(counts)
         return found
-
-    def locate(self, ids: Any) -> tuple[Array, Array]:
-        """Return in which episodes steps are, and which steps they are there, as `ReplayBuffer.locate` does.
-
-        Raises:
-            ClipIndexError: a step was evicted, or never was there, or its ring is away.
-        """
-        self.episodes_only("locate")
-        return super().locate(ids)
-
-    def _home(self, ep: int) -> tuple[Ring, int]:
-        local = ep
-        for ring in self.engine.all_rings():
-            count = ring.num_episodes
-            if local < count:
-                return ring, local
-            local -= count
-        raise AssertionError  # the number was checked
-
-    @property
-    def episode_column_names(self) -> list[str]:
-        """Names of the episode data of the stored episodes, in order of first use."""
-        rings = self._of_episodes("get_episode_data")
-        names = (name for ring in rings for name in ring.episodes.data_names())
-        return list(dict.fromkeys(names))
-
-    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
-        """Return values constant within an episode: name -> one value per requested episode, None where it has none.
-
-        Args:
-            idx: an episode, several (duplicates are allowed), or None for all. Numbers that are all in the last batch
-                of this buffer (`<name>_episode` of a column `Index`) mean the episodes of that batch, whatever was
-                written since.
-
-        Raises:
-            ClipIndexError: there is no such episode, or it was evicted, or its ring is away.
-        """
-        where = "ShardedReplayBuffer.get_episode_data"
-        self.episodes_only("get_episode_data")
-        given = None if idx is None else np.asarray(idx).reshape(-1)
-        names = None if given is None else self.engine.names_in_batch(given)
-        if names is None:
-            parts = [joined(r.number, r.episodes.spans()[0]) for r in self.engine.all_rings()]
-            names = np.concatenate(parts) if parts else np.empty(0, np.int64)
-            if given is not None:
-                names = names[in_range(given, len(names), "episode", where)]
-
-        return self.engine.data(names, None if given is None else lambda place: evicted(where, int(given[place])))
-
-    def episodes(self, *, nest: bool = False) -> Iterator[dict[str, Any]]:
-        """Yield every episode, ring by ring, as `ReplayBuffer.episodes` does.
-
-        Raises:
-            CorruptError: rows differ from what was stored.
-        """
-        for ring in self._of_episodes("episodes"):
-            for one in ring.episodes.each():
-                episode = {n: v if n == EPISODE_DATA_KEY else list(v) for n, v in one.items()}
-                yield nested(episode, "ShardedReplayBuffer.episodes") if nest else episode
-
-    def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
-        """Return one episode, every column dense `(T, ...)`, verified by its checksum; as `Dataset.load_episode`.
-
-        Raises:
-            ClipIndexError: there is no such episode.
-            CorruptError: its rows differ from what was stored.
-        """
-        self.episodes_only("load_episode")
-        ring, local = self._home(self._episode_number(episode_idx))
-        schema, steps = ring.source.schema, ring.episodes.one(local, "ShardedReplayBuffer.load_episode")
-        assert schema is not None
-        found = dict(zip(schema.names, steps, strict=True))
-        episode = {name: found[name] for name in self.column_names}
-        return as_nested(episode, "ShardedReplayBuffer.load_episode") if nest else episode
-
-    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
-        ring, local = self._home(self._episode_number(ep))
-        schema = ring.source.schema
-        assert schema is not None
-        return dict(zip(schema.names, ring.episodes.steps(local, start, end, "ShardedReplayBuffer"), strict=True))
 
     def check(self) -> list[Finding]:
         """Return the faults of all open rings, and of the priorities, each with its file; empty when sound. Reads all
@@ -566,48 +441,6 @@ class ShardedReplayBuffer(Sampled):
         found += [Finding(bad.name, str(bad.error)) for bad in self.engine.members.rings.problems.values()]
         return [*found, *(Finding("memory", fault) for fault in self.engine.sampler.check())]
 
-    def dump(
-        self,
-        path: str | os.PathLike[str],
-        format: str | None = None,
-        mode: str = "overwrite",
-        *,
-        fps: Any = None,
-        drop: str | Iterable[str] = (),
-        **writer_options: Any,
-    ) -> None:
-        """Write the stored episodes of all rings as a regular dataset, episode by episode.
-
-        Args:
-            path: target; existing data stay until the new dataset is complete.
-            format: name of a registered format; None: the suffix of `path` decides, or the existing data.
-            mode: "overwrite", "append" or "error".
-            fps: steps per second of the dataset, where that is to be another rate than that of the rings.
-            drop: names of columns, and of data of episodes, to leave out, as for `ReplayBuffer.dump`.
-            writer_options: passed to the format's writer.
-
-        Raises:
-            InputError, FileExistsError: as `ReplayBuffer.dump`.
-        """
-        self.episodes_only("dump")
-        where = "ShardedReplayBuffer.dump"
-        chosen = resolve_format(path, format, mode=mode, where=where)
-        facts = Facts(fps=check_fps(where, fps)).over(Facts.of(self))
-        left_out = Drop(drop, where)
-        left_out.check(self.column_names, lambda: self.episode_column_names)
-        rings = list(self._of_episodes("dump"))
-        every = chain.from_iterable(ring.episodes.each() for ring in rings)
-        fill(
-            chosen,
-            path,
-            every,
-            where,
-            facts=facts,
-            drop=left_out,
-            ahead=partial(outlines_of, self),
-            options={**writer_options, "mode": mode},
-        )
-
     def snapshot(self, path: str | os.PathLike[str]) -> None:
         """Copy each ring that can be read now to a directory of its name below `path`, one after the other: a directory
         of rings.
@@ -620,7 +453,7 @@ class ShardedReplayBuffer(Sampled):
             ExistsError: something is there.
             EnvironmentFault: the disk failed; the rings that were copied before are whole.
         """
-        self.episodes_only("snapshot")
+        self.engine.episodes_only("snapshot")
         path = local_path(path)
         rings = list(self.engine.all_rings())
         names = [os.path.basename(ring.folder) for ring in rings]
@@ -635,13 +468,6 @@ class ShardedReplayBuffer(Sampled):
             self.engine.snapshot(os.path.join(path, name), "ShardedReplayBuffer.snapshot", ring=ring)
 
     # -- draws --------------------------------------------------------------------------------
-
-    def _cut_of(self, wanted: Wanted, where: str) -> tuple[Cut, Any]:
-        if not wanted.is_plain:
-            if self.engine.schema is None:
-                self.engine.refresh()
-            self.episodes_only(f"{where.rpartition('.')[2]}(window=, columns=, anchors=)")
-        return super()._cut_of(wanted, where)
 
     def _sample(
         self,
@@ -685,8 +511,9 @@ class ShardedReplayBuffer(Sampled):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "engine": ShardEngine.received(state["engine"])})
 
-    def _episodes_in_open(self) -> int:
-        """Return the episodes of the rings that are open, whatever is wrong with others."""
+    @property
+    def _num_open(self) -> int:
+        """Episodes of the rings that are open, whatever is wrong with others."""
         return sum(ring.num_episodes for ring in self.engine.each())
 
     def _card(self) -> dict[str, str]:
@@ -694,7 +521,7 @@ class ShardedReplayBuffer(Sampled):
         counts = {"transitions": f"{self.num_steps_stored:,}"}
         if self.engine.transitions is None:
             counts = {
-                "episodes": f"{self._episodes_in_open():,}",
+                "episodes": f"{self._num_open:,}",
                 "steps": f"{self.num_steps_stored:,}",
             }
         columns = ", ".join(self.column_names[:20]) or "none yet"
@@ -714,7 +541,7 @@ class ShardedReplayBuffer(Sampled):
                     f"n_step={self.engine.members.rings.n_step}, columns={self.column_names}, {where})"
                 )
             return (
-                f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, episodes={self._episodes_in_open()}, "
+                f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, episodes={self._num_open}, "
                 f"steps={self.num_steps_stored}, history_len={self.num_steps}, frameskip={self.frameskip}, "
                 f"columns={self.column_names}, {where})"
             )
