@@ -308,10 +308,10 @@ def _rows_in(file: File, reader: FrameReader, heading: Heading, most: int) -> St
             earlier = values.fit(decode_data(payload), "safe", "it")
         except ValueError as error:
             return StoredSteps(heading, nbytes=reader.at, fault=f"frame 1 does not make sense: {error}")
-    rows, count, words, end = list[bytes](), 0, list[str](), reader.at
-    room = _SIZED + LARGEST_BLOB if heading.has_text else 0
+    rows, count, words, end, has_text = list[bytes](), 0, list[str](), reader.at, heading.has_text
+    room = _SIZED + LARGEST_BLOB if has_text else 0
     while (payload := reader.next(((most - count) * row if is_group else row) + room)) is not None:
-        given, packed = _split(payload, heading.has_text)
+        given, packed = _split(payload, has_text)
         more = len(given) // row if row else 1
         if count + more > most or len(given) != more * row:
             break
