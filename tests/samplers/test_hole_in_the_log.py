@@ -20,7 +20,7 @@ def update(buf, *pairs):
         buf.update_priorities(np.array([at]), np.array([value]))
 
 
-@pytest.mark.parametrize("lost", [(4, 12), (12, 40), (0, 52)], ids=["checksum", "header", "all"])
+@pytest.mark.parametrize("lost", [(4, 12), (12, 32), (0, 44)], ids=["checksum", "header", "all"])
 def test_a_lost_update_takes_the_later_ones_along(tmp_path, lost):
     buf, _ = opened(tmp_path / "buf")
     buf.write_episode({"x": np.arange(10)})
@@ -28,7 +28,7 @@ def test_a_lost_update_takes_the_later_ones_along(tmp_path, lost):
     buf.engine.source.abandon()
     path = tmp_path / "buf/priorities.bin"
     raw = bytearray(path.read_bytes())
-    frame = raw.find(np.array([1], np.int64).tobytes() + np.array([6.0], np.float32).tobytes()) - 40
+    frame = raw.find(np.array([1], np.int64).tobytes() + np.array([6.0], np.float32).tobytes()) - 32
     assert frame > WORDS
     raw[frame + lost[0] : frame + lost[1]] = bytes(lost[1] - lost[0])
     path.write_bytes(raw)
@@ -44,12 +44,12 @@ def test_a_lost_update_takes_the_later_ones_along(tmp_path, lost):
 
 
 def test_what_an_earlier_log_left_is_no_frame(tmp_path):
-    """A position 6 of log 2 lies where log 6 looks for its next frame."""
+    """A position 6 of an earlier log lies where log 6 looks for its next frame."""
     buf, sampler = opened(tmp_path / "buf")
     buf.write_episode({"x": np.arange(64)})
     buf.sample(1)
     buf.update_priorities(np.full(64, 6), np.ones(64))
-    while sampler._stored.file._log.number < 6:
+    while sampler._stored.file._number < 6:
         sampler._stored.file.write(sampler.kept_priorities())
     for count in range(1, 6):
         buf.update_priorities(np.arange(count), np.ones(count))
