@@ -10,6 +10,7 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.checksums import SLOT_NBYTES
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.episodes import origins
 from ringmap.storage.records.manifest import Manifest
@@ -197,6 +198,22 @@ def test_after_the_state_is_lost_too(ring):
     with open(f"{ring.disk.root}/buf/state.bin", "r+b") as file:
         file.write(bytes(StateFile.nbytes))
     ring.open()
+    ring.write(2)
+    ring.buf.close()
+    assert is_once(ring.given)
+
+
+def test_after_a_close_the_state_is_lost_and_then_the_rows(ring):
+    """Eras begin anew without a state: one must not come to that of an earlier close."""
+    ring.buf.close()
+    ring.open()
+    for slots in (2, 0):
+        ring.write(2)
+        ring.buf.engine.owned.abandon()
+        ring.reboot(keep=0)
+        with open(f"{ring.disk.root}/buf/state.bin", "r+b") as file:
+            file.write(bytes(slots * SLOT_NBYTES))
+        ring.open()
     ring.write(2)
     ring.buf.close()
     assert is_once(ring.given)

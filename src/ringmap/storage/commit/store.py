@@ -265,8 +265,8 @@ class Store(Committer):
             recovered = files.find(manifest)
             nobody_wrote = recovered.generation > 0 and recovered.era == manifest.closed
             if not recovered.clean and not nobody_wrote:
-                # Before the state is shown as of this boot: then an opening trusts it.
-                manifest = self._put_manifest(ordinal=self._beyond_lost(recovered))
+                # Before the state is shown as of this boot: then an opening trusts it. A lost state begins eras anew.
+                manifest = self._put_manifest(ordinal=self._beyond_lost(recovered), closed=None)
             if not recovered.seq and not manifest.locked_by_argument:
                 manifest = self.manifest = manifest.without_columns()
             if self.rows is not None and self.rows.schema != manifest.schema:

@@ -122,7 +122,7 @@ class Manifest:
 
     `born`: what its rows are; `lineage`: 16 bytes that its episodes are known by, also in copies of it; `ordinal`: none
     below it is given any more; `closed`: the era that a writer closed, 0 at birth, None after a flush that was no
-    close.
+    close, and after a power cut of a buffer that was open.
     """
 
     uuid: bytes
