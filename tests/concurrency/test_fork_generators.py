@@ -84,7 +84,7 @@ def of_distillation():
 def of_a_mix():
     buf = OfflineToOnlineReplayBuffer(filled(), online_capacity=64, seed=0)
     buf.extend({"obs": np.arange(9), "action": np.zeros((9, 1))})
-    return buf, [buf._draws, buf._offline.given.engine], lambda: len(buf.sample(8)["obs"])
+    return buf, [buf._draws, buf._offline.holder.engine], lambda: len(buf.sample(8)["obs"])
 
 
 def of_goals(path):

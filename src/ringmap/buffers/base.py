@@ -61,12 +61,12 @@ class Buffer:
         """
         raise InputError(f"OfflineToOnlineReplayBuffer: a {type(self).__name__} can't be a half of a mix; give a ring")
 
-    def recorded_by(self, sinks: Any, given: Any = None) -> Any:
+    def recorded_by(self, sinks: Any, mix: Any = None) -> Any:
         """Return the sink of `sinks` (recording/adapters.py) that fills this buffer.
 
         Args:
             sinks: what makes a sink for each way to be filled.
-            given: the mix that holds this buffer, if the user passed one.
+            mix: the one that holds this buffer, if the user passed one.
 
         Raises:
             InputError: an environment does not say what the buffer stores.
@@ -74,9 +74,9 @@ class Buffer:
         return sinks.refuse(self, self.not_recorded)
 
 
-def episode_ring_of(given: Any) -> Any:
+def episode_ring_of(owner: Any) -> Any:
     """Return the `ReplayBuffer` that holds the rows of a buffer; None where a user's object has none."""
-    return given.episode_ring if isinstance(given, Buffer) else None
+    return owner.episode_ring if isinstance(owner, Buffer) else None
 
 
 class Unindexed(Buffer):

@@ -34,15 +34,15 @@ class LoaderState:
     """A small block of shared memory with one writer.
 
     Args:
-        given: the block of the process that spawned this one; None makes a new block.
+        arena: the block of the process that spawned this one; None makes a new block.
         numbers: how many numbers can be told.
     """
 
-    def __init__(self, given: Any = None, numbers: int = NUMBERS) -> None:
-        self._pid = os.getpid() if given is None else -1
-        self._given, self._numbers = given, numbers
+    def __init__(self, arena: Any = None, numbers: int = NUMBERS) -> None:
+        self._pid = os.getpid() if arena is None else -1
+        self._arena, self._numbers = arena, numbers
         self._size = numbers + 1
-        block = mmap.mmap(-1, 8 * self._size) if given is None else given.buffer
+        block = mmap.mmap(-1, 8 * self._size) if arena is None else arena.buffer
         self._blocks: list[Array] = [np.frombuffer(block, np.int64, self._size)]
         self._telling = threading.RLock()
 
@@ -84,20 +84,20 @@ class LoaderState:
 
         if get_spawning_popen() is None:
             return _nobody, ()
-        if self._given is None:
-            self._given = heap.Arena(8 * self._size)
-            block = np.frombuffer(self._given.buffer, np.int64, self._size)
+        if self._arena is None:
+            self._arena = heap.Arena(8 * self._size)
+            block = np.frombuffer(self._arena.buffer, np.int64, self._size)
             with self._telling:
                 block[:] = self._blocks[0]
                 self._blocks.append(block)
         if sys.platform == "win32":
-            return LoaderState, (self._given, self._numbers)
+            return LoaderState, (self._arena, self._numbers)
         # By hand: the running pickler copied its table of reducers before `heap` was imported.
-        return _spawned, (*heap.reduce_arena(self._given), self._numbers)
+        return _spawned, (*heap.reduce_arena(self._arena), self._numbers)
 
 
-def _spawned(make: Any, given: Any, numbers: int) -> LoaderState:
-    return LoaderState(make(*given), numbers)
+def _spawned(make: Any, arena: Any, numbers: int) -> LoaderState:
+    return LoaderState(make(*arena), numbers)
 
 
 def _nobody() -> None:

@@ -603,9 +603,9 @@ class ReplayBuffer(Sampled):
         """The buffer itself."""
         return self
 
-    def recorded_by(self, sinks: Any, given: Any = None) -> Any:
+    def recorded_by(self, sinks: Any, mix: Any = None) -> Any:
         """Return the sink that fills this buffer with episodes, in the name of the mix that holds it."""
-        return sinks.episodes(self, self if given is None else given)
+        return sinks.episodes(self, self if mix is None else mix)
 
     def extend_from(self, dataset: Any) -> None:
         """Store every episode of a dataset or another buffer, episode data included.

@@ -494,7 +494,7 @@ class OverRing(Unindexed):
     _ring: StepRing | None
     """None where somebody else's buffer holds the rows."""
 
-    def _noted(self) -> dict[str, Any]:
+    def _notes(self) -> dict[str, Any]:
         """Return the state, as notes of the ring."""
         raise NotImplementedError
 
@@ -503,7 +503,7 @@ class OverRing(Unindexed):
         if note_nested(self.flush):
             return
         if self._ring is not None and self._ring.buffer.mode == "r+":
-            self._ring.buffer.flush(notes=self._noted())
+            self._ring.buffer.flush(notes=self._notes())
 
     def close(self) -> None:
         """Flush, and release files and locks of a ring of its own. Closing twice is allowed."""

@@ -79,15 +79,15 @@ class _Counts:
         """Return what a file says; raise CorruptError if it is not what was written."""
         body, fault = decode_signed(data)
         try:
-            found = cls(**body or {})
-            counts = [*found.drawn.values(), *found.marks.values()]
-            if fault or any(type(n) is not int or n < 0 for n in counts) or type(found.fleet) is not str:
+            counts = cls(**body or {})
+            steps = [*counts.drawn.values(), *counts.marks.values()]
+            if fault or any(type(n) is not int or n < 0 for n in steps) or type(counts.fleet) is not str:
                 raise ValueError(fault or "a count is none")
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptError(
                 f"{where}: {path}: is not what was written ({error}); stop the fleet and remove it to count from zero"
             ) from error
-        return found
+        return counts
 
 
 def _read(disk: Disk, path: str) -> bytes | None:
@@ -483,23 +483,23 @@ class Pace:
         path, disk = os.path.join(self.path, _FLEET), self._disk
         fleet = _fleet_in(disk, path, where)
         data = _read(disk, self._counts_path)
-        found = None if data is None else _Counts.decode(data, self._counts_path, where)
-        if found is not None and found.numbers != self._numbers:
+        counts = None if data is None else _Counts.decode(data, self._counts_path, where)
+        if counts is not None and counts.numbers != self._numbers:
             raise InputError(
-                f"{where}: {self._counts_path} is of a fleet with other numbers: {found.numbers}, expected "
+                f"{where}: {self._counts_path} is of a fleet with other numbers: {counts.numbers}, expected "
                 f"{self._numbers}; give all of them the same, or stop all of them and remove {self._folder} to count "
                 "from zero"
             )
-        if found is not None and found.fleet != fleet:
+        if counts is not None and counts.fleet != fleet:
             raise InputError(
-                f"{where}: {self._counts_path} belongs to fleet {found.fleet}, and {self.path} is "
+                f"{where}: {self._counts_path} belongs to fleet {counts.fleet}, and {self.path} is "
                 f"{f'fleet {fleet}' if fleet else 'none yet'}: it was copied from elsewhere; stop the fleet and remove "
                 f"{self._folder} to count from zero, or copy the whole directory, with {_FLEET}"
             )
         if not fleet:  # first of both: a kill in between leaves no counts without the fleet they are of
             fleet = uuid4().hex
             disk.replace_file(path, json.dumps({"fleet": fleet}).encode())
-        if found is None:
+        if counts is None:
             disk.replace_file(self._counts_path, _Counts(self._numbers, fleet).encode())
         return fleet
 

@@ -112,7 +112,7 @@ class Weights:
         self.step: int | None = None
         self._disk = disk or Disk()
         self._path = os.path.join(self.path, _FILE)
-        self._held: File | None = None
+        self._file: File | None = None
         self._which: tuple[int, int] | None = None
         self._count = 0  # of the sets that were seen
         self._filled: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -211,10 +211,10 @@ class Weights:
     def _is_current(self) -> bool:
         """Whether nothing newer was published than what was read last. One system call."""
         try:
-            found = os.stat(self._path, follow_symlinks=False)
+            status = os.stat(self._path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return self._which is not None
-        return (found.st_dev, found.st_ino) == self._which
+        return (status.st_dev, status.st_ino) == self._which
 
     def _open(self) -> int | None:
         """Hold the newest set; return how many bytes it has, None if nothing was published."""
@@ -222,16 +222,16 @@ class Weights:
             fd, status = self._disk.system.open_file(self._path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        held, which = File(self._disk, fd, self._path), (status.st_dev, status.st_ino)
+        file, which = File(self._disk, fd, self._path), (status.st_dev, status.st_ino)
         if which != self._which:
-            self._held, self._which, self._count = held, which, self._count + 1
+            self._file, self._which, self._count = file, which, self._count + 1
         return status.st_size
 
     def _read(self) -> bytes | None:
         """Return the newest set; None if nothing was published."""
-        while (nbytes := self._open()) is not None and self._held is not None:
+        while (nbytes := self._open()) is not None and self._file is not None:
             try:
-                return self._held.read(nbytes, 0)
+                return self._file.read(nbytes, 0)
             except OSError as error:  # replaced by another host meanwhile
                 if error.errno != errno.ESTALE:
                     raise
@@ -312,9 +312,9 @@ def _encoded(model: torch.nn.Module, step: int, where: str) -> bytes:
 
 def _checksum(data: bytes, at: int) -> bytes:
     """Return the checksum of all bytes but those at which it stands."""
-    found = xxhash.xxh3_64(data[:at])
-    found.update(memoryview(data)[at + _DIGITS :])
-    return found.hexdigest().encode()
+    hasher = xxhash.xxh3_64(data[:at])
+    hasher.update(memoryview(data)[at + _DIGITS :])
+    return hasher.hexdigest().encode()
 
 
 def _step_in(data: bytes, where: str) -> int:

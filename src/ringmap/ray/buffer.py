@@ -490,15 +490,15 @@ class ReplayBuffer(Buffer):
             ids[places[of_ring]] = joined(own, positions[of_ring])
 
     def _room(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], out: Mapping[str, Array] | None) -> Array:
-        given = None if out is None else out.get(name)
-        if given is None or dtype.kind == "U":  # text is as wide as the batch's longest
+        into = None if out is None else out.get(name)
+        if into is None or dtype.kind == "U":  # text is as wide as the batch's longest
             return self._memory.empty(shape, dtype)
-        if (given.shape, given.dtype) != (shape, dtype) or not given.flags.c_contiguous:
+        if (into.shape, into.dtype) != (shape, dtype) or not into.flags.c_contiguous:
             raise InputError(
                 f"{_WHERE}.sample: out[{name!r}] must be a C-contiguous {dtype} array of shape {shape}, got "
-                f"{given.dtype} {given.shape}"
+                f"{into.dtype} {into.shape}"
             )
-        return given
+        return into
 
     def _differs(self, one: _Asked, before: Any, here: Any) -> InputError:
         return InputError(
@@ -578,9 +578,9 @@ def _request(
                 "each column an item holds"
             )
     columns = columns if columns is None or isinstance(columns, str) else tuple(columns)
-    given = history_len, window, columns, anchors, drop_all_padded or None
+    values = history_len, window, columns, anchors, drop_all_padded or None
     names = "history_len", "window", "columns", "anchors", "drop_all_padded"
-    wanted = {name: value for name, value in zip(names, given, strict=True) if value is not None}
+    wanted = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     try:
         return pickle.dumps(wanted)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -71,7 +71,7 @@ class Keeper:
         self.release()
         progress = self._rings.enter_context(held(rings, self._job.collection, self._job.wait_s))
         nodes: dict[str, str] = {}
-        for folder in [found for pattern in patterns for found in Disk().matching(pattern)]:
+        for folder in [path for pattern in patterns for path in Disk().matching(pattern)]:
             nodes |= _noted_in(os.path.join(folder, FOLDER, _NODES))
         return Count(progress, nodes)
 
@@ -91,14 +91,14 @@ def _noted_in(path: str) -> dict[str, str]:
     if not disk.exists(path):
         return {}
     try:
-        found = json.loads(disk.read_file(path, _MOST_NBYTES))
-        if not all(isinstance(name, str) for name in found.values()):
+        nodes = json.loads(disk.read_file(path, _MOST_NBYTES))
+        if not all(isinstance(name, str) for name in nodes.values()):
             raise ValueError("a node's name is no text")
     except (ValueError, AttributeError) as error:
         raise CorruptError(
             f"{path}: does not list the nodes of a collection: {error}; remove it if no node with rings is away"
         ) from error
-    return dict(found)
+    return dict(nodes)
 
 
 def _count_at(ring: str, job: Job) -> set[int] | None:

@@ -292,7 +292,7 @@ def assign(
     folders: dict[str, list[str]] = {}
     for _, node_id, folder in best.values():
         folders.setdefault(node_id, []).append(folder)
-    roster = {node_id: tuple(sorted(found)) for node_id, found in folders.items()}
+    roster = {node_id: tuple(sorted(paths)) for node_id, paths in folders.items()}
     return roster, {uuid: node_id for uuid, (_, node_id, _) in best.items()}
 
 

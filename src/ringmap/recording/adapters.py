@@ -96,13 +96,13 @@ class EpisodeSink(Sink):
 
     def __init__(
         self,
-        given: Any,
+        target: Any,
         buffer: ReplayBuffer,
         columns: tuple[ColumnSpec, ...] | None,
         stream: bool,
         commit_every: int | None = None,
     ) -> None:
-        super().__init__(given, columns, buffer.options.casting)
+        super().__init__(target, columns, buffer.options.casting)
         self.path, self.copy_to = buffer.path, buffer.snapshot
         self.commit_every = commit_every
         self.max_steps = buffer.max_steps if commit_every is None else sys.maxsize
@@ -177,10 +177,10 @@ class RowSink(Sink):
     by_step = True
 
     def __init__(self, buffer: TransitionReplayBuffer) -> None:
-        given = buffer.given_schema
-        super().__init__(buffer, _transition_columns(given), "safe")
+        schema = buffer.given_schema
+        super().__init__(buffer, _transition_columns(schema), "safe")
         self.path, self.copy_to = buffer.path, buffer.save
-        self._extra = given.names[given.names.index("truncated") + 1 :]
+        self._extra = schema.names[schema.names.index("truncated") + 1 :]
         self._seen = [name for name in self.names if name.partition("/")[0].endswith("obs")]
         self._most, self._is_named = 0, False
 
@@ -216,10 +216,10 @@ class RingSink(RowSink):
     """Transitions, into the ring of rows in a buffer that mixes."""
 
     def __init__(
-        self, mixed: OfflineToOnlineReplayBuffer, ring: StepRing, columns: tuple[ColumnSpec, ...], casting: str
+        self, mix: OfflineToOnlineReplayBuffer, ring: StepRing, columns: tuple[ColumnSpec, ...], casting: str
     ) -> None:
-        Sink.__init__(self, mixed, columns, casting)
-        self.path, self.copy_to = ring.path, mixed.save
+        Sink.__init__(self, mix, columns, casting)
+        self.path, self.copy_to = ring.path, mix.save
 
     def _add(self, rows: Mapping[str, Any], fresh: Array, slots: Sequence[int]) -> None:
         self.buffer.extend(dict(rows))
@@ -254,16 +254,16 @@ class _Sinks:
         self._keys, self._built, self._stream, self._commit_every = keys, built, stream, commit_every
         self._where = keys.where
 
-    def episodes(self, ring: ReplayBuffer, given: Any) -> Sink:
+    def episodes(self, ring: ReplayBuffer, target: Any) -> Sink:
         """Return the sink for a ring of episodes."""
         columns = None if ring.schema is None else ring.schema.columns
         if columns is None and not self._built:
             columns = self._keys.default()
-        self._check(ring, given, columns, ring.options.casting)
+        self._check(ring, target, columns, ring.options.casting)
         if not self._built:
             ring.expect_facts(Facts("next"), self._where)
         ring.check_commit_every(self._where, self._commit_every)
-        return EpisodeSink(given, ring, columns, self._stream, self._commit_every)
+        return EpisodeSink(target, ring, columns, self._stream, self._commit_every)
 
     def transitions(self, buffer: TransitionReplayBuffer) -> Sink:
         """Return the sink for a buffer of transitions."""
@@ -272,13 +272,13 @@ class _Sinks:
         self._refuse_parts(buffer)
         return sink
 
-    def rows(self, ring: StepRing, mixed: OfflineToOnlineReplayBuffer) -> Sink:
+    def rows(self, ring: StepRing, mix: OfflineToOnlineReplayBuffer) -> Sink:
         """Return the sink for the ring of rows in a buffer that mixes."""
-        columns = _ring_columns(mixed, None if ring.schema is None else ring.schema.columns, self._keys)
+        columns = _ring_columns(mix, None if ring.schema is None else ring.schema.columns, self._keys)
         casting = ring.buffer.options.casting
-        self._check(ring.buffer, mixed, columns, casting)
+        self._check(ring.buffer, mix, columns, casting)
         self._refuse_parts(ring)
-        return RingSink(mixed, ring, columns, casting)
+        return RingSink(mix, ring, columns, casting)
 
     def refuse(self, buffer: Any, why: str = "") -> NoReturn:
         """Raise InputError for what can't be filled."""
@@ -287,11 +287,11 @@ class _Sinks:
             + (why or "expected a ReplayBuffer, a TransitionReplayBuffer or an OfflineToOnlineReplayBuffer of ours")
         )
 
-    def _check(self, ring: Any, given: Any, columns: tuple[ColumnSpec, ...] | None, casting: str) -> None:
+    def _check(self, ring: Any, target: Any, columns: tuple[ColumnSpec, ...] | None, casting: str) -> None:
         if ring.mode != "r+":
-            raise ReadOnlyError(f"{self._where}: {given!r} only reads; open it with mode='r+'")
+            raise ReadOnlyError(f"{self._where}: {target!r} only reads; open it with mode='r+'")
         if columns is not None and not self._built:
-            self._keys.check(columns, casting, type(given).__name__)
+            self._keys.check(columns, casting, type(target).__name__)
 
     def _refuse_parts(self, buffer: Any) -> None:
         if self._commit_every is not None:

@@ -647,9 +647,9 @@ def _shown(sink: Sink) -> str:
     return f"{kind}{'any' if sink.columns is None else [str(spec) for spec in sink.columns]}"
 
 
-def _listed(given: Any) -> list[Any]:
-    """Return the buffers that were given, one or several, as a list."""
-    return list(given) if isinstance(given, list | tuple) else [given]
+def _listed(buffers: Any) -> list[Any]:
+    """Return one buffer, or several, as a list."""
+    return list(buffers) if isinstance(buffers, list | tuple) else [buffers]
 
 
 def _resolved(mode: str, num: int | None, count: int, where: str) -> str:

@@ -129,10 +129,10 @@ class _Videos:
     def _picture(self, turn: Turn, row: Row) -> Array:
         """Return the frame that an environment's row shows, uint8 (H, W, 3); beside those of its task."""
         names = "_pixels", "pixels", *sorted(n for n in row if n.startswith(("_pixels.", "pixels.")))
-        found = [row[name] for name in names if isinstance(row.get(name), np.ndarray)]
-        if not found:
+        pictures = [row[name] for name in names if isinstance(row.get(name), np.ndarray)]
+        if not pictures:
             raise InputError(f"{WHERE}: a video needs pixels; make the world with add_pixels=True")
-        frame = _frame(found[0])
+        frame = _frame(pictures[0])
         if self._tasks is None:
             return frame
         frames = self._tasks[turn.number].columns["pixels"]

@@ -304,18 +304,18 @@ class EnvPool:
         return copying.deepcopy(value) if self._copy else value
 
 
-def one_each(given: list[Any], num_envs: int, what: str, where: str) -> list[Any]:
+def one_each(values: list[Any], num_envs: int, what: str, where: str) -> list[Any]:
     """Return a list with a value for each environment; InputError if it has another length."""
-    if len(given) != num_envs:
-        raise InputError(f"{where}: {len(given)} {what}, expected one for each of {num_envs} environments")
-    return given
+    if len(values) != num_envs:
+        raise InputError(f"{where}: {len(values)} {what}, expected one for each of {num_envs} environments")
+    return values
 
 
-def options_of(given: Any, num_envs: int, where: str) -> Any:
+def options_of(options: Any, num_envs: int, where: str) -> Any:
     """Return reset options: a mapping for all, None, or a list with one for each environment."""
-    if given is None or isinstance(given, Mapping):
-        return given
-    return one_each(list(given), num_envs, "options", where)
+    if options is None or isinstance(options, Mapping):
+        return options
+    return one_each(list(options), num_envs, "options", where)
 
 
 def _seed(value: Any) -> int:

@@ -35,15 +35,15 @@ _MODES = ("auto", "wait")
 _LIFTED = {"action", "reward", "terminated", "truncated", "step_idx", "id", "goal", "pixels"}
 
 
-def checked_mode(given: str | None, default: str) -> str:
+def checked_mode(reset_mode: str | None, default: str) -> str:
     """Return the reset mode.
 
     Raises:
         InputError: there is none of that name.
     """
-    mode = default if given is None else given
+    mode = default if reset_mode is None else reset_mode
     if mode not in _MODES:
-        raise InputError(f"{WHERE}: reset_mode must be one of {_MODES}, got {given!r}")
+        raise InputError(f"{WHERE}: reset_mode must be one of {_MODES}, got {reset_mode!r}")
     return mode
 
 
@@ -69,8 +69,8 @@ class Tasks:
             raise InputError(
                 f"{WHERE}: a run from a dataset has one task for each environment: reset_mode must be 'wait'"
             )
-        given = {"episodes_idx": episodes_idx, "start_steps": start_steps, "goal_offset": goal_offset}
-        for name, value in given.items():
+        needs = {"episodes_idx": episodes_idx, "start_steps": start_steps, "goal_offset": goal_offset}
+        for name, value in needs.items():
             if value is None:
                 raise InputError(f"{WHERE}: a run from a dataset needs {name}")
         numbers = [whole(WHERE, "each of episodes_idx", i) for i in episodes_idx]

@@ -170,7 +170,7 @@ class DistillationBuffer(OverRing):
         if "retention" in saved and not {"retention", "keep_rounds"} & set(named):
             self._retention = Retention(saved["retention"], saved["keep_rounds"], _WHERE)
 
-    def _noted(self) -> dict[str, Any]:
+    def _notes(self) -> dict[str, Any]:
         kept = {"retention": self.retention, "keep_rounds": self.keep_rounds}
         return {"distillation": {**self._rounds.state, **kept}}
 
@@ -225,7 +225,7 @@ class DistillationBuffer(OverRing):
         rounds.number += 1
         rounds.version = rounds.number if asked is None else asked
         try:
-            ring.buffer.flush(notes=self._noted())
+            ring.buffer.flush(notes=self._notes())
         except BaseException:
             rounds.number, rounds.version = before
             raise
@@ -294,7 +294,7 @@ class DistillationBuffer(OverRing):
         version = self._rounds.version if policy_version is None else version_of(policy_version, where)
         arrays = row_columns(given, ring.schema, self._obs_shape, self.round, version, where)
         self._retention.check_room(ring, self._first(), len(arrays["round"]), where)
-        state = {**self._noted()["distillation"], "round": self.round}
+        state = {**self._notes()["distillation"], "round": self.round}
         ids = ring.append(arrays, {"distillation": state}, where)
         self._rounds.number = self.round  # rows before any start_round() belong to round 0
         return ids
@@ -593,7 +593,7 @@ class DistillationBuffer(OverRing):
         Raises:
             ExistsError: the directory exists.
         """
-        self._writer("save").save(path, self._noted(), f"{_WHERE}.save")
+        self._writer("save").save(path, self._notes(), f"{_WHERE}.save")
 
     def check(self) -> list[Any]:
         """Return the faults of rows and labels, each finding with its file; empty when sound."""

@@ -201,7 +201,7 @@ class OfflineToOnlineReplayBuffer(OverRing):
     @property
     def online_buffer(self) -> Any:
         """The target of `extend`: the `online_storage`, or the ring made for `online_capacity`."""
-        return self._online.given
+        return self._online.holder
 
     @property
     def offline_fraction(self) -> float:
@@ -319,14 +319,14 @@ class OfflineToOnlineReplayBuffer(OverRing):
         """
         where = f"{_WHERE}.extend"
         try:
-            return self._online.extend(data, self._noted(), where)
+            return self._online.extend(data, self._notes(), where)
         except (InputError, RoleError, EnvironmentFault) as error:
             *rest, said = error.args
             if str(said).startswith(where):
                 raise
             raise type(error)(*rest, f"{where}: {said}") from error  # it names a call of the source
 
-    def recorded_by(self, sinks: Any, given: Any = None) -> Any:
+    def recorded_by(self, sinks: Any, mix: Any = None) -> Any:
         """Return the sink that fills the online source."""
         return self._online.recorded_by(sinks, self)
 
@@ -399,7 +399,7 @@ class OfflineToOnlineReplayBuffer(OverRing):
     def _mix(self) -> dict[str, Any]:
         return {**self._share.state, "rng": self._draws.state}
 
-    def _noted(self) -> dict[str, Any]:
+    def _notes(self) -> dict[str, Any]:
         return {"mix": self._mix()}
 
     def _resume(self, state: Mapping[str, Any], whatever_base: bool = False) -> None:
@@ -442,7 +442,7 @@ class OfflineToOnlineReplayBuffer(OverRing):
         """Force the online rows, and the mixing state, to the disk, if the ring was made here."""
         if note_nested(self.flush):
             return
-        self._online.flush(self._noted())
+        self._online.flush(self._notes())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the online ring and the mixing state to a new directory, for `open`.
@@ -456,7 +456,7 @@ class OfflineToOnlineReplayBuffer(OverRing):
                 f"{_WHERE}.save: the online half is a {type(self.online_buffer).__name__} of yours; save it by its "
                 "own means, and state_dict() beside it"
             )
-        self._ring.save(path, self._noted(), f"{_WHERE}.save")
+        self._ring.save(path, self._notes(), f"{_WHERE}.save")
 
     @classmethod
     def open(
@@ -516,27 +516,27 @@ class OfflineToOnlineReplayBuffer(OverRing):
         )
 
 
-def _source_of(given: Any, what: str, items: Mapping[str, Any]) -> Source:
+def _source_of(holder: Any, what: str, items: Mapping[str, Any]) -> Source:
     """Return the source for a dataset or buffer; `what`: the argument to name in an error.
 
     Raises:
         InputError: rows can't be drawn from it, or not with these items.
     """
-    if isinstance(given, Source):
-        return given
-    of_episodes = given.holds_episodes if isinstance(given, Buffer) else isinstance(given, Dataset)
+    if isinstance(holder, Source):
+        return holder
+    of_episodes = holder.holds_episodes if isinstance(holder, Buffer) else isinstance(holder, Dataset)
     if items and not of_episodes:
         raise InputError(
             f"{_WHERE}: {sorted(items)} are for datasets and buffers of episodes, and {what} is a "
-            f"{type(given).__name__}; leave them out, and give both halves the same columns"
+            f"{type(holder).__name__}; leave them out, and give both halves the same columns"
         )
     made: Source | None
-    if isinstance(given, Buffer):
-        made = given.mix_source(items)
+    if isinstance(holder, Buffer):
+        made = holder.mix_source(items)
     else:
-        made = DatasetSource(given.view(**items) if items else given) if of_episodes else torchrl_source(given)
+        made = DatasetSource(holder.view(**items) if items else holder) if of_episodes else torchrl_source(holder)
     if made is None:
         raise InputError(
-            f"{_WHERE}: {what} must be a dataset or a buffer of ours, or a TorchRL buffer, got {type(given).__name__}"
+            f"{_WHERE}: {what} must be a dataset or a buffer of ours, or a TorchRL buffer, got {type(holder).__name__}"
         )
     return made

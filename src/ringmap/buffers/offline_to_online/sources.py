@@ -41,7 +41,7 @@ class Source:
     """One of the two sources of a mix. This one has no rows, and can't be written.
 
     Attributes:
-        given: the dataset or buffer.
+        holder: the dataset or buffer that has the rows.
         deep: whether the data that it returns were nested.
         tensordict: whether the data that it holds were added as TensorDicts.
         clip: observations in a clip, and their stride; (1, 1) for rows; None if unknown, and of the items of a window.
@@ -50,8 +50,8 @@ class Source:
     deep = tensordict = False
     clip: tuple[int, int] | None = None
 
-    def __init__(self, given: Any = None) -> None:
-        self.given = given
+    def __init__(self, holder: Any = None) -> None:
+        self.holder = holder
 
     @property
     def axes(self) -> PictureAxes:
@@ -73,7 +73,7 @@ class Source:
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
         """Store rows, or episodes, and return their ids."""
-        raise InputError(f"{where}: a {type(self.given).__name__} can't be written; give a buffer or a capacity")
+        raise InputError(f"{where}: a {type(self.holder).__name__} can't be written; give a buffer or a capacity")
 
     def update_priorities(self, ids: Array, values: Array) -> int:
         """Set the priorities of drawn rows; return the number updated."""
@@ -86,7 +86,7 @@ class Source:
 
     def recorded_by(self, sinks: Any, mix: Any) -> Any:
         """Return the sink that fills the source, as `Buffer.recorded_by`."""
-        return sinks.refuse(self.given)
+        return sinks.refuse(self.holder)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the source's own sampling state."""
@@ -105,13 +105,13 @@ class DatasetSource(Source):
 
     @property
     def axes(self) -> PictureAxes:
-        return {} if self.given.items_are_rows else self.given.picture_axes()
+        return {} if self.holder.items_are_rows else self.holder.picture_axes()
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.holder)
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
-        return Batch(self.given.items_at(rng.integers(0, len(self.given), count)))
+        return Batch(self.holder.items_at(rng.integers(0, len(self.holder), count)))
 
 
 class BufferSource(Source):
@@ -139,19 +139,19 @@ class BufferSource(Source):
 
     @property
     def has_priorities(self) -> bool:
-        sampler = self.given.sampler
+        sampler = self.holder.sampler
         return sampler is not None and as_sampler(sampler).has_priorities
 
     def __len__(self) -> int:
-        self.given.refresh()
-        return len(self.given)
+        self.holder.refresh()
+        return len(self.holder)
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
         if not self._most:
             return self._flat(self._draw(count), count)
         left, batch = count, None
         while left:
-            asked = min(left, len(self.given))
+            asked = min(left, len(self.holder))
             part = self._flat(self._draw(asked), asked)
             batch = part if batch is None else _after(batch, part)
             left -= asked
@@ -160,41 +160,41 @@ class BufferSource(Source):
 
     def _flat(self, batch: Batch[Any], count: int) -> Batch[Any]:
         """Return a batch in flat columns; ids and weights are attributes alone."""
-        if not self.given.holds_episodes:
+        if not self.holder.holds_episodes:
             columns, deep = flat(batch, _WHERE)
             self.deep = self.deep or deep
             if batch.weights is not None:
                 del columns["ids"], columns["weights"]
         elif self.clip == (1, 1):
-            columns = rows_of(batch, self.given.engine.schema, count)
+            columns = rows_of(batch, self.holder.engine.schema, count)
         else:
             return batch
         return Batch(columns, batch.ids, batch.weights)
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Array:
-        engine = self.given.engine
+        engine = self.holder.engine
         engine.writer(where)
         first = engine.source.head
-        self._store(self.given, data, notes, where)
+        self._store(self.holder, data, notes, where)
         return np.arange(first, engine.source.head)
 
     def update_priorities(self, ids: Array, values: Array) -> int:
         if not self.has_priorities:
             return super().update_priorities(ids, values)
-        found = self.given.update_priorities(ids, values)
+        found = self.holder.update_priorities(ids, values)
         return len(ids) if found is None else int(found)  # a user's sampler may return nothing
 
     def flush(self, notes: Mapping[str, Any]) -> None:
-        self.given.flush()
+        self.holder.flush()
 
     def recorded_by(self, sinks: Any, mix: Any) -> Any:
-        return self.given.recorded_by(sinks, mix)
+        return self.holder.recorded_by(sinks, mix)
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self.given.state_dict())
+        return dict(self.holder.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.given.load_state_dict(state)
+        self.holder.load_state_dict(state)
 
 
 def _add(buffer: Any, data: Any, notes: Mapping[str, Any], where: str) -> None:
@@ -232,12 +232,12 @@ class RingSource(Source):
         self.tensordict = bool(ring.buffer.notes.get("tensordict"))
 
     def __len__(self) -> int:
-        self.given.buffer.refresh()
-        return len(self.given)
+        self.holder.buffer.refresh()
+        return len(self.holder)
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
-        self.given.buffer.refresh()
-        return Batch(*self.given.rows_at(self.given.draw(count, rng)))
+        self.holder.buffer.refresh()
+        return Batch(*self.holder.rows_at(self.holder.draw(count, rng)))
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
         rows, deep = flat(data, where)
@@ -247,7 +247,7 @@ class RingSource(Source):
         # First: another thread that draws the new rows returns them in the type of the input.
         self.deep, self.tensordict = now
         try:
-            add = self.given.append if now == before else self.given.add
+            add = self.holder.append if now == before else self.holder.add
             ids = add(rows, {**notes, "deep": now[0], "tensordict": now[1]}, where)
         except BaseException:
             self.deep, self.tensordict = before
@@ -259,11 +259,11 @@ class RingSource(Source):
         return torch.from_numpy(ids)
 
     def flush(self, notes: Mapping[str, Any]) -> None:
-        if self.given.buffer.mode == "r+":  # a pickled or forked copy only reads
-            self.given.buffer.flush(notes=notes)
+        if self.holder.buffer.mode == "r+":  # a pickled or forked copy only reads
+            self.holder.buffer.flush(notes=notes)
 
     def recorded_by(self, sinks: Any, mix: Any) -> Any:
-        return sinks.rows(self.given, mix)
+        return sinks.rows(self.holder, mix)
 
 
 class TorchRLSource(Source):
@@ -280,15 +280,15 @@ class TorchRLSource(Source):
         self._uniform = type(getattr(buffer, "_sampler", None)).__name__ == "RandomSampler"
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.holder)
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
         if self._uniform:
             import torch
 
-            batch = self.given[torch.from_numpy(rng.integers(0, len(self.given), count))]
+            batch = self.holder[torch.from_numpy(rng.integers(0, len(self.holder), count))]
         else:
-            batch = self.given.sample(count)
+            batch = self.holder.sample(count)
         if not is_tensordict(batch):
             raise InputError(f"{_WHERE}: the TorchRL buffer holds {type(batch).__name__}, expected TensorDicts")
         columns, deep = flat(batch, _WHERE)
@@ -296,17 +296,17 @@ class TorchRLSource(Source):
         return Batch({name: v for name, v in columns.items() if name not in _TORCHRL_NOTES})
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
-        return self.given.extend(data)
+        return self.holder.extend(data)
 
 
-def torchrl_source(given: Any) -> Source | None:
+def torchrl_source(holder: Any) -> Source | None:
     """Return the source for a storage or buffer of TorchRL's; None for anything else. It imports nothing."""
     torchrl = sys.modules.get("torchrl.data")
     if torchrl is None:
         return None
-    if isinstance(given, torchrl.Storage):
-        given = torchrl.ReplayBuffer(storage=given)
-    return TorchRLSource(given) if isinstance(given, torchrl.ReplayBuffer) else None
+    if isinstance(holder, torchrl.Storage):
+        holder = torchrl.ReplayBuffer(storage=holder)
+    return TorchRLSource(holder) if isinstance(holder, torchrl.ReplayBuffer) else None
 
 
 def joined(offline: Columns, online: Columns, axes: PictureAxes, where: str) -> Columns:

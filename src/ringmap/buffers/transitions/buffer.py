@@ -703,7 +703,7 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
         """Return what draws transitions for a mix, no more at once than are stored."""
         return BufferSource(self, self.sample, (1, 1), most=True)
 
-    def recorded_by(self, sinks: Any, given: Any = None) -> Any:
+    def recorded_by(self, sinks: Any, mix: Any = None) -> Any:
         """Return the sink that fills this buffer with transitions; a mix that holds it needs none of its own."""
         return sinks.transitions(self)
 

@@ -245,13 +245,13 @@ class LaneEnds:
 
     def _drop_before(self, position: int) -> None:
         """Forget environments whose newest rows are before a position: no row will go on from them."""
-        kept = np.flatnonzero(self.at[: self.count] >= position)
-        if len(kept) == self.count:
+        near = np.flatnonzero(self.at[: self.count] >= position)
+        if len(near) == self.count:
             return
-        new = {old: number for number, old in enumerate(kept.tolist())}
+        new = {old: number for number, old in enumerate(near.tolist())}
         for values in self._arrays():
-            values[: len(kept)] = values[kept]
+            values[: len(near)] = values[near]
         self._places = {lane: new[p] for lane, p in self._places.items() if p in new}
         unnamed = {key: [new[p] for p in places if p in new] for key, places in self._unnamed.items()}
         self._unnamed = {key: places for key, places in unnamed.items() if places}
-        self._set_count(len(kept))
+        self._set_count(len(near))

@@ -311,15 +311,15 @@ def _rows_in(file: File, reader: FrameReader, heading: Heading, most: int) -> St
     rows, count, words, end, has_text = list[bytes](), 0, list[str](), reader.at, heading.has_text
     room = _SIZED + LARGEST_BLOB if has_text else 0
     while (payload := reader.next(((most - count) * row if is_group else row) + room)) is not None:
-        given, packed = _split(payload, has_text)
-        more = len(given) // row if row else 1
-        if count + more > most or len(given) != more * row:
+        piece, packed = _split(payload, has_text)
+        more = len(piece) // row if row else 1
+        if count + more > most or len(piece) != more * row:
             break
         try:
             words += unpack(packed)
         except ValueError:
             break
-        rows.append(given)
+        rows.append(piece)
         count += more
         end = reader.at
     fault = ""
