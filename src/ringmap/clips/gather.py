@@ -169,14 +169,12 @@ class ClipReader(Forkable):
         cut: Cut,
         out: dict[str, Array] | None = None,
         threads: int = 1,
-        asked: bool = False,
-        crossing: Crossing | None = None,
         numbers: Numbers | None = None,
     ) -> tuple[dict[str, Array], Array | None]:
         """Do what `at` does, without redraws and functions; return which clips are not whole too, None for none."""
         if self.source.rows is None:  # nothing was ever stored
             return {}, np.ones(len(positions), np.bool_)
-        batch, good = self._gather(positions, cut, out, threads, asked, crossing, numbers)
+        batch, good = self._gather(positions, cut, out, threads, numbers=numbers)
         return batch, lost(self.source, positions, good)
 
     def read_adjacent(

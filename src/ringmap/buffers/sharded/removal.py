@@ -35,14 +35,14 @@ def idle_s(ring: Ring) -> float | None:
         return None
 
 
-def remove_ring(folder: str, where: str, disk: Disk | None = None) -> None:
+def remove_ring(folder: str, where: str) -> None:
     """Remove the directory of a ring.
 
     Raises:
         LockedError: a process writes it. Nothing was changed.
         EnvironmentFault: the disk fails, or does not allow it.
     """
-    disk = disk or Disk()
+    disk = Disk()
     beside = os.path.join(os.path.dirname(folder), REMOVED)
     target = os.path.join(beside, os.path.basename(folder))
     lock = WriterLock(disk, Paths(folder).lock, folder)

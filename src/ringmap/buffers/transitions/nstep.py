@@ -204,13 +204,11 @@ class TransitionReader(ClipReader):
         cut: Cut,
         out: dict[str, Array] | None = None,
         threads: int = 1,
-        asked: bool = False,
-        crossing: Crossing | None = None,
         numbers: Numbers | None = None,
     ) -> tuple[dict[str, Array], Array | None]:
         """Do what `at` does, without redraws; return the columns, and which transitions are not whole, None for
         none."""
-        found = self._transitions(self.source, positions, out, asked, threads)
+        found = self._transitions(self.source, positions, out, threads=threads)
         return self._put_into(found.batch, out), lost(self.source, found.oldest, found.good)
 
     def _put_into(self, batch: dict[str, Array], out: dict[str, Array] | None) -> dict[str, Array]:
