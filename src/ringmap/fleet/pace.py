@@ -580,7 +580,8 @@ class _Loop(threading.local):
 
 
 def _pauses() -> Iterator[float]:
-    """Yield how long to wait before each look, for ever."""
+    """Yield how long to wait before each look, for ever: looks, since processes that share files alone can't wake one
+    another, and one that was killed would wake nobody."""
     pause = _FIRST_PAUSE_S
     while True:
         yield pause

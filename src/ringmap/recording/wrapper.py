@@ -50,7 +50,11 @@ _MODES = ("auto", "shared", "per_env")
 
 
 class Recording:
-    """Buffers, and the recording into them; the wrapper of an environment comes after it."""
+    """Buffers, and the recording into them; the wrapper of an environment comes after it.
+
+    Not one class with `ReplayBufferCollectionWrapper`: type checkers would take the type of what that makes from this
+    `__init__`, not from its `__new__`, which says which of the two wrappers it is.
+    """
 
     env: Any
 
