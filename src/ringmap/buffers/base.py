@@ -1,6 +1,6 @@
 """What every buffer is asked: its answer is a method or an attribute here, which its class overrides.
 
-    Buffer        what the rows are, half of a mix, recorded into, episodes in parts
+    Buffer        what the rows are, whether a mix draws from it, and what records into it
     Unindexed     a buffer whose rows have no ids
     RingBuffer    one over the open files of an engine: its life, its sampling state, its card and page
 
@@ -31,7 +31,6 @@ class Buffer:
     """What its rows are, as a manifest says it; "" for one that has no directory."""
     sampler: Any = None
     """What draws its batches; None: the buffer itself, uniformly."""
-
     not_recorded: ClassVar[str] = ""
     """Why a recorder can't fill it, in a sentence; "" if that goes without saying."""
 

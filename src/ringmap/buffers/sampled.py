@@ -419,10 +419,9 @@ class Sampled(RingBuffer, PassBuffer, Dataset):
 
         def tell(number: int, length: int) -> None:
             warnings.warn(
-                f"{where}: episode {number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit "
-                "into memory "
-                f"twice: it is written as several episodes of up to {int(most / 2)} steps, with {FIRST_STEP!r} in "
-                "their data",
+                f"{where}: episode {number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit into "
+                f"memory twice: it is written as several episodes of up to {int(most / 2)} steps, with {FIRST_STEP!r} "
+                "in their data",
                 stacklevel=3,
             )
 

@@ -471,7 +471,7 @@ class BufferView(Dataset):
 
     @property
     def num_redraws(self) -> int:
-        """Clips that the buffer redrew so far."""
+        """Clips that the buffer redrew so far, in this process."""
         return self.engine.num_redraws
 
     def view(
@@ -540,9 +540,8 @@ class BufferView(Dataset):
         if self._moments is not None and self._is_behind:
             raise StaleCopyError(
                 f"{type(self).__name__}: this worker has a copy of a live view from when it started, and the view "
-                "moved since, so ids "
-                "and numbers of episodes mean others there; make the loader with sampler=view.pass_sampler(), whose "
-                "items name positions, or with persistent_workers=False"
+                "moved since, so ids and numbers of episodes mean others there; make the loader with "
+                "sampler=view.pass_sampler(), whose items name positions, or with persistent_workers=False"
             )
 
     @property

@@ -40,9 +40,8 @@ class NStep(Computed):
     """Sum the rewards of the next n steps: `r + gamma r' + ... `, up to the end of the episode.
 
     Columns, `(B,)`: `<name>`, float64, the sum over m <= n steps; `<name>_discount`, float64, `gamma**m`, or 0 where
-    the episode
-    terminated there: the factor of the value of the step that it leads to; `<name>_steps`, int64, m. A truncated
-    episode is not terminated: its last step is bootstrapped from. Where rewards stand at the "same" step, the
+    the episode terminated there: the factor of the value of the step that it leads to; `<name>_steps`, int64, m. A
+    truncated episode is not terminated: its last step is bootstrapped from. Where rewards stand at the "same" step, the
     observation after the last step is not stored, so the sum stops before the last step of an episode that did not
     terminate.
 

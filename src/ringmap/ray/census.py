@@ -11,7 +11,8 @@
 Before a collector plays on a node for the first time, the node's folder is noted at all nodes.
 
 Invariants: all locks are held at one moment; a ring counts once, by its uuid; a noted folder that no node sees stops
-the count; `nodes.json` is replaced whole. Not here: who plays what (ringmap.collection.seeds).
+the count; `nodes.json` is replaced whole.
+Not here: who plays what (ringmap.collection.seeds).
 """
 
 from __future__ import annotations
@@ -139,9 +140,8 @@ class Census:
                 places = ", ".join(f"{folder} of node {name}" for folder, name in away.items())
                 raise EnvironmentFault(
                     f"{self._job.where}: these folders hold rings of this collection, and no node that is alive sees "
-                    f"them: {places}. "
-                    "Their seeds can't be counted: start the node again, or, if its disk is gone, pass its name in "
-                    "lost= to play them again"
+                    f"them: {places}. Their seeds can't be counted: start the node again, or, if its disk is gone, "
+                    "pass its name in lost= to play them again"
                 )
             time.sleep(_PAUSE_S)
         progress: dict[str, Progress] = {}
