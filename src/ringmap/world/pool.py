@@ -21,7 +21,7 @@ from ringmap.arguments import whole
 from ringmap.errors import ClosedError, InputError, RolloutError
 from ringmap.world.actions import split_actions
 from ringmap.world.infos import Infos, Row, Rows
-from ringmap.world.workers import EnvFn, EnvGroup, Failure, Outcome, WorkerCrews
+from ringmap.world.workers import EnvFn, EnvGroup, Failure, Outcome, WorkerCrews, of_wrapper
 
 __all__ = ["EnvPool", "options_of"]
 
@@ -91,7 +91,7 @@ class EnvPool:
             probe = env_fns[0]()
             try:
                 self._take_spaces(probe)
-                nbytes = _of_wrapper(probe, "info_nbytes", lambda: 0)()
+                nbytes = of_wrapper(probe, "info_nbytes", lambda: 0)()
             finally:
                 probe.close()
             self._crew = WorkerCrews(env_fns, workers, nbytes, context, name)
@@ -110,7 +110,7 @@ class EnvPool:
         self.single_observation_space: Space[Any] = env.observation_space
         self.variation_space: Any = getattr(env.unwrapped, "variation_space", None)
         self.has_reset_options = hasattr(env.unwrapped, "reset_options_from_dataset")
-        self.observation_names: frozenset[str] = _of_wrapper(env, "observation_names", frozenset())
+        self.observation_names: frozenset[str] = of_wrapper(env, "observation_names", frozenset())
         self.metadata: Mapping[str, Any] = dict(getattr(env, "metadata", {}) or {})
 
     def _no_step(self) -> None:
@@ -323,11 +323,3 @@ def _seed(value: Any) -> int:
     if seed < 0:
         raise InputError(f"EnvPool.reset: a seed must not be negative, got {seed}")
     return seed
-
-
-def _of_wrapper(env: Any, name: str, default: Any) -> Any:
-    """Return an attribute of the environment's wrappers of ours; the default without such a wrapper."""
-    try:
-        return env.get_wrapper_attr(name)
-    except AttributeError:
-        return default

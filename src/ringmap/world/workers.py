@@ -32,7 +32,7 @@ from gymnasium.vector import AsyncVectorEnv
 from ringmap.errors import RolloutError
 from ringmap.world.infos import Row, as_row, as_scalar
 
-__all__ = ["EnvFn", "EnvGroup", "Failure", "Outcome", "WorkerCrews"]
+__all__ = ["EnvFn", "EnvGroup", "Failure", "Outcome", "WorkerCrews", "of_wrapper"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EnvFn = Callable[[], Any]
@@ -119,12 +119,16 @@ def _call(env: Any, name: str, arguments: dict[str, Any]) -> Any:
     return getattr(env.unwrapped, name)(**arguments)
 
 
-def _show(env: Any) -> Row:
+def of_wrapper(env: Any, name: str, default: Any) -> Any:
+    """Return an attribute of the environment's wrappers of ours; the default without such a wrapper."""
     try:
-        again = env.get_wrapper_attr("shown_again")
-    except AttributeError:  # without our wrapper
-        return {}
-    return as_row(again())
+        return env.get_wrapper_attr(name)
+    except AttributeError:
+        return default
+
+
+def _show(env: Any) -> Row:
+    return as_row(of_wrapper(env, "shown_again", dict)())
 
 
 _WORK: dict[str, Callable[..., Any]] = {"reset": _reset, "step": _step, "call": _call, "show": _show}
