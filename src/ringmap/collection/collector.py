@@ -37,7 +37,7 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Give me seeds: a range, empty where none is free at this moment; None if none is left."""
+    """Give me seeds. The answer: a range, empty if all that are left are leased to others; None if none is left."""
 
 
 @dataclass(frozen=True, slots=True)

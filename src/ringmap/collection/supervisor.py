@@ -4,8 +4,8 @@
                         │                        └─► five times without a new episode: given up
                         └─► no seeds are left: it closes its world and its ring, and ends
 
-What a collector that died has not finished, whoever asks next plays. A ring that can't be counted now, on a node that
-is away, keeps what was leased to it until it can.
+The next collector that asks for seeds plays those that a dead one did not finish. If a ring can't be counted, because
+its node is away, its seeds stay leased until it can.
 Nothing of this is stored: a supervisor that is killed is run again, and counts the rings.
 
 Invariants: no collector runs when `run` returns or raises.
