@@ -9,6 +9,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from ringmap import Marks, ReplayBuffer, TransitionReplayBuffer
+from ringmap.buffers import view as view_module
+from ringmap.buffers.view import BufferView
 from ringmap.data import (
     ConcatDataset,
     GoalDataset,
@@ -158,6 +160,50 @@ def test_a_live_view_moves_at_a_refresh_and_where_a_pass_begins(writer, how):
         frozen.refresh()
     with pytest.raises(InputError, match="live=True"):
         view.pinned().refresh()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_thread_that_moves_a_live_view_in_the_middle_of_a_call_leaves_nothing_behind(tmp_path, kind, monkeypatch):
+    writer = Writer(tmp_path, kind)
+    live = writer.data.view(where="task = a", live=True)
+    writer.go_on(10)
+    writer.data.refresh()
+    now, real = writer.data.view(where="task = a"), view_module._among
+    assert not np.array_equal(now.starts, live.starts)
+
+    def among(*args):
+        monkeypatch.undo()
+        live.move_to(now)  # as another thread does
+        return real(*args)
+
+    monkeypatch.setattr(view_module, "_among", among)
+    live.sample(1)
+    assert live.num_valid_ends() == len(live) == len(now)
+    wanted = set(now[list(range(len(now)))]["step"].ravel().tolist())
+    assert set(live.sample(20 * len(now))["step"].ravel().tolist()) == wanted
+    writer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_id_is_of_one_moment_wherever_another_thread_moves_the_view(tmp_path, kind, monkeypatch):
+    writer = Writer(tmp_path, kind)
+    live = writer.data.view(where="task = a", live=True)
+    ids = list(range(7 * len(live) // 8, len(live)))
+    before, real = live[ids]["step"], BufferView._locate
+    writer.go_on(2)
+    writer.data.refresh()
+    now = writer.data.view(where="task = a")
+
+    def locate(self, asked):
+        found = real(self, asked)
+        monkeypatch.undo()
+        live.move_to(now)  # as another thread does
+        return found
+
+    monkeypatch.setattr(BufferView, "_locate", locate)
+    assert np.array_equal(live[ids]["step"], before)
+    assert not np.array_equal(live[ids]["step"], before)
+    writer.close()
 
 
 def test_persistent_workers_follow_a_live_view(tmp_path):

@@ -1,6 +1,7 @@
 """Environments that are named, and added one by one, some at a time or out of turn: against a plain model, and what a
 call costs."""
 
+import itertools
 import sys
 
 import numpy as np
@@ -10,11 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringmap import TransitionReplayBuffer
+from ringmap.buffers.transitions import buffer as buffer_module
 from ringmap.buffers.transitions import lane_ends
 from ringmap.buffers.transitions import nstep as nstep_module
 from ringmap.buffers.transitions.lane_ends import LaneEnds
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError
+from ringmap.storage.commit import group as group_module
+from ringmap.storage.commit import store as store_module
+from tests.concurrency.test_interrupts import Interrupt
 from tests.transitions.reference import Reference, in_order, same
 from tests.transitions.test_episodes import expected, loaded
 from tests.transitions.test_episodes import same as same_episodes
@@ -332,3 +337,51 @@ def test_names_and_flags_may_be_tensors():
     buf.add(*STEPS, lane=torch.arange(3), fresh=torch.ones(3, requires_grad=True))
     buf.add(*STEPS, lane=np.arange(3), fresh=torch.tensor(True))
     assert len(buf) == 6
+
+
+# -- interrupts --------------------------------------------------------------------------------
+
+INTERRUPTED = [module.__file__ for module in (lane_ends, buffer_module, store_module, group_module)]
+
+
+def wrong_after_interrupts(path, named, every=1):
+    """Interrupt an `add` at every so many lines of it in turn; return of which lines some later step leads elsewhere."""
+    buf = TransitionReplayBuffer(60, (2,), device=None, obs_dtype=np.int64, path=path, seed=0, n_step=2, sync_every_s=0)
+    times, wrong = np.zeros(3, np.int64), []
+
+    def add(lanes):
+        obs = np.stack([lanes, times[lanes]], 1)
+        names = {"lane": lanes.tolist()} if named else {}
+        buf.add(obs, np.zeros(len(lanes)), np.ones(len(lanes)), obs + [0, 1], np.zeros(len(lanes), bool), **names)
+
+    def go_on(turn):
+        """Add a step of each environment; those that are named come one after the other, in another order each time."""
+        for lanes in np.split(np.roll(np.arange(3), turn), 3) if named else [np.arange(3)]:
+            add(lanes)
+            times[lanes] += 1
+
+    for at in itertools.count(1, every):
+        go_on(at)
+        lanes = np.arange(3)[::-1] if named else np.arange(3)
+        is_struck = Interrupt(at, INTERRUPTED).strikes_in(lambda lanes=lanes: add(lanes))
+        times += 1  # the environments went on, whether the call was stored or not
+        go_on(at + 1)
+        go_on(at + 2)
+        buf.refresh()
+        batch = buf[list(range(len(buf)))]
+        stored, led = batch["observations"], batch["next_observations"] - batch["observations"]
+        has_next = (stored[:, None] + [0, 1] == stored[None]).all(2).any(1)
+        if (led[:, 0] != 0).any() or (led[:, 1] != 1 + has_next).any():
+            wrong.append(at)
+        if not is_struck:
+            break
+    assert at > 30 * every
+    assert buf.check() == []
+    buf.close()
+    return wrong
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_a_step_goes_on_where_it_did_after_an_interrupted_call(tmp_path, where, named):
+    assert wrong_after_interrupts(None if where == "memory" else tmp_path / "buf", named) == []

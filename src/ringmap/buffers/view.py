@@ -318,7 +318,8 @@ class BufferView(Dataset):
     def positions(self, ids: Array) -> Array:
         """Return the anchors of the clips with these ids, as the engine reads them: of their first steps, without a
         window."""
-        return self.positions_of(*self._locate(ids))
+        view = self._now()
+        return view.positions_of(*view._locate(ids))
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored, bool `(B,)`."""
@@ -555,6 +556,14 @@ class BufferView(Dataset):
             return False
         return moments.generation != self._as_of and outlives_its_pass()
 
+    def _now(self) -> Self:
+        """Return this view; of a live one, what it is now, whatever another thread moves it to meanwhile."""
+        if self._moves is None:
+            return self
+        now = object.__new__(type(self))
+        now.__dict__ = self.__dict__  # `move_to` replaces it as a whole
+        return now
+
     def _go_live(self, moves: Live) -> None:
         """Begin to move."""
         self._moves, self._moments = moves, LoaderState(numbers=0)
@@ -633,17 +642,18 @@ class BufferView(Dataset):
 
     def ranges(self) -> list[tuple[Ring, ClipRange]]:
         """Return the clips of the view that are still stored, ring by ring: those of each ring follow each other."""
-        engine, cut, found = self.engine, self.cut, list[tuple[Ring, ClipRange]]()
+        view, found = self._now(), list[tuple[Ring, ClipRange]]()
+        engine, cut = view.engine, view.cut
         engine.check_open()
-        for number, episodes in self._parts:
+        for number, episodes in view._parts:
             ring = engine.ring_at(number)
             if ring is None or not len(episodes.starts):
                 continue
             source = ring.source
             with thread.searching, source.lock:
-                live, left = source.live, self._left.get(number)
+                live, left = source.live, view._left.get(number)
                 if left is None or left[0] is not source or left[1] != live.era:
-                    left = self._left[number] = source, live.era, ClipIndex(_among(episodes, live))
+                    left = view._left[number] = source, live.era, ClipIndex(_among(episodes, live))
                 index = left[2]
                 index.live.evict_before(source.tail)
                 clips = ClipRange(source, index.of(cut.span, cut.least, cut.across), before=cut.before)
