@@ -345,14 +345,14 @@ INTERRUPTED = [module.__file__ for module in (lane_ends, buffer_module, store_mo
 
 
 def wrong_after_interrupts(path, named, every=1):
-    """Interrupt an `add` at every so many lines of it in turn; return of which lines some later step leads elsewhere."""
+    """Interrupt an `add` at every so many lines of it in turn; return after which a step leads to another one."""
     buf = TransitionReplayBuffer(60, (2,), device=None, obs_dtype=np.int64, path=path, seed=0, n_step=2, sync_every_s=0)
     times, wrong = np.zeros(3, np.int64), []
 
     def add(lanes):
-        obs = np.stack([lanes, times[lanes]], 1)
+        obs, after = (np.stack([lanes, times[lanes] + ahead], 1) for ahead in (0, 1))
         names = {"lane": lanes.tolist()} if named else {}
-        buf.add(obs, np.zeros(len(lanes)), np.ones(len(lanes)), obs + [0, 1], np.zeros(len(lanes), bool), **names)
+        buf.add(obs, np.zeros(len(lanes)), np.ones(len(lanes)), after, np.zeros(len(lanes), bool), **names)
 
     def go_on(turn):
         """Add a step of each environment; those that are named come one after the other, in another order each time."""

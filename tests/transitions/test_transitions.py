@@ -920,3 +920,35 @@ def test_the_rows_of_a_call_that_is_interrupted_in_ram_do_not_count(monkeypatch)
     add(buf, reference, step)
     compare(buf, reference)
     assert buf.check() == []
+
+
+@pytest.mark.parametrize("sampler", [None, PrioritizedSampler])
+@pytest.mark.parametrize("shape", [(3,), {"a": (2,), "b": {"c": (1,)}}])
+def test_a_view_for_a_pass_shows_what_the_buffer_shows(shape, sampler):
+    buf = make(shape=shape, sampler=None if sampler is None else sampler(alpha=1.0, beta=1.0))
+    step = np.arange(12, dtype=np.float32)
+
+    def observed(at):
+        if shape == (3,):
+            return np.stack([at] * 3, 1)
+        return {"a": np.stack([at] * 2, 1), "b": {"c": at[:, None]}}
+
+    buf.add(observed(step), step, step, observed(step + 100), np.zeros(12))
+    view = buf.pinned()
+    for mine, its in [
+        (view.sample(5), buf.sample(5)),
+        (next(iter(view.batches(5, steps=1))), next(iter(buf.batches(5, steps=1)))),
+        (view[[0, 7]], buf[[0, 7]]),
+        (view[7], buf[7]),
+    ]:
+        assert list(mine) == list(its)
+        first, led = mine["observations"], mine["next_observations"]
+        if shape != (3,):
+            first, led = first["b"]["c"], led["b"]["c"]
+        assert np.array_equal(led, first + 100)
+    with pytest.raises(InputError, match="transitions, not episodes"):
+        view.load_episode(0)
+    with pytest.raises(InputError, match=r"view\(where=\): it holds transitions, not episodes"):
+        view.view(where=lambda data: True)
+    with pytest.raises(InputError, match="transitions, not episodes"):
+        view.get_episode_data()

@@ -88,6 +88,7 @@ from ringmap.storage.sidecars.base import Marks
 from ringmap.storage.sidecars.priorities import PriorityFile
 
 if TYPE_CHECKING:
+    from ringmap.buffers.transitions.columns import TransitionColumns
     from ringmap.storage.inspect.snapshot import Kept
 
 __all__ = ["Engine", "door", "wrong_id"]
@@ -330,7 +331,22 @@ class Engine(Forkable):
         return found
 
     def episodes_only(self, what: str) -> None:
-        """Raise if the rings are known to hold transitions; `what`: the method to name."""
+        """Raise if the rings are known to hold transitions; `what`: the method to name.
+
+        Raises:
+            InputError: they do.
+        """
+        if self.transitions is not None:
+            raise InputError(
+                f"TransitionReplayBuffer.{what}: it holds transitions, not episodes; read them with sample, batches, "
+                "pass_sampler or by id, and whole episodes with episode_dataset"
+            )
+
+    @property
+    def transitions(self) -> TransitionColumns | None:
+        """The columns of rings of transitions; None: they hold episodes."""
+        columns: TransitionColumns | None = self.rings[0].reader.columns
+        return columns
 
     @property
     def is_writer(self) -> bool:
@@ -538,7 +554,8 @@ class Engine(Forkable):
 
     def shown(self, batch: Batch[Any]) -> Batch[Any]:
         """Return a drawn batch of flat columns in the form that a caller sees."""
-        return batch
+        columns = self.transitions
+        return batch if columns is None else columns.public(batch)
 
     def want(self, positions: Array, cut: Cut) -> None:
         """Ask the disk for clips that are to be read soon, if that pays off."""

@@ -497,6 +497,7 @@ class BufferView(Dataset):
 
     def selected(self, where: Where, caller: str, marks: Any = None) -> Self:
         """Return a view of the episodes that are wanted; see `Dataset.selected`."""
+        self.engine.episodes_only("view(where=)")
         wanted = choose(self, where, marks, f"{caller}: where")
         # What a condition asks for may come with the end: its data, its return, a mark.
         return self.take(wanted[self.ended[wanted]])

@@ -89,6 +89,8 @@ class ClipReader(Forkable):
 
     holds_episodes = True
     """Whether its clips are steps of episodes, not transitions."""
+    columns: Any = None
+    """Of transitions, what makes batches of rows; None: its clips are steps of episodes."""
     capacity: int | None = None
     """The number of newest clips that count; None: all."""
 

@@ -191,11 +191,7 @@ class ShardEngine(Engine):
     def shown(self, batch: Batch[Any]) -> Batch[Any]:
         """Return a drawn batch as `TransitionReplayBuffer.sample` does, if it holds transitions."""
         columns = self.members.rings.columns
-        if columns is None:
-            return batch
-        if batch.weights is not None:
-            batch["ids"], batch["weights"] = batch.ids, batch.weights
-        return batch.like(columns.nested(batch))
+        return batch if columns is None else columns.public(batch)
 
     def _refuse_clips(self, cut: Cut) -> None:
         """Raise if clips of several steps are asked for, and there are only transitions."""

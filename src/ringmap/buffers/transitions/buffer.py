@@ -691,7 +691,7 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
         draw = partial(self._draw, int(batch_size), None, "batches")
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
-            return map(self._shown, drawn_ahead(self.clips, draw, ROW, count))
+            return map(self._columns.public, drawn_ahead(self.clips, draw, ROW, count))
 
         def sample(size: int) -> Batch[Any]:
             return self.sample(size, to="numpy")
@@ -706,12 +706,6 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
     def recorded_by(self, sinks: Any, mix: Any = None) -> Any:
         """Return the sink that fills this buffer with transitions; a mix that holds it needs none of its own."""
         return sinks.transitions(self)
-
-    def _shown(self, batch: Batch[Any]) -> Batch[Any]:
-        """Return a flat batch in its public form."""
-        if batch.weights is not None:
-            batch["ids"], batch["weights"] = batch.ids, batch.weights
-        return batch.like(self._columns.nested(batch))
 
     # -- by id, for a DataLoader -------------------------------------------------------------
 

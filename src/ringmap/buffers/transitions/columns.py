@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.nested import Leaves, dtype_of, leaf_array
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.cut import Layout
@@ -302,6 +303,12 @@ class TransitionColumns:
     def is_nested(self) -> bool:
         """Whether observations are nested."""
         return any(tree.is_nested for tree in self.trees)
+
+    def public(self, batch: Batch[Any]) -> Batch[Any]:
+        """Return a drawn batch of rows in its public form: `nested`, with ids and weights where there are weights."""
+        if batch.weights is not None:
+            batch["ids"], batch["weights"] = batch.ids, batch.weights
+        return batch.like(self.nested(batch))
 
     def nested(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a flat batch in its public form: next observations named `next_...`, nested like observations, in
