@@ -9,6 +9,7 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.sharded.numbers import apart
+from ringmap.buffers.sharded.removal import remove_ring
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError, LockedError
 from ringmap.samplers import PrioritizedSampler
@@ -118,6 +119,33 @@ def test_a_kill_leaves_the_ring_or_none(closed, change):
     assert sorted(path.name for path in closed.folder.iterdir()) == ["a", "c"]
 
 
+def test_it_is_away_for_good_before_anything_of_it_is_deleted_and_then_it_is_no_ring_first(closed):
+    changes, folder = [], str(closed.folder / "b")
+
+    class Watched(Disk):
+        def before(self, what, path, *details):
+            changes.append((what, os.path.relpath(path, closed.folder)))
+
+    remove_ring(folder, "test", Watched())
+    at = next(number for number, (what, _) in enumerate(changes) if what == "rename")
+    synced = changes.index(("sync_folder", "."), at)
+    deleted = [path for _, path in changes[synced + 1 :] if path.startswith("removed/b/")]
+    assert deleted[0] == "removed/b/manifest.json"
+    assert not [path for _, path in changes[at + 1 : synced] if path.startswith("removed/b/")]
+
+
+def test_what_a_killed_call_left_is_deleted_and_what_another_deletes_stays(closed):
+    left, other = closed.folder / "removed" / "b", closed.folder / "removed" / "z"
+    for folder in (left, other):
+        folder.mkdir(parents=True)
+        (folder / "table.bin").write_bytes(b"x")
+    buf = open_all(closed)
+    buf.remove_ring("b")
+    assert not left.exists()
+    assert other.exists()
+    assert names(buf) == ["a", "c"]
+
+
 def test_its_priorities_go_with_it(closed, tmp_path):
     state = tmp_path / "learner"
     buf = open_all(closed, sampler=PrioritizedSampler(), state=state)
@@ -127,6 +155,7 @@ def test_its_priorities_go_with_it(closed, tmp_path):
     buf.remove_ring("b")
     assert not (state / uuid / "priorities.bin").exists()
     assert set(apart(buf.sample(500).ids)[0].tolist()) == {0, 2}
+    assert uuid not in buf.state_dict()["sampler"]["rings"]
     buf.close()
 
 

@@ -104,6 +104,7 @@ class TransitionReader(ClipReader):
     """
 
     holds_episodes = False
+    columns: TransitionColumns
 
     def __init__(
         self,
