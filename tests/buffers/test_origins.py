@@ -9,6 +9,7 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer
+from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError
 from ringmap.storage.commit import commit as commit_module
 from ringmap.storage.read.episodes import origins
@@ -129,6 +130,35 @@ def test_an_episode_that_was_copied_keeps_its_first_origin_and_users_do_not_see_
         assert dataset.episode_column_names == ["seed", "text"]
         assert set(dataset.get_episode_data(1)) == {"seed", "text"}
     buf.close()
+
+
+@pytest.mark.parametrize("format", ["hdf5", "zarr"])
+def test_a_dump_of_many_rings_says_what_each_episode_was_first_stored_as(tmp_path, format):
+    for ring in "ab":
+        with make(tmp_path / "rings" / ring) as buf:
+            for number in range(20):
+                write(buf, number, data={"ring": ring})
+            with buf.begin_episode(commit_every=2, episode_data={"seed": 20, "ring": ring}) as one:
+                for step in range(5):
+                    one.append({"x": step})
+            write(buf, 21, data={"ring": ring, "_origin": f"{OTHER}-9"} if ring == "b" else {"ring": ring})
+    with ShardedReplayBuffer(tmp_path / "rings") as fleet:
+        fleet.dump(tmp_path / "out", format, progress=False)
+        copy, view = ringmap.data.load_dataset(tmp_path / "out", format=format), fleet.view()
+        assert copy.get_episode_data() == fleet.get_episode_data()
+        for theirs, mine in zip(copy.origins(), view.origins(), strict=True):
+            assert np.array_equal(theirs, mine)
+        lineages, found = copy.origins()
+        assert len({(line.tobytes(), number) for line, number in zip(lineages, found.tolist(), strict=True)}) == len(
+            found
+        )
+        assert (lineages[-1].tobytes().hex(), found[-1]) == (OTHER, 9)
+        for theirs, mine in zip(copy.split(0.5, seed=3), fleet.split(0.5, seed=3), strict=True):
+            assert theirs.get_episode_data() == mine.get_episode_data()
+        with make(**{"path": None}) as again:
+            again.write_episodes(fleet.episodes())
+            assert again.get_episode_data() == {n: v[-12:] for n, v in fleet.get_episode_data().items()}
+        copy.close()
 
 
 def test_lineage(tmp_path):

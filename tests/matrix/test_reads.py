@@ -18,6 +18,7 @@ from ringmap.buffers.steps import StepRing
 from ringmap.clips.bounds import Bounds
 from ringmap.clips.cut import Ends
 from ringmap.clips.rewards import _Sums
+from ringmap.data import ShardedReplayBuffer
 from ringmap.storage.columns.rows import Rows
 from ringmap.testing.plain import PlainRing
 from ringmap.testing.reads import LOADS, READS, failures, loader
@@ -48,6 +49,8 @@ KINDS = {
 }
 EVERY = {**READS, **LOADS}
 WORKERS = {"workers": partial(loader, workers=2)}
+NOT_OF_FLEETS = {"stored"}, {"stored", "sequences"}
+"""Reads of one ring and of two: one has no handle of files, and no sequences from one episode on into the next."""
 
 
 class Script:
@@ -203,6 +206,12 @@ def test_every_read_returns_what_was_stored(tmp_path, storage, kind):
         reader = ReplayBuffer.open(path, **reads)
         look("the writer reopened", script.buf, script.episodes, EVERY)
         look("a reader", reader, script.episodes, {**EVERY, **WORKERS})
+        ReplayBuffer(60, path=tmp_path / "empty").close()  # which has the number 0
+        for name, rings in {"a fleet of it": [path], "a fleet with it": [tmp_path / "empty", path]}.items():
+            ReplayBuffer(60, path=rings[0]).close() if len(rings) > 1 else None
+            ways = {way: EVERY[way] for way in EVERY.keys() - NOT_OF_FLEETS[len(rings) - 1]}
+            with ShardedReplayBuffer(rings, 3, seed=0, **reads) as fleet:
+                look(name, fleet, script.episodes, {**ways, **WORKERS})
         before.close()
         reader.close()
     assert script.buf.check() == []
