@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.system import System
 from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars.priorities import Leaves, Points, PriorityFile, Range
 from tests.crash.priorities import make_small
@@ -31,7 +32,7 @@ class Handle:
     def __init__(self, home, given):
         PriorityFile.recover(home, ROWS)
         self.file, self.leaves, _ = PriorityFile.open(home, ROWS, write=True)
-        self.given = given
+        self.home, self.given = home, given
 
     def update(self, position, value):
         self.given.setdefault(position, []).append(value)
@@ -190,6 +191,37 @@ def test_a_position_has_no_priority_of_another_lap(small):
         file.close()
 
 
+@pytest.mark.parametrize("change", [Points(np.array([3]), np.array([0.5], np.float32), np.array([3])), Range(0, 4, 0.5)])
+def test_a_row_that_nobody_has_drawn_yet_has_none_of_the_row_before_it(change):
+    """Rows were written since, over those that the newest frame names."""
+    with ram_folder() as folder:
+        home = made(folder)
+        file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
+        file.append(leaves, change)
+        found, faults = file.load(ROWS + 4)
+        file.close()
+        assert (faults, found.upto) == ([], ROWS)
+        assert found.values.tolist() == [1.0] * 4 + [0.0] * (ROWS - 4)
+
+
+@pytest.mark.parametrize(
+    "change", [Points(np.array([22]), np.array([90], np.float32), np.array([2])), Range(ROWS, 23, 90.0)]
+)
+def test_a_frame_alone_of_a_lost_row_is_dropped(change):
+    """A cut has lost the words of that row, and kept the log."""
+    with ram_folder() as folder:
+        home = made(folder)
+        file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
+        file.append(leaves, Points(np.array([5]), np.array([7], np.float32), np.array([5])))
+        file.append(leaves, change)
+        file.close()
+        PriorityFile.recover(home, ROWS)
+        again, found, faults = PriorityFile.open(home, 23, write=False)
+        again.close()
+        assert (faults, found.upto, found.values[5]) == ([], ROWS, 7)
+        assert found.values[2] == found.highest
+
+
 def test_the_highest_priority_is_known_though_its_row_was_lost(small):
     with ram_folder() as folder:
         home = made(folder)
@@ -285,6 +317,89 @@ def test_a_reader_has_what_was_given_before_however_often_the_writer_turns_meanw
         np.testing.assert_array_equal(found.values[:4], known[:4])
 
 
+@pytest.mark.parametrize("is_new_log", [False, True])
+def test_a_writer_that_is_not_scheduled_within_its_write_is_no_damage(monkeypatch, is_new_log):
+    """However often a reader tries meanwhile: it waits."""
+    with ram_folder() as folder:
+        handle = Handle(home := made(folder), {})
+        fill(handle, 10)
+        path = home.path("priorities.bin")
+        with open(path, "rb") as file:
+            before = file.read()
+        if is_new_log:
+            handle.file.write(handle.leaves)
+        else:
+            handle.update(3, 99.0)
+        with open(path, "r+b") as file:
+            whole = file.read()
+            changed = [at for at, (old, new) in enumerate(zip(before, whole, strict=True)) if old != new]
+            middle = handle.file._begin + 12 if is_new_log else changed[-1]
+            file.seek(middle)
+            file.write(before[middle:])
+
+            def scheduled(_):
+                file.seek(0)
+                file.write(whole)
+                file.flush()
+
+            file.flush()
+            monkeypatch.setattr(System, "is_locked", lambda *_: True)
+            monkeypatch.setattr(priorities.time, "sleep", scheduled)
+            np.testing.assert_array_equal(values_now(home), handle.leaves.values)
+
+
+def test_no_log_has_the_number_of_an_earlier_one():
+    """Else frames of an earlier session could follow those of this one, where a cut has lost the end of a log."""
+    with ram_folder() as folder:
+        home = made(folder)
+        path = home.path("priorities.bin")
+        for session in range(2):
+            handle = Handle(home, {})
+            fill(handle, 10)
+            handle.file.sync(handle.leaves)
+            for number in range(30 - session * 8):
+                handle.update(3, 1000.0 * (session + 1) + number)
+            with open(path, "rb") as file:
+                whole = file.read()
+            if not session:
+                before, end = whole, handle.file._begin + 1024  # that of 22 frames, and of a sector
+        assert handle.file._end[0] == end
+        handle.file.close()
+        with open(path, "wb") as file:
+            file.write(whole[:end] + before[end:])
+        assert loaded(home)[0].values[3] == 2021.0
+
+
+def test_what_a_cut_leaves_of_an_earlier_log_behind_the_newest_frame_is_no_damage():
+    with ram_folder() as folder:
+        handle = Handle(home := made(folder), {})
+        fill(handle, 10)
+        path, end = home.path("priorities.bin"), handle.file._begin + priorities._FIRST_NBYTES
+        with open(path, "r+b") as file:
+            before = file.read()
+            handle.file.write(handle.leaves)
+            file.seek(end)
+            file.write(before[end:])
+        np.testing.assert_array_equal(values_now(home), handle.leaves.values)
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_a_change_of_any_size_leaves_the_file_its_size(small, used):
+    """Also one that fills the log exactly, or would if it were the first in it."""
+    small.setattr(priorities, "_LOG_LEAST", 64 * 12)
+    with ram_folder() as folder:
+        home = made(folder)
+        nbytes = PriorityFile.nbytes(ROWS)
+        for count in range(1, 70):
+            handle = Handle(home, {})
+            fill(handle, used)
+            places = np.arange(count) % ROWS
+            handle.change(places, np.arange(count, dtype=np.float32) + 1)
+            assert os.path.getsize(home.path("priorities.bin")) == nbytes
+            np.testing.assert_array_equal(values_now(home), handle.leaves.values)
+            handle.file.close()
+
+
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("at", range(1, 13))
 def test_a_change_that_is_interrupted_harms_no_later_one(small, at, partial):
@@ -305,6 +420,23 @@ def test_a_change_that_is_interrupted_harms_no_later_one(small, at, partial):
             fill(handle, 10)
             np.testing.assert_array_equal(values_now(home), handle.leaves.values)
             handle.file.close()
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_change_longer_than_the_log_that_fails_leaves_nothing_to_later_ones(small, at):
+    with ram_folder() as folder:
+        root = str(folder / "root")
+        materialise({"buf": {}}, root)
+        disk = RecordingDisk(root, tree={"buf": {}})
+        handle = Handle(made(root, disk), {})
+        fill(handle, 1)
+        disk.fail(at, OSError(errno.ENOSPC, "planted"), partial=True)
+        with pytest.raises(OSError, match="planted"):
+            handle.change(np.arange(ROWS), np.full(ROWS, 500, np.float32))
+        disk.lift()
+        assert handle.leaves.values.max() < 500
+        handle.update(5, 9.0)
+        np.testing.assert_array_equal(values_now(handle.home), handle.leaves.values)
 
 
 def after_a_failed_sync(folder, at):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import time
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -30,7 +31,7 @@ import xxhash
 
 from ringmap.storage.disk.checksums import END, HEADER, FrameReader, framed
 from ringmap.storage.disk.files import File, closed
-from ringmap.storage.disk.paths import PRIORITIES, UNFINISHED
+from ringmap.storage.disk.paths import LOCK, PRIORITIES, UNFINISHED
 from ringmap.storage.disk.system import clear_errors
 from ringmap.storage.records.table import Record
 from ringmap.storage.ring.arrays import highest, lowest
@@ -56,7 +57,8 @@ _NUMBER = slice(HEADER.size, HEADER.size + 8)
 _FIRST_NBYTES = HEADER.size + _FRAME.size + _RANGE.size
 """Of the first frame of a log."""
 _MOST = 1 << 48
-_TRIES = 10
+_WAITS_S = 0.0, 0.0, 0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.016, 0.016
+"""Before each try to read, if there is a writer."""
 _LAPS = 1 << 16
 _ODD, _MIX, _CHECK = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93), np.uint64(0xFFFF << 48)
 _USED = np.uint64(1 << 48)
@@ -226,11 +228,14 @@ class PriorityFile(Sidecar):
         a writer they are those of one moment. One without has the highest. Cost: reads 8 bytes for each row, and the
         log.
         """
-        for _ in range(_TRIES):
+        lock = os.path.join(os.path.dirname(self._file.path), LOCK)
+        for wait_s in _WAITS_S:
+            if wait_s and self._file.disk.system.is_locked(lock):
+                time.sleep(wait_s)
             begin = self._read_begin()
             leaves, faults = self._load(head, begin)
             if not faults and begin == self._read_begin():
-                break  # else a writer has begun another log, or may be writing just now what was read
+                break  # else a writer has begun another log, or is in the middle of a write, and perhaps not scheduled
         return leaves, faults
 
     def _read_begin(self) -> bytes:
