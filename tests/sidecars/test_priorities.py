@@ -191,7 +191,23 @@ def test_a_position_has_no_priority_of_another_lap(small):
         file.close()
 
 
-@pytest.mark.parametrize("change", [Points(np.array([3]), np.array([0.5], np.float32), np.array([3])), Range(0, 4, 0.5)])
+def test_words_of_lost_rows_are_dropped_behind_the_newest_row_of_all(small):
+    """In pieces of the words that no row has now."""
+    with ram_folder() as folder:
+        home = made(folder)
+        file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
+        leaves.values[:] = np.arange(ROWS) + 7
+        file.sync(leaves)
+        file.close()
+        PriorityFile.recover(home, 5)
+        found, faults = loaded(home)
+        assert (faults, found.upto) == ([], 5)
+        assert found.values.tolist() == [*range(7, 12), *[1.0] * (ROWS - 5)]
+
+
+@pytest.mark.parametrize(
+    "change", [Points(np.array([3]), np.array([0.5], np.float32), np.array([3])), Range(0, 4, 0.5)]
+)
 def test_a_row_that_nobody_has_drawn_yet_has_none_of_the_row_before_it(change):
     """Rows were written since, over those that the newest frame names."""
     with ram_folder() as folder:

@@ -131,6 +131,8 @@ def test_rows_end_before_a_frame_that_is_cut_or_damaged(tmp_path, life):
             assert steps.fault == f"frame {calls + 1} is damaged"
     path.write_bytes(raw[: ends[1]] + bytes(ends[2] - ends[1]) + raw[ends[2] :])  # a page that was lost
     assert (numbers(read(path)), read(path).fault) == ([0], "frame 2 is damaged")
+    path.write_bytes(flipped(raw, ends[1] - 1)[: ends[-1] - 1])  # and a kill has cut the newest
+    assert (numbers(read(path)), read(path).fault) == ([], "frame 1 is damaged")
     path.write_bytes(raw)
     most = counts[-2]
     assert (numbers(read(path, most)), read(path, most).fault) == (
@@ -146,6 +148,44 @@ def test_a_call_over_a_longer_one_that_failed_is_the_end(tmp_path):
     file.write(end, payload(0), Words())
     file.close()
     steps = read(tmp_path / "a" / STEPS)
+    assert (numbers(steps), steps.fault) == ([0], "")
+
+
+@pytest.mark.parametrize("life", ["episode", "group"])
+@pytest.mark.parametrize("text", [False, True])
+def test_a_frame_without_whole_rows_is_damaged(tmp_path, life, text):
+    """Of a stranger: its checksum is right."""
+    schema = Schema.of({"t": np.array(["a"])}) if text else SCHEMA
+    heading = Heading(schema, after=AFTER if life == "group" else None)
+    for number, more in enumerate((b"", b"x")):
+        path = tmp_path / str(number) / STEPS
+        file = StepFile(Disk(), str(path.parent))
+        file.write(file.begin(heading), bytes(heading.row_nbytes) + more, Words(["a"]))
+        file.close()
+        steps, rows = read(path), OpenRows(Disk(), str(path))
+        rows.catch_up()
+        assert (steps.count, steps.fault) == ((0, "frame 1 is damaged") if more else (1, ""))
+        assert rows.count == (not more and life == "group")
+
+
+def test_a_group_of_rows_without_bytes_is_of_a_stranger(tmp_path):
+    schema = Schema.of({"e": np.zeros((1, 0), np.int32)})
+    path, _ = written(tmp_path / "a", Heading(schema, after=AFTER), [[0]])
+    rows = OpenRows(Disk(), str(path))
+    rows.catch_up()
+    assert (rows.count, read(path).count, read(path).fault) == (0, 0, "frame 1 has rows of 0 bytes")
+
+
+def test_the_newest_write_of_a_later_group_may_be_cut_as_of_the_first(tmp_path):
+    """The file is emptied: nothing longer of the group before ends it."""
+    file = StepFile(Disk(), str(tmp_path / "a"))
+    for calls in (3, 1):
+        end = file.begin(Heading(SCHEMA, after=AFTER))
+        for number in range(calls):
+            end = file.write(end, payload(number), Words())
+    file.file.write(HEADER.pack(ROW, 1), end[0])
+    steps = read(tmp_path / "a" / STEPS)
+    file.close()
     assert (numbers(steps), steps.fault) == ([0], "")
 
 
