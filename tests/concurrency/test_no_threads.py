@@ -1,11 +1,15 @@
 """Where no thread can start (a limit on processes): reading goes on without, and a call that stores is refused."""
 
+import os
 import subprocess
 import sys
+import threading
 
+import numpy as np
 import pytest
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_NPROC")
+from ringmap import Column, ReplayBuffer, TransitionReplayBuffer
+from ringmap.errors import EnvironmentFault
 
 CODE = """
 import importlib, logging, os, resource, sys, threading
@@ -78,6 +82,7 @@ print("done")
 """
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_NPROC")
 def test_reading_goes_on_and_writing_is_refused(fast):
     fast.chmod(0o777)
     home = fast / "home"
@@ -87,3 +92,46 @@ def test_reading_goes_on_and_writing_is_refused(fast):
     if "threads start" in done.stdout:
         pytest.skip("this kernel does not hold processes to RLIMIT_NPROC")
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+
+
+def none_starts(self):
+    raise RuntimeError("can't start new thread")
+
+
+def test_an_update_that_is_refused_changed_nothing(tmp_path, monkeypatch):
+    schema = {"x": ((), "i8"), "label": Column((), "i8", mutable=True)}
+    with ReplayBuffer(10, schema=schema, path=tmp_path / "buf", sync_every_s=0) as buf:
+        buf.write_episode({"x": np.arange(3), "label": np.arange(3)})
+    buf.close()
+    with ReplayBuffer.open(tmp_path / "buf", "r+", sync_every_s=600) as buf:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_starts)
+            with pytest.raises(EnvironmentFault, match="nothing was stored"):
+                buf.update([1], {"label": [7]})
+        assert buf.get_col_data("label").tolist() == [0, 1, 2]
+        buf.update([1], {"label": [8]})
+        assert buf.get_col_data("label").tolist() == [0, 8, 2]
+    buf.close()
+
+
+def test_a_call_that_is_refused_begins_no_group(tmp_path, monkeypatch):
+    """Else the next one would find it, and leave it to nobody to commit in time."""
+    one = np.ones((1, 1), np.float32)
+
+    def add():
+        buf.add(one, one, np.ones(1), one, np.zeros(1, bool))
+
+    with TransitionReplayBuffer(100, (1,), path=tmp_path / "buf", device=None, sync_every_s=0) as buf:
+        add()
+    buf.close()
+    with TransitionReplayBuffer.open(tmp_path / "buf", "r+", device=None, sync_every_s=0) as buf:
+        store = buf.engine.owned
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_starts)
+            with pytest.raises(EnvironmentFault, match="nothing was stored"):
+                add()
+        assert (len(buf), store.pending, os.listdir(store.paths.open)) == (1, None, [])
+        add()
+        assert type(store).commit_behind in store._background._due
+        assert len(buf) == 2
+    buf.close()
