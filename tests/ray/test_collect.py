@@ -98,7 +98,14 @@ def test_full_stores(path):
 
     def fill():
         until(lambda: all_committed(path) >= 10)
-        assert min(ray.get([hoard.fill.remote() for hoard in hoards])) > NBYTES
+        pids = list(until(writers, path).values())
+        for pid in pids:  # on a busy machine they would be done first
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            assert min(ray.get([hoard.fill.remote() for hoard in hoards])) > NBYTES
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
         assert all_committed(path) < 200, "nothing was left to collect beside full stores"
 
     try:
