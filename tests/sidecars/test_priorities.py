@@ -13,10 +13,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ringmap import ReplayBuffer
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.system import System
 from ringmap.storage.sidecars import priorities
-from ringmap.storage.sidecars.priorities import Leaves, Points, PriorityFile, Range
+from ringmap.storage.sidecars.priorities import Leaves, Points, PriorityFile, Range, StoredPriorities
 from tests.crash.priorities import make_small
 from tests.crash.recording import Always, Model, RecordingDisk, materialise
 from tests.disks import Cut, descriptor_of, ram_folder
@@ -236,6 +237,18 @@ def test_a_frame_alone_of_a_lost_row_is_dropped(change):
         again.close()
         assert (faults, found.upto, found.values[5]) == ([], ROWS, 7)
         assert found.values[2] == found.highest
+
+
+def test_of_priorities_from_before_those_of_rows_that_are_there_stay():
+    """A copy of a buffer in RAM may be older than that of its sampler."""
+    buf = ReplayBuffer(ROWS)
+    buf.write_episode({"x": np.arange(5)})
+    store = buf.engine.owned
+    rows = store.home.rows
+    kept = StoredPriorities(store, Leaves(np.full(rows, 7, np.float32), 9, 8.0)).leaves
+    assert (kept.upto, kept.highest, kept.values[0]) == (5, 8.0, 7.0)
+    other = StoredPriorities(store, Leaves(np.full(rows + 1, 7, np.float32), 5, 8.0)).leaves
+    assert (other.upto, other.highest, len(other.values)) == (0, 1.0, rows)
 
 
 def test_the_highest_priority_is_known_though_its_row_was_lost(small):
