@@ -30,8 +30,8 @@ from ringmap.clips.samplers.episodes import EpisodeSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.clips.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.window import Window
-from ringmap.data import load_dataset
-from ringmap.errors import CorruptError, InputError, NoClipsError, RoleError
+from ringmap.data import ShardedReplayBuffer, load_dataset
+from ringmap.errors import ClipIndexError, CorruptError, InputError, NoClipsError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.checksums import framed
 from ringmap.storage.disk.files import Disk
@@ -886,3 +886,33 @@ def test_an_episode_that_is_taken_twice_counts_twice(parts):
     assert abs((drawn == 2).mean() - share) < 0.04  # 0.4 where it counts once
     again = buf.view().take([2]).take([0, 0, 0])
     assert again.num_valid_ends(2) == 3 * (stored - 1)
+
+
+@pytest.mark.parametrize("kind", ["ring", "fleet"])
+def test_a_view_counts_the_steps_of_an_episode_as_they_were_whatever_parts_of_it_are_gone(tmp_path, kind):
+    """Its first parts went before the view was made, and more of them since."""
+    with ReplayBuffer(40, path=tmp_path / "ring", spare_rows=10) as buf:
+        recording = buf.begin_episode(commit_every=5)
+        for step in range(50):
+            recording.append({"step": step})
+        read = buf if kind == "ring" else ShardedReplayBuffer(tmp_path, wait_s=0)
+        view = read.view()
+        (length,) = view.lengths.tolist()
+        first = 50 - length
+        assert first > 0
+        moved = pickle.loads(pickle.dumps(view))
+        for step in range(50, 65):
+            recording.append({"step": step})
+        read.refresh()
+        gone = 65 - int(read.lengths[0]) - first
+        assert 0 < gone < length
+        for one in (view, moved, read.view(at=view.moment)):
+            one._buffer.refresh()
+            assert one.load_steps(0, gone, length)["step"].tolist() == list(range(first + gone, 50))
+            assert one.load_steps(0, length - 2, length - 1, columns=["step"])["step"].tolist() == [48]
+            for start in (0, gone - 1):
+                with pytest.raises(ClipIndexError, match="was evicted since"):
+                    one.load_steps(0, start, length)
+        recording.finish()
+        if read is not buf:
+            read.close()

@@ -803,3 +803,21 @@ def test_a_fleet_that_is_copied_or_moved_whole_counts_on(tmp_path):
                 pass
             pace.draw(8)
             assert pace.drawn == 16
+
+
+def test_steps_of_a_ring_that_is_gone_count_for_those_who_never_saw_it(tmp_path):
+    """A learner and a collector that were started again, after a ring was removed: none counts from zero."""
+    with ReplayBuffer(5000, path=tmp_path / "a") as buf, Pace(tmp_path, **NUMBERS) as pace:
+        for _ in range(500 // COMMIT):
+            write(buf, pace)
+    with Pace(tmp_path, **NUMBERS) as learner:
+        learner.draw(BATCH)
+    shutil.rmtree(tmp_path / "a")
+    with Pace(tmp_path, **NUMBERS, timeout_s=1) as learner:
+        learner.draw(BATCH)  # min_steps came in, though no ring is here
+    assert Pace(tmp_path, **NUMBERS).inserted == 500, "its draw kept what others had seen"
+    with Pace(tmp_path, **NUMBERS, timeout_s=1) as learner, Pace(tmp_path, **NUMBERS) as collector:
+        learner.draw(BATCH)
+        left = int(SLACK - ahead(500, 3 * BATCH)) // 4
+        may_insert = [collector._act("test", lambda n=n: collector._may_insert(n, "test")) for n in (left, left + 1)]
+        assert may_insert == [True, False]

@@ -323,6 +323,41 @@ def test_a_persistent_worker_gives_no_numbers_of_a_view_that_moved(tmp_path, kin
     writer.close()
 
 
+class Asked:
+    """What a worker says of a view."""
+
+    def __init__(self, view, ask):
+        self.view, self.ask = view, ask
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, _):
+        return self.ask(self.view)
+
+
+def ended_of(view):
+    return view.ended.tolist()
+
+
+def moment_of(view):
+    return view.moment["rings"]
+
+
+@pytest.mark.parametrize("ask", [ended_of, moment_of])
+def test_a_persistent_worker_says_nothing_of_a_moment_that_is_over(tmp_path, ask):
+    writer = Writer(tmp_path, "plain")
+    view = writer.data.view(live=True)
+    lasting = DataLoader(Asked(view, ask), None, num_workers=1, persistent_workers=True)
+    assert len(list(lasting)) == 1
+    writer.go_on(2)
+    assert view.refresh()
+    with pytest.raises(StaleCopyError, match="pass_sampler"):
+        list(lasting)
+    end(lasting)
+    writer.close()
+
+
 def test_a_selection_may_begin_before_the_first_episode_and_see_the_ring_cleared(tmp_path):
     buf = ReplayBuffer(100, path=tmp_path / "ring")
     view = buf.view(where="task = a", live=True)

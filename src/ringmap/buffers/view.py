@@ -511,8 +511,8 @@ class BufferView(Dataset):
 
         Cost: 1 to 3 bytes for each episode; made once.
         """
+        self._check_moment()
         if self._moment is None:
-            self._check_moment()
             self._moment = self._named()
             if self._arcs is not None:
                 self._moment["arcs"] = self._arcs.as_json()
