@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from ringmap import Marks, ReplayBuffer, TransitionReplayBuffer
 from ringmap.buffers import view as view_module
+from ringmap.buffers.moments import pack, unpack
 from ringmap.buffers.view import BufferView
 from ringmap.data import (
     ConcatDataset,
@@ -504,6 +505,30 @@ def test_wrong_moments_are_refused(tmp_path):
         with pytest.raises(InputError):
             buf.view(at=one)
     other.close()
+    writer.close()
+
+
+def test_wrong_moments_of_many_rings_are_refused(tmp_path):
+    writer = Writer(tmp_path, "fleet")
+    selected = writer.data.view(where="task = a")
+    for view in (writer.data.view(), selected.take(range(len(selected.lengths) - 1, 0, -2))):
+        moment, rings = view.moment, view.moment["rings"]
+        home, local = unpack(moment, ("home", "local"), "test").values()
+        again = writer.data.view(at=moment)
+        assert np.array_equal(again.starts, view.starts)
+        assert again.num_valid_ends() == view.num_valid_ends() == len(view)
+        wrong = [{**moment, **pack({"home": at})} for at in (home - 1, home + 1, home[:-1], home * 0)]
+        wrong += [{**moment, **pack({"local": at})} for at in (local - 1, local + 1, local[:-1], local * 0)]
+        wrong += [{**moment, **pack({"home": home[:-1], "local": local[:-1]})}]
+        wrong += [{**moment, "rings": [rings[0], *rings[:2]]}, {**moment, "rings": rings[:2]}]
+        for one in wrong:
+            with pytest.raises(InputError, match="do not fit"):
+                writer.data.view(at=one)
+    (one,) = (ring := writer.rings[0]).view().moment["rings"]
+    count = len(ring.lengths)
+    twice = pack({"home": np.repeat([0, 1], count), "local": np.tile(np.arange(count), 2)})
+    with pytest.raises(InputError, match="do not fit"):
+        ring.view(at={"rings": [one, one], **twice})
     writer.close()
 
 

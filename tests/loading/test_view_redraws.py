@@ -8,6 +8,7 @@ import pytest
 from torch.utils.data import BatchSampler, DataLoader
 
 from ringmap import ReplayBuffer
+from ringmap.buffers.sharded.numbers import apart
 from ringmap.buffers.view import BufferView
 from ringmap.data import (
     EPISODE_DATA_KEY,
@@ -197,6 +198,13 @@ def test_what_is_left_is_equally_likely(made):
     expected = 40.0
     chi2 = ((counts - expected) ** 2 / expected).sum()
     assert chi2 < left + 5 * np.sqrt(2 * left)
+
+
+@pytest.mark.parametrize("made", [THREE], indirect=True)
+def test_each_place_of_a_batch_is_redrawn_from_every_ring(made):
+    rings = apart(made.buffer.view().redraw(3000))[0]
+    for part in np.split(rings, 3):
+        assert (np.bincount(part) > 200).all()
 
 
 @pytest.mark.parametrize("made", few([ONE, PARTS, THREE]), indirect=True)

@@ -256,11 +256,15 @@ class BufferView(Dataset):
         if "home" not in moment and len(parts) == 1:
             return cls(buffer, parts)
         home, local = unpack(moment, ("home", "local"), where).values()
-        counts = np.array([len(part.episodes.starts) for part in parts], np.int64)
-        if len(home) != len(local) or (
-            len(home)
-            and (home.min() < 0 or home.max() >= len(parts) or local.min() < 0 or (local >= counts[home]).any())
-        ):
+        counts = [len(part.episodes.starts) for part in parts]
+        # Each episode of each part once: draws are from whole parts.
+        every = (
+            np.repeat(np.arange(len(parts)), counts),
+            np.concatenate([np.empty(0, np.int64), *map(np.arange, counts)]),
+        )
+        order = np.lexsort((local, home)) if len(home) == len(local) else np.empty(0, np.int64)
+        is_each_once = np.array_equal(home[order], every[0]) and np.array_equal(local[order], every[1])
+        if len(home) != len(local) or not is_each_once or len({part.number for part in parts}) < len(parts):
             raise InputError(f"{where}: this is no moment of a view: its episodes do not fit")
         return cls(buffer, parts, home, local)
 
