@@ -262,3 +262,64 @@ def test_a_factory_that_fails_in_a_worker_is_said(capfd):
 
     with pytest.raises(RolloutError, match="died while it made its environments"):
         EnvPool([make] * 2, workers=1)
+
+
+class Odd(Exception):
+    """Is pickled, and can't be made again from that."""
+
+    def __init__(self, what, more):
+        super().__init__(what)
+        self.more = more
+
+
+def test_an_error_that_can_not_be_received_is_one_turn_that_failed():
+    class Raises(Info):
+        def step(self, action):
+            raise Odd("planted", 3)
+
+    pool = EnvPool([Info, Raises], workers=2)
+    pool.reset(seed=0)
+    with pytest.raises(RolloutError, match="env 1 of the pool, .*Odd: planted"):
+        pool.step([0, 0])
+    pool.reset(seed=0)
+    pool.close()
+
+
+def test_what_a_worker_says_next_is_not_written_over_what_it_said():
+    class Counts(Info):
+        count = 0
+
+        def reset(self, seed=None, options=None):
+            self.count = seed
+            return 0, {"x": np.full(1000, self.count)}
+
+        def step(self, action):
+            self.count += 1
+            return 0, 1.5, False, False, {"x": np.full(1000, self.count)}
+
+        def info_nbytes(self):
+            return 8000
+
+    pool = EnvPool([Counts] * 2, workers=1)
+    pool.reset(seed=[10, 20])
+    kept = pool.rows[1]["x"]
+    pool.step([0, 0], mask=[False, True])
+    assert [set(row["x"].ravel().tolist()) for row in pool.rows] == [{10}, {21}]
+    assert set(kept.ravel().tolist()) == {20}
+    pool.close()
+
+
+def test_after_an_interrupted_call_no_answer_is_taken_for_the_next_ones(monkeypatch):
+    pool = EnvPool([Info] * 2, workers=2)
+    pool.reset(seed=0)
+
+    def step(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool._crew._envs, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            pool.step([0, 0])
+    with pytest.raises(RolloutError, match="worker processes are gone"):
+        pool.step([0, 0])
+    pool.close()
