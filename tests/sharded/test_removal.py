@@ -119,14 +119,14 @@ def test_a_kill_leaves_the_ring_or_none(closed, change):
     assert sorted(path.name for path in closed.folder.iterdir()) == ["a", "c"]
 
 
-def test_it_is_away_for_good_before_anything_of_it_is_deleted_and_then_it_is_no_ring_first(closed):
-    changes, folder = [], str(closed.folder / "b")
+def test_it_is_away_for_good_before_anything_of_it_is_deleted_and_then_it_is_no_ring_first(closed, monkeypatch):
+    changes = []
 
-    class Watched(Disk):
-        def before(self, what, path, *details):
-            changes.append((what, os.path.relpath(path, closed.folder)))
+    def before(self, what, path, *details):
+        changes.append((what, os.path.relpath(path, closed.folder)))
 
-    remove_ring(folder, "test", Watched())
+    monkeypatch.setattr(Disk, "before", before)
+    remove_ring(str(closed.folder / "b"), "test")
     at = next(number for number, (what, _) in enumerate(changes) if what == "rename")
     synced = changes.index(("sync_folder", "."), at)
     deleted = [path for _, path in changes[synced + 1 :] if path.startswith("removed/b/")]
