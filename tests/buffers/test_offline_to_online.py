@@ -1053,3 +1053,14 @@ def test_rows_that_do_not_say_where_an_episode_ends(tmp_path):
     for call in (mine.episode_dataset, lambda: list(mine.rows())):
         with pytest.raises(InputError, match="is a ReplayBuffer of yours"):
             call()
+
+
+def test_rows_that_are_refused_change_nothing_in_what_is_drawn():
+    offline = ReplayBuffer(20)
+    offline.write_episode({"obs/a": np.zeros((4, 2)), "x": np.arange(4)})
+    mix = OfflineToOnlineReplayBuffer(offline, online_capacity=20)
+    mix.extend({"obs/a": np.zeros((4, 2)), "x": np.arange(4)})
+    with pytest.raises(InputError):
+        mix.extend({"obs": {"a": np.zeros((4, 3))}, "x": np.arange(4)})
+    assert set(mix.sample(4)) == {"obs/a", "x"}
+    mix.close()
