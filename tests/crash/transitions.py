@@ -89,12 +89,16 @@ def prove(batch, is_named=False):
     return found
 
 
+def by_record(buf, name):
+    """Return the rows of a column of transitions, record by record."""
+    lengths = buf.engine.rings[0].reader.source.live.lengths
+    return np.split(buf._ring.buffer.get_col_data(name), np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+
 def look(buf, prove=prove):
     """Return the calls stored, and the transitions that can't be drawn as their next observation was lost."""
-    ring = buf._ring.buffer
     buf.engine.commit_pending("a test")
-    rows = [ring.load_episode(i) for i in range(ring.num_episodes)]
-    calls = [(int(r["rewards"][0]) // 64, len(r["rewards"])) for r in rows]
+    calls = [(int(rewards[0]) // 64, len(rewards)) for rewards in by_record(buf, "rewards")]
     stored = [(n, lane) for n, lanes in calls for lane in range(lanes)][-buf.capacity :]
     assert len(buf) == len(stored), f"{len(buf)} of {stored}"
     drawn = set()

@@ -21,6 +21,7 @@ from ringmap import TransitionReplayBuffer, Zarr
 from ringmap.samplers import PrioritizedSampler
 from tests.crash import cases
 from tests.crash.cases import Case, Expect, Session, draw_step, read
+from tests.crash.transitions import by_record
 from tests.disks import Through
 
 WIDTHS = (5, 700, 5000)
@@ -225,12 +226,10 @@ class Transitions:
         most = self.facts[min(at + 1, len(self.facts) - 1)][2]
         buf = self._open(mounted, disk)
         seen = []
-        if buf._ring.buffer.num_episodes:
-            for episode in buf._ring.buffer.episodes():
-                actions = np.array(episode["actions"])
-                number = int(actions[0])
-                assert (actions == [number] * self.lanes).all(), "half a call, or one of two"
-                seen.append(number)
+        for actions in by_record(buf, "actions"):
+            number = int(actions[0])
+            assert (actions == [number] * self.lanes).all(), "half a call, or one of two"
+            seen.append(number)
         assert seen == sorted(set(seen)), f"calls out of order: {seen}"
         assert all(number < most for number in seen), f"{seen}, {most} were begun"
         room = self.capacity // self.lanes
