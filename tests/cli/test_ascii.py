@@ -32,7 +32,6 @@ CALLS = {
     "convert": ["convert", "flö/größe", "bö.zarr", "--drop", "größe"],
     "merge": ["merge", "flö/größe", "flö/zwei", "cö.h5"],
     "formats": ["formats"],
-    "demo": ["demo", "--größe"],
     "a wrong command": ["größe"],
     "a wrong option": ["info", "flö", "--größe"],
 }
@@ -66,7 +65,7 @@ def test_every_command_works_with_a_stdout_that_holds_no_umlauts(fleet, monkeypa
                 output.flush()
                 text.append(raw.getvalue().decode(encoding))
         said[call] = (ended.value.code or 0, *text)
-    wrong = {"view", "collect", "demo"} | {call for call in CALLS if call.startswith("a wrong")}
+    wrong = {"view", "collect"} | {call for call in CALLS if call.startswith("a wrong")}
     assert {call for call, (code, *_) in said.items() if code} == wrong
     name = "gr\\xf6\\xdfe" if encoding == "ascii" else "größe"
     assert name in said["info"][1]

@@ -202,12 +202,6 @@ def test_lossless_is_true_of_those_that_say_so(cli, replay, tmp_path):
         assert equal == facts.lossless, facts.name
 
 
-def test_the_demo_wants_a_folder_of_its_own(cli, replay):
-    done = cli("demo", "--dir", replay)
-    assert done.code == 2
-    assert "is not empty" in done.err
-
-
 def test_conditions_are_joined(cli, replay, tmp_path):
     """`--where` given twice: both have to be met, whatever each of them joins by `or`."""
     words = ["--where", "seed = 103 or seed = 104", "-w", "length = 10 or length = 12"]

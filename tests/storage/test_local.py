@@ -124,7 +124,6 @@ COMMANDS = [
     "snapshot ring @",
     "episodes @",
     "view @",
-    "demo --dir @",
     "preview ring -o @x.png",
     "repair ring --to @",
 ]

@@ -54,7 +54,6 @@ COMMANDS = {
     "convert": "Write a dataset or a buffer in another format.",
     "merge": "Write the episodes of several datasets into one.",
     "formats": "List the formats of datasets, and what each can do.",
-    "demo": "Collect, be killed, go on, and train: in a temporary folder.",
 }
 """All commands, and the first line of the help of each: `--help` shows it without loading them."""
 
