@@ -4,26 +4,21 @@ import json
 import logging
 import os
 import pickle
-import shutil
 import struct
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
-from ringmap.data import ReplayBuffer, convert, detect_format, get_format, load_dataset
+from ringmap.data import ReplayBuffer, convert, detect_format, get_format, load_dataset, merge
 from ringmap.errors import (
     CorruptError,
     InputError,
     MissingExtraError,
-    ReplacedError,
-    RoleError,
     UnknownFormatError,
     UnsupportedError,
 )
 from ringmap.formats.rlds import records
 from ringmap.formats.rlds.example import features_of, values_of
-from tests.formats.others import later_than
 from tests.formats.rlds import LARGE, STEPS, data, episode, fixture, flat
 
 TRAIN = (0, 1, 2)
@@ -42,50 +37,48 @@ def frames(tmp_path):
     return fixture("tfrecord", tmp_path / "set")
 
 
-def opened(path, **options):
-    return load_dataset(path, output="numpy", layout="HWC", **options)
+def opened(path):
+    return list(get_format("rlds").open_stream(path))
 
 
 def differences(found):
     """Return what is not as the writer was given it."""
     wrong = []
-    told = found.get_episode_data()
-    numbers = told["episode_metadata/number"]
+    numbers = [data["episode_metadata/number"] for _, data in found]
     if sorted(numbers) != list(range(len(STEPS))):
         wrong.append("episodes")
-    for at, number in enumerate(numbers):
-        got, given = found.load_episode(at), flat(episode(number))
+    for number, (got, told) in zip(numbers, found, strict=True):
+        given = flat(episode(number))
         terminal = given.pop("is_terminal")
         given["terminated"], given["truncated"] = terminal, given["is_last"] & ~terminal
         if sorted(got) != sorted(given):
             wrong.append("columns")
         for name, rows in given.items():
-            rows = rows.tolist() if rows.dtype.kind == "U" else rows
             if name.endswith("wrist"):  # JPEG
                 if abs(got[name].astype(int) - rows).max() > 6:
                     wrong.append(name)
             elif not np.array_equal(got[name], rows):
                 wrong.append(name)
-            elif isinstance(rows, np.ndarray) and got[name].dtype != rows.dtype:
+            elif rows.dtype.kind != "U" and got[name].dtype != rows.dtype:
                 wrong.append(f"{name}: dtype")
         for name, value in flat(data(number)).items():
-            if not np.array_equal(told[name][at], value):
+            if not np.array_equal(told[name], value):
                 wrong.append(name)
-        if told["split"][at] != ("train" if number in TRAIN else "test"):
+        if told["split"] != ("train" if number in TRAIN else "test"):
             wrong.append("split")
     return wrong
 
 
 def test_every_value_is_the_one_that_was_given(path, caplog):
     with caplog.at_level(logging.WARNING, "ringmap"):
-        found = opened(path)
+        found = get_format("rlds").open_stream(path)
     assert [r.getMessage() for r in caplog.records] == [
         f"{path}: feature 'steps/any' is left out: a Sequence of any length is not read"
     ]
     assert detect_format(path).name == "rlds" and found.reward_at == "same"
-    assert len(found.lengths) == len(STEPS) and differences(found) == []
-    assert found.load_episode(0)["bits"][0] == LARGE
-    assert differences(pickle.loads(pickle.dumps(found))) == []
+    assert found.num_episodes == len(STEPS) and differences(list(found)) == []
+    assert next(columns["bits"][0] for columns, data in found if data["episode_metadata/number"] == 0) == LARGE
+    assert differences(list(pickle.loads(pickle.dumps(found)))) == []
 
 
 def test_control_a_changed_value_is_found(path, monkeypatch):
@@ -98,50 +91,26 @@ def test_control_a_changed_value_is_found(path, monkeypatch):
 episode_of = episode
 
 
-@pytest.mark.parametrize("path", ["tfrecord"], indirect=True)
-def test_in_workers(path):
-    found = load_dataset(path, num_steps=2)
-    loader = DataLoader(found, batch_size=3, num_workers=2, multiprocessing_context="fork")
-    rows = [row for batch in loader for row in batch["codes"].tolist()]
-    assert rows == [found[i]["codes"].tolist() for i in range(len(found))]
-    assert len(rows) == sum(max(0, steps - 1) for steps in STEPS)
-
-
-@pytest.mark.parametrize("path", ["array_record"], indirect=True)
-def test_array_record_is_refused_after_a_fork(path):
-    """Its package would hang or crash there, now and then."""
-    found = load_dataset(path, num_steps=2)
-    found[0]
-    pid = os.fork()
-    if not pid:
-        try:
-            with pytest.raises(RoleError, match="before this process was forked"):
-                load_dataset(path)[0]
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
-
-
-def test_it_goes_into_a_buffer_and_other_formats(path, tmp_path):
-    buf = ReplayBuffer(100)
-    found = load_dataset(path)
-    keys = ["observation/image", "action/arm", "reward", "terminated"]
-    buf.extend_from(load_dataset(path, keys_to_load=keys))
-    assert buf.lengths.tolist() == found.lengths.tolist()
+def test_it_is_converted(path, tmp_path):
     convert(path, tmp_path / "copy.h5", progress=False)
-    copy = opened(tmp_path / "copy.h5")
-    assert differences(copy) == []
+    copy = load_dataset(tmp_path / "copy.h5", output="numpy", layout="HWC")
+    told = copy.get_episode_data()
+    found = [(copy.load_episode(n), {k: v[n] for k, v in told.items()}) for n in range(len(copy.lengths))]
+    assert differences(found) == [] and copy.reward_at == "same"
+    merge([path, path], tmp_path / "both.zarr", progress=False, drop=["observation/wrist"])
+    both = load_dataset(tmp_path / "both.zarr")
+    assert both.lengths.tolist() == [*copy.lengths, *copy.lengths] and "observation/wrist" not in both.column_names
 
 
-def test_numbers_are_read_without_pictures(path, monkeypatch):
-    from ringmap.formats.rlds import features
-
-    found = opened(path)
-    monkeypatch.setattr(features, "decode_into", None)
-    assert len(found.get_col_data("reward")) == sum(STEPS)
-    with pytest.raises(CorruptError, match="NoneType"):
-        found.get_col_data("observation/image")
+def test_it_is_not_read_by_index(path, tmp_path):
+    for call in (load_dataset, lambda path: load_dataset(path, format="rlds")):
+        with pytest.raises(
+            UnsupportedError, match=r"read in order, and not by index; convert it: ringmap.data.convert"
+        ):
+            call(path)
+    with pytest.raises(InputError, match="no table of episodes to choose from"):
+        convert(path, tmp_path / "copy.h5", where="length > 2", progress=False)
+    assert not (tmp_path / "copy.h5").exists()
 
 
 def test_it_is_read_only(path, tmp_path):
@@ -160,26 +129,7 @@ def test_array_record_needs_its_extra(tmp_path, monkeypatch):
     path = fixture("array_record", tmp_path / "set")
     monkeypatch.setitem(__import__("sys").modules, "array_record", None)
     with pytest.raises(MissingExtraError, match=r'pip install "ringmap\[rlds\]"'):
-        load_dataset(path)
-
-
-def test_opening_reads_no_picture(frames, monkeypatch):
-    """But the first one whose size features.json does not tell."""
-    read, real = [], records._Part.__getitem__
-
-    def counted(self, part):
-        read.append((self._record, part.start, part.stop))
-        return real(self, part)
-
-    monkeypatch.setattr(records._Part, "__getitem__", counted)
-    opened(frames)
-    seen = {"image": 0, "wrist": 0, "text": 0}
-    for record in {record for record, _, _ in read}:
-        whole = records.TFRecord.read(record)
-        for name, (begin, end) in features_of(whole, len(whole)).items():
-            inside = [1 for r, start, stop in read if r == record and start >= begin and stop <= end]
-            seen[name.rpartition("/")[2]] = seen.get(name.rpartition("/")[2], 0) + len(inside)
-    assert (seen["image"], seen["wrist"], seen["text"]) == (0, 1, len(STEPS))
+        opened(path)
 
 
 def first(path):
@@ -194,38 +144,31 @@ def change(file, at, byte):
 
 
 def test_a_flipped_bit_is_found(frames):
-    """In the length of a record when it is opened, elsewhere when it is read; each bit of the first record, in turn."""
+    """Bits of the first record, in turn."""
     file = first(frames)
     whole = file.read_bytes()
     size = struct.unpack("<Q", whole[:8])[0]
     for at in [*range(12), *range(12, 12 + size, 97), *range(12 + size, 16 + size)]:
         change(file, at, 1 << at % 8)
         with pytest.raises(CorruptError, match=file.name):
-            found = opened(frames)
-            found.load_episode(0)
+            opened(frames)
         file.write_bytes(whole)
     assert differences(opened(frames)) == []
 
 
 def test_control_without_checksums_a_flipped_bit_is_a_value(frames, monkeypatch):
-    file, found = first(frames), opened(frames)
-    number = found.get_episode_data()["episode_metadata/number"][0]
-    at = file.read_bytes().index(episode(number)["action"]["arm"].tobytes())
+    file, (_, told) = first(frames), opened(frames)[0]
+    given = episode(told["episode_metadata/number"])["action"]["arm"]
+    at = file.read_bytes().index(given.tobytes())
     change(file, at, 1)
     with pytest.raises(CorruptError, match="another checksum"):
-        opened(frames).load_episode(0)
-    monkeypatch.setattr(records, "_masked", lambda data: None)
-    real = records.TFRecord.read
+        opened(frames)
 
-    def unchecked(record):
-        with open(record.file, "rb") as opened_file:
-            opened_file.seek(record.at)
-            return opened_file.read(record.size)
+    class Any:
+        __eq__, __ne__ = lambda self, other: True, lambda self, other: False
 
-    monkeypatch.setattr(records.TFRecord, "read", staticmethod(unchecked))
-    assert real is not unchecked
-    monkeypatch.setattr(found.source, "_refuse_newer", lambda path: None)  # it would see it
-    assert not np.array_equal(found.load_episode(0)["action/arm"], episode(number)["action"]["arm"])
+    monkeypatch.setattr(records, "_masked", lambda data: Any())
+    assert not np.array_equal(opened(frames)[0][0]["action/arm"], given)
 
 
 @pytest.mark.parametrize("cut", [1, 4, 5, 200, -3])
@@ -258,19 +201,6 @@ def edit(path, name, change):
     (path / name).write_text(json.dumps(body))
 
 
-def test_it_is_overwritten_while_it_is_open(frames, tmp_path):
-    """A record that was not read before is not read from other files."""
-    found = opened(frames)
-    first = found.load_episode(0)["observation/state"].tolist()
-    later_than(frames)
-    for file in frames.glob("*.tfrecord*"):
-        shutil.copyfile(file, tmp_path / "copy")
-        shutil.copyfile(tmp_path / "copy", file)
-    with pytest.raises(ReplacedError, match="was written since"):
-        found.load_episode(2)
-    assert opened(frames).load_episode(0)["observation/state"].tolist() == first
-
-
 def test_what_is_no_such_data_set(frames):
     edit(frames, "dataset_info.json", lambda body: body.update(fileFormat="riegeli"))
     with pytest.raises(UnknownFormatError, match="'riegeli', expected one of"):
@@ -282,7 +212,7 @@ def test_what_is_no_such_data_set(frames):
     edit(frames, "features.json", lambda body: body["featuresDict"]["features"].pop("steps"))
     assert detect_format(frames) is None
     with pytest.raises(UnknownFormatError, match="is no RLDS data set"):
-        load_dataset(frames, format="rlds")
+        opened(frames)
 
 
 def of_steps(body):
@@ -301,13 +231,13 @@ def of_steps(body):
         ("small", {"dtype": "int16", "shape": {}, "encoding": "zlib"}, "small.*incorrect header"),
         ("small", {"dtype": "int16", "shape": {}, "encoding": "none"}, "is text"),
         ("codes", {"dtype": "uint8", "shape": {"dimensions": ["-7"]}, "encoding": "none"}, "has shape"),
-        ("reward", {"dtype": "float32", "shape": {"dimensions": ["1" + "0" * 12]}, "encoding": "none"}, "takes"),
+        ("reward", {"dtype": "float32", "shape": {"dimensions": ["1" + "0" * 12]}, "encoding": "none"}, "expected"),
     ],
 )
 def test_values_that_are_not_as_described(frames, name, told, message):
     edit(frames, "features.json", lambda body: of_steps(body)[name].update(tensor=told))
     with pytest.raises(CorruptError, match=message):
-        opened(frames).load_episode(0)
+        opened(frames)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +256,7 @@ def test_pictures_that_are_not_as_described(frames, name, told, message):
         lambda body: of_steps(body)["observation"]["featuresDict"]["features"][name].update(image=told),
     )
     with pytest.raises(CorruptError, match=message):
-        opened(frames).load_episode(0)
+        opened(frames)
 
 
 def test_data_of_an_episode_may_be_missing_and_pictures_of_any_size(frames):
@@ -336,13 +266,11 @@ def test_data_of_an_episode_may_be_missing_and_pictures_of_any_size(frames):
         metadata["more"] = metadata["path"]
 
     edit(frames, "features.json", changed)
-    found = opened(frames)
-    data = found.get_episode_data()
-    assert data["episode_metadata/map"][0].shape == (3, 4, 3)
-    assert data.get("episode_metadata/more", [None])[0] is None
+    told = opened(frames)[0][1]
+    assert told["episode_metadata/map"].shape == (3, 4, 3) and "episode_metadata/more" not in told
     edit(frames, "features.json", lambda body: of_steps(body).update(more=of_steps(body)["reward"]))
-    with pytest.raises(CorruptError, match="'steps/more' of episode 0.* has 0 values"):
-        opened(frames).load_episode(0)
+    with pytest.raises(CorruptError, match="record 0: 'steps/more' has 0 values"):
+        opened(frames)
 
 
 # -- the wire format ---------------------------------------------------------------------------
@@ -378,7 +306,7 @@ def test_packed_or_each_alone():
         bytes=sized(1, sized(1, b"a") + sized(1, b"")),
         later=b"\x48\x01" + sized(3, sized(1, b"\x05") + b"\x11" + bytes(8)),  # fields of a later version
     )
-    places = features_of(made, len(made))
+    places = features_of(made)
     found = {name: values_of(made, place) for name, place in places.items()}
     assert found["packed"].tolist() == found["alone"].tolist() == numbers
     assert found["both"].tolist() == [300, 2**63 - 1]
@@ -405,7 +333,7 @@ def test_packed_or_each_alone():
 )
 def test_what_is_no_example(raw, message):
     with pytest.raises(ValueError, match=message):
-        for place in features_of(raw, len(raw)).values():
+        for place in features_of(raw).values():
             values_of(raw, place)
 
 
@@ -422,7 +350,7 @@ def test_damaged_records_are_refused_or_read(frames):
             raw[at] = rng.integers(256)
         raw = bytes(raw[: size if rng.random() < 0.8 else rng.integers(size)])
         try:
-            for place in features_of(raw, len(raw)).values():
+            for place in features_of(raw).values():
                 values_of(raw, place)
         except ValueError:
             refused += 1

@@ -186,6 +186,15 @@ def convert(at, place, source_format=None):
     return b""
 
 
+def stream(at, place):
+    from ringmap.data import detect_format, get_format
+
+    if detect_format(at) is None:
+        return load(at, place)  # it says what it is not
+    found = get_format("rlds").open_stream(at)
+    return b"".join(told(columns) + told(data) for columns, data in found)
+
+
 def load_rollout(at, place):
     from tests.hostile.sound import empty_rollout
 
@@ -200,6 +209,8 @@ def surfaces(kind):
     if kind == "rollout":
         return {"load": load_rollout}
     if kind in FORMATS:
+        if kind == "rlds":
+            return {"stream": stream, "convert": convert}
         given = "robomimic" if kind == "robomimic" else None  # it ends as any HDF5 file
         return {
             "load": functools.partial(load, format=given),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,45 @@ from ringmap.errors import ClipIndexError
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.read.episodes import ORIGIN_KEY, origin_of
 
-__all__ = ["episodes_of", "outlines_of", "schema_of"]
+__all__ = ["EpisodeStream", "count_of", "episodes_of", "outlines_of", "schema_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class EpisodeStream:
+    """Episodes that are read in order, of a format that has no index: `convert` copies them.
+
+    Attributes:
+        path: where they lie.
+        episode_column_names: names of the values that are constant within an episode.
+        num_episodes: how many there are.
+        reward_at, fps: what is known of all steps, see `Dataset`.
+    """
+
+    path: str
+    episode_column_names: list[str]
+    num_episodes: int
+    reward_at: str | None = None
+    fps: Fraction | None = None
+
+    @property
+    def schema(self) -> Schema:
+        """The columns."""
+        raise NotImplementedError(f"{type(self).__name__} must supply schema")
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order."""
+        return list(self.schema.names)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Array], dict[str, Any]]]:
+        """Yield `(columns, values constant within the episode)` of each episode, images as they are stored."""
+        raise NotImplementedError(f"{type(self).__name__} must supply __iter__")
+
+
+def count_of(dataset: Any) -> int:
+    """Return the number of episodes."""
+    return dataset.num_episodes if isinstance(dataset, EpisodeStream) else len(dataset.lengths)
 
 
 def episodes_of(
@@ -34,6 +71,9 @@ def episodes_of(
     Raises:
         ClipIndexError: an episode of another view was evicted.
     """
+    if isinstance(dataset, EpisodeStream):
+        yield from ((columns, data if with_data else {}) for columns, data in dataset)
+        return
     asked = dataset
     dataset = dataset.pinned() if isinstance(dataset, Dataset) else dataset
     is_live = is_live or dataset is not asked
@@ -70,6 +110,10 @@ def outlines_of(
     with_data = with_data and bool(dataset.episode_column_names)
     if not names and not with_data:
         return
+    if isinstance(dataset, EpisodeStream):
+        for found, constant in dataset:
+            yield {name: found[name] for name in names}, constant if with_data else {}
+        return
     as_stored = isinstance(dataset, Dataset) and getattr(dataset, "transform", None) is None
     for number, length in enumerate(np.asarray(dataset.lengths).tolist()):
         rows: dict[str, Array] = {}
@@ -88,7 +132,7 @@ def outlines_of(
 
 def schema_of(dataset: Any, where: str) -> Schema | None:
     """Return the columns of a dataset; None when it has no episodes."""
-    if not len(dataset.lengths):
+    if not count_of(dataset):
         return None
     schema = getattr(dataset, "schema", None)
     if isinstance(schema, Schema) and getattr(dataset, "transform", None) is None:

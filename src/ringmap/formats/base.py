@@ -95,6 +95,12 @@ class Format:
         return open_exported(cls, path, options)
 
     @classmethod
+    def open_stream(cls, path: str | PathLike[str]) -> Any:
+        """Return the episodes at `path` (`ringmap.datasets.stored_episodes.EpisodeStream`) of a format that is read in
+        order alone, for `convert` and `merge`; None of one that has `open_reader`."""
+        return None
+
+    @classmethod
     def export(cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any) -> None:
         """Write a new dataset at `path`, which does not exist. It does not have to handle kills and full disks.
 

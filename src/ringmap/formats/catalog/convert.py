@@ -16,10 +16,10 @@ import numpy as np
 
 from ringmap.clips.facts import REWARDS, Facts, name_among
 from ringmap.datasets.base import Dataset, SelectedDataset, Where
-from ringmap.datasets.stored_episodes import episodes_of, outlines_of, schema_of
+from ringmap.datasets.stored_episodes import EpisodeStream, count_of, episodes_of, outlines_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
-from ringmap.formats.catalog.load import load_arrays
+from ringmap.formats.catalog.load import load_arrays, open_stream
 from ringmap.formats.catalog.prefixes import place_of
 from ringmap.formats.common.fill import fill
 from ringmap.formats.common.refusals import Drop
@@ -97,6 +97,11 @@ def convert(
         raise InputError("convert: marks without where change nothing; give where='not flags contains bad', say")
     is_live = False
     if callable(where) or where.strip():
+        if isinstance(part, EpisodeStream):
+            raise InputError(
+                f"convert: {name} is read in order, and has no table of episodes to choose from; convert all, and "
+                "choose from the copy"
+            )
         whole = part if isinstance(part, Dataset) else SelectedDataset(part, np.arange(len(part.lengths)))
         part = whole.selected(where, "convert", marks)
         is_live = whole.pinned() is not whole
@@ -169,7 +174,7 @@ def _copy(
     left_out.check(names, lambda: dict.fromkeys(n for _, p in parts for n in p.episode_column_names))
     widths = _aligned(parts, left_out, where)
     facts = Facts(told.reward_at or _reward_at(parts, where), told.fps or _rate(parts, where).fps)
-    total = sum(len(part.lengths) for _, part in parts)
+    total = sum(count_of(part) for _, part in parts)
     episodes = _with_data(parts, chosen.supports_episode_data, widths, is_live)
     if progress:
         from tqdm import tqdm
@@ -191,7 +196,7 @@ def _reward_at(parts: list[tuple[str, Any]], where: str) -> str | None:
         placed = getattr(part, "reward_at", None)
         if placed is not None:
             known.setdefault(placed, name)
-        elif len(part.lengths) and name_among(REWARDS, part.column_names):
+        elif count_of(part) and name_among(REWARDS, part.column_names):
             unknown = name
     (placed, name), *others = [*known.items(), (None, "")][: 2 if len(known) > 1 else 1]
     if others:
@@ -226,11 +231,12 @@ def _format_of(dest: str | os.PathLike[str], name: str | None, mode: str, where:
 
 def _opened(source: Any, source_format: str | None, where: str, drop: list[str]) -> tuple[str, Any]:
     if isinstance(source, str | os.PathLike):
-        return str(source), load_arrays(source, source_format, drop)
+        stream = open_stream(source, source_format)
+        return str(source), load_arrays(source, source_format, drop) if stream is None else stream
     whole = getattr(source, "episode_dataset", None)
     if whole is not None:  # of transitions
         return repr(source), whole()
-    if not hasattr(source, "load_episode"):
+    if not (isinstance(source, EpisodeStream) or hasattr(source, "load_episode")):
         raise InputError(f"{where}: a source is a path, a name, a dataset or a buffer, got {type(source).__name__}")
     return repr(source), source
 

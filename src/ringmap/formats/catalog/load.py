@@ -20,6 +20,7 @@ from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, Where
 from ringmap.datasets.joined import ConcatDataset
 from ringmap.datasets.stored import StoredDataset
+from ringmap.datasets.stored_episodes import EpisodeStream
 from ringmap.errors import (
     ArgumentTypeError,
     InputError,
@@ -39,7 +40,7 @@ from ringmap.formats.registry import (
 from ringmap.storage.disk.paths import refuse_address
 from ringmap.storage.records.manifest import refuse_dangling
 
-__all__ = ["get_cache_dir", "load_arrays", "load_dataset"]
+__all__ = ["get_cache_dir", "load_arrays", "load_dataset", "open_stream"]
 
 HOME_VARIABLE = "STABLEWM_HOME"
 
@@ -201,6 +202,16 @@ def load_arrays(name: str | os.PathLike[str], format: str | None = None, drop: C
         if isinstance(part, StoredDataset):  # a reader of somebody else's may know no such option
             part.output = "numpy"
     return dataset
+
+
+def open_stream(name: str | os.PathLike[str], format: str | None = None) -> EpisodeStream | None:
+    """Return the episodes at a path, or of a name, whose format is read in order; None of any other."""
+    name = os.fspath(name)
+    if has_prefix(name) and not os.path.exists(os.path.expanduser(name)):
+        return None
+    path = _resolve(name, None)
+    found = detect_format(path) if format is None else get_format(format)
+    return None if found is None else found.open_stream(path)
 
 
 def _root(given: str | os.PathLike[str] | None) -> Path:

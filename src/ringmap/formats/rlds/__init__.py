@@ -5,6 +5,7 @@
     NAME-SPLIT.tfrecord-00000-of-00002        one record an episode, in all splits
     NAME-SPLIT.array_record-00000-of-00002    ... or these; they need the extra `rlds`
 
+It is read in order, since nothing in it says how many steps an episode has: `convert` copies it.
 Columns: the features of a step under their own names; `is_terminal` is the column `terminated`, and `truncated` is true
 at the last step if that is not terminal. A reward stands in the row of its action. Other features are episode data,
 with `split`.
@@ -17,31 +18,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError, UnknownFormatError
-from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of
-from ringmap.formats.common.episode_cache import EpisodeCache
-from ringmap.formats.common.source_format import StoredFormat
-from ringmap.formats.common.untrusted import (
-    check_name,
-    check_row,
-    kind_at,
-    read_json,
-    refuse_elsewhere,
-    refuse_vast,
-)
+from ringmap.datasets.stored_episodes import EpisodeStream
+from ringmap.errors import CorruptError, UnknownFormatError, UnsupportedError
+from ringmap.formats.base import Format
+from ringmap.formats.common.directory import damage_named
+from ringmap.formats.common.untrusted import check_name, kind_at, read_json, refuse_elsewhere
 from ringmap.formats.registry import register_format
-from ringmap.formats.rlds.example import Readable, features_of, values_of
-from ringmap.formats.rlds.features import TEXT, Leaf, decode, leaves_of, sized
-from ringmap.formats.rlds.records import READERS, Record
-from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.formats.rlds.example import features_of, values_of
+from ringmap.formats.rlds.features import Leaf, decode, leaves_of
+from ringmap.formats.rlds.records import READERS
+from ringmap.storage.columns.schema import Schema
 
-__all__ = ["Rlds", "RldsSource"]
+__all__ = ["Rlds", "RldsEpisodes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,11 +44,11 @@ log = logging.getLogger("ringmap")
 
 
 @register_format
-class Rlds(StoredFormat):
-    """RLDS data sets. Read only."""
+class Rlds(Format):
+    """RLDS data sets. Read only, in order."""
 
     name = "rlds"
-    source = "ringmap.formats.rlds:RldsSource"
+    supports_episode_data = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
@@ -69,29 +62,43 @@ class Rlds(StoredFormat):
         except (OSError, CorruptError, LookupError, TypeError):
             return False
 
+    @classmethod
+    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> Any:
+        """Refuse: no episode is found by its number.
 
-class RldsSource(DirectorySource):
-    """The columns of an RLDS data set, as `StoredDataset` reads them.
+        Raises:
+            UnsupportedError: always; it says what to do.
+        """
+        raise UnsupportedError(
+            f"{os.fspath(path)}: an RLDS data set is read in order, and not by index; convert it: "
+            f"ringmap.data.convert({os.fspath(path)!r}, 'copy.h5')"
+        )
+
+    @classmethod
+    def open_stream(cls, path: str | os.PathLike[str]) -> RldsEpisodes:
+        """Return the episodes, which are read in order."""
+        return RldsEpisodes(path)
+
+
+class RldsEpisodes(EpisodeStream):
+    """The episodes of an RLDS data set, in order.
 
     Args:
         path: the folder that holds `features.json`.
 
     Raises:
-        NotFoundError: there is no such folder.
         UnknownFormatError: it is no RLDS data set, or its files are of another kind.
-        CorruptError: it is damaged.
-        MissingExtraError: its files are ArrayRecord, and the package is not installed.
+        CorruptError: it is damaged; from iterating, too.
+        MissingExtraError: from iterating: its files are ArrayRecord, and the package is not installed.
 
-    Cost: opening counts the steps of each record: of TFRecord files it reads the names of features, texts, and one
-    column of numbers, of ArrayRecord files all. A read loads whole episodes, which are kept, pictures only if they are
-    asked for.
+    Cost: opening reads the two descriptions; the columns are those of the first episode, which is read for them.
     """
 
     reward_at = "same"
     """A row is a step: an observation, its action, and the reward of that."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
+        self.path = os.path.abspath(path)
         if not Rlds.detect(self.path):
             raise UnknownFormatError(
                 f"{self.path}: is no RLDS data set: it has no dataset_info.json, or no features.json with steps"
@@ -101,38 +108,44 @@ class RldsSource(DirectorySource):
             counters = [leaf for leaf in self._columns.values() if leaf.per_step > 0]
             if not counters:
                 raise CorruptError(f"{self.path}: no feature tells how many steps an episode has")
-            counter = min(counters, key=lambda leaf: (leaf.kind != "number", leaf.per_step))
-            self._records: list[Record] = []
-            self._splits: list[str] = []
-            lengths: list[int] = []
-            for split, file, told in self._files():
-                with damage_named(file):
-                    before = len(lengths)
-                    for record, data in self._reader.scan(file):
-                        places = features_of(data, record.size)
-                        self._measure(data, places, file)
-                        steps = len(values_of(data, places.get(counter.key, (0, 0)))) // counter.per_step
-                        if not steps:
-                            self._reader.read(record)  # what says so is looked at, by its checksum
-                        if counter.key not in places:
-                            raise CorruptError(f"record {len(lengths) - before} has no feature {counter.key!r}")
-                        lengths.append(steps)
-                        self._records.append(record)
-                    count = len(lengths) - before
-                    if count != told:
-                        raise CorruptError(f"{file}: has {count} records, expected {told}, as dataset_info.json says")
-                    self._splits += [split] * count
-            self.lengths = np.array(lengths, np.int32)
-            self._refuse_wide()
-        self.offsets = offsets_of(self.lengths)
-        specs = [leaf.spec(name) for name, leaf in self._columns.items()] if lengths else []
-        if "terminated" in self._columns and lengths:
-            specs.append(ColumnSpec("truncated", (), np.dtype(bool)))
-        self.schema = Schema(tuple(specs))
-        self.episode_columns = [*(leaf.name for leaf in self._data), "split"]
+            self._counter = min(counters, key=lambda leaf: (leaf.kind != "number", leaf.per_step))
+            self._files = list(self._named())
+        self._schema: Schema | None = None
+        self.num_episodes = sum(count for _, _, count in self._files)
+        self.episode_column_names = [*(leaf.name for leaf in self._data), "split"]
 
-    def _witnesses(self) -> Sequence[str]:
-        return [os.path.join(self.path, name) for name in ("dataset_info.json", "features.json")]
+    @property
+    def schema(self) -> Schema:
+        """The columns of the first episode; none without episodes."""
+        if self._schema is None:
+            self._schema = next((Schema.of(columns) for columns, _ in self), Schema(()))
+        return self._schema
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Array], dict[str, Any]]]:
+        """Yield the columns and the data of each episode."""
+        for split, file, told in self._files:
+            count = 0
+            with damage_named(file):
+                for data in self._reader(file):
+                    yield self._episode(data, split, f"{file}: record {count}")
+                    count += 1
+                if count != told:
+                    raise CorruptError(f"{file}: has {count} records, expected {told}, as dataset_info.json says")
+
+    def _episode(self, data: bytes, split: str, where: str) -> tuple[dict[str, Array], dict[str, Any]]:
+        with damage_named(where):
+            places = features_of(data)
+            if self._counter.key not in places:
+                raise CorruptError(f"{where} has no feature {self._counter.key!r}")
+            steps = len(values_of(data, places[self._counter.key])) // self._counter.per_step
+        columns = dict(_decoded(data, places, self._columns, steps, where))
+        if "terminated" in columns and "truncated" not in columns:
+            columns["truncated"] = np.arange(steps) == steps - 1
+            columns["truncated"] &= ~columns["terminated"].astype(bool)
+        known = {leaf.name: leaf for leaf in self._data if leaf.key in places}  # each is optional
+        rows = _decoded(data, places, known, 1, where)
+        constant = {n: row[0] if row.ndim > 1 else row[0].item() for n, row in rows}
+        return columns, {**constant, "split": split}
 
     def _features(self) -> tuple[dict[str, Leaf], list[Leaf]]:
         """Return the columns, and the leaves that are episode data."""
@@ -140,7 +153,6 @@ class RldsSource(DirectorySource):
         refuse_elsewhere(self.path, file)
         columns, data = {}, []
         for in_steps, leaf in leaves_of(read_json(file)):
-            check_row(file, leaf.name, abs(leaf.spec("").row_nbytes))
             if not leaf.reads:
                 log.warning("%s: feature %r is left out: a %s is not read", self.path, leaf.name, leaf.kind)
             elif not in_steps:
@@ -151,7 +163,7 @@ class RldsSource(DirectorySource):
             return columns, data
         return {"terminated" if n == "is_terminal" else n: leaf for n, leaf in columns.items()}, data
 
-    def _files(self) -> Iterator[tuple[str, str, int]]:
+    def _named(self) -> Iterator[tuple[str, str, int]]:
         """Yield split, path and number of records of each file, in order."""
         place = os.path.join(self.path, "dataset_info.json")
         info = read_json(place)
@@ -171,65 +183,11 @@ class RldsSource(DirectorySource):
                 refuse_elsewhere(self.path, file)
                 yield str(split["name"]), file, int(count)
 
-    def _measure(self, data: Readable, places: Mapping[str, tuple[int, int]], where: str) -> None:
-        """Give pictures of any size that of the first one, and texts the width of the longest."""
-        for name, leaf in self._columns.items():
-            if leaf.kind == "text" or -1 in leaf.shape:
-                values = values_of(data, places.get(leaf.key, (0, 0)))
-                self._columns[name] = sized(leaf, values, where)
 
-    def _refuse_wide(self) -> None:
-        """Raise if the texts of an episode, each as wide as the longest of all, take more than the records are
-        worth."""
-        stored = sum(record.size for record in self._records)
-        for name, leaf in self._columns.items():
-            if leaf.kind == "text":
-                nbytes = int(self.lengths.max(initial=0)) * leaf.spec(name).row_nbytes
-                refuse_vast(f"{self.path}: texts {name!r} of an episode", nbytes, stored, TEXT)
-
-    def _open(self) -> Any:
-        return tuple(EpisodeCache(partial(self._load, pictures)) for pictures in (False, True))
-
-    def _windows(
-        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
-    ) -> dict[str, Array]:
-        found: dict[str, Array] = {}
-        for cache, pictures in zip(handle, (False, True), strict=True):
-            names = [name for name in columns if self._is_picture(name) == pictures]
-            if names:
-                found |= cache.windows(names, self.offsets, starts, length, stride, self.schema)
-        return {name: found[name] for name in columns}
-
-    def _is_picture(self, name: str) -> bool:
-        return name in self._columns and self._columns[name].kind == "picture"
-
-    def _load(self, pictures: bool, episode: int, _: Sequence[str]) -> dict[str, Array]:
-        steps = int(self.lengths[episode])
-        leaves = {n: leaf for n, leaf in self._columns.items() if self._is_picture(n) == pictures}
-        found = dict(self._decoded(episode, leaves, steps))
-        if "terminated" in found:
-            found["truncated"] = np.arange(steps) == steps - 1
-            found["truncated"] &= ~found["terminated"].astype(bool)
-        return found
-
-    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
-        found = self._decoded(episode, {leaf.name: leaf for leaf in self._data}, 1)
-        data = {n: rows[0] if rows.ndim > 1 else rows[0].item() for n, rows in found}
-        return {**data, "split": self._splits[episode]}
-
-    def _decoded(self, episode: int, leaves: Mapping[str, Leaf], steps: int) -> Iterator[tuple[str, Array]]:
-        record = self._records[episode]
-        data = self._reader.read(record)
-        self._refuse_newer(record.file)
-        with damage_named(record.file):
-            places = features_of(data, len(data))
-        for name, leaf in leaves.items():
-            if leaf.key not in places and leaf in self._data:  # it is optional
-                continue
-            where = f"{record.file}: {leaf.name!r} of episode {episode}"
-            with damage_named(where):
-                values = values_of(data, places.get(leaf.key, (0, 0)))
-                if leaf.kind == "picture" and -1 in leaf.shape:
-                    leaf = sized(leaf, values, where)
-                rows = decode(leaf, values, steps, where)
-            yield name, rows
+def _decoded(
+    data: bytes, places: Mapping[str, tuple[int, int]], leaves: Mapping[str, Leaf], steps: int, where: str
+) -> Iterator[tuple[str, Array]]:
+    for name, leaf in leaves.items():
+        of = f"{where}: {leaf.name!r}"
+        with damage_named(of):
+            yield name, decode(leaf, values_of(data, places.get(leaf.key, (0, 0))), steps, of)

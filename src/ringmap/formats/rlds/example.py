@@ -1,11 +1,10 @@
-"""Serialized tf.train.Example: where the values of each feature lie, found without reading the others.
+"""Serialized tf.train.Example: the values of each feature.
 
     Example   { Features = 1 }
     Features  { map = 1, of name = 1 and Feature = 2 }
     Feature   { list of bytes = 1, of floats = 2 or of integers = 3 }       each list { value = 1, repeated }
 
-An episode's pictures are most of its bytes, and its steps are counted without them.
-Invariants: a length never reaches beyond what holds it; nothing is read but the bytes of a slice.
+Invariants: a length never reaches beyond what holds it; only the features that are asked for are copied.
 Source: Protocol Buffers documentation, Encoding; TensorFlow, `example.proto` and `feature.proto`.
 Not here: what values mean (features.py), the name of the file in errors (`damage_named`).
 """
@@ -13,11 +12,11 @@ Not here: what values mean (features.py), the name of the file in errors (`damag
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-__all__ = ["Readable", "features_of", "values_of"]
+__all__ = ["features_of", "values_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Place = tuple[int, int]
@@ -29,22 +28,14 @@ _LONGEST = 10
 """Bytes of an integer of 64 bits."""
 
 
-class Readable(Protocol):
-    """Bytes, or what reads them when they are asked for."""
-
-    def __getitem__(self, part: slice, /) -> bytes:
-        """Return these bytes."""
-        ...
-
-
-def features_of(data: Readable, size: int) -> dict[str, Place]:
-    """Return name -> where its Feature begins and ends, of an Example of so many bytes.
+def features_of(data: bytes) -> dict[str, Place]:
+    """Return name -> where its Feature begins and ends in an Example.
 
     Raises:
         ValueError: it is none.
     """
     found = {}
-    for features in _sized(data, (0, size), 1):
+    for features in _sized(data, (0, len(data)), 1):
         for entry in _sized(data, features, 1):
             name, place = b"", (0, 0)
             for number, wire, start, stop in _fields(data, entry):
@@ -56,19 +47,18 @@ def features_of(data: Readable, size: int) -> dict[str, Place]:
     return found
 
 
-def values_of(data: Readable, place: Place) -> list[bytes] | Array:
+def values_of(data: bytes, place: Place) -> list[bytes] | Array:
     """Return the values of a Feature: a list of bytes, or an array of float32 or int64.
 
     Raises:
         ValueError: it is none, or holds several kinds of values.
     """
     kinds, parts = set(), []
-    raw = data[place[0] : place[1]]  # at once, if it comes from a file
-    for number, wire, start, stop in _fields(raw, (0, len(raw))):
+    for number, wire, start, stop in _fields(data, place):
         if wire == _SIZED and number in (1, 2, 3):
             kinds.add(number)
             # Numbers stand packed in one part, or each is a part.
-            parts += [raw[a:b] for field, _, a, b in _fields(raw, (start, stop)) if field == 1]
+            parts += [data[a:b] for field, _, a, b in _fields(data, (start, stop)) if field == 1]
     if len(kinds) > 1:
         raise ValueError("a feature has values of several kinds")
     if kinds == {1}:
@@ -81,11 +71,11 @@ def values_of(data: Readable, place: Place) -> list[bytes] | Array:
     return np.frombuffer(packed, "<f4")
 
 
-def _sized(data: Readable, place: Place, wanted: int) -> list[Place]:
+def _sized(data: bytes, place: Place, wanted: int) -> list[Place]:
     return [(a, b) for number, wire, a, b in _fields(data, place) if (number, wire) == (wanted, _SIZED)]
 
 
-def _fields(data: Readable, place: Place) -> Iterator[tuple[int, int, int, int]]:
+def _fields(data: bytes, place: Place) -> Iterator[tuple[int, int, int, int]]:
     """Yield number and wire type of each field of a message, and where its value begins and ends."""
     at, end = place
     while at < end:
@@ -106,7 +96,7 @@ def _fields(data: Readable, place: Place) -> Iterator[tuple[int, int, int, int]]
         yield tag >> 3, wire, start, at
 
 
-def _integer(data: Readable, at: int, end: int) -> tuple[int, int]:
+def _integer(data: bytes, at: int, end: int) -> tuple[int, int]:
     """Return an integer, and where it ends."""
     value = 0
     for i, byte in enumerate(data[at : min(at + _LONGEST, end)]):

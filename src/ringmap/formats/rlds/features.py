@@ -22,15 +22,12 @@ from ringmap.formats.common.untrusted import LARGEST_PICTURE, refuse_vast
 from ringmap.formats.media.images import decode_into, picture_of
 from ringmap.storage.columns.schema import ColumnSpec
 
-__all__ = ["TEXT", "Leaf", "decode", "leaves_of", "sized"]
+__all__ = ["Leaf", "decode", "leaves_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-TEXT = 1000
+_TEXT = 1000
 """Bytes that a byte of a record may become as text of one width."""
-
-_LONGEST = 1 << 16
-"""Characters of a text in a step."""
 
 _DEEPEST = 32
 
@@ -69,11 +66,6 @@ class Leaf:
     def per_step(self) -> int:
         """How many values a record has of it for each step: of a number each number, else each value."""
         return (self.each or 1) * (math.prod(self.shape) if self.kind in ("number", "text") else 1)
-
-    def spec(self, name: str) -> ColumnSpec:
-        """Return it as a column."""
-        shape = (self.each, *self.shape) if self.each else self.shape
-        return ColumnSpec(name, shape, self.dtype)
 
 
 def leaves_of(feature: Any, name: str = "", steps: bool = False) -> Iterator[tuple[bool, Leaf]]:
@@ -140,38 +132,22 @@ _PICTURES = {(dtype, channels) for dtype in ("uint8", "uint16") for channels in 
 """dtype and channels of pictures. A float32 is stored as four channels of bytes."""
 
 
-def sized(leaf: Leaf, values: Any, where: str) -> Leaf:
-    """Return a leaf that fits these values: a picture of any size gets that of the first one, a text the width of the
-    longest.
-
-    Raises:
-        CorruptError: it is larger than what is read.
-    """
-    where = f"{where}: {leaf.name!r}"
-    if leaf.kind == "text":
-        width = max((len(value.decode()) for value in set(values)), default=0)
-        if width > _LONGEST:  # each step gets room for the longest
-            raise CorruptError(f"{where}: a text of {width:,} characters, expected at most {_LONGEST:,}")
-        return replace(leaf, dtype=np.promote_types(leaf.dtype, f"U{max(width, 1)}"))
-    if len(values):
-        found = picture_of(values[0], where)
-        leaf = replace(leaf, shape=(found.height, found.width, leaf.shape[2]))
-    return leaf
-
-
 def decode(leaf: Leaf, values: list[bytes] | Array, steps: int, where: str) -> Array:
     """Return the values of a feature as an array (steps, ...).
 
     Args:
-        leaf: the feature, of known size, or with one axis of any length and `steps` 1.
+        leaf: the feature; one axis may be of any length if `steps` is 1, and pictures have the size of the first one.
         values: of a record.
         steps: how many steps the record has.
-        where: the file, episode and feature, for a message.
+        where: the file, record and feature, for a message.
 
     Raises:
         CorruptError: they are not as many, or not what the leaf says.
     """
-    shape = (steps, *leaf.spec("").shape)
+    if leaf.kind == "picture" and -1 in leaf.shape and len(values):
+        first = picture_of(values[0], where)
+        leaf = replace(leaf, shape=(first.height, first.width, leaf.shape[2]))
+    shape = (steps, *((leaf.each,) if leaf.each else ()), *leaf.shape)
     expected = steps * leaf.per_step
     if -1 in leaf.shape and leaf.kind in ("number", "text"):
         expected = len(values)
@@ -188,7 +164,7 @@ def decode(leaf: Leaf, values: list[bytes] | Array, steps: int, where: str) -> A
     if leaf.kind == "text":
         texts = [value.decode() for value in values]
         width = max(map(len, texts), default=0)
-        refuse_vast(f"{where}: texts", 4 * width * len(texts), sum(map(len, values)), TEXT)
+        refuse_vast(f"{where}: texts", 4 * width * len(texts), sum(map(len, values)), _TEXT)
         return np.array(texts, f"U{max(width, 1)}").reshape(shape)
     if leaf.kind == "picture":
         # A float is four channels of bytes.
@@ -219,7 +195,7 @@ def _cast(values: Array, dtype: np.dtype[Any], where: str) -> Array:
 def _unpacked(data: bytes, nbytes: int, where: str) -> bytes:
     """Return what zlib packed, which has so many bytes; any number of them if negative."""
     unpack = zlib.decompressobj()
-    most = nbytes if nbytes >= 0 else TEXT * len(data)
+    most = nbytes if nbytes >= 0 else _TEXT * len(data)
     found = unpack.decompress(data, most + 1)
     if len(found) > most or not unpack.eof:
         raise CorruptError(f"{where}: a packed value has more than {most:,} bytes, or does not end")
