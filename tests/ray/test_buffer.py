@@ -36,8 +36,7 @@ def test_each_ring_once(buf, nodes):
         "b": [str(nodes.folder / "b" / "0")],
         "head": [],
     }
-    assert found["head"].pid is None, "a reader for nothing"
-    assert found["a"].pid != found["b"].pid
+    assert len({node.pid for node in found.values()}) == 3
 
 
 def test_clips_are_equally_likely(buf, nodes):
@@ -124,7 +123,7 @@ def test_requests(buf, nodes):
         buf.sample(16, columns=["nothing"])
     with pytest.raises(InputError, match="can't be sent to a reader"):
         buf.sample(16, window={"step": lambda batch: batch["step"]})
-    with pytest.raises(NoClipsError, match="hold no clips that are long enough"):
+    with pytest.raises(NoClipsError, match="node a has no clips that are long enough"):
         buf.sample(16, 40)
 
 
@@ -199,7 +198,7 @@ def test_a_full_store(buf, nodes):
 
 def test_what_bad_input_gets(cluster, tmp_path, nodes):
     with pytest.raises(
-        NoClipsError, match="no ring below .* on the nodes a, b, head; the path is not there on a, b, head"
+        NoClipsError, match="node a does not have the path; node b does not have the path; node head does not have"
     ):
         rr.ReplayBuffer(tmp_path / "absent", wait_s=20)
     with pytest.raises(InputError, match="path must be a directory, got 3"):
@@ -211,7 +210,7 @@ def test_what_bad_input_gets(cluster, tmp_path, nodes):
 
 
 def test_readers_that_have_not_answered_are_named(nodes):
-    with pytest.raises(NoClipsError, match="the readers on the nodes a, b, head have not answered yet; wait longer"):
+    with pytest.raises(NoClipsError, match="node a has not answered yet; node b has not .* wait longer"):
         rr.ReplayBuffer(nodes.folder, wait_s=0)
 
 

@@ -89,11 +89,7 @@ def limit_threads(count: int) -> None:
 
 
 def play(number: int, job: Job, ring: str, pipe: Pipe) -> None:
-    """Be collector `number` until there are no more seeds. `ring`: its directory; `pipe`: to the supervisor.
-
-    Raises:
-        RingmapError: `make_world` returned no World; or as `World.collect`.
-    """
+    """Be collector `number` until there are no more seeds. `ring`: its directory; `pipe`: to the supervisor."""
     parts: Parts = pickle.loads(job.parts)
     world = parts.make_world(number)
     if not isinstance(world, World):

@@ -56,11 +56,7 @@ def _rings_below(path: str, where: str) -> list[str]:
 
 
 def patiently(open_it: Callable[[], T], wait_s: float) -> T:
-    """Open what takes a lock; if a process holds it, try for a while: one that was killed or orphaned ends soon.
-
-    Raises:
-        LockedError: it is held all the time. The message names the process.
-    """
+    """Open what takes a lock; if a process holds it, try for a while: one that was killed or orphaned ends soon."""
     until = time.monotonic() + wait_s
     while True:
         try:
@@ -75,11 +71,6 @@ def finished_below(path: str, collection: Collection, wait_s: float, where: str)
     """Return which episodes of a collection the rings below a directory hold together, while none of them is written.
 
     What a kill left of an episode is dropped, or counts, as the settings of its ring say (`interrupted`).
-
-    Raises:
-        LockedError: a process holds a ring for all of `wait_s`.
-        InputError: rings do not fit together.
-        DamageError: a ring can't be read.
 
     Cost: O(episodes in the rings). All rings are open at once.
     """
@@ -114,12 +105,7 @@ def _opened(ring: str, wait_s: float) -> ReplayBuffer:
 
 @contextlib.contextmanager
 def alone(folder: str, where: str) -> Iterator[None]:
-    """Hold the lock of a collection.
-
-    Raises:
-        LockedError: another call holds it.
-        EnvironmentFault: the disk refuses it, or is another host's.
-    """
+    """Hold the lock of a collection."""
     disk = Disk()
     with clear_errors(where, folder):
         make_folder(disk, folder)

@@ -66,11 +66,7 @@ class Seeds:
         return block
 
     def finish(self, holder: Hashable, offset: int) -> None:
-        """Note that a holder finished one of its own. O(1).
-
-        Raises:
-            ValueError: it was not leased to this holder.
-        """
+        """Note that a holder finished one of its own. O(1)."""
         try:
             self._held.get(holder, set()).remove(offset)
         except KeyError:
@@ -107,9 +103,6 @@ def finished_in(rings: Mapping[str, Progress], where: str) -> set[int]:
     Args:
         rings: the progress that each keeps, by the name of the ring.
         where: the call, for messages.
-
-    Raises:
-        InputError: two rings hold the same seed, or parts of different collections. The message names them.
 
     Cost: O(episodes).
     """

@@ -130,14 +130,7 @@ class Supervisor(Generic[W]):
         self._away_s, self._counted_at, self._idle_since = away_s, 0.0, 0.0
 
     def run(self) -> None:
-        """Play until every seed is finished.
-
-        Raises:
-            RingmapError: a collector could not begin; its own error.
-            RolloutError: it could not begin, with its traceback; or all were given up.
-            EnvironmentFault: what is left is leased to collectors whose rings can't be reached.
-            KeyboardInterrupt: the collectors are stopped first.
-        """
+        """Play until every seed is finished."""
         try:
             while self._seeds.left:
                 self._start_due()
@@ -253,11 +246,7 @@ class Supervisor(Generic[W]):
         )
 
     def _count_away(self) -> None:
-        """Count the rings that can be reached again. What they did not finish goes to all.
-
-        Raises:
-            EnvironmentFault: there is nothing else to wait for, for too long.
-        """
+        """Count the rings that can be reached again. What they did not finish goes to all."""
         now = time.monotonic()
         if now - self._counted_at < _COUNT_S:
             return

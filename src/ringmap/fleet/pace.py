@@ -589,11 +589,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _fleet_in(disk: Disk, path: str, where: str) -> str:
-    """Return the identity of a fleet; "" if it has none yet.
-
-    Raises:
-        CorruptError: the file is not what was written.
-    """
+    """Return the identity of a fleet; "" if it has none yet."""
     data = _read(disk, path)
     try:
         return "" if data is None else str(json.loads(data)["fleet"])

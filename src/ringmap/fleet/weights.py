@@ -260,11 +260,7 @@ def _checked(model: Any, where: str) -> torch.nn.Module:
 
 
 def _tensors(model: torch.nn.Module, where: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors of a model by name, and for each name under which of them its memory is stored.
-
-    Raises:
-        InputError: something is no tensor, or has no memory yet.
-    """
+    """Return the tensors of a model by name, and for each name under which of them its memory is stored."""
     import torch
 
     found: dict[str, torch.Tensor] = {}
@@ -318,11 +314,7 @@ def _checksum(data: bytes, at: int) -> bytes:
 
 
 def _step_in(data: bytes, where: str) -> int:
-    """Return the step of a set that is as it was written.
-
-    Raises:
-        CorruptError, NewerVersionError: it is not, or of a newer release.
-    """
+    """Return the step of a set that is as it was written."""
     try:
         at = data.index(_CHECKSUM) + len(_CHECKSUM)
         if data[at : at + _DIGITS] != _checksum(data, at):

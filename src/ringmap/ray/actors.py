@@ -1,7 +1,7 @@
 """Collectors as actors of Ray: where they are, what they say, how they end.
 
-    start ──► Ray finds a place ──► the census admits its node ──► play (until the end)
-                                                               └─► talk, talk, ... (one under way: answers back)
+    start ──► Ray finds a place ──► Placed ──► the census admits its node ──► it plays
+    talk, talk, ...    one under way: what it says, and the answers
 
 A collector plays in one thread of its actor, and `talk` is served by another: it returns at once when there is
 something to hear.
@@ -18,6 +18,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ringmap.collection.collector import Failed, Message, failure_of, limit_threads, play
@@ -36,29 +37,32 @@ _END_S = 10.0
 _TAIL_LINES = 15
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """I am on this node. The answer: the directory of my ring."""
+
+    node: str
+
+
 class Collector:
     """The actor. Its `send` and `recv` are the pipe of a collector."""
 
     def __init__(self, number: int, job: Job) -> None:
         self._number, self._job = number, job
-        self._answers: queue.SimpleQueue[range | None] = queue.SimpleQueue()
-        self._said: list[Message] = []
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._said: list[Any] = []
         self._is_over = False
         self._changed = threading.Condition()
 
-    def place(self) -> str:
-        """Return the id of its node."""
+    def play(self) -> None:
+        """Play until there are no more seeds, or an error: it is said."""
         import ray
 
-        found: str = ray.get_runtime_context().get_node_id()
-        return found
-
-    def play(self, ring: str) -> None:
-        """Play until there are no more seeds, or an error: it is said."""
         try:
+            self.send(Placed(ray.get_runtime_context().get_node_id()))
             if self._job.threads is not None:
                 limit_threads(self._job.threads)
-            play(self._number, self._job, ring, self)
+            play(self._number, self._job, self.recv(), self)
         except Exception as error:
             self.send(failure_of(error))
         finally:
@@ -66,24 +70,24 @@ class Collector:
                 self._is_over = True
                 self._changed.notify_all()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Any) -> None:
         """Say something, to whom talks next."""
         with self._changed:
             self._said.append(message)
             self._changed.notify_all()
 
-    def recv(self) -> range | None:
+    def recv(self) -> Any:
         """Wait for an answer."""
         return self._answers.get()
 
-    def talk(self, answers: Sequence[range | None]) -> list[Message]:
-        """Take answers; return what it said, and wait a moment if it said nothing."""
+    def talk(self, answers: Sequence[Any]) -> tuple[list[Any], bool]:
+        """Take answers; return what it said, and whether that is all. Wait a moment if it said nothing."""
         for one in answers:
             self._answers.put(one)
         with self._changed:
             self._changed.wait_for(lambda: self._said or self._is_over, _TALK_S)
             said, self._said = self._said, []
-            return said
+            return said, self._is_over
 
 
 class Actors:
@@ -110,16 +114,14 @@ class Actors:
 
     def wait(self, workers: Sequence[_Actor], timeout_s: float) -> None:
         """Wait until one of them says something or ends."""
-        for worker in workers:
-            worker.ask()
-        refs = [ref for worker in workers for ref in worker.refs]
-        if not refs:
+        talks = {worker.ask(): worker for worker in workers if worker.ending() is None}
+        if not talks:
             time.sleep(timeout_s)
             return
-        self._ray.wait(refs, num_returns=1, timeout=timeout_s)
-        ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
-        for worker in workers:
-            worker.take(set(ready))
+        self._ray.wait(list(talks), num_returns=1, timeout=timeout_s)
+        ready, _ = self._ray.wait(list(talks), num_returns=len(talks), timeout=0)
+        for talk in ready:
+            talks[talk].take()
         late = [str(w.number) for w in workers if w.node is None and time.monotonic() - w.since > _PLACE_S]
         if late and not self._told:
             self._told = True
@@ -134,9 +136,8 @@ class Actors:
         """End them by a kill: what is committed stays, and what is open is treated as after any kill."""
         for worker in workers:
             worker.close()
-        refs = [worker.over for worker in workers if worker.over is not None]
-        if refs:
-            self._ray.wait(refs, num_returns=len(refs), timeout=_END_S)
+        if workers:
+            self._ray.wait([worker.over for worker in workers], num_returns=len(workers), timeout=_END_S)
 
 
 class _Actor:
@@ -148,66 +149,52 @@ class _Actor:
         self._ring = ""
         self.node: Node | None = None
         self.since = time.monotonic()
-        self._place: Any = actor.place.remote()
-        self.over: Any = None
+        self.over: Any = actor.play.remote()
         """The call that plays."""
         self._talk: Any = None
-        self._answers: list[range | None] = []
+        self._answers: list[Any] = []
         self._messages: list[Message] = []
         self._ending: Ending | None = None
         self._last = "(Ray's own logs have what it printed)"
 
-    @property
-    def refs(self) -> list[Any]:
-        """What can be waited for."""
-        return [ref for ref in (self._place, self.over, self._talk) if ref is not None]
-
-    def ask(self) -> None:
-        """Have a talk under way."""
-        if self.over is not None and self._talk is None and self._ending is None:
+    def ask(self) -> Any:
+        """Have a talk under way; return what can be waited for."""
+        if self._talk is None:
             talk = self._actor.talk.options(concurrency_group="talk")
             self._talk, self._answers = talk.remote(self._answers), []
+        return self._talk
 
-    def take(self, ready: set[Any]) -> None:
-        """Take what has come."""
+    def take(self) -> None:
+        """Take what the talk returned."""
+        talk, self._talk = self._talk, None
         try:
-            if self._place in ready:
-                place, self._place = self._place, None
-                self._begin(answer(self._ray, place))
-            is_over = self.over is not None and self.over in ready
-            if self._talk is not None and (is_over or self._talk in ready):
-                talk, self._talk = self._talk, None
-                self._hear(answer(self._ray, talk, _END_S))
-            if is_over:
-                answer(self._ray, self.over)
-                rest = self._actor.talk.options(concurrency_group="talk").remote([])
-                self._hear(answer(self._ray, rest, _END_S))
+            messages, is_over = answer(self._ray, talk, _END_S)
+            for message in messages:
+                if isinstance(message, Placed):
+                    self._begin(message.node)
+                    continue
+                self._messages.append(message)
+                if isinstance(message, Failed):
+                    self._last = _indented(message.text)
+            if is_over and self._ending is None:
                 is_clean = not any(isinstance(m, Failed) for m in self._messages)
                 self._ending = Ending("ended" if is_clean else "ended by an error", "", is_clean, None)
         except (self._ray.exceptions.RayError, TimeoutError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            self._last = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
+            self._last = _indented(str(error) or type(error).__name__)
             self._ending = Ending(f"was killed ({type(error).__name__})", "", False, None)
 
     def _begin(self, node_id: str) -> None:
-        found = [node for node in nodes_of(self._ray) if node.id == node_id]
-        if not found:
+        """Tell it where its ring is, once the census knows of its node."""
+        self.node = next((node for node in nodes_of(self._ray) if node.id == node_id), None)
+        if self.node is None:
             self._ending = Ending("was placed on a node that is gone", "", False, None)
             return
-        self.node = found[0]
         self._census.admit(self.node)
-        ring = os.path.join(self._layout.folder(self.node), f"collector-{self.number}")
-        self._census.homes[os.path.basename(ring)] = node_id
-        self._ring = ring
-        self.over = self._actor.play.remote(ring)
+        name = f"collector-{self.number}"
+        self._census.homes[name] = node_id
+        self._ring = os.path.join(self._layout.folder(self.node), name)
+        self.say(self._ring)
         self.ask()
-
-    def _hear(self, messages: list[Message]) -> None:
-        self._messages += messages
-        for message in messages:
-            if isinstance(message, Failed):
-                lines = message.text.strip().splitlines()
-                self._last = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
 
     @property
     def place(self) -> str:
@@ -221,7 +208,7 @@ class _Actor:
         found, self._messages = self._messages, []
         return found
 
-    def say(self, answer: range | None) -> None:
+    def say(self, answer: Any) -> None:
         """Answer it, with the next talk."""
         self._answers.append(answer)
 
@@ -240,3 +227,7 @@ class _Actor:
     def close(self) -> None:
         """Kill the actor."""
         self._ray.kill(self._actor)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.strip().splitlines()[-_TAIL_LINES:])

@@ -81,7 +81,7 @@ class _Asked:
 class ReplayBuffer(Buffer):
     """The rings of all nodes of a Ray cluster, read as one buffer. Read-only.
 
-    On each node that holds rings a reader runs: an actor that draws from them and hands its part of a batch to this
+    On each node a reader runs: an actor that looks for rings, draws from them and hands its part of a batch to this
     process through Ray's object store. Rings and nodes that are added later join. While a node is away the others
     serve, and the log says so.
 
@@ -108,8 +108,8 @@ class ReplayBuffer(Buffer):
         InputError: an argument is wrong.
         NoClipsError: no ring is there after `wait_s` seconds.
 
-    Cost: an actor on each node that holds rings, without a share of its processors (`num_cpus=0`), so that it starts
-        where collectors have them all. A batch: rows are copied twice where they lie (out of the ring, and into the
+    Cost: an actor on each node, without a share of its processors (`num_cpus=0`), so that it starts where collectors
+        have them all. A batch: rows are copied twice where they lie (out of the ring, and into the
         object store), and once here; between hosts Ray transfers them in between. A ring, known by its uuid, is read at
         one place, however many nodes see it.
 
@@ -186,8 +186,8 @@ class ReplayBuffer(Buffer):
         found = []
         with readers.lock:
             for s in readers.stations.values():
-                shards, pid = ([], None) if s.report is None else (list(s.report.shards), s.report.pid)
-                found.append(NodeShards(s.node.name, s.node.host, s.clips(PLAIN), shards, pid, s.problem))
+                shards, pid = ([], None) if s.report is None else (s.report.shards, s.report.pid)
+                found.append(NodeShards(s.node.name, s.node.host, s.clips(PLAIN), list(shards), pid, s.problem))
         return sorted(found, key=lambda node: node.name)
 
     def refresh(self) -> None:
@@ -288,20 +288,18 @@ class ReplayBuffer(Buffer):
             under_way = deque[tuple[int, list[_Asked]]]()
             left = count
 
-            def ask() -> None:
-                nonlocal left
+            batches: list[Batch[Array]] = []
+            while True:
                 while sum(n for n, _ in under_way) < prefetch and left != 0:
                     n = each if left is None else min(each, left)
                     under_way.append((n, self._ask(n * size, request)))
                     left = None if left is None else left - n
-
-            ask()
-            while under_way:
-                n, asked = under_way.popleft()
-                batches = self._together(asked, size, n, request)
-                ask()
                 while batches:  # and keep none: its memory is used again
                     yield batches.pop(0)
+                if not under_way:
+                    return
+                n, asked = under_way.popleft()
+                batches = self._together(asked, size, n, request)
 
         return Batches(
             lambda size: self._sample(size, request),
@@ -331,11 +329,9 @@ class ReplayBuffer(Buffer):
         self, asked: list[_Asked], each: int, count: int, request: bytes, out: Mapping[str, Array] | None = None
     ) -> list[Batch[Array]]:
         """Wait for the parts of so many batches of `each` clips, and put them together."""
-        size = each * count
+        size, until = each * count, time.monotonic() + self._wait_s
         places = self._rng.permutation(size)  # or the halves of a batch would be of different nodes
-        columns, ids, at = dict[str, Array](), np.empty(size, np.int64), 0
-        masses = np.empty(size)
-        until = time.monotonic() + self._wait_s
+        columns, ids, masses, at = dict[str, Array](), np.empty(size, np.int64), np.empty(size), 0
         while asked:
             failed = 0
             for one in asked:
@@ -344,7 +340,11 @@ class ReplayBuffer(Buffer):
                     failed += one.size
                     continue
                 own = np.sort(places[at : at + one.size])
-                self._put(part, one, own, columns, ids, out)
+                self._put(part, one, own, columns, size, out)
+                with self._readers.lock:
+                    rings = np.array([self._numbers.of(uuid) for uuid in part.uuids])
+                numbers, positions = apart(part.ids)
+                ids[own] = joined(rings[numbers], positions)
                 if part.masses is not None:
                     masses[own] = part.masses
                 at += one.size
@@ -356,8 +356,7 @@ class ReplayBuffer(Buffer):
             if self._sampler is not None:
                 self._step += 1
                 # Of a batch that is scaled by its largest weight, masses are as good as odds.
-                weigh = self._sampler.weigher(batch.ids, masses[rows], self._step)
-                batch.weights = weigh(batch.ids)
+                batch.weights = self._sampler.weigher(batch.ids, masses[rows], self._step)(batch.ids)
             found.append(batch)
         return found
 
@@ -464,10 +463,10 @@ class ReplayBuffer(Buffer):
         one: _Asked,
         places: Array,
         batch: dict[str, Array],
-        ids: Array,
+        size: int,
         out: Mapping[str, Array] | None,
     ) -> None:
-        size = len(ids)
+        """Copy a part to its places in the columns of a batch."""
         if batch and part.columns.keys() != batch.keys():
             raise self._differs(one, sorted(batch), sorted(part.columns))
         for name, values in part.columns.items():
@@ -482,12 +481,6 @@ class ReplayBuffer(Buffer):
                 np.copyto(into, values)
             else:
                 batch[name] = put(into, places, values)
-        numbers, positions = apart(part.ids)
-        for number in np.unique(numbers).tolist():
-            of_ring = numbers == number
-            with self._readers.lock:
-                own = self._numbers.of(part.uuids[number])
-            ids[places[of_ring]] = joined(own, positions[of_ring])
 
     def _room(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], out: Mapping[str, Array] | None) -> Array:
         into = None if out is None else out.get(name)
@@ -511,7 +504,7 @@ class ReplayBuffer(Buffer):
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(f"{_WHERE}: the buffer of {self.path} is closed; open it again")
-        self._readers.session.check(f"{_WHERE}: the buffer of {self.path}")
+        self._readers.check(f"{_WHERE}: the buffer of {self.path}")
 
     def close(self) -> None:
         """End the readers. A closed buffer raises ClosedError on use; closing twice is allowed, and after
@@ -531,7 +524,7 @@ class ReplayBuffer(Buffer):
         self.close()
 
     def __repr__(self) -> str:
-        if self._is_closed or self._readers.session.is_over:
+        if self._is_closed or self._readers.is_over:
             return f"ringmap.ray.ReplayBuffer(closed, {self.path})"
         found = [node for node in self.nodes if node.shards]
         rings, clips = sum(len(node.shards) for node in found), sum(node.clips for node in found)

@@ -18,6 +18,7 @@ Not here: who plays what (ringmap.collection.seeds).
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import time
@@ -76,6 +77,13 @@ class Keeper:
             nodes |= _noted_in(os.path.join(folder, FOLDER, _NODES))
         return Count(progress, nodes)
 
+    def holds_episodes(self) -> bool:
+        """Whether the rings of the folder hold episodes of the collection."""
+        scan = rings_at((glob.escape(os.path.dirname(self._folder)),))
+        count = self.take([ring.folder for ring in scan.rings], ())
+        self.release()
+        return any(len(progress) for progress in count.progress.values())
+
     def release(self) -> None:
         """Let go of the rings."""
         self._rings.close()
@@ -114,7 +122,6 @@ class Census:
 
     def __init__(self, ray: Any, layout: Layout, job: Job, lost: Iterable[str]) -> None:
         self._ray, self._layout, self._job, self._lost = ray, layout, job, frozenset(lost)
-        self._scout = ray.remote(num_cpus=0, max_retries=0)(rings_at)
         self._counter = ray.remote(num_cpus=0, max_retries=0)(_count_at)
         self._keepers: dict[tuple[str, str], tuple[str, Any]] = {}
         """Folder and host -> the node where its keeper is, and the keeper."""
@@ -186,12 +193,7 @@ class Census:
         """Let collectors play on a node; an InputError if it joined since the count with episodes of this one."""
         keeper, folder = self._keeper(node), self._layout.folder(node)
         if folder not in self._nodes:
-            look = self._scout.options(scheduling_strategy=pinned_to(node))
-            scan = answer(self._ray, look.remote(self._layout.patterns), _PATIENCE_S)
-            own = [ring.folder for ring in scan.rings if os.path.dirname(ring.folder) == folder]
-            count = answer(self._ray, keeper.take.remote(own, ()))
-            keeper.release.remote()
-            if any(len(progress) for progress in count.progress.values()):
+            if answer(self._ray, keeper.holds_episodes.remote(), _PATIENCE_S):
                 raise InputError(
                     f"{self._job.where}: node {node.name} joined with rings that hold episodes of this collection; "
                     "call it again, and they are counted"
@@ -211,25 +213,13 @@ class Census:
 
     def finished_at(self, ring: str, node: Node) -> set[int] | None:
         """Return what a ring holds whose collector has ended; None while no node sees it."""
-        alive = sorted(nodes_of(self._ray), key=lambda other: other.id != node.id)
-        for other in alive:
+        for other in sorted(nodes_of(self._ray), key=lambda other: other.id != node.id):
             ref = self._counter.options(scheduling_strategy=pinned_to(other)).remote(ring, self._job)
-            found: set[int] | None = self._while_alive(other, ref)
-            if found is not None:
-                return found
+            with contextlib.suppress(self._ray.exceptions.RayError, TimeoutError):  # the node is going away
+                found: set[int] | None = answer(self._ray, ref, self._job.wait_s + _PATIENCE_S)
+                if found is not None:
+                    return found
         return None
-
-    def _while_alive(self, node: Node, ref: Any) -> Any:
-        """Return what a task on a node returns; None if the node is going away."""
-        until = time.monotonic() + self._job.wait_s + _PATIENCE_S
-        while not self._ray.wait([ref], timeout=_PAUSE_S)[0]:
-            is_alive = any(node.id == other.id for other in nodes_of(self._ray))
-            if not is_alive or time.monotonic() >= until:
-                return None
-        try:
-            return answer(self._ray, ref)
-        except self._ray.exceptions.RayError:
-            return None
 
     def close(self) -> None:
         """End the keepers."""

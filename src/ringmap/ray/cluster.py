@@ -19,13 +19,11 @@ from __future__ import annotations
 import glob
 import os
 import socket
-import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmap.errors import ClosedError, DamageError, InputError, RingmapError, RoleError
+from ringmap.errors import DamageError, InputError, RingmapError, RoleError
 from ringmap.extras import require
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import Paths, local_path
@@ -33,12 +31,10 @@ from ringmap.storage.records.manifest import read_manifest
 
 __all__ = [
     "Layout",
-    "Lookout",
     "Node",
     "Place",
     "Roster",
     "Scan",
-    "Session",
     "answer",
     "assign",
     "copies",
@@ -47,6 +43,7 @@ __all__ = [
     "ray_for",
     "rings_at",
     "scanned",
+    "session_of",
 ]
 
 Roster = dict[str, tuple[str, ...]]
@@ -83,11 +80,7 @@ class Scan:
 
 
 def ray_for(where: str) -> Any:
-    """Return the module `ray`.
-
-    Raises:
-        MissingExtraError, RoleError: Ray is not installed; this process is in no cluster.
-    """
+    """Return the module `ray`."""
     require("ray", where)
     import ray
 
@@ -99,35 +92,16 @@ def ray_for(where: str) -> Any:
     return ray
 
 
-class Session:
-    """The cluster that this process is in now, as long as it stays in it.
+def session_of(ray: Any) -> tuple[str, str] | None:
+    """Return which cluster this process is in; None: none.
 
     Ray starts a new cluster for a call after `ray.shutdown()`, from any thread, and ends the process where an object of
-    an earlier one is used. So what outlives a call asks this before the next one.
+    an earlier one is used. So what outlives a call compares this before the next one.
     """
-
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-        self._id = self._now()
-
-    def _now(self) -> tuple[str, str] | None:
-        if not self._ray.is_initialized():
-            return None
-        context = self._ray.get_runtime_context()
-        return context.get_node_id(), context.get_job_id()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether Ray was shut down since, or started again."""
-        return self._now() != self._id
-
-    def check(self, where: str) -> None:
-        """Raise ClosedError if it is over."""
-        if self.is_over:
-            raise ClosedError(
-                f"{where}: Ray was shut down, or started again, since it was opened; its readers have ended: open it "
-                "again"
-            )
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
 
 
 def nodes_of(ray: Any) -> list[Node]:
@@ -138,35 +112,6 @@ def nodes_of(ray: Any) -> list[Node]:
         if n["Alive"]
     ]
     return sorted(found, key=lambda node: (node.name, node.id))
-
-
-class Lookout:
-    """Asks Ray's head which nodes are alive, in a thread of its own: while the head is away, no answer comes."""
-
-    def __init__(self, ray: Any, session: Session) -> None:
-        self._ray, self._session = ray, session
-        self._answer: Future[list[Node]] | None = None
-
-    def ask(self) -> None:
-        """Ask, unless an answer is due."""
-        if self._answer is None:
-            self._answer = Future()
-            # Not of a pool: the interpreter would wait for its threads at the end.
-            threading.Thread(target=self._ask, args=(self._answer,), daemon=True).start()
-
-    def _ask(self, answer: Future[list[Node]]) -> None:
-        try:
-            self._session.check("ringmap.ray")
-            answer.set_result(nodes_of(self._ray))
-        except Exception as error:
-            answer.set_exception(error)
-
-    def take(self) -> list[Node] | None:
-        """Return the answer, once; None while there is none. Does not wait, and raises what asking raised."""
-        if self._answer is None or not self._answer.done():
-            return None
-        answer, self._answer = self._answer, None
-        return answer.result()
 
 
 def pinned_to(node: Node) -> Any:
@@ -192,9 +137,6 @@ class Layout:
     Args:
         path: a directory, the same on each node; with `{node}` or `{host}` in it a template, else `{node}` is below it.
         where: the call, for messages.
-
-    Raises:
-        InputError: the path is none.
 
     Example:
         >>> Layout("/data/replay", "").folder(Node("1f", "a", "host-1"))
@@ -247,11 +189,7 @@ def rings_at(patterns: tuple[str, ...]) -> Scan:
 
 
 def scanned(ray: Any, layout: Layout, where: str, patience_s: float, all_answer: bool) -> dict[str, tuple[Node, Scan]]:
-    """Return what each node sees. `all_answer`: raise RayError for one that does not; else it is left out.
-
-    Raises:
-        DamageError, InputError: a ring can't be read, or is there twice.
-    """
+    """Return what each node sees. `all_answer`: raise RayError for one that does not; else it is left out."""
     look = ray.remote(num_cpus=0, max_retries=0)(rings_at)
     asked = [
         (node, look.options(scheduling_strategy=pinned_to(node)).remote(layout.patterns)) for node in nodes_of(ray)

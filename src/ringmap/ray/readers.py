@@ -1,11 +1,11 @@
 """The readers of one learner: found, followed, lost and found again.
 
-    every second    which nodes are alive                one call to Ray's head, in a thread; while it is away, the
-    nodes that it named last 4 in a second   a look of each reader
-    every second    a look at each other node, by a task: Ray needs 3 ms of processor time for it
+    every second    which nodes are alive      one call to Ray's head, in a thread; while it is away, the nodes that it
+                                               named last
+    4 in a second   a look of each reader
     a fault         the node counts as away until a look is answered; the others serve
 
-A node that never had rings has no reader. Looks are sent while a learner draws.
+Looks are sent while a learner draws.
 
 Invariants: a node is drawn from by counts that were asked for less than a second ago; a fault of one node stops no
 other. Not here: parts and batches (buffer.py), what a reader does (reader.py).
@@ -13,6 +13,7 @@ other. Not here: parts and batches (buffer.py), what a reader does (reader.py).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -20,21 +21,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
-from ringmap.errors import LockedError, NoClipsError, RingmapError
-from ringmap.ray.cluster import (
-    Layout,
-    Lookout,
-    Node,
-    Roster,
-    Scan,
-    Session,
-    assign,
-    copies,
-    nodes_of,
-    pinned_to,
-    rings_at,
-)
-from ringmap.ray.reader import PLAIN, Drawing, Report, started_on
+from ringmap.errors import ClosedError, LockedError, NoClipsError, RingmapError
+from ringmap.ray.cluster import Layout, Node, Roster, Scan, assign, copies, nodes_of, pinned_to, session_of
+from ringmap.ray.reader import CALLS, PLAIN, Drawing, Reader, Report
 
 __all__ = ["Readers", "Station", "first_line"]
 
@@ -49,11 +38,9 @@ _MOST_REQUESTS = 32
 class Station:
     """A node, as a learner knows it."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.actor: Any = None
+    def __init__(self, node: Node, actor: Any) -> None:
+        self.node, self.actor = node, actor
         self.report: Report | None = None
-        self.scan = Scan()
         self.problem: str | None = None
         """Why it is away; None: it is not."""
         self.is_held = False
@@ -67,11 +54,21 @@ class Station:
         return 0 if self.problem is not None or self.report is None else self.report.clips.get(request, 0)
 
     def share(self, request: bytes) -> float:
-        """Return its chance against other nodes, not scaled: the mass of its clips, if they have priorities, else their
-        number."""
-        clips = self.clips(request)
-        masses = None if self.report is None else self.report.masses
-        return clips if not clips or masses is None else masses.get(request, 0.0)
+        """Return its chance against other nodes, not scaled."""
+        return 0.0 if self.problem is not None or self.report is None else self.report.shares.get(request, 0.0)
+
+    @property
+    def state(self) -> str:
+        """Why it has nothing to draw from, for a message."""
+        if self.problem:
+            return f"is away ({self.problem})"
+        if self.report is None:
+            return "has not answered yet"
+        if not self.report.scan.folders:
+            return "does not have the path"
+        if not self.report.shards:
+            return "".join(["reads no ring", *(f"; {f}: {why}" for f, why in self.report.scan.problems.items())])
+        return "has no clips that are long enough"
 
 
 class Readers:
@@ -89,30 +86,47 @@ class Readers:
     ) -> None:
         self._ray, self._layout, self._options = ray, layout, dict(options)
         self._drawing, self._seed, self._patience_s = drawing, seed, patience_s
-        self._scout = ray.remote(num_cpus=0, max_retries=0)(rings_at)
         self.lock = threading.RLock()
         self.stations: dict[str, Station] = {}
         self._owners: dict[bytes, str] = {}
         self._roster: Roster = {}
         self._requests = [PLAIN]
-        self.session = Session(ray)
-        self._lookout = Lookout(ray, self.session)
+        self._told: set[str] = set()
+        self._session = session_of(ray)
+        self._reader = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups=CALLS)(Reader)
+        self._alive: list[Node] | None = None
+        self._asking = threading.Thread()
         self._nodes_at = time.monotonic()
         self._take_nodes(nodes_of(ray))
-        self._told: set[str] = set()
 
     # -- following ----------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether Ray was shut down since, or started again."""
+        return session_of(self._ray) != self._session
+
+    def check(self, where: str) -> None:
+        """Raise ClosedError if Ray was shut down."""
+        if self.is_over:
+            raise ClosedError(
+                f"{where}: Ray was shut down, or started again, since it was opened; its readers have ended: open it "
+                "again"
+            )
 
     def follow(self) -> None:
         """Take in what was answered, and ask again what is due. About 0.2 ms."""
         now = time.monotonic()
-        self.session.check(_WHERE)
+        self.check(_WHERE)
         with self.lock:
-            if (alive := self._lookout.take()) is not None:
+            alive, self._alive = self._alive, None
+            if alive is not None:
                 self._take_nodes(alive)
-            if now - self._nodes_at >= _NODES_S:
+            if now - self._nodes_at >= _NODES_S and not self._asking.is_alive():
                 self._nodes_at = now
-                self._lookout.ask()
+                # Not of a pool: the interpreter would wait for its threads at the end.
+                self._asking = threading.Thread(target=self._ask_nodes, daemon=True)
+                self._asking.start()
             pending = {s.pending: s for s in self.stations.values() if s.pending is not None}
             if pending:
                 done, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0, fetch_local=True)
@@ -121,61 +135,55 @@ class Readers:
                 if done:
                     self._assign()
             for station in self.stations.values():
-                due_s = _LOOK_S if station.actor is not None else _NODES_S
-                if station.pending is None and now - station.sent_at >= due_s:
-                    self._look(station, now)
+                if station.pending is None and now - station.sent_at >= _LOOK_S:
+                    station.sent_at = now
+                    folders = self._roster.get(station.node.id, ())
+                    look = station.actor.look.options(concurrency_group="look")
+                    station.pending = look.remote(self._layout.patterns, folders, list(self._requests))
                 elif station.pending is not None and now - station.sent_at > self._patience_s:
                     self.lose(station, f"it has not answered for {self._patience_s:g} s")
+
+    def _ask_nodes(self) -> None:
+        """Ask Ray's head which nodes are alive; while it is away, no answer comes."""
+        with contextlib.suppress(self._ray.exceptions.RayError, OSError):
+            if not self.is_over:
+                self._alive = nodes_of(self._ray)
 
     def _take_nodes(self, found: list[Node]) -> None:
         alive = {node.id: node for node in found}
         for gone in self.stations.keys() - alive.keys():
             station = self.stations.pop(gone)
-            if station.actor is not None:
+            if station.report is not None and station.report.folders:
                 log.warning("%s: node %s is gone; its clips are not drawn until it is back", _WHERE, station.node.name)
-                self._ray.kill(station.actor)
+            self._ray.kill(station.actor)
         for node in alive.values():
             if node.id not in self.stations:
-                self.stations[node.id] = Station(node)
+                self.stations[node.id] = Station(node, self._started_on(node))
 
-    def _look(self, station: Station, now: float) -> None:
-        station.sent_at = now
-        folders = self._roster.get(station.node.id, ())
-        if folders and station.actor is None:
-            seed = None if self._seed is None else [self._seed, *station.node.name.encode()]
-            drawing = None
-            if self._drawing is not None:
-                sampler, state = self._drawing
-                drawing = Drawing(sampler.alpha, sampler.eps, state.folder(station.node))
-            station.actor = started_on(self._ray, station.node, self._options, drawing, seed)
-        if station.actor is None:
-            place = pinned_to(station.node)
-            station.pending = self._scout.options(scheduling_strategy=place).remote(self._layout.patterns)
-            return
-        look = station.actor.look.options(concurrency_group="look")
-        station.pending = look.remote(self._layout.patterns, folders, list(self._requests))
+    def _started_on(self, node: Node) -> Any:
+        """Start the reader of a node, where Ray restarts it for ever. It ends with the process that has the handle."""
+        drawing = None
+        if self._drawing is not None:
+            sampler, state = self._drawing
+            drawing = Drawing(sampler.alpha, sampler.eps, state.folder(node))
+        seed = None if self._seed is None else [self._seed, *node.name.encode()]
+        return self._reader.options(scheduling_strategy=pinned_to(node)).remote(self._options, drawing, seed)
 
     def _take_look(self, station: Station) -> None:
         pending, station.pending = station.pending, None
         try:
-            found = self._ray.get(pending)
+            found: Report = self._ray.get(pending)
         except self._ray.exceptions.RayError as error:
             station.is_held = isinstance(getattr(error, "cause", None), LockedError)
             cause = getattr(error, "cause", None)
             self.lose(station, str(cause) if isinstance(cause, RingmapError) else first_line(error))
             return
         station.is_held = False
-        station.asked_at = station.sent_at
-        if isinstance(found, Scan):
-            station.scan, station.report = found, None
-        else:
-            station.scan, station.report = found.scan, found
+        station.asked_at, station.report = station.sent_at, found
         if station.problem is not None:
             log.warning("%s: node %s is back", _WHERE, station.node.name)
             station.problem = None
-        problems = dict(station.scan.problems)
-        if station.report is not None:
-            problems |= {str(s.path): s.problem for s in station.report.shards if s.problem}
+        problems = {**found.scan.problems, **{str(s.path): s.problem for s in found.shards if s.problem}}
         for folder, problem in problems.items():
             self._tell(f"node {station.node.name}: goes on without the ring {folder}: {problem}")
 
@@ -183,7 +191,7 @@ class Readers:
         if any(not s.asked_at and s.problem is None for s in self.stations.values()):
             return  # or the first to answer would get the rings of all
         here = {key: s for key, s in self.stations.items() if s.problem is None or s.is_held}
-        seen = {key: (s.node, s.scan) for key, s in here.items()}
+        seen = {key: (s.node, Scan() if s.report is None else s.report.scan) for key, s in here.items()}
         self._roster, self._owners = assign(seen, self._layout, self._owners)
         for one, other in copies(seen):
             self._tell(
@@ -215,12 +223,12 @@ class Readers:
         """Draw no clips from a node that had none, until the next look."""
         with self.lock:
             if station.report is not None:
-                station.report.clips[request] = 0
+                station.report.shares[request] = 0.0
 
     def sizes(self) -> dict[tuple[int, int], str]:
         """Return the histories and strides of the rings that are open, and a node that has each."""
         reports = [(s.report, s.node.name) for s in self.stations.values() if s.report is not None]
-        return {(r.history_len, r.frameskip): name for r, name in reports if r.history_len and r.frameskip}
+        return {report.sizes: name for report, name in reports if report.sizes is not None}
 
     # -- what can be drawn from ---------------------------------------------------------------
 
@@ -228,14 +236,11 @@ class Readers:
         """Return the node that reads a ring, None while it is away."""
         with self.lock:
             station = self.stations.get(self._owners.get(uuid, ""))
-            return None if station is None or station.problem or station.actor is None else station
+            return None if station is None or station.problem else station
 
     def shares(self, request: bytes, wait_s: float) -> dict[Station, float]:
         """Return the nodes that have clips of a request, with the chance of each, not scaled. Wait while a node is
         away, or no ring is there.
-
-        Raises:
-            NoClipsError: there are none.
         """
         found: dict[Station, float] = {}
 
@@ -246,7 +251,7 @@ class Readers:
             here = [stations[i] for i in self._roster if i in stations and not stations[i].problem]
             if not here or any(s.asked_at < oldest for s in here):
                 return False
-            known = [s for s in here if s.report is not None and s.report.has(request)]
+            known = [s for s in here if s.report is not None and request in s.report.shares]
             known.sort(key=lambda s: s.node.name)  # in an order that a seed decides the draws with
             if len(known) < len(here):
                 return False  # a look that counts is under way
@@ -279,34 +284,18 @@ class Readers:
     def why_none(self) -> str:
         """Return, in words, why there is nothing to draw from."""
         with self.lock:
-            stations = sorted(self.stations.values(), key=lambda s: s.node.name)
-            away = [f"{s.node.name} ({s.problem})" for s in stations if s.problem]
-            names = ", ".join(s.node.name for s in stations)
-            if away:
-                return f"no clips can be drawn; away are the nodes {', '.join(away)}"
-            silent = [
-                s.node.name for s in stations if not s.asked_at or (s.report is None and s.node.id in self._roster)
-            ]
-            if silent:
-                return f"the readers on the nodes {', '.join(silent)} have not answered yet; wait longer (wait_s=)"
-            if not self._roster:
-                absent = [s.node.name for s in stations if not s.scan.folders]
-                why = f"; the path is not there on {', '.join(absent)}" if absent else ""
-                broken = "".join(f"; {f}: {w}" for s in stations for f, w in s.scan.problems.items())
-                return (
-                    f"no ring below {self._layout.path} on the nodes {names}{why}{broken}; start a collector there, "
-                    "or wait longer (wait_s=)"
-                )
-            return f"the rings below {self._layout.path} on the nodes {names} hold no clips that are long enough"
+            states = sorted(f"node {s.node.name} {s.state}" for s in self.stations.values())
+        return (
+            f"no clips can be drawn from the rings below {self._layout.path}: {'; '.join(states)}; start a collector "
+            "there, or wait longer (wait_s=)"
+        )
 
     def close(self) -> None:
         """End the readers; those of a cluster that this process has left have ended."""
         with self.lock:
             stations, self.stations = self.stations, {}
-            if self.session.is_over:
-                return
-            for station in stations.values():
-                if station.actor is not None:
+            if not self.is_over:
+                for station in stations.values():
                     self._ray.kill(station.actor)
 
 

@@ -35,8 +35,8 @@ def apart(ids: Array) -> tuple[Array, Array]:
     return ids >> POSITION_BITS, ids & _POSITION
 
 
-def joined(number: int, positions: Array) -> Array:
-    """Return the ids of positions on one ring."""
+def joined(number: int | Array, positions: Array) -> Array:
+    """Return the ids of positions on one ring, or each on its own."""
     ids: Array = positions + (number << POSITION_BITS)
     return ids
 
