@@ -193,7 +193,7 @@ def transitions(path=None, **options):
     for i in range(10):
         obs = np.full((1, 2, 2), i, "f4") if options.get("frame_stack") else np.full(2, i, "f4")
         if not options.get("frame_stack"):
-            buf.add(obs, i, 1.0, obs + 1, False)
+            buf.add(obs, i, 1.0, obs + 1, i % 2 == 1)
     return buf
 
 
@@ -224,6 +224,8 @@ calls(
     clip_window={"history_len": 1},
     num_valid_ends={"history_len": 1},
     sample={"batch_size": 3, "step": 2},
+    split={"train": 0.5, "seed": 3},
+    view={"live": True},
 )
 calls(
     lambda path: lambda **n: transitions().dump(path / "set.h5", **n),

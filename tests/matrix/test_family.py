@@ -603,11 +603,25 @@ def workers_on_transitions(made, stored):
     pass_of_transitions(made, stored, 2)
 
 
+def view_of_transitions(made, stored):
+    view = made.view()
+    assert sorted(transitions_of(view[np.arange(len(view))])) == sorted(stored)
+    among(transitions_of(view.sample(32)), stored)
+
+
+def split_of_transitions(made, stored):
+    one, other = (transitions_of(side[np.arange(len(side))]) for side in made.split(0.5))
+    assert sorted(one + other) == sorted(stored)
+    assert not {step[:2] for step in one} & {step[:2] for step in other}
+
+
 TRANSITIONS = {
     "sample": draw_transitions,
     "batches": batches_of_transitions,
     "pass": pass_of_transitions,
     "workers": workers_on_transitions,
+    "view": view_of_transitions,
+    "split": split_of_transitions,
 }
 
 

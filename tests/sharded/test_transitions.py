@@ -347,12 +347,15 @@ def test_a_data_loader(steps, kind, workers):
         found = [arrays_of(batch) for batch in data.DataLoader(buf, **options)]
         equal({n: np.concatenate([f[n] for f in found]) for n in expected}, expected)
     view = buf.view()
+    of_view = arrays_of(view[list(range(len(view)))])
     fleet.add("a", 1)
     found = [arrays_of(batch) for batch in data.DataLoader(view, 40, num_workers=workers)]
     equal(
         {n: np.concatenate([f[n] for f in found])[-100:] for n in expected},
-        {n: v[-100:] for n, v in expected.items()},
+        {n: v[-100:] for n, v in of_view.items()},
     )
+    for name, values in expected.items():
+        assert sorted(v.tobytes() for v in of_view[name]) == sorted(v.tobytes() for v in values)
     sampler = buf.pass_sampler()
     found = [arrays_of(batch) for batch in data.DataLoader(buf, sampler=sampler, **several)]
     assert sum(len(f["rewards"]) for f in found) == len(buf)

@@ -21,6 +21,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.gather import ClipReader
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.system import clear_reads
+from ringmap.storage.read.episodes import origins_at
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.links import NONE
 
@@ -104,6 +105,21 @@ class Ring:
             kept = stops > low
             starts = np.maximum(live.starts[kept], low)
             return RingEpisodes(starts, stops[kept] - starts)
+
+    def pinned_episodes(self) -> RingEpisodes:
+        """Return the episodes that count now; of transitions those of the environments, named by their ordinals.
+        O(episodes), or O(transitions)."""
+        if self.reader.capacity is None:
+            return self.pinned()
+        whole = self.reader.whole_episodes()
+        return RingEpisodes(whole.names, whole.lengths, (whole, np.arange(len(whole))))
+
+    def origins(self, names: Array) -> tuple[Array, Array]:
+        """Return lineages and ordinals of episodes, as a view names them."""
+        if self.reader.capacity is None:
+            return origins_at(self.source, names)[:2]
+        lineage = np.frombuffer(self.source.manifest.lineage, np.uint8)
+        return np.broadcast_to(lineage, (len(names), 16)), names.astype(np.uint64)
 
     def check(self, faults: Sequence[str] = ()) -> list[Finding]:
         """Return the faults of the ring; empty when sound. Reads all rows. `faults`: of what else is in memory."""

@@ -495,7 +495,11 @@ class Sampled(RingBuffer, PassBuffer, Dataset):
 
     def pinned(self) -> BufferView:
         """Return a view of what is stored now."""
-        return BufferView.of(self)
+        return BufferView.of_pass(self)
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return what each episode was first stored as; see `Dataset.origins`."""
+        return self.view().origins()
 
     def split(
         self,

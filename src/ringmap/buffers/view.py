@@ -54,7 +54,6 @@ from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyEr
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import nested
 from ringmap.storage.disk.calls import thread
-from ringmap.storage.read.episodes import origins_at
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.links import NONE, Parts
 from ringmap.storage.ring.live import LiveEpisodes
@@ -189,9 +188,14 @@ class BufferView(Dataset):
     # -- which episodes ----------------------------------------------------------------------
 
     @classmethod
-    def of(cls, buffer: Any, cut: Cut | None = None) -> Self:
+    def of(cls, buffer: Any) -> Self:
         """Return a view of all that is stored now (for a reader: at its last refresh)."""
-        return cls(buffer, [Part(ring.number, ring.pinned()) for ring in buffer.engine.all_rings()], cut=cut)
+        return cls(buffer, [Part(ring.number, ring.pinned_episodes()) for ring in buffer.engine.all_rings()])
+
+    @classmethod
+    def of_pass(cls, buffer: Any) -> Self:
+        """Return the same for a pass, which needs no episodes of transitions: these are as they were committed."""
+        return cls(buffer, [Part(ring.number, ring.pinned()) for ring in buffer.engine.all_rings()])
 
     def with_cut(self, cut: Cut | None) -> Self:
         """Return a view of the same episodes with other items."""
@@ -308,7 +312,7 @@ class BufferView(Dataset):
         for part, places, local in self._by_part(np.arange(count)):
             ring = self.engine.ring_at(part.number)
             if ring is not None:
-                lineages[places], ordinals[places], _ = origins_at(ring.source, part.episodes.starts[local])
+                lineages[places], ordinals[places] = ring.origins(part.episodes.starts[local])
         return lineages, ordinals
 
     def marked_ring(self) -> tuple[Handle, Array] | None:
@@ -418,6 +422,7 @@ class BufferView(Dataset):
     @property
     def episode_column_names(self) -> list[str]:
         """Names of the episode data of the episodes that the buffer holds now."""
+        self.engine.episodes_only("get_episode_data")
         names: list[str] = self._buffer.episode_column_names
         return names
 
@@ -794,6 +799,7 @@ class BufferView(Dataset):
             ClipIndexError: a step was evicted, or is in no episode of the view.
         """
         where = f"{type(self).__name__}.locate"
+        self.engine.episodes_only("locate")
         asked = clip_ids(ids, where)
         episodes, _ = lookup.locate(self.with_cut(lookup.STANDS), asked, where)
         steps = self.steps_of(episodes, asked)

@@ -45,6 +45,7 @@ from ringmap.storage.disk.process import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, redraw_lost
 from ringmap.storage.ring.arrays import all_true, highest, lowest
+from ringmap.storage.ring.links import WholeEpisodes
 from ringmap.storage.ring.ring import ClipNumber, Position
 
 __all__ = ["GONE", "MOST_CHOICES", "PINNED", "ClipReader", "Pinned", "Plan", "Redraw"]
@@ -101,6 +102,11 @@ class ClipReader(Forkable):
         self.num_redraws = 0
         self._plans: dict[int, Plan] = {}
         self.watch = Readahead(source.disk.system)
+
+    def whole_episodes(self) -> WholeEpisodes:
+        """Return the episodes that count now, parts joined; of transitions those of their environments."""
+        with thread.searching, self.source.lock:
+            return self.source.live.whole
 
     def pin(self, cut: Cut) -> Pinned:
         """Return the clips that exist now. O(1) when nothing changed."""
