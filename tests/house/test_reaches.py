@@ -20,7 +20,7 @@ OTHERS = {
         "base._env_obs",
     ): "Gymnasium's SyncVectorEnv hands out its memory, not a copy",
     (
-        "buffers/sharded/members.py",
+        "buffers/sharded/rings.py",
         "lock._is_owned",
     ): "Python's reentrant lock has no public name for who holds it",
     ("testing/kills.py", "os._exit"): "Python's own way to end a forked child",

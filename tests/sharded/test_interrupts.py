@@ -9,10 +9,10 @@ import pytest
 
 import ringmap.buffers.sharded.clip_table
 import ringmap.buffers.sharded.engine
-import ringmap.buffers.sharded.members
 import ringmap.buffers.sharded.rings
 import ringmap.clips.rings
-from ringmap.buffers.sharded.members import Members, _Open
+from ringmap.buffers.sharded.rings import Fleet as Rings
+from ringmap.buffers.sharded.rings import _Open
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import RoleError
 from tests.buffers.steps import prove
@@ -24,7 +24,6 @@ FILES = {
     for module in (
         ringmap.buffers.sharded.clip_table,
         ringmap.buffers.sharded.engine,
-        ringmap.buffers.sharded.members,
         ringmap.buffers.sharded.rings,
         ringmap.clips.rings,
     )
@@ -117,11 +116,11 @@ def test_an_interrupt_before_the_engine_is_told(fleet, monkeypatch):
     fleet.ring("b")
     fleet.write("b", 9)
     members = buf.engine.members
-    whole = members._changed
-    monkeypatch.setattr(members, "_changed", lambda gone: interrupt())
+    whole = members.changed
+    monkeypatch.setattr(members, "changed", lambda gone: interrupt())
     with pytest.raises(KeyboardInterrupt):
         buf.refresh()
-    monkeypatch.setattr(members, "_changed", whole)
+    monkeypatch.setattr(members, "changed", whole)
     monkeypatch.setattr(members, "_take_turn", lambda now, scan: None)
     prove(buf.sample(50), fleet.lengths, 3)
     assert len(buf.engine.rings) == 2
@@ -132,7 +131,7 @@ def test_a_look_in_the_middle_of_a_look_is_refused(fleet, monkeypatch, call):
     fleet.ring("a")
     fleet.write("a", 9)
     buf, told = ShardedReplayBuffer(fleet.folder, history_len=3, seed=0), []
-    whole = buf.engine.members.rings.scan
+    whole = buf.engine.members._scan
 
     def scan(*args, **options):
         with pytest.raises(RoleError, match="in the middle of another call"):
@@ -140,28 +139,24 @@ def test_a_look_in_the_middle_of_a_look_is_refused(fleet, monkeypatch, call):
         told.append(call)
         return whole(*args, **options)
 
-    monkeypatch.setattr(buf.engine.members.rings, "scan", scan)
+    monkeypatch.setattr(buf.engine.members, "_scan", scan)
     buf.refresh()
     assert told == [call]
 
 
 @pytest.mark.slow
 def test_control_looks_in_the_middle_of_a_look(fast, monkeypatch):
-    monkeypatch.setattr(Members, "refuse_nested", lambda members, where: None)
+    monkeypatch.setattr(Rings, "refuse_nested", lambda members, where: None)
     faults, _, _ = faults_after(fast / "fleet", 3, handler)
     assert faults
 
 
 def test_control_rings_that_are_replaced_one_name_after_the_other(fast, monkeypatch):
-    def adopt(members):
-        before, rings, now = members.open, members.rings.open, members._now
-        if rings is not before:
-            members._told, other = rings, _Open(rings, np.zeros(len(rings), np.int64))
-            for name in ("generations", "states", "seen", "swept", "by_number", "changes", "rings"):
-                setattr(now, name, getattr(other, name))
-            members._changed([ring for ring in before if ring not in rings])
-            members._told = rings
+    def put(members, rings):
+        now, other = members._now, _Open(rings, np.zeros(len(rings), np.int64))
+        for name in ("seen", "swept", "by_number", "changes", "rings"):
+            setattr(now, name, getattr(other, name))
 
-    monkeypatch.setattr(Members, "_adopt", adopt)
+    monkeypatch.setattr(Rings, "_put", put)
     faults, _, _ = faults_after(fast / "fleet", 1, STRIKES["Ctrl-C"], {__file__})
     assert faults

@@ -150,7 +150,7 @@ def test_its_priorities_go_with_it(closed, tmp_path):
     state = tmp_path / "learner"
     buf = open_all(closed, sampler=PrioritizedSampler(), state=state)
     buf.sample(10)
-    uuid = buf.engine.members.rings.numbers.uuids[1].hex()
+    uuid = buf.engine.members.numbers.uuids[1].hex()
     assert (state / uuid / "priorities.bin").exists()
     buf.remove_ring("b")
     assert not (state / uuid / "priorities.bin").exists()

@@ -20,7 +20,6 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.buffers.sharded import engine as engine_module
-from ringmap.buffers.sharded import members
 from ringmap.buffers.sharded import rings as ring_module
 from ringmap.buffers.sharded.numbers import apart
 from ringmap.clips import gather, rings
@@ -77,7 +76,7 @@ def clock(monkeypatch):
             return self.now
 
     made = Clock()
-    for module in (ring_module, members):
+    for module in (ring_module,):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -582,7 +581,7 @@ def test_a_ring_holds_few_descriptors(three, reads):
         list(buf.episodes())
         each = (System().descriptors()[0] - used) / 3
         assert each == (4 if reads == "map" else 8)  # the columns are four
-        assert each <= buf.engine.members.rings._descriptors_of(str(three.folder / "a"))
+        assert each <= buf.engine.members._descriptors_of(str(three.folder / "a"))
 
 
 def test_descriptors_are_counted_first(three):

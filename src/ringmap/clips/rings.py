@@ -10,7 +10,7 @@
 Invariants: a tail counts only while the state of its ring is the one that was shown before the tail was read, and for
 `HELD_S` seconds at most, as where a reader validates a copy itself; a ring whose tail can't be read has lost every row.
 A clip is in the place in which it was asked for; one counts only if it is live once all rings were copied.
-Not here: which rings are open (buffers/sharded/members.py), what is read at the slots (gather.py), what becomes of lost
+Not here: which rings are open (buffers/sharded/rings.py), what is read at the slots (gather.py), what becomes of lost
 clips, and of a ring that fails (buffers/sharded/engine.py).
 """
 

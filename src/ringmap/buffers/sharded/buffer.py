@@ -33,7 +33,7 @@ from ringmap.buffers.sharded.engine import ShardEngine, Weights
 from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.numbers import RingNumbers
 from ringmap.buffers.sharded.removal import idle_s, remove_ring
-from ringmap.buffers.sharded.rings import Rings, as_paths
+from ringmap.buffers.sharded.rings import Fleet, as_paths
 from ringmap.clips.cut import Cut
 from ringmap.clips.facts import Facts, check_fps
 from ringmap.clips.rings import RING_FAULTS
@@ -247,7 +247,7 @@ class ShardedReplayBuffer(Sampled):
                 f"{where}: {asked} is for rings of episodes, {' and '.join(sums)} for transitions; give those that fit "
                 "the rings"
             )
-        rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers(), sums, asked, told)
+        rings = Fleet(as_paths(paths), {"reads": reads}, on_bad, RingNumbers(), sums, asked, told)
         shares = _weights(weights)
         kept = None if state is None else LearnerState(local_path(state), write=True)
         try:
@@ -298,7 +298,7 @@ class ShardedReplayBuffer(Sampled):
                     ring.number,
                 )
             )
-        for bad in list(self.engine.members.rings.problems.values()):
+        for bad in list(self.engine.members.problems.values()):
             why = str(bad.error)
             found.append(Shard(bad.name, Path(bad.folder), 0, 0, 0, 0, None, None, bad.redraws, why))
         return sorted(found, key=lambda shard: shard.name)
@@ -319,7 +319,7 @@ class ShardedReplayBuffer(Sampled):
         """
         where = "ShardedReplayBuffer.remove_ring"
         rings = {ring.name: ring for ring in self.engine.each()}
-        bad = {one.name: one for one in self.engine.members.rings.problems.values()}
+        bad = {one.name: one for one in self.engine.members.problems.values()}
         if name in rings:
             self.engine.remove(rings[name], where)
         elif name in bad:
@@ -332,13 +332,13 @@ class ShardedReplayBuffer(Sampled):
     def reward_at(self) -> str | None:  # type: ignore[override]
         """Where rewards stand in the rings, as for `ReplayBuffer`; None where that is not known, as before the first
         episode."""
-        return self.engine.members.rings.facts.reward_at
+        return self.engine.members.facts.reward_at
 
     @property
     def fps(self) -> Fraction | None:  # type: ignore[override]
         """Steps per second of the rings that know it, or as named; None where that is not known, as before the first
         episode."""
-        return self.engine.members.rings.facts.fps
+        return self.engine.members.facts.fps
 
     @property
     def ring_paths(self) -> list[Path]:
@@ -438,7 +438,7 @@ class ShardedReplayBuffer(Sampled):
             for ring in self.engine.each()
             for finding in ring.check()
         ]
-        found += [Finding(bad.name, str(bad.error)) for bad in self.engine.members.rings.problems.values()]
+        found += [Finding(bad.name, str(bad.error)) for bad in self.engine.members.problems.values()]
         return [*found, *(Finding("memory", fault) for fault in self.engine.sampler.check())]
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
@@ -529,16 +529,16 @@ class ShardedReplayBuffer(Sampled):
             "rings": f"{rings:,}",
             **counts,
             "columns": columns,
-            "path": self.engine.members.rings.where,
+            "path": self.engine.members.where,
         }
 
     def __repr__(self) -> str:
-        where = self.engine.members.rings.where
+        where = self.engine.members.where
         with contextlib.suppress(ClosedError):
             if self.engine.transitions is not None:
                 return (
                     f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, transitions={self.num_steps_stored}, "
-                    f"n_step={self.engine.members.rings.n_step}, columns={self.column_names}, {where})"
+                    f"n_step={self.engine.members.n_step}, columns={self.column_names}, {where})"
                 )
             return (
                 f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, episodes={self._num_open}, "

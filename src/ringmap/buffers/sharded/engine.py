@@ -28,12 +28,11 @@ from ringmap.buffers.options import sendable
 from ringmap.buffers.rings import Ring
 from ringmap.buffers.sharded.clip_table import ClipTable
 from ringmap.buffers.sharded.learner_state import LearnerState
-from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.moments import Moment, Moments, told_state
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.buffers.sharded.priorities import FleetPriorities
 from ringmap.buffers.sharded.removal import remove_ring
-from ringmap.buffers.sharded.rings import Rings
+from ringmap.buffers.sharded.rings import Fleet
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
@@ -85,7 +84,7 @@ class ShardEngine(Engine):
 
     def __init__(
         self,
-        rings: Rings,
+        rings: Fleet,
         weights: Weights = "clips",
         sampler: Sampler | None = None,
         seed: int | None = None,
@@ -94,7 +93,8 @@ class ShardEngine(Engine):
     ) -> None:
         super().__init__(None, sampler, seed)
         self.watch, self.pulse = Readahead(DISK.system), Pulse()
-        self.members = Members(rings, self._changed, self._only_known)
+        self.members = rings
+        rings.changed, rings.only_known = self._changed, self._only_known
         self.weights = weights
         self.threads = threads
         self.state = state
@@ -159,7 +159,7 @@ class ShardEngine(Engine):
             ClosedError: it is closed.
         """
         if self.is_closed:
-            raise ClosedError(f"{_WHERE}: the buffer {self.members.rings.where} is closed; open it again")
+            raise ClosedError(f"{_WHERE}: the buffer {self.members.where} is closed; open it again")
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self.rng = np.random.default_rng()
@@ -180,22 +180,22 @@ class ShardEngine(Engine):
     def transitions(self) -> TransitionColumns | None:
         """The columns of rings of transitions; None: they hold episodes, or it is not known yet."""
         self.check_open()
-        return self.members.rings.columns
+        return self.members.columns
 
     @property
     def nest(self) -> Nest | None:  # type: ignore[override]
         """What nests transitions, if observations are nested."""
-        columns = self.members.rings.columns
+        columns = self.members.columns
         return None if columns is None or not columns.is_nested else columns.nested
 
     def shown(self, batch: Batch[Any]) -> Batch[Any]:
         """Return a drawn batch as `TransitionReplayBuffer.sample` does, if it holds transitions."""
-        columns = self.members.rings.columns
+        columns = self.members.columns
         return batch if columns is None else columns.public(batch)
 
     def _refuse_clips(self, cut: Cut) -> None:
         """Raise if clips of several steps are asked for, and there are only transitions."""
-        if cut.span != 1 and self.members.rings.columns is not None:
+        if cut.span != 1 and self.members.columns is not None:
             raise InputError(
                 f"{_WHERE}: draws single transitions, got history_len={cut.history} * frameskip={cut.frameskip}"
             )
@@ -499,12 +499,12 @@ class ShardEngine(Engine):
             left = attempt()
         if left:
             redraw_bad()
-            retry(attempt, redraw_bad, self.members.rings.where, _ADVICE)
+            retry(attempt, redraw_bad, self.members.where, _ADVICE)
         if cut.functions:
             call_functions(batch, cut, size)
         if cut.added and batch:
             put_added(batch, cut, out)
-        if out is not None and self.members.rings.columns is not None:
+        if out is not None and self.members.columns is not None:
             batch = {name: batch[name] for name in self.layout(cut, size)}
         return batch
 
@@ -609,8 +609,8 @@ class ShardEngine(Engine):
         schema = self.schema
         if schema is None:
             return {}
-        if self.members.rings.columns is not None:
-            return self.members.rings.columns.layout(size, self.members.rings.n_step == 1)
+        if self.members.columns is not None:
+            return self.members.columns.layout(size, self.members.n_step == 1)
         return cut.layout(schema, size)
 
     def want(self, positions: Array, cut: Cut) -> None:
@@ -637,7 +637,7 @@ class ShardEngine(Engine):
             BadRingsError: others can't be read, with on_bad="raise".
         """
         self.check_open()
-        self.members.rings.report()
+        self.members.report()
         return self.rings
 
     def ring_at(self, number: int) -> Ring | None:
@@ -649,11 +649,11 @@ class ShardEngine(Engine):
 
     def uuid_of(self, number: int) -> bytes:
         """Return what names a ring, which may be away."""
-        return self.members.rings.numbers.uuids[number]
+        return self.members.numbers.uuids[number]
 
     def number_of(self, uuid: bytes) -> int:
         """Return the number of the ring with this uuid; one that is away may come back."""
-        return self.members.rings.numbers.of(uuid)
+        return self.members.numbers.of(uuid)
 
     def episodes_only(self, what: str) -> None:
         """Raise if the rings hold transitions; `what`: the method to name.
@@ -663,7 +663,7 @@ class ShardEngine(Engine):
         """
         if self.transitions is not None:
             raise InputError(
-                f"ShardedReplayBuffer.{what}: the rings {self.members.rings.where} hold transitions, not episodes; "
+                f"ShardedReplayBuffer.{what}: the rings {self.members.where} hold transitions, not episodes; "
                 "read them with sample, batches, pass_sampler or by id"
             )
 
@@ -676,21 +676,21 @@ class ShardEngine(Engine):
     def schema(self) -> Schema | None:
         """The columns of all rings; None before the first episode of any."""
         self.check_open()
-        return self.members.rings.schema
+        return self.members.schema
 
     def why_no_clips(self, cut: Cut) -> str:
         """Return, in words, why no clip of this cut exists."""
-        held = "episodes" if self.members.rings.columns is None else "transitions"
+        held = "episodes" if self.members.columns is None else "transitions"
         if isinstance(self.weights, Mapping) and not any(
             self.weights.get(ring.name) and ring.source.live.num_steps for ring in self.members.open
         ):
             names = [ring.name for ring in self.members.open]
             return f"weights={dict(self.weights)!r} give no weight to a ring with {held}; there are {names}"
         if not self.members.open:
-            return f"no ring {self.members.rings.where} can be read{self.members.rings.why}; start a collector"
+            return f"no ring {self.members.where} can be read{self.members.why}; start a collector"
         if held == "transitions":
             return (
-                f"0 transitions are stored {self.members.rings.where}; add some first (readers see them with the "
+                f"0 transitions are stored {self.members.where}; add some first (readers see them with the "
                 "commit: flush())"
             )
         lengths = [ring.lengths for ring in self.members.open]
@@ -727,13 +727,13 @@ class ShardEngine(Engine):
         kind = "ReplayBuffer" if self.transitions is None else "TransitionReplayBuffer"
         raise ReadOnlyError(
             f"{where}: rings are only read here; open the ring to write, {kind}.open(path, mode='r+') of one of: "
-            + (", ".join(ring.folder for ring in self.members.open) or f"none {self.members.rings.where}")
+            + (", ".join(ring.folder for ring in self.members.open) or f"none {self.members.where}")
         )
 
     @property
     def path(self) -> Path | None:
         """The directory or glob; None for a list."""
-        return Path(self.members.rings.paths) if isinstance(self.members.rings.paths, str) else None
+        return Path(self.members.paths) if isinstance(self.members.paths, str) else None
 
     def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
         """Force priorities to the disk, where `state` keeps them."""
@@ -752,14 +752,14 @@ class ShardEngine(Engine):
         try:
             self.sampler.flush()
         finally:
-            self.members.rings.close()
+            self.members.close()
             self.sampler.close()
             if self.state is not None:
                 self.state.close()
 
     def to_send(self) -> dict[str, Any]:
         """Return what `received` builds a copy from: paths, settings and ring numbers."""
-        rings = self.members.rings
+        rings = self.members
         return {
             "paths": rings.paths,
             "options": rings.options,
@@ -783,7 +783,7 @@ class ShardEngine(Engine):
     def received(cls, state: Mapping[str, Any]) -> ShardEngine:
         """Return an engine of this process from what another process sent."""
         numbers = RingNumbers(state["uuids"])
-        rings = Rings(
+        rings = Fleet(
             state["paths"], state["options"], state["on_bad"], numbers, state["sums"], state["asked"], state["told"]
         )
         rings.schema, rings.columns, rings.facts = state["schema"], state["columns"], state["facts"]

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringmap.buffers.loader_state import LoaderState
-from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.numbers import MOST_RINGS
+from ringmap.buffers.sharded.rings import Fleet
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import Pinned
 from ringmap.clips.rings import RING_FAULTS
@@ -60,7 +60,7 @@ class Moments:
         state: between the process that owns the loader and its workers.
     """
 
-    def __init__(self, members: Members, state: LoaderState) -> None:
+    def __init__(self, members: Fleet, state: LoaderState) -> None:
         self._members = members
         self._state = state
         self._of: dict[tuple[Any, ...], Moment] = {}
@@ -95,7 +95,7 @@ class Moments:
         return moment
 
     def _now(self, cut: Cut) -> Moment:
-        self._members.rings.report()
+        self._members.report()
         rings = self._members.open
         pinned = [ring.reader.pin(cut) for ring in rings]
         counts = np.array([one.count for one in pinned], np.int64)
@@ -105,7 +105,7 @@ class Moments:
         """Tell workers the numbers of the rings, and the clips of the last shared moment."""
         if not self._state.is_mine:
             return
-        moment, uuids = self._told, self._members.rings.numbers.uuids
+        moment, uuids = self._told, self._members.numbers.uuids
         clips = {} if moment is None else dict(zip(moment.numbers, moment.pinned, strict=True))
         numbers = [int(moment is not None), len(uuids)]
         for number, uuid in enumerate(uuids):
@@ -119,7 +119,7 @@ class Moments:
         for none."""
         if not self.is_led:
             return None
-        told, uuids = self._state.told(), self._members.rings.numbers.uuids
+        told, uuids = self._state.told(), self._members.numbers.uuids
         generation, is_moment, count = told[:3]
         if not generation:
             return None

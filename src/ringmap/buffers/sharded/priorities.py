@@ -19,8 +19,8 @@ import numpy as np
 
 from ringmap.buffers.rings import Ring
 from ringmap.buffers.sharded.learner_state import LearnerState
-from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.numbers import apart, joined
+from ringmap.buffers.sharded.rings import Fleet
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.draws import Drawn
@@ -57,7 +57,7 @@ class FleetPriorities(BaseSampler):
 
     has_priorities = True
 
-    def __init__(self, given: PrioritizedSampler, members: Members, state: LearnerState | None) -> None:
+    def __init__(self, given: PrioritizedSampler, members: Fleet, state: LearnerState | None) -> None:
         if given.kind != "proportional":
             raise InputError(
                 f"{_WHERE}: PrioritizedSampler(kind={given.kind!r}) can't span rings, since no ring knows the ranks in "
@@ -208,7 +208,7 @@ class FleetPriorities(BaseSampler):
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, with the priorities of each ring by its uuid. O(rows)."""
         with self._members.lock:
-            uuids = self._members.rings.numbers.uuids
+            uuids = self._members.numbers.uuids
             rings = {uuids[number].hex(): tree.state_dict() for number, tree in self._trees.items()}
             return {**self._given.small_state(), "rings": {**self._restored, **rings}}
 

@@ -1,4 +1,4 @@
-"""Which rings there are: found below a path, opened, set aside when they fail, and looked at again.
+"""The rings of a fleet: found below a path, opened, followed, set aside when they fail, and looked at again.
 
     paths -> candidates -> opened -> Ring                       read by the engine
                 |            |          |          |
@@ -8,13 +8,18 @@
                    on_bad="raise": an error of each draw, until it is read again or gone
                    on_bad="skip": a warning at each change; looked at again after 1, 2, 4, ... 60 s
 
+    every draw      the generations of all rings, in one sweep of a map                1 us, and 5 ns for each idle ring
+    each 0.1 s      is the directory still at its path: one system call for each ring, the rings in turn
+    each second     are there new ones: one look at the directory
+
 A place without a manifest is no ring; one of which that can't be told is a ring that can't be read. A ring holds
 episodes or transitions, as its manifest says. Transitions without columns are opened as rows, and again when they have
 some.
 
-Invariants: no two open rings have the same uuid; all have the columns of the first one; whoever calls `scan` or
-`set_aside` hears of a change by a new `open`, and of problems by `report`; where the folder can't be listed, the rings
-that are open stay.
+Invariants: no two open rings have the same uuid; all have the columns of the first one; what belongs to one set of open
+rings is one object, which is replaced by one assignment: an interrupt leaves the old set or the new one. `changes` has
+counted every commit that a ring's memory holds; who changes anything holds `lock`, and a look is refused in the middle
+of a look of the same thread (by a signal handler). Where the folder can't be listed, the rings that are open stay.
 Not here: draws and gathers (engine.py), what users see of a ring (buffer.py).
 """
 
@@ -26,9 +31,10 @@ import glob
 import logging
 import mmap
 import os
+import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,26 +48,33 @@ from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.nstep import transition_reader
 from ringmap.clips.facts import Facts
 from ringmap.clips.gather import ClipReader
+from ringmap.clips.rings import RING_FAULTS, States
 from ringmap.errors import (
     BadRingsError,
     EnvironmentFault,
     InputError,
+    NoClipsError,
     ReplacedError,
     RingmapError,
 )
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.calls import nested, refuse_nested
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.paths import FINE, Paths, local_path
 from ringmap.storage.disk.system import clear_error, clear_reads, remedy
-from ringmap.storage.read.reader import Reader
+from ringmap.storage.read.reader import HELD_S, Reader
 from ringmap.storage.records.manifest import EPISODES, TRANSITIONS, must_be, read_manifest
 
-__all__ = ["Problem", "Rings"]
+__all__ = ["Fleet", "Problem", "as_paths"]
 
 log = logging.getLogger("ringmap")
 
+Array = np.ndarray[Any, np.dtype[Any]]
+Generations = tuple[int, int] | None
+
 _WHERE = "ShardedReplayBuffer"
 _FIRST_S, _LAST_S = 1.0, 60.0
+_SCAN_S = 1.0
 
 _HELD = 5
 """Descriptors of an open ring, at most: its directory, the states, the records, newer values of mutable columns, the
@@ -84,7 +97,28 @@ class Problem:
     redraws: int = 0
 
 
-class Rings:
+_NO_STATES = States([])
+
+
+class _Open:
+    """What belongs to one set of open rings.
+
+    Args:
+        rings: in the order of their numbers.
+        changes: how often each ring changed.
+    """
+
+    __slots__ = ("by_number", "changes", "rings", "seen", "states", "swept")
+
+    def __init__(self, rings: tuple[Ring, ...], changes: Array) -> None:
+        self.rings, self.changes = rings, changes
+        self.by_number = {ring.number: ring for ring in rings}
+        self.states = _NO_STATES  # until the engine was told
+        self.seen: list[Generations] | None = None
+        self.swept: bytes | None = None
+
+
+class Fleet:
     """The rings below a path.
 
     Args:
@@ -111,8 +145,6 @@ class Rings:
         self.sums, self.asked = dict(sums), asked
         self.on_bad = on_bad
         self.numbers = numbers
-        self.open: tuple[Ring, ...] = ()
-        """In the order of their numbers; another tuple after each change."""
         self.problems: dict[str, Problem] = {}
         """By folder."""
         self.schema: Schema | None = None
@@ -124,6 +156,46 @@ class Rings:
         self._not_listed: dict[str, Exception] = {}  # where rings may be, and why that is not known
         self._told: dict[str, str] = {}  # by folder: why it is not read
         self._delays: dict[str, tuple[float, float]] = {}  # by folder: seconds, and when
+        self.changed: Callable[[list[Ring]], None] = lambda gone: None
+        """Called when others are open than before, with those that left."""
+        self.only_known: Callable[[], bool] = lambda: False
+        """Tells whether rings without a number are left for later: the process that owns the loader numbers them."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin without rings: at first, and in a forked child, where another thread may have held the lock."""
+        self.lock = threading.RLock()
+        self._now = _Open((), np.zeros(0, np.int64))
+        self._known = self._now.rings  # `changed` was called for these
+        self._next_turn = self._next_scan = 0.0
+        self._turn = 0
+        self._is_started = False
+
+    @property
+    def open(self) -> tuple[Ring, ...]:
+        """The rings, in the order of their numbers: another tuple when others are open."""
+        return self._now.rings
+
+    def _put(self, rings: tuple[Ring, ...]) -> None:
+        counts = zip(self._now.rings, self._now.changes.tolist(), strict=True)
+        known = {id(ring): count for ring, count in counts}
+        self._now = _Open(rings, np.array([known.get(id(ring), 0) for ring in rings], np.int64))
+
+    @property
+    def changes(self) -> Array:
+        """How often each of them changed."""
+        return self._now.changes
+
+    def of(self, number: int) -> Ring | None:
+        """Return an open ring by its number."""
+        return self._now.by_number.get(number)
+
+    def refuse_nested(self, where: str) -> None:
+        """Raise RoleError in the middle of another call of this thread, on one ring or on many."""
+        refuse_nested(where)
+        lock: Any = self.lock
+        if lock._is_owned():
+            raise nested(where)
 
     @property
     def n_step(self) -> int:
@@ -180,6 +252,158 @@ class Rings:
         if changes:
             warnings.warn(f"{_WHERE}: {'; '.join(changes)}", RuntimeWarning, stacklevel=2)
 
+    def start(self, wait_s: float) -> None:
+        """Open the rings; wait for the first one.
+
+        Raises:
+            NoClipsError: there is none after `wait_s` seconds.
+            InputError: the same ring twice.
+            BadRingsError: rings can't be read, with on_bad="raise".
+        """
+        self.refuse_odd()
+        self._is_started = True
+        until = time.monotonic() + wait_s
+        while True:
+            self._scan(time.monotonic(), is_first=True)
+            self._tell()
+            self.report()
+            now = time.monotonic()
+            self._next_scan, left = now + _SCAN_S, until - now
+            if self.open:
+                return
+            if left <= 0:
+                break
+            time.sleep(min(0.05, left))
+        raise NoClipsError(
+            f"{_WHERE}: no ring {self.where} after {wait_s:g} s{self.why}; start a collector, whose path= "
+            "is a directory there, or wait longer (wait_s=)"
+        )
+
+    def start_once(self) -> None:
+        """Open the rings of a copy that was received from another process, at its first use."""
+        if not self._is_started:
+            with self.lock:
+                self._is_started = True
+                self._take_turn(time.monotonic(), scan=True)
+            self.report()
+
+    def reopen(self) -> None:
+        """Open the rings again, in a forked child: the open files of the parent process are not ours."""
+        rings = self.open
+        self._begin()
+        self._is_started = True
+        kept = []
+        for ring in rings:
+            try:
+                kept.append(self._reopened(ring))
+            except (RingmapError, OSError):  # the next scan finds it, or says why not
+                continue
+        self._put(tuple(kept))
+        self._tell()
+
+    def follow(self, scan: bool = False) -> bool:
+        """Catch up with every ring; tell whether anything changed.
+
+        Args:
+            scan: whether to look for new rings now.
+
+        Raises:
+            BadRingsError: rings can't be read, with on_bad="raise": at each call until they can, or are gone.
+        """
+        before = self._now
+        if self._known is not before.rings:  # an interrupt came between
+            with self.lock:
+                self._tell()
+            before = self._now
+        sweep = before.states.generations()
+        changed = False
+        if sweep is None or sweep != before.swept:
+            with self.lock:
+                changed = self._look()
+        now = time.monotonic()
+        scan |= self.is_refused
+        if scan or now >= self._next_turn:
+            with self.lock:
+                self._take_turn(now, scan)
+        self.report()
+        return changed or self._now is not before
+
+    def _look(self) -> bool:
+        now = self._now
+        sweep = now.states.generations()  # before the rings are read: a later state counts as new
+        seen = [ring.source.generations() for ring in now.rings]
+        changed = seen != now.seen and self._catch_up(now, seen)
+        now.swept = sweep
+        return changed
+
+    def _catch_up(self, now: _Open, seen: list[Generations]) -> bool:
+        known, changed = now.seen, False
+        failed, again = list[tuple[Ring, Exception]](), list[Ring]()
+        for place, ring in enumerate(now.rings):
+            if known is not None and seen[place] is not None and seen[place] == known[place]:
+                continue
+            try:
+                ring.source.recover_if_stale()
+                refreshed = ring.source.refresh()
+                changed |= refreshed or (known is not None and seen[place] is not None)
+                now.changes[place] += 1
+                if not ring.is_checked and not self.compare(ring):
+                    again.append(ring)
+            except (InputError, *RING_FAULTS) as error:
+                failed.append((ring, error.with_traceback(None)))  # its frames hold the ring, and this list
+        now.seen = None if None in seen else seen
+        for ring, fault in failed:
+            self._set_aside(ring, fault)
+        for ring in again:
+            self._leave(ring)
+            self._next_turn = self._next_scan = 0.0  # it is opened now
+        self._tell()
+        return changed
+
+    def _take_turn(self, now: float, scan: bool) -> None:
+        rings = self.open
+        self._next_turn = now + HELD_S / max(1, len(rings))
+        if rings:
+            self._turn = (self._turn + 1) % len(rings)
+            ring = rings[self._turn]
+            try:
+                ring.source.disk.check_held(_WHERE)
+            except RING_FAULTS as error:
+                self._set_aside(ring, error, now)
+                self._tell()
+        if scan or now >= self._next_scan:
+            self._next_scan = now + _SCAN_S
+            self._scan(now, only_known=self.only_known())
+            self._tell()
+
+    def drop(self, ring: Ring, error: Exception) -> None:
+        """Go on without a ring.
+
+        Raises:
+            BadRingsError: it can't be read, with on_bad="raise".
+        """
+        with self.lock:
+            self._set_aside(ring, error)
+            self._tell()
+            self.report()
+
+    def leave(self, ring: Ring) -> None:
+        """Go on without a ring that was removed on purpose."""
+        with self.lock:
+            self._leave(ring)
+            self._tell()
+
+    def _tell(self) -> None:
+        """Let the engine read the rings that are open now."""
+        rings = self.open
+        if rings is not self._known:
+            self._now.states = States([ring.source for ring in rings])
+            here = {id(ring) for ring in rings}
+            self.changed([ring for ring in self._known if id(ring) not in here])
+            self._known = rings
+
+    # -- which rings --------------------------------------------------------------------------
+
     def candidates(self, unlisted: dict[str, OSError]) -> list[tuple[str, str]]:
         """Return name and folder of each place where a ring may be, by name.
 
@@ -197,7 +421,7 @@ class Rings:
         names = [name for name in Disk().names(paths) if name not in FINE]
         return [(name, local_path(os.path.join(paths, name))) for name in names]
 
-    def scan(self, now: float, is_first: bool = False, only_known: bool = False) -> bool:
+    def _scan(self, now: float, is_first: bool = False, only_known: bool = False) -> bool:
         """Let rings leave that are gone, and join that are new; tell whether any did. What can't be read is in
         `report`.
 
@@ -221,7 +445,7 @@ class Rings:
         there = {folder for _, folder in places}
         for ring in before:
             if ring.folder not in there and _is_gone(ring.folder):
-                self.leave(ring)
+                self._leave(ring)
         for folder in self.problems.keys() - there:
             del self.problems[folder]
         known = {ring.folder for ring in self.open}
@@ -299,7 +523,7 @@ class Rings:
             self._put_aside(name, folder, error, now)
             return
         self.problems.pop(folder, None)
-        self.open = tuple(sorted((*self.open, ring), key=lambda ring: ring.number))
+        self._put(tuple(sorted((*self.open, ring), key=lambda ring: ring.number)))
 
     def _opened(self, number: int, name: str, folder: str, uuid: bytes) -> Ring:
         """Open a ring to read, given its uuid: as rows of transitions alone while it has no columns."""
@@ -318,7 +542,7 @@ class Rings:
             raise
         return Ring.of(number, name, source, reader)
 
-    def reopened(self, ring: Ring) -> Ring:
+    def _reopened(self, ring: Ring) -> Ring:
         """Open a ring again, in a forked child: the open files of the parent process are not ours."""
         made = self._opened(ring.number, ring.name, ring.folder, ring.uuid)
         made.is_checked = ring.is_checked
@@ -393,7 +617,7 @@ class Rings:
         ring.is_checked = True
         return True
 
-    def leave(self, ring: Ring) -> None:
+    def _leave(self, ring: Ring) -> None:
         """Close a ring that is gone, or was removed on purpose: it is no problem."""
         if self._close(ring):
             log.info("%s: the ring %s is gone", _WHERE, ring.folder)
@@ -401,11 +625,11 @@ class Rings:
     def _close(self, ring: Ring) -> bool:
         if not any(one is ring for one in self.open):  # another thread was faster
             return False
-        self.open = tuple(one for one in self.open if one is not ring)
+        self._put(tuple(one for one in self.open if one is not ring))
         ring.close()
         return True
 
-    def set_aside(self, ring: Ring, error: Exception, now: float | None = None) -> None:
+    def _set_aside(self, ring: Ring, error: Exception, now: float | None = None) -> None:
         """Close a ring that failed, and remember why, unless it is gone."""
         redraws = ring.reader.num_redraws
         if self._close(ring):
@@ -442,7 +666,8 @@ class Rings:
 
     def close(self) -> None:
         """Close all."""
-        rings, self.open = self.open, ()
+        rings = self.open
+        self._put(())
         for ring in rings:
             ring.close()
 
