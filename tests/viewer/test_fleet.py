@@ -109,9 +109,9 @@ def test_rows_of_one_ring_are_neither_copied_nor_reordered(tmp_path):
         until(lambda: index.done, lambda done: done == 3)
         one, two = (EpisodeTable([Part("k", "a", index)] * n) for n in (1, 2))
         assert one.rows(0, 9, "", "episode", False)["total"] == 3
-        assert np.shares_memory(one.values("seed").numbers, index.data["seed"].numbers)
+        assert np.shares_memory(one.values("seed").numbers, index.table.data["seed"].numbers)
         assert two.rows(0, 9, "", "episode", False)["total"] == 6  # control
-        assert not np.shares_memory(two.values("seed").numbers, index.data["seed"].numbers)
+        assert not np.shares_memory(two.values("seed").numbers, index.table.data["seed"].numbers)
         index.close()
 
 

@@ -47,7 +47,7 @@ from ringmap.clips.rings import groups
 from ringmap.clips.window import WindowSpec, tell_no_lanes
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
 from ringmap.datasets.batch import Layout, worker
-from ringmap.datasets.choose import choose
+from ringmap.datasets.episode_table import choose
 from ringmap.datasets.split import Arcs
 from ringmap.datasets.windows import Runs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyError

@@ -46,6 +46,7 @@ def convert(
 
     Episode data comes along. What the format can't hold is named, and has to be dropped.
     """
+    from ringmap.clips.where import Condition
     from ringmap.formats.catalog.convert import convert as convert_dataset
 
     chosen = format_for(dest, format, mode, "convert")
@@ -56,7 +57,7 @@ def convert(
         dest_format=chosen,
         progress=is_watched(),
         mode=mode,
-        where=" and ".join(f"({condition})" for condition in where or ()),
+        where=Condition.all_of(where or (), "convert: where").text,
         marks=marks,
         drop=drop or (),
         **writer_options(option, "convert"),

@@ -34,7 +34,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex, ClipPairs
 from ringmap.clips.window import Wanted, WindowSpec, check_anchors, tell_no_lanes, warn_unreached
 from ringmap.datasets.batch import worker
-from ringmap.datasets.choose import choose
+from ringmap.datasets.episode_table import choose
 from ringmap.datasets.image_axes import PictureAxes, as_nested, is_image, stored_layout
 from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns, stacked
 from ringmap.datasets.split import Arcs, shares_of, split_seed
@@ -60,6 +60,7 @@ __all__ = [
     "SelectedDataset",
     "Transform",
     "Where",
+    "as_dataset",
     "clip_id",
     "clip_ids",
     "cut_of_dataset",
@@ -465,6 +466,16 @@ class Dataset(LoaderDataset):
         steps = stored_layout(self.load_steps(episode, start, end, known))
         found = {name: np.asarray(values) for name, values in steps.items()}
         return found if names else {name: v for name, v in found.items() if v.ndim <= 2}
+
+    def stored_rows(self, first: int, stop: int, names: Sequence[str]) -> dict[str, Array]:
+        """Return the rows of episodes `[first, stop)` as `steps_as_stored` returns them, end to end.
+
+        Raises:
+            ClipIndexError: one was evicted.
+        """
+        lengths = self.lengths[first:stop].tolist()
+        parts = [self.steps_as_stored(first + i, 0, length, names) for i, length in enumerate(lengths)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
     def view(
         self,
@@ -1044,6 +1055,11 @@ class SelectedDataset(Dataset):
 
     def _there(self, episode: int) -> int:
         return int(self._episodes[self._episode_number(episode)])
+
+
+def as_dataset(dataset: Any) -> Dataset:
+    """Return a dataset of ours: this one, or all episodes of an object with the same methods."""
+    return dataset if isinstance(dataset, Dataset) else SelectedDataset(dataset, np.arange(len(dataset.lengths)))
 
 
 def check_dataset(part: Any, where: str) -> None:

@@ -14,13 +14,13 @@ import contextlib
 import math
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ringmap.clips.facts import REWARDS, TERMINATED, TRUNCATED, name_among
 from ringmap.clips.where import Values
-from ringmap.datasets.choose import ENDED, OWN, mark_values
+from ringmap.datasets.episode_table import ENDED, OUTCOMES, OWN, EpisodeTable, end_of_chunk, outcomes
 from ringmap.datasets.marks import Mark
 from ringmap.errors import RingmapError
 from ringmap.viewer.limits import GoneError
@@ -32,43 +32,11 @@ __all__ = ["AtWork", "EpisodeIndex"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _OWN = (*OWN, "damaged")
-_AT_ONCE, _MOST_ROWS = 1000, 500_000
 _BREATH = 16
 """Episodes between two pauses, in which requests are answered."""
 _WAY_S = 0.25
 _TURN_S = 0.001
 """Pause after each turn: the lock is not fair, and without a pause the same thread takes it again."""
-_MOST_NAMES = 64
-"""Names of episode data that are columns; others are shown with the episode alone."""
-
-
-class _Column:
-    """One name of the episode data: a number, or a text, of each episode."""
-
-    def __init__(self, count: int) -> None:
-        self.numbers = np.full(count, np.nan)
-        self.texts: Array | None = None
-
-    def put(self, row: int, value: Any) -> None:
-        if isinstance(value, bool | int | float) and abs(value) < 2**53:
-            self.numbers[row] = value
-            return
-        if self.texts is None:
-            self.texts = np.full(len(self.numbers), None, object)
-        self.texts[row] = value if isinstance(value, str) else str(value)
-
-    def keep(self, drop: int, add: int) -> None:
-        self.numbers = np.concatenate([self.numbers[drop:], np.full(add, np.nan)])
-        if self.texts is not None:
-            self.texts = np.concatenate([self.texts[drop:], np.full(add, None, object)])
-
-    def value(self, row: int) -> Any:
-        if self.texts is not None and self.texts[row] is not None:
-            return self.texts[row]
-        number = float(self.numbers[row])
-        if not math.isfinite(number):
-            return None
-        return int(number) if number == int(number) else number
 
 
 class AtWork:
@@ -111,29 +79,35 @@ class EpisodeIndex:
     def __init__(self, source: Source, at_work: AtWork | None = None) -> None:
         self.source, self._at_work = source, at_work or AtWork()
         self.lock = threading.RLock()
-        self.version = 0
+        self.version = 1
         self.done = 0
         self._wake = threading.Event()
         self._stop = False
         self._thread: threading.Thread | None = None
         self._chosen: tuple[Any, Array] | None = None
-        self.marks: dict[int, Mark] = {}
-        self._set(*source.spans())
-
-    def _set(self, ids: Array, lengths: Array) -> None:
-        count = len(ids)
-        self.ids, self.lengths = ids, lengths
-        self.returns, self.ended = np.full(count, np.nan), np.zeros(count, np.int8)
-        self.data: dict[str, _Column] = {}
+        self.table = EpisodeTable(*source.spans())
         self.damaged: dict[int, str] = {}
-        self.done = 0
-        self.version += 1
+
+    @property
+    def ids(self) -> Array:
+        """What the episodes are called, rising."""
+        return self.table.ids
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each."""
+        return self.table.lengths
+
+    @property
+    def marks(self) -> Mapping[int, Mark]:
+        """Marks of episodes."""
+        return self.table.marks
 
     def mark(self, marks: dict[int, Mark]) -> None:
         """Take over the marks of episodes."""
         with self.lock:
-            if marks != self.marks:
-                self.marks = marks
+            if marks != self.table.marks:
+                self.table.marks = marks
                 self.version += 1
 
     def start(self) -> None:
@@ -158,26 +132,18 @@ class EpisodeIndex:
         """Take over what the source has now. O(episodes), vectorised."""
         with self.lock:
             ids, lengths = self.source.spans()
+            if np.array_equal(ids, self.ids) and np.array_equal(lengths, self.lengths):
+                return
             drop = int(np.searchsorted(self.ids, ids[0])) if len(ids) else len(self.ids)
-            kept = len(self.ids) - drop
-            if kept > len(ids) or not np.array_equal(self.ids[drop:], ids[:kept]):
-                self._set(ids, lengths)
+            known = self.table.follow(ids, lengths)
+            if known is None:
+                marks, self.table = self.table.marks, EpisodeTable(ids, lengths)
+                self.table.marks, self.damaged, self.done = marks, {}, 0
             else:
-                grown = np.flatnonzero(self.lengths[drop:] != lengths[:kept])
-                add = len(ids) - kept
-                if not (drop or add or len(grown)):
-                    return
-                self.done = max(0, self.done - drop)
-                if len(grown):
-                    self.done = min(self.done, int(grown[0]))
-                self.ids, self.lengths = ids, lengths
-                self.returns = np.concatenate([self.returns[drop:], np.full(add, np.nan)])
-                self.ended = np.concatenate([self.ended[drop:], np.zeros(add, np.int8)])
-                for column in self.data.values():
-                    column.keep(drop, add)
+                self.done = min(max(0, self.done - drop), known)
                 if self.damaged and len(ids):
                     self.damaged = {n: why for n, why in self.damaged.items() if n >= ids[0]}
-                self.version += 1
+            self.version += 1
         self._wake.set()
 
     def _build(self) -> None:
@@ -209,9 +175,7 @@ class EpisodeIndex:
             first, ids, lengths = self.done, self.ids, self.lengths
         if first >= len(ids):
             return False
-        stop = min(len(ids), first + _AT_ONCE)
-        total = np.cumsum(lengths[first:stop])
-        stop = first + max(1, int(np.searchsorted(total, _MOST_ROWS, side="right")))
+        stop = end_of_chunk(lengths, first)
         names = ids[first:stop]
         found, damaged = self._read(ids, lengths, first, stop)
         data: list[tuple[int, dict[str, Any]]] = []
@@ -236,7 +200,11 @@ class EpisodeIndex:
                 same = len(self.ids) >= at + len(names) and np.array_equal(self.ids[at : at + len(names)], names)
                 if not same or at != self.done:
                     return True  # once more
-            self._take(at, found, data, damaged)
+            self.table.put_outcomes(at, *found)
+            for row, values in data:  # an integer of any size is exact
+                put = {n: v if isinstance(v, int | np.integer) else plain(v) for n, v in values.items()}
+                self.table.put(at + row, put)
+            self.damaged.update(damaged)
             self.done = at + len(names)
             self.version += 1
         return True
@@ -245,11 +213,12 @@ class EpisodeIndex:
         self, ids: Array, lengths: Array, first: int, stop: int
     ) -> tuple[tuple[Array | None, Array | None], dict[int, str]]:
         """Return the returns and the endings of episodes, and what is wrong with which."""
-        specs = {c.name: c for c in self.source.columns}
-        scalar = {n for n, c in specs.items() if math.prod(c.shape) == 1 and c.dtype.kind in "biuf"}
-        reward = name_among(REWARDS, scalar)
-        ends = {code: name_among(names, scalar) for code, names in ((1, TERMINATED), (2, TRUNCATED))}
-        columns = [name for name in (reward, *ends.values()) if name is not None]
+        known = {n for names in OUTCOMES.values() for n in names}
+        columns = [
+            c.name
+            for c in self.source.columns
+            if c.name in known and math.prod(c.shape) == 1 and c.dtype.kind in "biuf"
+        ]
         if not columns:
             return (None, None), {}
         sizes = lengths[first:stop]
@@ -258,27 +227,12 @@ class EpisodeIndex:
         if self.source.number_of(int(ids[first])) != first:
             raise GoneError("the numbers have changed")
         try:
-            found = self.source.rows(row, int(sizes.sum()), columns)
-            parts = {name: np.asarray(values).reshape(-1) for name, values in found.items()}
+            parts = self.source.rows(row, int(sizes.sum()), columns)
         except (RingmapError, OSError):
             parts = self._one_by_one(ids[first:stop].tolist(), sizes.tolist(), columns, damaged)
         if self.source.number_of(int(ids[first])) != first:
             raise GoneError("the numbers have changed")
-        starts = np.cumsum(sizes) - sizes
-        filled = np.flatnonzero(sizes)
-        returns = ended = None
-        if reward is not None:
-            returns = np.zeros(len(sizes))
-            if len(filled):  # the row of a reset has no reward: NaN
-                values = np.nan_to_num(parts[reward].astype(np.float64), nan=0.0)
-                returns[filled] = np.add.reduceat(values, starts[filled])
-        if any(ends.values()):
-            ended = np.zeros(len(sizes), np.int8)
-            for code, name in reversed(ends.items()):
-                if name is not None and len(filled):
-                    last = parts[name][starts[filled] + sizes[filled] - 1].astype(np.float64) == 1
-                    ended[filled[last]] = code
-        return (returns, ended), damaged
+        return outcomes(parts, sizes), damaged
 
     def _one_by_one(
         self, names: list[int], sizes: list[int], columns: list[str], damaged: dict[int, str]
@@ -296,28 +250,6 @@ class EpisodeIndex:
                 parts[column].append(np.asarray(found[column], np.float64).reshape(-1))
         return {column: np.concatenate(values) for column, values in parts.items()}
 
-    def _take(
-        self,
-        at: int,
-        found: tuple[Array | None, Array | None],
-        data: list[tuple[int, dict[str, Any]]],
-        damaged: dict[int, str],
-    ) -> None:
-        returns, ended = found
-        if returns is not None:
-            self.returns[at : at + len(returns)] = returns
-        if ended is not None:
-            self.ended[at : at + len(ended)] = ended
-        for row, values in data:
-            for name, value in values.items():
-                column = self.data.get(name)
-                if column is None:
-                    if len(self.data) >= _MOST_NAMES:
-                        continue
-                    column = self.data[name] = _Column(len(self.ids))
-                column.put(at + row, plain(value))
-        self.damaged.update(damaged)
-
     # -- questions ---------------------------------------------------------------------------
 
     @property
@@ -328,26 +260,13 @@ class EpisodeIndex:
     @property
     def data_names(self) -> list[str]:
         """Names of episode data that are columns."""
-        return [name for name in self.data if name not in _OWN]
+        return list(self.table.data)
 
     def values(self, name: str) -> Values | None:
         """Return a value of each episode, by one of `names`; None if no episode has it."""
-        count = len(self.ids)
-        none = np.full(count, np.nan)
-        if name == "episode":
-            return Values(np.arange(count, dtype=np.float64))
-        if name == "length":
-            return Values(self.lengths.astype(np.float64))
-        if name == "return":  # of those that are not known yet, none
-            return Values(np.where(np.arange(count) < self.done, self.returns, np.nan))
-        if name == "ended":
-            return Values(none, np.array(ENDED, object)[self.ended])
         if name == "damaged":
-            return Values(np.isin(self.ids, list(self.damaged)).astype(np.float64) if self.damaged else np.zeros(count))
-        if name in ("flags", "note"):
-            return mark_values(self.ids, self.marks)[name]
-        column = self.data.get(name)
-        return None if column is None else Values(column.numbers, column.texts)
+            return Values(np.isin(self.ids, list(self.damaged)).astype(np.float64))
+        return self.table.values(name)
 
     def num_marked(self) -> int:
         """Return the number of marked episodes. O(marks log episodes)."""
@@ -356,16 +275,16 @@ class EpisodeIndex:
     def row(self, i: int) -> dict[str, Any]:
         """Return one row."""
         name, known = int(self.ids[i]), i < self.done
-        total, mark = float(self.returns[i]), self.marks.get(name)
+        total, mark, data = float(self.table.returns[i]), self.marks.get(name), self.table.data
         return {
             "id": str(name),
             "episode": i,
             "length": int(self.lengths[i]),
             "known": known,
             "return": total if math.isfinite(total) else None,
-            "ended": ENDED[int(self.ended[i])],
+            "ended": ENDED[int(self.table.ended[i])] or "",
             "damaged": self.damaged.get(name),
             "flags": list(mark.flags) if mark else [],
             "note": mark.note if mark else "",
-            "data": {n: v for n, c in self.data.items() if (v := c.value(i)) is not None},
+            "data": {n: plain(v) for n, c in data.items() if (v := c.get(i)) is not None},
         }

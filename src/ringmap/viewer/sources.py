@@ -25,6 +25,7 @@ import numpy as np
 from ringmap.buffers.opening import DATASET, EPISODES, TRANSITIONS
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
+from ringmap.datasets.base import as_dataset
 from ringmap.datasets.marks import Marks
 from ringmap.errors import ClipIndexError, InputError, ReplacedError
 from ringmap.formats.catalog.load import load_arrays
@@ -98,7 +99,7 @@ class Source:
         raise InputError(f"{self.what} has no episodes to mark")
 
     def rows(self, first: int, count: int, columns: Sequence[str]) -> dict[str, Array]:
-        """Return `count` rows from row `first` of the episodes, end to end, for the index."""
+        """Return `count` rows from row `first` of the episodes, end to end: whole episodes, for the index."""
         return {}
 
     def newest(self, column: str, count: int) -> Array:
@@ -383,18 +384,11 @@ class DatasetSource(Source):
         return False
 
     def rows(self, first: int, count: int, columns: Sequence[str]) -> dict[str, Array]:
-        """Return rows, episode by episode."""
+        """Return rows of episodes."""
         ends = np.cumsum(self._lengths)
-        parts: dict[str, list[Array]] = {name: [] for name in columns}
-        at, stop = first, first + count
-        while at < stop:
-            episode = int(np.searchsorted(ends, at, side="right"))
-            start = at - int(ends[episode] - self._lengths[episode])
-            until = min(stop - at + start, int(self._lengths[episode]))
-            for name, values in self.read(episode, start, until, columns).items():
-                parts[name].append(values)
-            at += until - start
-        return {name: np.concatenate(values) for name, values in parts.items() if values}
+        start, stop = np.searchsorted(ends, first, side="right"), np.searchsorted(ends, first + count) + 1
+        with self._reading():
+            return as_dataset(self.dataset).stored_rows(int(start), int(stop), columns)
 
     def close(self) -> None:
         """Close files."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ringmap.clips.where import Values, select
+from ringmap.clips.where import Condition, Values
 from ringmap.errors import InputError
 from ringmap.fleet.weights import POLICY_STEP
 from ringmap.viewer.index import EpisodeIndex
@@ -121,12 +121,13 @@ class EpisodeTable:
             if not where.strip() and sort == "episode":
                 rows = np.arange(count)
             else:
-                columns = _Columns(self)
-                rows = np.flatnonzero(select(where, columns, count, "filter"))
+                names = self.names
+                rows = np.flatnonzero(Condition(where, "filter").select(names, self.values, count))
                 if sort != "episode":
-                    if sort not in columns:
-                        raise InputError(f"sort: no value {sort!r}; there are {list(columns)}")
-                    rows = _sorted(rows, columns[sort], descending)
+                    values = self.values(sort) if sort in names else None
+                    if values is None:
+                        raise InputError(f"sort: no value {sort!r}; there are {names}")
+                    rows = _sorted(rows, values, descending)
             if sort == "episode" and descending:
                 rows = rows[::-1]
             self._chosen = key, rows
@@ -179,48 +180,12 @@ class EpisodeTable:
     def values(self, name: str) -> Values | None:
         """Return a value of each row, by one of `names`; None if no episode has it."""
         counts = [len(part.index.ids) for part in self._parts]
+        found: list[Values | None] = [part.index.values(name) for part in self._parts]
         if name == _RING and self._is_fleet:
-            own = [
-                Values(np.full(n, np.nan), np.full(n, p.name, object)) for p, n in zip(self._parts, counts, strict=True)
-            ]
-            found: list[Values | None] = [*own]
-        else:
-            found = [part.index.values(name) for part in self._parts]
+            found = [Values.same(part.name, n) for part, n in zip(self._parts, counts, strict=True)]
         if all(values is None for values in found):
             return None
-        if len(found) == 1:
-            return found[0]
-        numbers = [np.full(n, np.nan) if v is None else v.numbers for v, n in zip(found, counts, strict=True)]
-        is_text = any(v is not None and v.texts is not None for v in found)
-        texts = [
-            np.full(n, None, object) if v is None or v.texts is None else v.texts
-            for v, n in zip(found, counts, strict=True)
-        ]
-        order = self._order
-        return Values(np.concatenate(numbers)[order], np.concatenate(texts)[order] if is_text else None)
-
-
-class _Columns(Mapping[str, Values]):
-    """The values of a table by name, put together when they are asked for."""
-
-    def __init__(self, table: EpisodeTable) -> None:
-        self._table = table
-        self._names = dict.fromkeys(table.names)
-
-    def __getitem__(self, name: str) -> Values:
-        found = self._table.values(name) if name in self._names else None
-        if found is None:
-            raise KeyError(name)
-        return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return found[0] if len(found) == 1 else Values.joined(found, counts, self._order)
 
 
 def _sorted(rows: Array, values: Values, descending: bool) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.marks import Mark, MarkFile, marked
 from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, window_of
-from ringmap.clips.where import Values, names_in, select
+from ringmap.clips.where import Condition, Values
 from ringmap.errors import ArgumentTypeError, InputError, NoClipsError, NotFoundError
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.paths import MARKS, local_path
@@ -66,7 +66,8 @@ class EpisodeSampler(DrawingSampler):
                 "EpisodeSampler: where= takes a condition on marks, such as 'not flags contains bad', got "
                 f"{where!r:.80}; a function of an episode's data is for view(where=)"
             )
-        others = [name for name in names_in(where, "EpisodeSampler") if name not in _NAMES]
+        self._condition = Condition(where, "EpisodeSampler")
+        others = [name for name in self._condition.names if name not in _NAMES]
         if others:
             raise InputError(
                 f"EpisodeSampler: where= takes conditions on 'flags' and 'note', got {others}; draw from "
@@ -78,7 +79,6 @@ class EpisodeSampler(DrawingSampler):
             raise InputError(
                 "EpisodeSampler: marks without where change nothing; give where='not flags contains bad', say"
             )
-        self._meets(())  # raises, if it can't be parsed
         self._known: _Chosen | None = None
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
@@ -137,9 +137,7 @@ class EpisodeSampler(DrawingSampler):
             "flags": [*(" ".join(mark.flags) for mark in marks), ""],
             "note": [*(mark.note for mark in marks), ""],
         }
-        count = len(marks) + 1
-        values = {n: Values(np.full(count, np.nan), np.array(v, object)) for n, v in columns.items()}
-        return select(self._where, values, count, "EpisodeSampler")
+        return self._condition.select(_NAMES, lambda name: Values.of(columns[name]), len(marks) + 1)
 
     def _chosen(self, window: ClipRange) -> _Chosen:
         """Return which episodes are drawn. One system call while the file stays as it is."""

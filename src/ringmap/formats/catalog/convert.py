@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.facts import REWARDS, Facts, name_among
-from ringmap.datasets.base import Dataset, SelectedDataset, Where
+from ringmap.datasets.base import Where, as_dataset
 from ringmap.datasets.stored_episodes import EpisodeStream, count_of, episodes_of, outlines_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
@@ -102,7 +102,7 @@ def convert(
                 f"convert: {name} is read in order, and has no table of episodes to choose from; convert all, and "
                 "choose from the copy"
             )
-        whole = part if isinstance(part, Dataset) else SelectedDataset(part, np.arange(len(part.lengths)))
+        whole = as_dataset(part)
         part = whole.selected(where, "convert", marks)
         is_live = whole.pinned() is not whole
     options = {**writer_options, "mode": mode}
