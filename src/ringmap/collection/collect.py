@@ -19,7 +19,7 @@ from ringmap.collection.process import THREADS, Processes
 from ringmap.collection.rings import FOLDER, alone, finished_below, ring_of
 from ringmap.collection.supervisor import Supervisor
 from ringmap.errors import InputError
-from ringmap.fleet.pace import Pace
+from ringmap.fleet.pace import Pace, checked_pace
 from ringmap.fleet.weights import Weights
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.disk.system import cores
@@ -129,9 +129,7 @@ def collect(
             f"{_WHERE}: context must be 'spawn' or 'forkserver', got {context!r}: a forked process would have the "
             "locks of this one"
         )
-    if pace is not None:
-        if not isinstance(pace, Pace):
-            raise InputError(f"{_WHERE}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
+    if checked_pace(pace, _WHERE) is not None:
         pace.check_ring(ring_of(path, 0), _WHERE)
     if threads is None and THREADS not in os.environ:
         collectors = positive(_WHERE, "collectors", collectors)

@@ -18,7 +18,7 @@ from ringmap.arguments import positive, whole
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.collection.seeds import Seeds
 from ringmap.errors import ExistsError, InputError
-from ringmap.fleet.weights import Weights
+from ringmap.fleet.weights import checked_weights
 from ringmap.formats.common.refusals import KEEP_ALL, Drop
 from ringmap.world.collecting import Collection
 from ringmap.world.rollout import count_of
@@ -73,8 +73,7 @@ def job_of(
         threads = positive(where, "threads", threads)
     if not (options is None or isinstance(options, Mapping)):
         raise InputError(f"{where}: options must be one mapping for all episodes, got {type(options).__name__}")
-    if not (parts.weights is None or isinstance(parts.weights, Weights)):
-        raise InputError(f"{where}: weights= must be a ringmap.Weights, got {type(parts.weights).__name__}")
+    checked_weights(parts.weights, where)
     known = [name for name in inspect.signature(ReplayBuffer.__init__).parameters if name not in _NOT_FOR_RINGS]
     for name in parts.ring:
         if name not in known:

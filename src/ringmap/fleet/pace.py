@@ -46,7 +46,7 @@ from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.paths import Paths, local_path
 from ringmap.storage.disk.system import clear_errors
 
-__all__ = ["Pace"]
+__all__ = ["Pace", "checked_pace", "paced"]
 
 Result = TypeVar("Result")
 
@@ -555,6 +555,18 @@ class Pace:
                 f"drawn ahead, and a batch of {batch} steps is more: it could wait for ever; raise slack to "
                 f"{batch / (self.samples_per_insert * self.min_steps):.3g}, or min_steps"
             )
+
+
+def checked_pace(pace: Any, where: str) -> Pace | None:
+    """Return the argument `pace`; raise InputError if it is none."""
+    if not (pace is None or isinstance(pace, Pace)):
+        raise InputError(f"{where}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
+    return pace
+
+
+def paced(pace: Pace | None, num_steps: int, writer: Any) -> contextlib.AbstractContextManager[None]:
+    """Wait until a commit of so many steps of a writer may come in, which is made in the `with` block."""
+    return contextlib.nullcontext() if pace is None or not num_steps else pace.insert(num_steps, writer.flush)
 
 
 class _Loop(threading.local):

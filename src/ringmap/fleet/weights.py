@@ -40,7 +40,7 @@ from ringmap.storage.disk.system import clear_error, clear_errors
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NO_POLICY", "POLICY_STEP", "Weights"]
+__all__ = ["NO_POLICY", "POLICY_STEP", "Weights", "checked_weights"]
 
 POLICY_STEP = "policy_step"
 """Episode data: the step of the weights that played an episode's first action."""
@@ -116,6 +116,11 @@ class Weights:
         self._which: tuple[int, int] | None = None
         self._count = 0  # of the sets that were seen
         self._filled: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    @property
+    def policy_step(self) -> int:
+        """What an episode says that begins with these weights: their step, -1 if none were published."""
+        return NO_POLICY if self.step is None else self.step
 
     def __reduce__(self) -> Any:
         return type(self), (self.path, self.model)
@@ -236,6 +241,13 @@ class Weights:
                 if error.errno != errno.ESTALE:
                     raise
         return None
+
+
+def checked_weights(weights: Any, where: str) -> Weights | None:
+    """Return the argument `weights`; raise InputError if it is none."""
+    if not (weights is None or isinstance(weights, Weights)):
+        raise InputError(f"{where}: weights= must be a ringmap.Weights, got {type(weights).__name__}")
+    return weights
 
 
 def _step_of(step: Any, where: str) -> int:

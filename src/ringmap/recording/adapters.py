@@ -25,7 +25,7 @@ from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.clips.facts import Facts
 from ringmap.errors import InputError, ReadOnlyError, RingmapError
-from ringmap.fleet.pace import Pace
+from ringmap.fleet.pace import Pace, paced
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.recording.keys import Keys
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -58,12 +58,6 @@ class Sink:
     num_stored = 0
     pace: Pace | None = None
     max_steps = sys.maxsize
-
-    def room(self, rows: int) -> contextlib.AbstractContextManager[None]:
-        """Wait until a commit of so many rows may come in, which is made in the `with` block."""
-        if self.pace is None or not rows:
-            return contextlib.nullcontext()
-        return self.pace.insert(rows, self.buffer.flush)
 
     def __init__(self, buffer: Any, columns: tuple[ColumnSpec, ...] | None, casting: str) -> None:
         self.buffer, self.columns, self.casting = buffer, columns, casting
@@ -117,7 +111,7 @@ class EpisodeSink(Sink):
         if data:
             episode = {**episode, EPISODE_DATA_KEY: data}
         rows = len(next((v for n, v in episode.items() if n != EPISODE_DATA_KEY), ()))
-        with self.room(rows):
+        with paced(self.pace, rows, self.buffer):
             if self.buffer is self._inner:
                 self._inner.write_episode(episode, sync=sync)
             else:
@@ -147,7 +141,7 @@ class EpisodeSink(Sink):
             rows = self._typed({name: as_array(value, name, "item")[None] for name, value in step.items()})
             step = {name: values[0] for name, values in rows.items()}
         stream, every = self._open[slot], self.commit_every
-        with self.room(every if every and (stream.num_steps + 1) % every == 0 else 0):
+        with paced(self.pace, every if every and (stream.num_steps + 1) % every == 0 else 0, self.buffer):
             stream.append(step)
 
     def _typed(self, rows: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -161,7 +155,7 @@ class EpisodeSink(Sink):
         stream = self._open.pop(slot, None)
         if stream is not None:
             rows = stream.num_steps
-            with self.room(rows if self.commit_every is None else rows % self.commit_every):
+            with paced(self.pace, rows if self.commit_every is None else rows % self.commit_every, self.buffer):
                 stream.finish(terminated, truncated)
             self.num_stored += 1
 
@@ -187,7 +181,7 @@ class RowSink(Sink):
     def add(self, rows: Mapping[str, Any], fresh: Array, slots: Sequence[int]) -> None:
         """Store transitions, column -> `(n, ...)`, of these slots; `fresh` `(n,)` says which are the first of an
         episode."""
-        with self.room(len(fresh)):
+        with paced(self.pace, len(fresh), self.buffer):
             self._add(rows, fresh, slots)
         self.num_stored += 1
 
@@ -233,12 +227,7 @@ def sink_of(
     commit_every: int | None = None,
     pace: Pace | None = None,
 ) -> Sink:
-    """Return the sink for a buffer; `built`: whether a transition builder computes the columns.
-
-    Raises:
-        InputError: it is not a buffer, or its columns can't be filled, or the pace does not count it.
-        ReadOnlyError, ClosedError: it may not be written.
-    """
+    """Return the sink for a buffer; `built`: whether a transition builder computes the columns."""
     sinks = _Sinks(keys, built, stream, commit_every)
     sink: Sink = buffer.recorded_by(sinks) if isinstance(buffer, Buffer) else sinks.refuse(buffer)
     if pace is not None:

@@ -34,11 +34,6 @@ def place_of(path: str | os.PathLike[str], index: int | None) -> str:
 def dump(sink: Sink, target: str, where: str) -> None:
     """Make a copy of a sink's buffer at `target`, in the place of an older one if there is one.
 
-    Raises:
-        ExistsError: something else is there.
-        LockedError: the path holds a buffer with a writer.
-        EnvironmentFault: the disk is full, or fails. The old copy stays.
-
     Cost: reads and writes all that is stored; nothing for a buffer's own path.
     """
     if sink.path is not None and os.path.realpath(sink.path) == os.path.realpath(target):

@@ -50,11 +50,7 @@ class Hooks:
         self._spaces: dict[int, Any] = {}
 
     def check(self, sink: Sink) -> None:
-        """Raise if transitions are to be validated, and the sink has no columns to validate them against.
-
-        Raises:
-            InputError: the sink has no schema yet.
-        """
+        """Raise if transitions are to be validated, and the sink has no columns to validate them against."""
         if self.validates and sink.columns is None:
             raise InputError(
                 f"{self.keys.where}: validate_transition=True with a transition_builder needs a buffer with a schema; "
@@ -62,12 +58,7 @@ class Hooks:
             )
 
     def build(self, raw: Mapping[str, Any], context: Any, sink: Sink) -> Any:
-        """Return the transition of a step for a sink, from its flat values (copies) and the episode's context.
-
-        Raises:
-            InputError: (ValueError) it is not in its space.
-            Exception: what the builder raises.
-        """
+        """Return the transition of a step for a sink, from its flat values (copies) and the episode's context."""
         if not self.builds:
             self._check_raw(raw)
             return None

@@ -49,11 +49,7 @@ class Leaf:
 
 
 def leaves_of(name: str, space: Any, where: str) -> list[Leaf]:
-    """Return the leaves of a space.
-
-    Raises:
-        InputError: a part of it has no fixed shape and dtype, or two leaves have one name.
-    """
+    """Return the leaves of a space."""
     found: list[Leaf] = []
 
     def walk(name: str, path: tuple[Any, ...], part: Any) -> None:
@@ -112,11 +108,7 @@ def bounds_of(space: Any) -> tuple[int, int] | None:
 
 
 class Keys:
-    """What one environment can fill; the spaces are of one environment.
-
-    Raises:
-        InputError: a space without fixed shapes.
-    """
+    """What one environment can fill; the spaces are of one environment."""
 
     def __init__(self, observation_space: Any, action_space: Any, has_context: bool, where: str) -> None:
         self.where = where
@@ -144,11 +136,7 @@ class Keys:
         return (*leaves, ColumnSpec("reward", (), np.dtype(np.float32)), *flags)
 
     def check(self, columns: Iterable[ColumnSpec], casting: str, whose: str) -> None:
-        """Raise unless each of these columns can be filled.
-
-        Raises:
-            InputError: (ValueError) an unknown key, another shape, or a dtype that can't hold the values.
-        """
+        """Raise unless each of these columns can be filled."""
         for spec in columns:
             name = spec.name
             if name.startswith("info/"):

@@ -97,11 +97,7 @@ class OpenRows:
                 flat[where] = values
 
     def put_one(self, slot: int, name: str, value: Any, where: str) -> None:
-        """Copy one value into the newest row of a slot, None as a blank.
-
-        Raises:
-            InputError: another shape, or a value that the dtype does not hold.
-        """
+        """Copy one value into the newest row of a slot, None as a blank."""
         none = self.blanks[name]
         array = none if value is None else as_array(value, where, "item")
         if array.shape != none.shape:
@@ -183,12 +179,7 @@ class OpenRows:
         constant: Constant,
         ended: Sequence[tuple[bool, bool]],
     ) -> dict[str, Array]:
-        """Return columns of whole episodes, `cut` one behind the other; of a single one views.
-
-        Raises:
-            ValueError: a value that is constant in an episode is missing, or has another shape or kind in another one:
-                they would be converted, as if they fitted.
-        """
+        """Return columns of whole episodes, `cut` one behind the other; of a single one views."""
         made, ends = {}, np.cumsum(lengths) - 1
         terminated, truncated = zip(*ended, strict=True)
         flags = {"terminated": terminated, "truncated": truncated, "done": list(map(any, ended)), "is_last": True}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError, RolloutError
-from ringmap.fleet.weights import NO_POLICY, POLICY_STEP, Weights
+from ringmap.fleet.weights import POLICY_STEP, Weights
 from ringmap.recording.adapters import EpisodeSink, RowSink, Sink
 from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.hooks import Hooks
@@ -104,12 +104,7 @@ class Recorder:
     # -- what happens --------------------------------------------------------------------------
 
     def act(self, actions: Any) -> None:
-        """Take the actions of the next step, before the environment does.
-
-        Raises:
-            RoleError: (RuntimeError) a slot has to be reset first.
-            InputError: the actions do not fit the action space.
-        """
+        """Take the actions of the next step, before the environment does."""
         where = f"{self.where}.step"
         self.slots.check_step(where)
         self._open.put(
@@ -121,11 +116,7 @@ class Recorder:
         self._acted = True
 
     def step(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Infos, ended: list[int]) -> None:
-        """Take the rows of a step; `ended` takes the slots whose episodes terminated or were truncated.
-
-        Raises:
-            Exception: what a hook, a check or a buffer raised, after everything else was done.
-        """
+        """Take the rows of a step; `ended` takes the slots whose episodes terminated or were truncated."""
         self._acted = False
         try:
             arrived, where = self._arrived(obs), f"{self.where}.step"
@@ -346,11 +337,7 @@ class Recorder:
         return batch
 
     def _constant(self, slot: int, name: str) -> Any:
-        """Return a value that is constant in a slot's episode, by the name of its column.
-
-        Raises:
-            InputError: the context has no such part.
-        """
+        """Return a value that is constant in a slot's episode, by the name of its column."""
         if name in ("env_index", "episode_id"):
             return slot if name == "env_index" else int(self.slots.episode[slot])
         part = self._contexts[slot]
@@ -469,9 +456,8 @@ class Recorder:
     def _note_weights(self, begun: Iterable[int]) -> None:
         """Name in the data of new episodes the weights that play them."""
         if self._weights is not None:
-            step = NO_POLICY if self._weights.step is None else self._weights.step
             for slot in begun:
-                self._data[slot] = {POLICY_STEP: step}
+                self._data[slot] = {POLICY_STEP: self._weights.policy_step}
 
     def _label(self, slot: int, what: str) -> str:
         return f"{self.where}: env {slot}, episode {self.slots.episode[slot]}: {what}"

@@ -75,11 +75,7 @@ class Slots:
         return slot not in self._others
 
     def check_step(self, where: str) -> None:
-        """Raise unless all of them may be stepped.
-
-        Raises:
-            RoleError: (RuntimeError) one was never reset, or its episode is over and it was not reset.
-        """
+        """Raise unless all of them may be stepped."""
         if all(self.state[slot] == WAITING for slot in self._others):
             return
         for state, what in (

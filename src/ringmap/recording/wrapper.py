@@ -22,7 +22,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from ringmap.errors import ClosedError, InputError, RoleError
-from ringmap.fleet.pace import Pace
+from ringmap.fleet.pace import Pace, checked_pace
 from ringmap.fleet.weights import Weights
 from ringmap.recording.adapters import Sink, sink_of
 from ringmap.recording.deferred_errors import Faults
@@ -92,8 +92,7 @@ class Recording:
                 f"{WHERE}: weights= must be a ringmap.Weights with the model that acts, ringmap.Weights(path, model), "
                 f"got {weights!r}"
             )
-        if pace is not None and not isinstance(pace, Pace):
-            raise InputError(f"{WHERE}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
+        checked_pace(pace, WHERE)
         single = self._num_slots is None
         spaces = (
             (env.observation_space, env.action_space)
@@ -659,9 +658,6 @@ def _listed(buffers: Any) -> list[Any]:
 def _resolved(mode: str, num: int | None, count: int, where: str) -> str:
     """Return how many buffers go with `num` environments (None: a single one, no vector): "shared", one for all, or
     "per_env", one for each.
-
-    Raises:
-        InputError: the buffers do not fit the mode.
     """
     if mode not in _MODES:
         raise InputError(f"{where}: replay_mode must be one of {_MODES}, got {mode!r}")

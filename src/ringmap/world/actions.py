@@ -25,12 +25,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def split_actions(actions: Any, space: spaces.Space[Any], num_envs: int, mask: Array, where: str) -> list[Any]:
-    """Return one action per environment, in the dtypes of the space; `mask` says which are to be stepped.
-
-    Raises:
-        InputError: another shape, NaN or infinity, no integers where the space has them, a choice
-            out of range.
-    """
+    """Return one action per environment, in the dtypes of the space; `mask` says which are to be stepped."""
     if isinstance(space, spaces.Dict):
         if not isinstance(actions, Mapping) or set(actions) != set(space.spaces):
             got = sorted(actions) if isinstance(actions, Mapping) else type(actions).__name__

@@ -27,8 +27,8 @@ import numpy as np
 from ringmap.buffers.base import episode_ring_of
 from ringmap.clips.facts import Facts
 from ringmap.errors import InputError, RingmapError
-from ringmap.fleet.pace import Pace
-from ringmap.fleet.weights import NO_POLICY, POLICY_STEP, Weights
+from ringmap.fleet.pace import Pace, checked_pace, paced
+from ringmap.fleet.weights import POLICY_STEP, Weights, checked_weights
 from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
 from ringmap.formats.common.refusals import KEEP_ALL, Drop, Refused, refusal, refused_where_none_fit
 from ringmap.formats.common.writer import EpisodeWriter, tell_facts
@@ -82,11 +82,7 @@ class Collection:
 
 
 def kept_seeds(drop: str | Iterable[str], where: str) -> Drop:
-    """Return what a collection that can be resumed leaves out.
-
-    Raises:
-        InputError: it needs one of these.
-    """
+    """Return what a collection that can be resumed leaves out."""
     left_out = Drop(drop, where)
     for name in ("seed", COLLECTION_KEY):
         if name in left_out:
@@ -134,9 +130,6 @@ def progress_of(buffer: ReplayBuffer, collection: Collection) -> Progress | None
     """Return which episodes of a collection a buffer has, open to write; None if it has no part in it.
 
     What a kill left of an episode in parts is dropped, or counts, as the buffer's `interrupted` says.
-
-    Raises:
-        InputError: it holds another collection with this seed.
     """
     kept = buffer.notes.get(_NOTE, {}).get(str(collection.seed))
     if kept is None:
@@ -145,11 +138,7 @@ def progress_of(buffer: ReplayBuffer, collection: Collection) -> Progress | None
 
 
 def _ring_of(writer: Any, what: str) -> ReplayBuffer:
-    """Return a writer that has to be a buffer.
-
-    Raises:
-        InputError: it is none; `what` says for what it is needed.
-    """
+    """Return a writer that has to be a buffer."""
     ring: ReplayBuffer | None = episode_ring_of(writer)
     if ring is None:
         raise InputError(f"{WHERE}: {what}")
@@ -160,10 +149,6 @@ class Recorder:
     """A watcher that keeps the rows of each turn and stores them when it ends, or with `commit_every` as they come.
 
     Whenever episodes begin it loads the newest weights, and names them in their data.
-
-    Raises:
-        InputError: the writer can't be written in parts, or at a pace.
-        InputError, DamageError, EnvironmentFault: of the first load of weights; nothing was collected.
     """
 
     def __init__(
@@ -175,15 +160,12 @@ class Recorder:
         pace: Pace | None,
         drop: Drop,
     ) -> None:
-        if pace is not None:
-            if not isinstance(pace, Pace):
-                raise InputError(f"{WHERE}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
+        if checked_pace(pace, WHERE) is not None:
             pace.check_ring(_ring_of(writer, f"pace= is for a ReplayBuffer, writer=, in {pace.path}").path, WHERE)
         if commit_every is not None:
             what = f"commit_every={commit_every!r} is for a ReplayBuffer, writer=; a dataset takes whole episodes"
             _ring_of(writer, what).check_commit_every(WHERE, commit_every)
-        if weights is not None and not isinstance(weights, Weights):
-            raise InputError(f"{WHERE}: weights= must be a ringmap.Weights, got {type(weights).__name__}")
+        checked_weights(weights, WHERE)
         played = world.policy.trained_part() if isinstance(world.policy, BasePolicy) else world.policy
         self._model = played if weights is None or weights.model is None else weights.model
         self._world, self._writer, self._every = world, writer, commit_every
@@ -210,7 +192,7 @@ class Recorder:
         """Begin an episode."""
         data: dict[str, Any] = {} if turn.seed is None else {"seed": turn.seed}
         if self._weights is not None:
-            data[POLICY_STEP] = NO_POLICY if self._weights.step is None else self._weights.step
+            data[POLICY_STEP] = self._weights.policy_step
         stream = None
         if self._every is not None:
             assert isinstance(self._sink, ToWriter)
@@ -225,14 +207,14 @@ class Recorder:
         rows.add(row)
         before = len(rows) - 1
         if stream is not None and self._every is not None and before:
-            with self._room(0 if before % self._every else self._every), _refusals(turn):
+            with paced(self._pace, 0 if before % self._every else self._every, self._writer), _refusals(turn):
                 stream.append(self._drop.of(rows.take_oldest(ends=False)))
 
     def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
         """Store the episode, or its last part."""
         rows, begun, stream = self._open[turn.number]
         commits = len(rows) if self._every is None else len(rows) % self._every or self._every
-        with self._room(commits), _refusals(turn):
+        with paced(self._pace, commits, self._writer), _refusals(turn):
             left = rows.columns() if stream is None else rows.take_oldest(ends=True)
             every = _joined(data, begun)
             if not self._checked:
@@ -247,19 +229,9 @@ class Recorder:
         if self._weights is not None:
             self._weights.load_into(self._model)
 
-    def _room(self, rows: int) -> contextlib.AbstractContextManager[None]:
-        """Wait until a commit of so many rows may come in, which is made in the `with` block."""
-        if self._pace is None or not rows:
-            return contextlib.nullcontext()
-        return self._pace.insert(rows, self._writer.flush)
-
 
 def _joined(data: Mapping[str, Any] | None, begun: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an environment says of its episode, and what we do.
-
-    Raises:
-        InputError: both have a name, and not the same value.
-    """
+    """Return what an environment says of its episode, and what we do."""
     given = dict(data or {})
     for name, value in begun.items():
         if name in given and not np.array_equal(given[name], value):

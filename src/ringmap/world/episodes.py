@@ -54,10 +54,6 @@ class EpisodeRows:
         """Add the next row: its arrays and strings whose names have no leading underscore.
 
         A column that the first step brings and the reset has not starts with NaN (integers 0, text "").
-
-        Raises:
-            RolloutError: an observation or an action is neither; a column comes later than with the first step, goes
-                away, or changes its shape.
         """
         columns = self._columns
         for name, value in row.items():

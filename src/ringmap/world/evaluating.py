@@ -146,11 +146,7 @@ class _Videos:
 
 
 def _frame(picture: Array) -> Array:
-    """Return a picture as uint8 (H, W, 3).
-
-    Raises:
-        InputError: it is none.
-    """
+    """Return a picture as uint8 (H, W, 3)."""
     if not is_frame(picture):
         raise InputError(f"{WHERE}: a video needs uint8 pictures (H, W, 3), got {picture.dtype} {picture.shape}")
     return shown(picture)

@@ -49,9 +49,6 @@ def as_row(info: Mapping[str, Any]) -> Row:
 def as_scalar(name: str, value: Any, dtype: type[np.generic]) -> Any:
     """Return a reward or a flag of a step as NumPy's scalar; a float may be rounded.
 
-    Raises:
-        InputError: it is none, or several, or one that would change.
-
     Example:
         >>> as_scalar("reward", 0.5, np.float32), as_scalar("terminated", 1, np.bool_)
         (np.float32(0.5), np.True_)

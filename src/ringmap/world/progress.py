@@ -127,11 +127,7 @@ class Progress:
 
     @classmethod
     def resumed(cls, kept: Mapping[str, Any], identity: Mapping[str, Any], where: str, place: str) -> Progress:
-        """Return a progress that was kept as JSON.
-
-        Raises:
-            InputError: it is that of another collection with the same seed.
-        """
+        """Return a progress that was kept as JSON."""
         differs = [
             f"{name}: {kept.get(name)!r} there, {value!r} now"
             for name, value in identity.items()

@@ -53,11 +53,7 @@ class Turn:
 
 
 def count_of(episodes: Any, where: str) -> int:
-    """Return a number of episodes.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Return a number of episodes."""
     count = integer(episodes)
     if count is None or count < 0:
         raise InputError(f"{where}: say how many episodes: a number, 0 or more, got {episodes!r}")

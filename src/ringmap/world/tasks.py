@@ -36,11 +36,7 @@ _LIFTED = {"action", "reward", "terminated", "truncated", "step_idx", "id", "goa
 
 
 def checked_mode(reset_mode: str | None, default: str) -> str:
-    """Return the reset mode.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """Return the reset mode."""
     mode = default if reset_mode is None else reset_mode
     if mode not in _MODES:
         raise InputError(f"{WHERE}: reset_mode must be one of {_MODES}, got {reset_mode!r}")
@@ -48,11 +44,7 @@ def checked_mode(reset_mode: str | None, default: str) -> str:
 
 
 class Tasks:
-    """One task for each environment of a world; the arguments are those of `World.evaluate`.
-
-    Raises:
-        InputError: they do not fit the world or the dataset.
-    """
+    """One task for each environment of a world; the arguments are those of `World.evaluate`."""
 
     def __init__(
         self,
@@ -95,11 +87,7 @@ class Tasks:
         self._calls = [calls_of(self._callables, task) for task in self.each]
 
     def turns(self, seed: int | None, options: Any) -> list[Turn]:
-        """Return a turn for each, whose reset options start it.
-
-        Raises:
-            InputError: the environment can't be put where an episode was, or the options do not fit.
-        """
+        """Return a turn for each, whose reset options start it."""
         world, count = self._world, len(self.each)
         shared = options_of(options, count, WHERE)
         each = [dict((shared[i] if isinstance(shared, list) else shared) or {}) for i in range(count)]
@@ -152,11 +140,7 @@ class Task:
 
 
 def task_of(dataset: Any, number: int, start: int, offset: int) -> Task:
-    """Read a task: steps `start` to `start + offset` of episode `number`, and its data.
-
-    Raises:
-        InputError: there is no such episode or step, or the goal lies beyond the episode.
-    """
+    """Read a task: steps `start` to `start + offset` of episode `number`, and its data."""
     lengths = dataset.lengths
     if not -len(lengths) <= number < len(lengths):
         raise InputError(f"{WHERE}: episodes_idx: {number} is out of range for {len(lengths)} episodes")

@@ -225,11 +225,7 @@ class WorkerCrews:
             ) from error
 
     def ask(self, what: str, arguments: Arguments) -> list[Any]:
-        """Return what each environment answers, as `EnvGroup.ask` does.
-
-        Raises:
-            RolloutError: a worker died, now or before.
-        """
+        """Return what each environment answers, as `EnvGroup.ask` does."""
         if self._broken:
             raise RolloutError(f"EnvPool.{what}: its worker processes are gone; make a new pool")
         try:

@@ -42,11 +42,7 @@ def make_env(
     extra_wrappers: Sequence[Any],
     options: Mapping[str, Any],
 ) -> Any:
-    """Make one environment of a world.
-
-    Raises:
-        InputError: there is no environment of that id.
-    """
+    """Make one environment of a world."""
     import gymnasium
 
     from ringmap.world.envs import register

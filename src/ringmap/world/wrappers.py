@@ -202,11 +202,7 @@ def _is_drawn(name: str) -> bool:
 
 
 def misfit(value: Any, space: Any, what: str) -> None:
-    """Raise if a value does not have the structure, shape or dtype of its space.
-
-    Raises:
-        RolloutError: it does not.
-    """
+    """Raise if a value does not have the structure, shape or dtype of its space."""
     if isinstance(space, spaces.Dict):
         names = set(value) if isinstance(value, Mapping) else None
         if names != set(space.spaces):
@@ -233,10 +229,6 @@ def misfit(value: Any, space: Any, what: str) -> None:
 def parts_of(name: str, value: Any, space: Any, prefix: bool = True) -> Info:
     """Return a value under its name, and the parts of a Dict or Tuple space under theirs; lists become arrays where the
     space has a dtype. Names of a Dict's parts begin with that of the whole, with `prefix`.
-
-    Raises:
-        RolloutError: two parts would have one name.
-        InputError: a list whose values NumPy would change.
     """
     if isinstance(value, np.ndarray):
         return {name: value}
@@ -262,11 +254,7 @@ def parts_of(name: str, value: Any, space: Any, prefix: bool = True) -> Info:
 
 
 def shape_of(given: Any, what: str) -> tuple[int, int]:
-    """Return (H, W).
-
-    Raises:
-        InputError: these are no two positive integers.
-    """
+    """Return (H, W)."""
     try:
         height, width = map(integer, given)
     except (TypeError, ValueError):
