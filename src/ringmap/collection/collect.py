@@ -129,7 +129,8 @@ def collect(
             f"{_WHERE}: context must be 'spawn' or 'forkserver', got {context!r}: a forked process would have the "
             "locks of this one"
         )
-    if checked_pace(pace, _WHERE) is not None:
+    pace = checked_pace(pace, _WHERE)
+    if pace is not None:
         pace.check_ring(ring_of(path, 0), _WHERE)
     if threads is None and THREADS not in os.environ:
         collectors = positive(_WHERE, "collectors", collectors)

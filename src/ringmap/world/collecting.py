@@ -160,7 +160,8 @@ class Recorder:
         pace: Pace | None,
         drop: Drop,
     ) -> None:
-        if checked_pace(pace, WHERE) is not None:
+        pace = checked_pace(pace, WHERE)
+        if pace is not None:
             pace.check_ring(_ring_of(writer, f"pace= is for a ReplayBuffer, writer=, in {pace.path}").path, WHERE)
         if commit_every is not None:
             what = f"commit_every={commit_every!r} is for a ReplayBuffer, writer=; a dataset takes whole episodes"
