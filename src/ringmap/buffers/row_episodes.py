@@ -1,4 +1,4 @@
-"""The rows of a mix, cut into episodes where they end.
+"""Rows that a buffer stores, cut into episodes where they end: what `StoredDataset` reads.
 
     rows          r0 r1 r2 | r3 | r4 ..        | a flag says so, or the next row does not begin with what a row led to
     columns       those of the rows: obs, action, reward, next_obs, ...; an action's reward is in its row
@@ -6,24 +6,27 @@
 Rows of several environments that were added in turn do not go on from each other: where rows have next observations,
 each is an episode of its own then, never one of rows that do not belong together.
 
-Invariants: each row that counts is in one episode, once, in the order in which they came.
-Not here: the ring (steps.py), batches of rows (offline_to_online/).
+Invariants: each row that counts is in one episode, once, in the order in which they came; an episode whose rows were
+evicted since is an error, never other rows.
+Not here: the ring (steps.py), transitions (transitions/episodes.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.reopened import Reopened
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import InputError, LappedError, ReplacedError, UnknownColumnError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.paths import local_path
 
-__all__ = ["RowSource"]
+__all__ = ["RowEpisodes", "RowSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,15 +34,93 @@ _FLAGS = ("terminated", "truncated", "done", "dones")
 _NEXT = ("next_", "next/")
 
 
-class RowSource:
-    """The rows of a ring as they are now, as `StoredDataset` reads them.
+class RowEpisodes(ABC):
+    """The rows of a buffer as episodes, as they are when it is made.
+
+    Args:
+        given: the buffer, or its directory.
+        open_at: opens a directory.
+        name: what the buffer is, for one in RAM.
+
+    Raises:
+        NotFoundError, UnknownFormatError, CorruptError, InputError: there is no such buffer at the path.
+    """
+
+    schema: Schema
+    lengths: Array
+
+    def __init__(self, given: Any, open_at: Callable[[str], Any], name: str) -> None:
+        is_path = isinstance(given, str | os.PathLike)
+        self._path = local_path(given) if is_path else ""
+        self._open, self._open_at, self._uuid = None if is_path else given, open_at, b""
+        self.episode_columns = list[str]()
+        self.path = str(self._buffer.path or f"{name} in RAM")
+        self._buffer.engine.commit_pending("episode_dataset")
+        self._buffer.engine.refresh()
+
+    @property
+    def _buffer(self) -> Any:
+        """The buffer; a directory is opened again after `close`."""
+        if self._open is None:
+            opened = self._open_at(self._path)
+            uuid = opened.engine.owned.manifest.uuid
+            if self._uuid not in (b"", uuid):
+                opened.close()
+                raise ReplacedError(f"{self._path}: holds another buffer than when it was opened; open it again")
+            self._open, self._uuid = opened, uuid
+        return self._open
+
+    @cached_property
+    def offsets(self) -> Array:
+        """Row of each episode's first step, int64."""
+        found: Array = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+        return found
+
+    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
+        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`, `(starts, rows, ...)`.
+
+        Raises:
+            ReplacedError: rows were evicted since, or the path now holds something else.
+        """
+        known = self.schema.names
+        for name in columns:
+            if name not in known:
+                raise UnknownColumnError(f"{self.path}: no column {name!r}; there are {known}")
+        rows = np.asarray(starts, np.int64)[:, None] + np.arange(0, length, stride)
+        try:
+            found = self._take(columns, rows.reshape(-1))
+        except LappedError:
+            raise self._evicted() from None
+        return {name: values.reshape(*rows.shape, *values.shape[1:]) for name, values in found.items()}
+
+    @abstractmethod
+    def _take(self, columns: Sequence[str], rows: Array) -> dict[str, Array]:
+        """Return columns of these rows, `(rows, ...)`."""
+
+    def _evicted(self) -> ReplacedError:
+        return ReplacedError(
+            f"{self.path}: the buffer's writer evicted rows since its episodes were looked up; look them up again"
+        )
+
+    def episode_data(self, episode: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} if it has none."""
+        return {}
+
+    def close(self) -> None:
+        """Close the directory, if it was opened here; the next read opens it again."""
+        if self._path and self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+class RowSource(RowEpisodes):
+    """The rows of a ring.
 
     Args:
         ring: the ring, or its directory.
 
     Raises:
         InputError: no column tells where an episode ends.
-        NotFoundError, UnknownFormatError, CorruptError: there is no such ring at the path.
 
     Cost: reads the flags of all rows, and their observations if they have next ones.
     """
@@ -47,21 +128,11 @@ class RowSource:
     reward_at = "same"
 
     def __init__(self, ring: StepRing | str | os.PathLike[str]) -> None:
-        self._held = Reopened(ring, StepRing.open)
-        self.episode_columns = list[str]()
-        self.path = str(self._ring.path or "a ring of rows in RAM")
-        self._ring.engine.commit_pending("episode_dataset")
-        self._ring.buffer.refresh()
-        self.schema = self._ring.schema or Schema(())
-        self._positions = self._ring.ids()
+        super().__init__(ring, StepRing.open, "a ring of rows")
+        self.schema = self._buffer.schema or Schema(())
+        self._positions = self._buffer.ids()
         ends = self._ends()
         self.lengths = np.diff(np.concatenate([[0], np.flatnonzero(ends) + 1])).astype(np.int32)
-        self.offsets = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-
-    @property
-    def _ring(self) -> StepRing:
-        """The ring, opened again after `close`."""
-        return self._held()
 
     def _ends(self) -> Array:
         """Tell after which rows an episode ends."""
@@ -87,9 +158,9 @@ class RowSource:
                 "offline).rows()"
             )
         for flag in flags:
-            ends |= self._ring.column(flag, at).reshape(len(at), -1).any(1)
+            ends |= self._buffer.column(flag, at).reshape(len(at), -1).any(1)
         for name, first in pairs:
-            led_to, begun = self._ring.column(name, at[:-1]), self._ring.column(first, at[1:])
+            led_to, begun = self._buffer.column(name, at[:-1]), self._buffer.column(first, at[1:])
             if led_to.dtype == begun.dtype and led_to.shape == begun.shape:
                 same = [a.tobytes() == b.tobytes() for a, b in zip(led_to, begun, strict=True)]
                 ends[:-1] |= ~np.array(same, np.bool_)
@@ -97,28 +168,5 @@ class RowSource:
         ends[-1] = True
         return ends
 
-    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
-        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
-
-        Raises:
-            ReplacedError: rows were evicted since, or the path now holds something else.
-        """
-        for name in columns:
-            if name not in self.schema.names:
-                raise UnknownColumnError(f"{self.path}: no column {name!r}; there are {self.schema.names}")
-        rows = np.asarray(starts, np.int64)[:, None] + np.arange(0, length, stride)
-        at, specs = self._positions[rows.reshape(-1)], {s.name: s for s in self.schema.columns}
-        try:
-            return {n: self._ring.column(n, at).reshape(*rows.shape, *specs[n].shape) for n in columns}
-        except LappedError:
-            raise ReplacedError(
-                f"{self.path}: rows were evicted since its episodes were looked up; look them up again"
-            ) from None
-
-    def episode_data(self, episode: int) -> dict[str, Any]:
-        """Return {}: rows have no data of episodes."""
-        return {}
-
-    def close(self) -> None:
-        """Close the directory, if it was opened here; the next read opens it again."""
-        self._held.close()
+    def _take(self, columns: Sequence[str], rows: Array) -> dict[str, Array]:
+        return {name: self._buffer.column(name, self._positions[rows]) for name in columns}

@@ -8,8 +8,8 @@
 Columns have the names that recordings give: obs, action, reward, terminated, truncated. Stacks are whole, rewards are
 those of single steps, whatever `frame_stack` and `n_step` are.
 
-Invariants: each transition that counts is in one episode, once; an episode whose rows were evicted since is an error,
-never other rows; episodes are in the order of their last transitions, so that new ones come last.
+Invariants: each transition that counts is in one episode, once; episodes are in the order of their last transitions, so
+that new ones come last.
 Not here: how a transition is read (nstep.py).
 """
 
@@ -21,11 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.reopened import Reopened
+from ringmap.buffers.row_episodes import RowEpisodes
 from ringmap.datasets.episode_rows import blank
-from ringmap.errors import LappedError, ReplacedError, UnknownColumnError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.commit.commit import NUMBERS
 from ringmap.storage.read.episodes import ORIGIN_KEY, origin_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -40,15 +38,12 @@ _ACTION, _LATER = "action", {"reward": "rewards", "terminated": "dones", "trunca
 _CHUNK = 1024
 
 
-class TransitionSource:
-    """The episodes of a buffer of transitions as they are now, as `StoredDataset` reads them.
+class TransitionSource(RowEpisodes):
+    """The episodes of a buffer of transitions.
 
     Args:
         buffer: the buffer, or its directory.
         open_at: opens a directory: `TransitionReplayBuffer.open`.
-
-    Raises:
-        NotFoundError, UnknownFormatError, CorruptError, InputError: as for `TransitionReplayBuffer.open`.
 
     Cost: reads the flags of all transitions, and the next observation of each episode's last one.
     """
@@ -56,21 +51,12 @@ class TransitionSource:
     reward_at = "next"
 
     def __init__(self, buffer: Any, open_at: Callable[..., Any]) -> None:
-        self._held = Reopened[Any](buffer, partial(open_at, device=None))
-        self.path = str(self._buffer.path or "a buffer of transitions in RAM")
+        super().__init__(buffer, partial(open_at, device=None), "a buffer of transitions")
         self._name_columns()
-        self._positions, counts, cut, self._ordinals = self._chains()
+        self._positions, self._begins, self._front_evicted, self._ordinals = self._chains()
+        self.lengths = (np.diff(self._begins, append=len(self._positions)) + 1).astype(np.int32)
+        self.episode_columns = [ORIGIN_KEY, FRONT_EVICTED] if self._front_evicted.any() else [ORIGIN_KEY]
         self._lineage: bytes = self._buffer.engine.owned.manifest.lineage
-        self._front_evicted = cut
-        self._transitions_before = np.cumsum(counts) - counts
-        self.lengths = (counts + 1).astype(np.int32)
-        self.offsets = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-        self.episode_columns = [ORIGIN_KEY, FRONT_EVICTED] if cut.any() else [ORIGIN_KEY]
-
-    @property
-    def _buffer(self) -> Any:
-        """The buffer, opened again after `close`."""
-        return self._held()
 
     def _name_columns(self) -> None:
         """Find the columns of an episode, and the column of the buffer, or the leaf of a batch, that each is."""
@@ -89,36 +75,21 @@ class TransitionSource:
         self._observed = [n for n in self.schema.names if self._stored[n].partition("/")[0] in _OBSERVED]
 
     def _chains(self) -> tuple[Array, Array, Array, Array]:
-        """Return the positions of all transitions, episode by episode; the number of each; whether it lacks its front;
-        and its ordinal."""
-        buffer, reader = self._buffer, self._buffer.reader
-        buffer.engine.commit_pending(f"{type(buffer).__name__}.episodes")
-        buffer.refresh()
-        ring = buffer.rows
-        positions = ring.ids()
-        positions = positions[reader.has_frames(positions)]
+        """Return the positions of all transitions, episode by episode; where in these each episode begins; which lack
+        their front; and the ordinals."""
+        reader, ring = self._buffer.reader, self._buffer.rows
+        at = ring.ids()
+        at = at[reader.has_frames(at)]
         while True:
-            lanes, done, truncated = (ring.column(n, positions) for n in ("lanes", "dones", "truncated"))
-            order, counts, cut = chained(positions, lanes.astype(np.int64), done | truncated)
-            found = positions[order]
-            last = found[np.cumsum(counts) - 1]
+            ordinals = reader.ordinals(at)
+            order, begins, cut = chained(at, ordinals, ring.column("lanes", at).astype(np.int64))
+            last = at[order[np.append(begins[1:], len(at))[: len(begins)] - 1]]
             lost = np.zeros(len(last), np.bool_)
-            for at in range(0, len(last), _CHUNK):
-                lost[at : at + _CHUNK] = ~self._is_whole(last[at : at + _CHUNK])
+            for begin in range(0, len(last), _CHUNK):
+                lost[begin : begin + _CHUNK] = ~self._read(last[begin : begin + _CHUNK])[1]
             if not lost.any():
-                return found, counts, cut, self._ordinals_of(found[np.cumsum(counts) - counts])
-            positions = positions[~np.isin(positions, last[lost])]  # such a one is never drawn either
-
-    def _ordinals_of(self, firsts: Array) -> Array:
-        """Return the ordinals of the episodes with these first transitions."""
-        found: Array = self._buffer.rows.column(NUMBERS, firsts)
-        late = np.flatnonzero(found < 0)  # rows of an open group that a fork can't commit
-        late = late[np.argsort(firsts[late])]
-        found[late] = self._buffer.engine.owned.next_ordinal + np.arange(len(late))
-        return found
-
-    def _is_whole(self, positions: Array) -> Array:
-        return self._read(positions)[1]
+                return at[order], begins, cut, ordinals[order[begins]]
+            at = at[~np.isin(at, last[lost])]  # such a one is never drawn either
 
     def _read(self, positions: Array) -> tuple[dict[str, Array], Array]:
         """Return single transitions, flat, and which of them are whole."""
@@ -132,32 +103,11 @@ class TransitionSource:
                 batch[name][bad] = values
         return batch, good
 
-    # -- as a column source ------------------------------------------------------------------
-
-    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
-        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
-
-        Shapes: column -> (len(starts), ceil(length / stride), ...).
-
-        Raises:
-            ReplacedError: transitions were evicted since, or the path now holds something else.
-        """
-        known = self.schema.names
-        for name in columns:
-            if name not in known:
-                raise UnknownColumnError(f"{self.path}: no column {name!r}; there are {known}")
-        rows = np.asarray(starts, np.int64)[:, None] + np.arange(0, length, stride)
-        try:
-            found = self._take(columns, rows.reshape(-1))
-        except LappedError:
-            raise self._evicted() from None
-        return {name: values.reshape(*rows.shape, *values.shape[1:]) for name, values in found.items()}
-
     def _take(self, columns: Sequence[str], rows: Array) -> dict[str, Array]:
         episodes = self.offsets.searchsorted(rows, side="right") - 1
         steps = rows - self.offsets[episodes]
         counts = self.lengths[episodes] - 1
-        before = self._transitions_before[episodes]
+        before = self._begins[episodes]
         is_last, is_first = steps == counts, steps == 0
         here = self._positions[before + np.minimum(steps, counts - 1)]
         led_here = self._positions[before + np.maximum(steps - 1, 0)]
@@ -202,49 +152,32 @@ class TransitionSource:
         data: dict[str, Any] = {ORIGIN_KEY: origin_of(self._lineage, int(self._ordinals[episode]))}
         return data | ({FRONT_EVICTED: True} if self._front_evicted[episode] else {})
 
-    def close(self) -> None:
-        """Close the directory, if it was opened here."""
-        self._held.close()
 
-    def _evicted(self) -> ReplacedError:
-        return ReplacedError(
-            f"{self.path}: the buffer's writer evicted transitions since its episodes were looked up; look them up "
-            "again"
-        )
-
-
-def chained(positions: Array, lanes: Array, ended: Array) -> tuple[Array, Array, Array]:
+def chained(at: Array, ordinals: Array, lanes: Array) -> tuple[Array, Array, Array]:
     """Return which transitions make up each episode.
 
     Args:
-        positions: of the transitions, ascending, int64 `(n,)`.
-        lanes: their column: a row with N > 0 continues the lane of the row N before it.
-        ended: which of them end an episode.
+        at: their positions, ascending, int64 `(n,)`.
+        ordinals: of their episodes.
+        lanes: their column: a row with N > 0 goes on from the row N before it.
 
     Returns:
-        The numbers of the transitions, episode by episode, in order of the episodes' last ones; how many each episode
-        has; and which of them go on from a row that is not among these.
+        The numbers of the transitions, episode by episode, in order of the episodes' last ones; where in these each
+        episode begins; and which go on from a row that is not among these.
 
     Example:
-        >>> lanes, ends = np.array([-2, -2, 2, 2, 2, 2]), np.array([0, 0, 1, 0, 0, 0], bool)
-        >>> order, counts, cut = chained(np.arange(6), lanes, ends)
-        >>> order.tolist(), counts.tolist(), cut.tolist()
-        ([0, 2, 4, 1, 3, 5], [2, 1, 3], [False, False, False])
+        >>> order, begins, cut = chained(np.arange(6), np.array([7, 8, 7, 8, 9, 8]), np.array([-2, -2, 2, 2, 2, 2]))
+        >>> order.tolist(), begins.tolist(), cut.tolist()
+        ([0, 2, 4, 1, 3, 5], [0, 2, 3], [False, False, False])
     """
-    number = np.arange(len(positions))
-    before = positions - lanes
-    at = np.minimum(positions.searchsorted(before), max(0, len(positions) - 1))
-    is_here = (lanes > 0) & (positions[at] == before)
-    first = np.where(is_here & ~ended[at], at, number)
-    while True:  # each round doubles the distance that it jumps
-        further = first[first]
-        if (further == first).all():
-            break
-        first = further
-    begins, counts = np.unique(first, return_counts=True)
-    last = np.zeros(len(positions), np.int64)
-    np.maximum.at(last, first, number)
-    order = np.argsort(last[first], kind="stable")
-    by_last = np.argsort(last[begins])
-    begins, counts = begins[by_last], counts[by_last]
-    return order, counts, ((lanes > 0) & ~is_here)[begins]
+    order = ordinals.argsort(kind="stable")
+    before = at - lanes
+    is_first = np.ones(len(at), np.bool_)
+    is_first[1:] = (np.diff(ordinals[order]) != 0) | (before[order[1:]] != at[order[:-1]])
+    begins = is_first.nonzero()[0]
+    counts = np.diff(begins, append=len(at))
+    first, last = order[begins], order[begins + counts - 1]
+    by_last = last.argsort()
+    cut = (lanes[first] > 0) & ~np.isin(before[first], at)
+    order = order[last[is_first.cumsum() - 1].argsort(kind="stable")]
+    return order, np.cumsum(counts[by_last]) - counts[by_last], cut[by_last]

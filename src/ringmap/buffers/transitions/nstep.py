@@ -36,7 +36,7 @@ from ringmap.errors import NoClipsError
 from ringmap.storage.columns.copying import LEAST_NBYTES, aligned, pair
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.commit.commit import ENDS, NUMBERS
+from ringmap.storage.commit.commit import ENDS, LANES, NUMBERS, numbered
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_whole, redraw_lost
@@ -313,32 +313,47 @@ class TransitionReader(ClipReader):
         found: Array = np.logical_and.reduce((at >= self.source.tail) & are_live(self.source, at), 1)
         return found
 
+    def ordinals(self, at: Array) -> Array:
+        """Return the ordinals of the episodes of rows that are stored, in the order of positions."""
+        source = self.source
+        assert source.rows is not None
+        columns = source.rows.take([LANES, *ENDS, NUMBERS], at)
+        late = (columns[-1] < 0).nonzero()[0]  # rows of an open group that a fork can't commit
+
+        def before(positions: Array) -> Array:
+            index = np.minimum(at.searchsorted(positions), len(at) - 1)
+            _, done, truncated, numbers = (values[index] for values in columns)
+            return np.where((at[index] == positions) & ~(done | truncated), numbers, -1)
+
+        if len(late):
+            names, rows = [LANES, *ENDS, NUMBERS], [values[late] for values in columns]
+            columns[-1][late] = numbered(names, rows, int(at[late[0]]), source.next_ordinal, before)[0][-1]
+        return columns[-1]
+
     def whole_episodes(self) -> WholeEpisodes:
-        """Return the episodes of the transitions that count now and are committed, named by their ordinals: each run of
-        rows of one episode in one commit is a part. O(transitions)."""
+        """Return the episodes of the transitions that count now, named by their ordinals: each run of rows of one
+        episode in one commit is a part. O(transitions)."""
         source = self.source
 
-        def read() -> tuple[Array, tuple[Array, Array, list[Array]]]:
+        def read() -> tuple[Array, tuple[Array, Array, Array, Array]]:
             with thread.searching, source.lock:
                 now, rows = self._now(), source.rows
                 at = now.positions(np.arange(now.count))
                 records = now.live.starts.searchsorted(at, side="right")
-            return at, (at, records, [] if rows is None else rows.take([NUMBERS, *ENDS], at))
+            if rows is None or not len(at):
+                return at, (at, at, at, at)
+            return at, (at, records, self.ordinals(at), np.logical_or(*rows.take(list(ENDS), at)))
 
-        at, records, columns = read_whole(source, read, source.folder, "raise capacity")
+        at, records, numbers, is_end = read_whole(source, read, source.folder, "raise capacity")
         if not len(at):
             return WholeEpisodes(at, at, None, {})
-        kept = (columns[0] >= 0).nonzero()[0]  # a fork can't commit the rows of an open group
-        numbers, done, truncated = (values[kept] for values in columns)
-        at, records = at[kept], records[kept]
-        begins = np.append(True, (np.diff(records) != 0) | (np.diff(numbers) != 0))[: len(at)].nonzero()[0]
+        begins = np.append(True, (np.diff(records) != 0) | (np.diff(numbers) != 0)).nonzero()[0]
         lengths, names = np.diff(begins, append=len(at)), numbers[begins]
         order = names.argsort(kind="stable")
         before, steps = np.cumsum(lengths[order]) - lengths[order], np.empty(len(names), np.int64)
         steps[order] = before - before[names[order].searchsorted(names[order])]
-        ended = dict.fromkeys(numbers[done | truncated].tolist(), 0)
-        parts = Parts(names, steps, np.full(len(names), NONE))
-        return WholeEpisodes(at[begins], lengths, parts, ended)
+        ended = dict.fromkeys(numbers[is_end].tolist(), 0)
+        return WholeEpisodes(at[begins], lengths, Parts(names, steps, np.full(len(names), NONE)), ended)
 
     def newest_of_lanes(self, most: int) -> tuple[Array, Array, Array, dict[str, Array], Array]:
         """Return the rows that no other goes on from, oldest first: positions, strides, column `earlier`, what they led
