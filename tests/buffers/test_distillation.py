@@ -11,8 +11,8 @@ import torch
 
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers import engine
-from ringmap.buffers.distillation.passes import episodes_of, pieces_of
 from ringmap.buffers.distillation.rounds import ExponentialBeta, LinearBeta
+from ringmap.buffers.distillation.rows import episodes_of, pieces_of
 from ringmap.buffers.steps import StepRing
 from ringmap.data import DistillationBuffer
 from ringmap.errors import (
@@ -656,7 +656,7 @@ def test_readers(tmp_path):
     fill(buf, 1, start=23)
     buf.flush()
     assert reader.batch(5) and reader.round == 2
-    with pytest.raises(ValueError, match="unknown options"):
+    with pytest.raises(TypeError, match="capacity"):
         DistillationBuffer.open(path, capacity=3)
     with pytest.raises(ValueError, match="mode must be"):
         DistillationBuffer.open(path, mode="w")

@@ -6,7 +6,7 @@ Where shapes are not declared, a ring of batches records beside the rows that a 
 flat column may contain a slash.
 
 Invariants: leaves keep the order of their declaration, and are returned with the declared dtype, or an error names the
-leaf. Not here: how keys are joined (storage/columns/values.py), the form in which batches are returned (emit.py).
+leaf. Not here: how keys are joined (storage/columns/values.py), the form in which batches are returned (batch.py).
 """
 
 from __future__ import annotations
@@ -37,17 +37,8 @@ class Leaves:
 
     @classmethod
     def parse(cls, prefix: str, given: Any, dtype: Any, where: str) -> Leaves:
-        """Read a spec in the form that a user gives.
-
-        prefix: the name of the whole value.
-            prefix: the name of the whole.
-            given: a shape; a nested mapping name -> shape or (shape, dtype); or a Gymnasium space.
-            dtype: of a leaf without its own.
-            where: the method to name in an error.
-
-        Raises:
-            InputError: the spec is none of these.
-        """
+        """Read a shape, a nested mapping name -> shape or (shape, dtype), or a Gymnasium space; `dtype`: of a leaf
+        without its own."""
         default = dtype_of(dtype, where)
         found, _ = flat({prefix: given}, where)
         return cls(prefix, tuple(_spec(name, leaf, default, where) for name, leaf in found.items()))
@@ -63,11 +54,7 @@ class Leaves:
         return self.names != [self.prefix]
 
     def flatten(self, value: Any, where: str) -> dict[str, Any]:
-        """Return the leaves of a nested value by full name, unconverted.
-
-        Raises:
-            InputError: names are missing or unknown.
-        """
+        """Return the leaves of a nested value by full name, unconverted."""
         if not self.is_nested and (
             type(value) is np.ndarray or not is_nested(value)
         ):  # what `add` is given at each step
@@ -78,11 +65,7 @@ class Leaves:
         return {name: found[name] for name in self.names}
 
     def rows(self, value: Any, where: str) -> dict[str, Array]:
-        """Return a nested value as arrays `(N, *shape)` of the spec's dtypes; one step is N = 1.
-
-        Raises:
-            InputError: a shape does not fit, leaves differ in N, or the dtype can't hold a value.
-        """
+        """Return a nested value as arrays `(N, *shape)` of the spec's dtypes; one step is N = 1."""
         rows: dict[str, Array] = {}
         for spec, (name, leaf) in zip(self.columns, self.flatten(value, where).items(), strict=True):
             array = leaf_array(leaf, where, name)
@@ -100,11 +83,9 @@ class Leaves:
             raise InputError(f"{where}: {self.prefix}: leaves differ in their number of rows: {sizes}")
         return rows
 
-    def nest(self, rows: Mapping[str, Any], prefix: str | None = None) -> Any:
-        """Return the nested value of these leaves; `prefix` is the start of their names in `leaves`."""
-        prefix = self.prefix if prefix is None else prefix
-        cut = len(self.prefix)
-        return nested({self.prefix + n[cut:]: rows[prefix + n[cut:]] for n in self.names})[self.prefix]
+    def nest(self, rows: Mapping[str, Any]) -> Any:
+        """Return the nested value of these leaves."""
+        return nested({name: rows[name] for name in self.names})[self.prefix]
 
 
 def dtype_of(given: Any, where: str) -> np.dtype[Any]:

@@ -41,7 +41,7 @@ from ringmap.storage.disk.paths import local_path
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_whole, retry
 from ringmap.storage.read.recovery import small_state_in
-from ringmap.storage.records.manifest import ROWS, Kind, examine, must_be, read_manifest
+from ringmap.storage.records.manifest import ROWS, Kind, Manifest, examine, must_be, read_manifest
 from ringmap.storage.ring.ring import spare_rows
 
 __all__ = ["ROW", "OverRing", "StepRing"]
@@ -106,12 +106,13 @@ class StepRing(Buffer):
         self.group = spare_rows(self.capacity) if group is None else group
         self.mutable = mutable
         if path is not None and examine(door(disk), local_path(path)) == "buffer":
-            found = self.capacity_at(path, where, disk, kind)
-            if found != self.capacity:
-                raise InputError(
-                    f"{where}: capacity={capacity}, but the buffer on disk has capacity={found}; there is no resize: "
-                    f"open it with {where}.open, or make a new one"
-                )
+            stored = self.manifest_at(path, where, disk, kind).born
+            for asked, found in zip(_facts(self.capacity, stack), _facts(stored.capacity, stored.stack), strict=True):
+                if asked != found:
+                    raise InputError(
+                        f"{where}: {asked}, but the buffer on disk has {found}; there is no resize: open it with "
+                        f"{where}.open, or make a new one"
+                    )
         self.buffer = ReplayBuffer(
             self.capacity + older + self.group,
             path=path,
@@ -131,7 +132,7 @@ class StepRing(Buffer):
         **options: Any,
     ) -> StepRing:
         """Return the ring at a path, of any capacity: "r" for a live reader, "r+" for the writer."""
-        cls.capacity_at(path, where, options.get("disk"), kind)
+        cls.manifest_at(path, where, options.get("disk"), kind)
         ring = cls.__new__(cls)
         ring.buffer = ReplayBuffer.open(path, mode, kind=kind, **options)
         manifest = ring.engine.owned.manifest
@@ -140,11 +141,7 @@ class StepRing(Buffer):
 
     @classmethod
     def over(cls, buffer: ReplayBuffer, where: str) -> StepRing:
-        """Return the ring of rows that a buffer is, or of the newest 15/16 of the steps of its episodes.
-
-        Raises:
-            InputError: the buffer has one step only.
-        """
+        """Return the ring of rows that a buffer is, or of the newest 15/16 of the steps of its episodes."""
         ring = cls.__new__(cls)
         ring.buffer = buffer
         manifest = buffer.engine.owned.manifest
@@ -204,10 +201,7 @@ class StepRing(Buffer):
             return window.positions(np.arange(window.count))
 
     def draw_or_count(self, source: Handle, count: int, rng: np.random.Generator) -> tuple[Array, int]:
-        """Return the ids of `count` rows drawn uniformly from the window, none if it has fewer; and how many it has.
-
-        `source`: that of the engine, which the caller has asked for.
-        """
+        """Return the ids of `count` rows drawn uniformly from the window, none if it has fewer; and how many it has."""
         with thread.searching, source.lock:
             index = self.buffer.engine.rings[0].reader.index.of(1)
             base = max(index.base, index.end - self.capacity)
@@ -217,12 +211,7 @@ class StepRing(Buffer):
             return index.draw(count, rng, base=base), stored
 
     def draw(self, count: int, rng: np.random.Generator, since: int = 0) -> Array:
-        """Return the ids of `count` rows drawn uniformly from the window. O(count log groups).
-
-        Args:
-            count: number of rows.
-            rng: the generator.
-            since: the id of a row in the window; earlier rows are left out.
+        """Return the ids of `count` rows drawn uniformly from the window, of those since one id. O(count log groups).
 
         Raises:
             NoClipsError: no row is left: another thread, or the writer, cleared them.
@@ -266,12 +255,7 @@ class StepRing(Buffer):
         return engine.read(positions, ROW), positions
 
     def read(self, ids: Array, names: Sequence[str] | None = None) -> tuple[dict[str, Array], Array]:
-        """Return rows as `rows` does, and which of them are still in the window: the others are meaningless.
-
-        Args:
-            ids: of the rows.
-            names: of the columns; None for all.
-        """
+        """Return columns (None: all) of rows, and which rows are still in the window: the others are meaningless."""
         stored = self.engine.source.rows
         assert stored is not None
         wanted = [n for n in stored.schema.names if names is None or n in names]
@@ -303,11 +287,8 @@ class StepRing(Buffer):
         return rows.take([name], ids)[0]
 
     def read_whole(self, read: Callable[[], tuple[Array, T]]) -> T:
-        """Return a read of one consistent state.
-
-        Args:
-            read: looks ids up, copies their rows with `take`, and returns the ids and its result. It is called
-                again if one of the rows was evicted meanwhile.
+        """Return a read of one consistent state: `read` looks ids up, copies their rows with `take`, and returns the
+        ids and its result. It is called again if one of the rows was evicted meanwhile.
 
         Raises:
             LappedError: the writer overtook this reader for 5 s without progress.
@@ -378,11 +359,6 @@ class StepRing(Buffer):
         """Store rows as `add` does, to be committed later, together with those of other calls. This handle shows them
         at once.
 
-        Args:
-            rows: as for `add`.
-            notes: as for `add`; they join when a call commits the rows of earlier calls.
-            where: the method to name in an error.
-
         Raises:
             InputError: as for `add`.
             EnvironmentFault: the disk is full or fails. Nothing was stored by this call.
@@ -409,17 +385,8 @@ class StepRing(Buffer):
         return min(self.group, _AT_ONCE_NBYTES // row_nbytes) if row_nbytes else 0
 
     def commit(self, arrays: list[Array], data: bytes, where: str, following: Mapping[str, Array]) -> None:
-        """Store rows of a ring with fixed columns in one commit, however many they are.
-
-        Args:
-            arrays: one per column, in the schema's order and dtypes, C-contiguous.
-            data: encoded episode data.
-            where: the method to name in an error.
-            following: the next observations of the newest rows.
-
-        Raises:
-            EnvironmentFault: as `ReplayBuffer.write_episode`. Nothing was stored.
-        """
+        """Store rows of a ring with fixed columns, in their order and dtypes and C-contiguous, in one commit, however
+        many they are, with encoded episode data, and the next observations of the newest rows."""
         engine = self.engine
         store = engine.writer(where)
         assert store.schema is not None
@@ -471,8 +438,8 @@ class StepRing(Buffer):
         self.engine.snapshot(path, where)
 
     @staticmethod
-    def capacity_at(path: str | os.PathLike[str], where: str, disk: Disk | None = None, kind: str = ROWS) -> int:
-        """Return the capacity of the ring at a path.
+    def manifest_at(path: str | os.PathLike[str], where: str, disk: Disk | None = None, kind: str = ROWS) -> Manifest:
+        """Return the manifest of the ring at a path.
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError: there is no buffer at the path.
@@ -481,11 +448,17 @@ class StepRing(Buffer):
         folder = local_path(path)
         fixed = read_manifest(door(disk), folder)
         must_be(fixed, kind, folder, where)
-        return fixed.capacity
+        return fixed
 
     def __repr__(self) -> str:
         place = "" if self.path is None else f", path={str(self.path)!r}"
         return f"StepRing({len(self)}/{self.capacity} rows{place})"
+
+
+def _facts(capacity: int | None, stack: tuple[int, str] | None) -> list[str]:
+    """Return what is fixed by the birth of a ring, as the arguments say it."""
+    stacked = "no frame_stack" if stack is None else f"frame_stack={stack[0]}, padding_type={stack[1]!r}"
+    return [f"capacity={capacity}", stacked]
 
 
 class OverRing(Unindexed):

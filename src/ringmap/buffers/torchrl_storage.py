@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.base import episode_ring_of
-from ringmap.buffers.emit import as_tensordict
+from ringmap.buffers.batch import as_tensordict
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import ClipIndexError, InputError, RoleError

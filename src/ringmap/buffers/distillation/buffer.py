@@ -6,7 +6,7 @@
 
 Invariants: a row keeps its round, policy version and actor for life; drawn rows lie in the window
 that `retention` keeps; the labels of a row are of one relabelling, that of the round `label_round`, or its first ones.
-Not here: rows on disk (steps.py), the input of `add` (columns.py), rounds.py, passes.py.
+Not here: rows on disk (steps.py), their columns and passes (rows.py), rounds.py.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ from typing import Any
 import numpy as np
 
 from ringmap.arguments import positive
-from ringmap.buffers.batch import Batch
-from ringmap.buffers.distillation.columns import LABEL_ROUND, MUTABLE, fitted_labels, row_columns
-from ringmap.buffers.distillation.passes import episodes_of, epoch, sequences
+from ringmap.buffers.batch import Batch, Emit
 from ringmap.buffers.distillation.rounds import Retention, Rounds, mixed, version_of
-from ringmap.buffers.emit import Emit
-from ringmap.buffers.engine import Engine, door
+from ringmap.buffers.distillation.rows import (
+    LABEL_ROUND,
+    MUTABLE,
+    episodes_of,
+    epoch,
+    fitted_labels,
+    row_columns,
+    sequences,
+)
+from ringmap.buffers.engine import Engine
 from ringmap.buffers.offline_to_online.sources import BufferSource
 from ringmap.buffers.options import check_whole
 from ringmap.buffers.steps import OverRing, StepRing
@@ -110,8 +116,7 @@ class DistillationBuffer(OverRing):
         sync_every_s: float = 30.0,
         disk: Disk | None = None,
     ) -> None:
-        out = Emit(to, device, bool(pin_memory))
-        self._choose(retention, keep_rounds, obs_shape, beta, seed, out)
+        self._choose(retention, keep_rounds, obs_shape, beta, to, device, pin_memory, seed)
         capacity = positive(_WHERE, "capacity", capacity)
         options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
         options |= {"kind": DISTILLATION, "mutable": MUTABLE}
@@ -125,12 +130,21 @@ class DistillationBuffer(OverRing):
             raise
 
     def _choose(
-        self, retention: str, keep_rounds: int | None, obs_shape: Any, beta: Any, seed: int | None, out: Emit
+        self,
+        retention: str = "all",
+        keep_rounds: int | None = None,
+        obs_shape: Any = None,
+        beta: Any = None,
+        to: str | None = None,
+        device: Any = None,
+        pin_memory: bool = False,
+        seed: int | None = None,
     ) -> None:
         self._retention = Retention(retention, keep_rounds, _WHERE)
-        out.check(_WHERE, ("numpy", "torch"))
+        self._out = Emit(to, device, bool(pin_memory))
+        self._out.check(_WHERE, ("numpy", "torch"))
         self._rounds = Rounds(beta, seed, _WHERE)
-        self._obs_shape, self._out = obs_shape, out
+        self._obs_shape = obs_shape
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: str = "r", **options: Any) -> DistillationBuffer:
@@ -145,30 +159,20 @@ class DistillationBuffer(OverRing):
         Raises:
             NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.
         """
-        disk = door(options.get("disk"))
+        where = f"{_WHERE}.open"
+        if mode not in ("r", "r+"):
+            raise InputError(f"{where}: mode must be 'r' (read) or 'r+' (write), got {mode!r}")
         if mode == "r+":
-            buffer = cls(StepRing.capacity_at(path, f"{_WHERE}.open", disk, DISTILLATION), path=path, **options)
-            buffer._keep_as_noted(options)
-            return buffer
-        if mode != "r":
-            raise InputError(f"{_WHERE}.open: mode must be 'r' (read) or 'r+' (write), got {mode!r}")
-        buffer = cls.__new__(cls)
-        out = Emit(*(options.pop(name, default) for name, default in _OUT))
-        options.pop("disk", None)
-        named = dict(options)
-        asked = {name: options.pop(name, default) for name, default in _HOW}
-        if options:
-            raise InputError(f"{_WHERE}.open: unknown options {sorted(options)} for a reader")
-        buffer._choose(**asked, out=out)
-        buffer._ring = StepRing.open(path, disk=disk, kind=DISTILLATION, where=f"{_WHERE}.open")
-        buffer._keep_as_noted(named)
+            capacity = StepRing.manifest_at(path, where, options.get("disk"), DISTILLATION).capacity
+            buffer = cls(capacity, path=path, **options)
+        else:
+            buffer, disk = cls.__new__(cls), options.pop("disk", None)
+            buffer._choose(**options)
+            buffer._ring = StepRing.open(path, disk=disk, kind=DISTILLATION, where=where)
+        saved = buffer._ring.notes().get("distillation", {})
+        if "retention" in saved and not {"retention", "keep_rounds"} & set(options):
+            buffer._retention = Retention(saved["retention"], saved["keep_rounds"], _WHERE)
         return buffer
-
-    def _keep_as_noted(self, named: Mapping[str, Any]) -> None:
-        """Keep the rows that were kept when the buffer was last written, unless this call says otherwise."""
-        saved = self._ring.notes().get("distillation", {})
-        if "retention" in saved and not {"retention", "keep_rounds"} & set(named):
-            self._retention = Retention(saved["retention"], saved["keep_rounds"], _WHERE)
 
     def _notes(self) -> dict[str, Any]:
         kept = {"retention": self.retention, "keep_rounds": self.keep_rounds}
@@ -638,13 +642,3 @@ class _Labelled:
             self._ring.update(labels.pop("ids"), labels, self._where)
             self.count += len(order)
         self._since = time.monotonic()
-
-
-_OUT = (("to", None), ("device", None), ("pin_memory", False))
-_HOW = (
-    ("retention", "all"),
-    ("keep_rounds", None),
-    ("obs_shape", None),
-    ("beta", None),
-    ("seed", None),
-)

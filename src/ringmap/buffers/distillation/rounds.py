@@ -81,16 +81,7 @@ class ExponentialBeta:
 
 
 class Rounds:
-    """The round and the policy version of a writer, and its generator.
-
-    Args:
-        beta: probability that the teacher acts: a number, or a function of the round; None: never.
-        seed: of the generator.
-        where: the class to name in an error.
-
-    Raises:
-        InputError: `beta` is neither of these.
-    """
+    """The round and the policy version of a writer, the probability that the teacher acts, and its generator."""
 
     def __init__(self, beta: float | Callable[[int], float] | None, seed: int | None, where: str) -> None:
         if beta is not None and not callable(beta):
@@ -138,14 +129,11 @@ class Retention:
         self._known: tuple[int | None, int] = None, 0
 
     def first(self, ring: StepRing, round: int | None) -> int:
-        """Return the oldest id that is kept, one past the newest if there is none.
+        """Return the oldest id that is kept, one past the newest if there is none. O(log rows) once per round; for a
+        reader each time.
 
-        Args:
-            ring: the rows, with a column `round`.
-            round: the current one, if only this handle adds rows, so that the result stays valid for the round;
-                None: that of the newest row.
-
-        Cost: O(log rows) once per round; for a reader each time.
+        `round`: the current one, if only this handle adds rows, so that the result stays valid; None: that of the
+        newest row.
         """
         if self.keep_rounds is None:
             return ring.oldest
@@ -198,18 +186,7 @@ def version_of(given: Any, where: str) -> int:
 
 
 def mixed(teacher: Any, student: Any, beta: float, rng: np.random.Generator, where: str) -> Any:
-    """Return each row of the teacher's actions with probability `beta`, else of the student's.
-
-    Args:
-        teacher: `(N, ...)`, or one number.
-        student: the same, array or tensor; the result has its type and dtype.
-        beta: a probability.
-        rng: the generator, used once per row.
-        where: the method to name in an error.
-
-    Raises:
-        InputError: shapes differ, or the student's dtype can't hold an action of the teacher.
-    """
+    """Return each row of the teacher's actions with probability `beta`, else of the student's, in the type of these."""
     shape = tuple(np.shape(student))
     if tuple(np.shape(teacher)) != shape:
         raise InputError(

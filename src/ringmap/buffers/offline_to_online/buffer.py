@@ -8,7 +8,7 @@
 
 Invariants: the offline data are never changed; a batch has offline rows first, and exactly as many as
 `split` returns; both parts have the same columns, or nothing is returned.
-Not here: how rows are drawn and stored (sources.py, steps.py), how many (offline_fraction.py), ids of datasets
+Not here: how rows are drawn and stored, and how many (sources.py, steps.py), ids of datasets
 (formats/catalog/prefixes.py).
 """
 
@@ -24,10 +24,8 @@ import numpy as np
 
 from ringmap.arguments import positive
 from ringmap.buffers.base import Buffer
-from ringmap.buffers.batch import Batch
-from ringmap.buffers.emit import Emit, as_tensordict
-from ringmap.buffers.offline_to_online.offline_fraction import Share
-from ringmap.buffers.offline_to_online.sources import DatasetSource, RingSource, Source, joined, torchrl_source
+from ringmap.buffers.batch import Batch, Emit, as_tensordict
+from ringmap.buffers.offline_to_online.sources import DatasetSource, RingSource, Share, Source, joined, torchrl_source
 from ringmap.buffers.options import check_whole
 from ringmap.buffers.row_episodes import RowSource
 from ringmap.buffers.steps import OverRing, StepRing
@@ -482,7 +480,7 @@ class OfflineToOnlineReplayBuffer(OverRing):
             raise InputError(f"{where}: mode must be 'r' (read) or 'r+' (write), got {mode!r}")
         if offline_dataset is None:
             raise InputError(f"{where}: {os.fspath(path)} is written over offline data; give offline_dataset=, or read")
-        capacity = StepRing.capacity_at(path, where, options.get("disk"))
+        capacity = StepRing.manifest_at(path, where, options.get("disk")).capacity
         made = cls(offline_dataset, online_capacity=capacity, path=path, **options)
         assert made._ring is not None
         saved = made._ring.buffer.notes.get("mix")

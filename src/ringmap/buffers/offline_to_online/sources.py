@@ -1,4 +1,4 @@
-"""The sources of a mixed batch, and how two parts of one are joined.
+"""The sources of a mixed batch, how many rows each gives, and how two parts of one are joined.
 
     read by number, from the mix's generator    DatasetSource: a dataset or a view
     drawn by its own sampler, and written       BufferSource: a buffer or a fleet; RingSource: a ring of rows;
@@ -7,12 +7,15 @@
 A draw returns flat columns, `(n, ...)`. Of clips of one step these are rows: without a time axis, and with actions in
 their stored shape.
 
-Invariants: joined parts have the same columns, of the same shapes, or nothing is returned.
-Not here: how many rows each source gives (offline_fraction.py).
+    0.25 of 10 rows: round -> 2, 2, 2, 2, ...      carry -> 2, 3, 2, 3, ...
+
+Invariants: joined parts have the same columns, of the same shapes, or nothing is returned; 0 <= fraction <= base < 1,
+and with "carry" the fraction is exact on average.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -27,7 +30,7 @@ from ringmap.errors import InputError, NoClipsError, UnknownColumnError
 from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.values import flat, is_tensordict
 
-__all__ = ["Source", "joined", "store_episodes", "torchrl_source"]
+__all__ = ["Share", "Source", "joined", "store_episodes", "torchrl_source"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Columns = dict[str, Any]
@@ -40,11 +43,9 @@ _TORCHRL_NOTES = ("index", "_weight", "priority_weight")
 class Source:
     """One of the two sources of a mix. This one has no rows, and can't be written.
 
-    Attributes:
-        holder: the dataset or buffer that has the rows.
-        deep: whether the data that it returns were nested.
-        tensordict: whether the data that it holds were added as TensorDicts.
-        clip: observations in a clip, and their stride; (1, 1) for rows; None if unknown, and of the items of a window.
+    `holder`: what has the rows; `deep`: whether the data that it returns were nested; `tensordict`: whether they were
+    added as TensorDicts; `clip`: observations in a clip, and their stride; (1, 1) for rows; None if unknown, and of the
+    items of a window.
     """
 
     deep = tensordict = False
@@ -117,12 +118,8 @@ class DatasetSource(Source):
 class BufferSource(Source):
     """A ringmap buffer, drawn by its own sampler.
 
-    Args:
-        buffer: the buffer.
-        draw: draws so many rows or clips.
-        clip: what it is cut into.
-        most: whether a draw may have no more rows than are stored.
-        store: stores data; None: `add`, by the names of its arguments.
+    `draw`: draws so many rows or clips; `clip`: what it is cut into; `most`: whether a draw may have no more rows than
+    are stored; `store`: stores data; None: `add`, by the names of its arguments.
     """
 
     def __init__(
@@ -310,12 +307,7 @@ def torchrl_source(holder: Any) -> Source | None:
 
 
 def joined(offline: Columns, online: Columns, axes: PictureAxes, where: str) -> Columns:
-    """Join two batches, in the column order of the first; `axes`: of its pictures.
-
-    Raises:
-        UnknownColumnError: they have other columns.
-        InputError: a column has another shape, or its channels elsewhere.
-    """
+    """Join two batches, in the column order of the first; `axes`: of its pictures."""
     if offline.keys() != online.keys():
         raise UnknownColumnError(
             f"{where}: the halves have different columns: only offline {sorted(offline.keys() - online.keys())}, "
@@ -354,3 +346,78 @@ def _end_to_end(first: Any, second: Any) -> Any:
 
     begin, end = torch.as_tensor(first), torch.as_tensor(second)
     return torch.cat([begin, end.to(begin.device)])
+
+
+class Share:
+    """A fraction of each batch, initially `base`.
+
+    Raises:
+        InputError: `base` is not between 0 and 1, or the `rounding` is unknown.
+    """
+
+    def __init__(self, base: float, rounding: str, where: str) -> None:
+        if not _inside(base):
+            raise InputError(f"{where}: offline_fraction must lie between 0 and 1, both excluded, got {base!r}")
+        if rounding not in ("round", "carry"):
+            raise InputError(f"{where}: rounding must be one of ('round', 'carry'), got {rounding!r}")
+        self.rounding = rounding
+        self.base = self.fraction = float(base)
+        self._carry = 0.0
+
+    def anneal(self, step: float, total_steps: float, where: str) -> None:
+        """Set the fraction to `base * max(0, 1 - step / total_steps)`, at most `base`."""
+        try:
+            left = 1 - step / total_steps if total_steps > 0 else math.nan
+        except TypeError:
+            left = math.nan
+        if math.isnan(left):
+            raise InputError(
+                f"{where}: step must be a number, and total_steps must be positive, got {step!r} and {total_steps!r}"
+            )
+        self.fraction = min(self.base, self.base * max(0.0, left))
+
+    def split(self, size: int) -> tuple[int, int]:
+        """Return the number of offline and online rows in a batch of this size."""
+        exact = self.fraction * size
+        if self.rounding == "carry" and self.fraction:
+            exact += self._carry
+        offline = min(size, max(0, round(exact)))
+        return offline, size - offline
+
+    def drew(self, offline: int, size: int) -> None:
+        """Record that a batch was returned."""
+        if self.rounding == "carry" and self.fraction:
+            self._carry += self.fraction * size - offline
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Base, fraction and the carried remainder, as JSON values."""
+        return {"base": self.base, "fraction": self.fraction, "carry": self._carry}
+
+    def resume(self, state: Mapping[str, Any], whatever_base: bool) -> None:
+        """Continue from a `state`; restore the fraction only for the same base, or with `whatever_base`.
+
+        Raises:
+            InputError: the state is not valid. Nothing was changed.
+        """
+        try:
+            base, fraction, carry = (float(state[name]) for name in ("base", "fraction", "carry"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"the state of the mix is none ({error!r}); nothing was changed") from None
+        if not _inside(base) or not 0 <= fraction <= base or not math.isfinite(carry):
+            raise InputError(
+                f"the state of the mix has base {base}, fraction {fraction}, carry {carry}: expected 0 <= fraction <= "
+                "base < 1; nothing was changed"
+            )
+        if whatever_base:
+            self.base = base
+        if base == self.base:  # else this call asks for another mix
+            self.fraction = fraction
+        self._carry = carry
+
+
+def _inside(fraction: Any) -> bool:
+    try:
+        return math.isfinite(fraction) and 0 < fraction < 1
+    except TypeError:
+        return False

@@ -20,7 +20,7 @@ import numpy as np
 
 from ringmap.arguments import count, fraction, integer, positive
 from ringmap.buffers.base import Unindexed
-from ringmap.buffers.emit import check_device
+from ringmap.buffers.batch import check_device
 from ringmap.buffers.engine import DISK
 from ringmap.buffers.nested import Leaves
 from ringmap.buffers.options import check_whole

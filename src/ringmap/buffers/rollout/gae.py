@@ -29,15 +29,8 @@ def generalized_advantages(
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
 ) -> Tensor:
-    """Return the advantages `(T, N)`.
-
-    Args:
-        rewards: `(T, N)` float.
-        values: `(T, N)`, of the observation at the start of each step.
-        dones: `(T, N)`, 1 where the next step must not be bootstrapped from.
-        last_values: `(N,)`, of the observation after the last step.
-        gamma: the discount.
-        gae_lambda: 0 is one-step TD, 1 the full return.
+    """Return the advantages `(T, N)` of rewards, values and dones `(T, N)`, and last values `(N,)`; `gae_lambda` 0 is
+    one-step TD, 1 the full return.
 
     Cost: O(T N); two tensors of the size of `rewards`.
 

@@ -26,15 +26,7 @@ __all__ = ["StepTensors"]
 
 
 class StepTensors:
-    """The tensors of one buffer.
-
-    Args:
-        num_steps: T.
-        num_envs: N.
-        trees: nested values by name.
-        scalars: names of float32 tensors `(T, N)`.
-        device: of the tensors.
-    """
+    """The tensors of one buffer: of nested values, and float32 `(num_steps, num_envs)` of scalars."""
 
     def __init__(
         self, num_steps: int, num_envs: int, trees: Mapping[str, Leaves], scalars: tuple[str, ...], device: Any
@@ -57,11 +49,7 @@ class StepTensors:
     # -- in ----------------------------------------------------------------------------------
 
     def row(self, name: str, value: Any, where: str) -> Tensor:
-        """Return a value as one step of a tensor, `(N, ...)`; `(N, 1)` is accepted for `(N,)`.
-
-        Raises:
-            InputError: it is not a tensor, its shape does not fit, or the tensor's dtype can't hold it.
-        """
+        """Return a value as one step of a tensor, `(N, ...)`; `(N, 1)` is accepted for `(N,)`."""
         import torch
 
         target = self.by_name[name]
@@ -84,11 +72,7 @@ class StepTensors:
         return row
 
     def leaves(self, name: str, value: Any, where: str) -> dict[str, Tensor]:
-        """Return a nested value as one step of each of its leaves.
-
-        Raises:
-            InputError: as `row`; leaves are missing or unknown.
-        """
+        """Return a nested value as one step of each of its leaves."""
         parts = self.trees[name].flatten(value, where).items()
         return {leaf: self.row(leaf, part, where) for leaf, part in parts}
 
@@ -98,11 +82,7 @@ class StepTensors:
             self.by_name[name][step].copy_(row)
 
     def take_over(self, tensors: Mapping[str, Tensor], steps: int, where: str) -> None:
-        """Store the first steps of all tensors.
-
-        Raises:
-            InputError: names, shapes or dtypes differ. Nothing was changed.
-        """
+        """Store the first steps of all tensors, or nothing if names, shapes or dtypes differ."""
         ours = {n: ((steps, *t.shape[1:]), t.dtype) for n, t in self.by_name.items()}
         theirs = {n: (tuple(t.shape), t.dtype) if hasattr(t, "dtype") else t for n, t in tensors.items()}
         if ours != theirs:

@@ -23,16 +23,14 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ringmap.arguments import fraction, positive
 from ringmap.buffers import lookup
 from ringmap.buffers.base import RingBuffer
-from ringmap.buffers.batch import Batch
-from ringmap.buffers.emit import Emit, check_device
-from ringmap.buffers.engine import door
+from ringmap.buffers.batch import Batch, Emit, check_device
 from ringmap.buffers.lookup import Clips
 from ringmap.buffers.nested import leaf_array
 from ringmap.buffers.offline_to_online.sources import BufferSource
@@ -63,9 +61,8 @@ from ringmap.storage.commit.commit import UNNUMBERED
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.calls import note_nested, thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.paths import local_path
 from ringmap.storage.records.blobs import encode_data, is_shown
-from ringmap.storage.records.manifest import TRANSITIONS, examine, must_be, read_manifest
+from ringmap.storage.records.manifest import TRANSITIONS
 from ringmap.storage.records.step_file import EARLIER_LIMIT
 from ringmap.storage.ring.arrays import highest
 from ringmap.storage.sidecars import Copied
@@ -74,27 +71,6 @@ from ringmap.storage.sidecars.successors import Successors
 __all__ = ["TransitionReplayBuffer", "transition_source"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class _Reading(NamedTuple):
-    """How this handle returns transitions: nothing of it is stored."""
-
-    n_step: int
-    gamma: float
-    device: Any
-    pin_memory: bool
-
-    @classmethod
-    def parse(cls, n_step: Any, gamma: Any, device: Any, pin_memory: Any, where: str) -> _Reading:
-        """Return the arguments, checked before a directory is made or opened.
-
-        Raises:
-            InputError: one is not valid.
-            MissingExtraError: a device without torch.
-        """
-        n_step = positive(where, "n_step", n_step)
-        gamma = fraction(where, "gamma", gamma)
-        return cls(int(n_step), float(gamma), check_device(device, where), bool(pin_memory))
 
 
 _EARLIER_MOST = EARLIER_LIMIT // 2
@@ -187,13 +163,11 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
     ) -> None:
         where = type(self).__name__
         capacity = positive(where, "capacity", capacity)
-        reading = _Reading.parse(n_step, gamma, device, pin_memory, where)
+        self._read_as(n_step, gamma, device, pin_memory, where)
         stack = FrameStack.parse(frame_stack, padding_type, where)
         columns = TransitionColumns.parse(
             obs_shape, obs_dtype, critic_obs_shape, action_shape, action_dtype, where, stack, extra
         )
-        if path is not None:
-            _check_stored(path, stack, int(capacity), where, disk)
         room = min(int(capacity), max(_ROOM_LEAST, int(capacity) // 64))
         ring = StepRing(
             int(capacity),
@@ -211,7 +185,6 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
             kind=TRANSITIONS,
             stack=None if stack is None else (stack.size, stack.padding_type),
         )
-        self._read_as(reading)
         self._set_up(ring)
 
     @classmethod
@@ -241,21 +214,23 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
         Raises:
             UnknownFormatError: the path holds something else.
         """
-        reading = _Reading.parse(n_step, gamma, device, pin_memory, f"{cls.__name__}.open")
-        ring = StepRing.open(path, mode, kind=TRANSITIONS, where=f"{cls.__name__}.open", **options)
+        where, buffer = f"{cls.__name__}.open", cls.__new__(cls)
+        buffer._read_as(n_step, gamma, device, pin_memory, where)
+        ring = StepRing.open(path, mode, kind=TRANSITIONS, where=where, **options)
         if ring.schema is None:
             ring.close()
             raise NotFoundError(
-                f"{cls.__name__}.open: {os.fspath(path)} has no columns yet: its birth was cut off, or is under way; "
+                f"{where}: {os.fspath(path)} has no columns yet: its birth was cut off, or is under way; "
                 "open it with the constructor, which makes them"
             )
-        buffer = cls.__new__(cls)
-        buffer._read_as(reading)
         buffer._set_up(ring)
         return buffer
 
-    def _read_as(self, reading: _Reading) -> None:
-        self.n_step, self.gamma, self.device, self.pin_memory = reading
+    def _read_as(self, n_step: Any, gamma: Any, device: Any, pin_memory: Any, where: str) -> None:
+        """Take how this handle returns transitions, checked before a directory is made or opened: nothing of it is
+        stored."""
+        self.n_step, self.gamma = int(positive(where, "n_step", n_step)), float(fraction(where, "gamma", gamma))
+        self.device, self.pin_memory = check_device(device, where), bool(pin_memory)
 
     def _set_up(self, ring: StepRing) -> None:
         self._ring, self.engine = ring, ring.engine
@@ -990,32 +965,6 @@ def _flags_of(value: Any, count: int, where: str) -> Array:
     if flags.dtype.kind not in "biuf":
         raise InputError(f"{where} is of {flags.dtype}, expected flags")
     return cast(np.broadcast_to(flags, count), np.dtype(np.bool_), "safe", where)
-
-
-def _check_stored(
-    path: str | os.PathLike[str], stack: FrameStack | None, capacity: int, where: str, disk: Disk | None
-) -> None:
-    """Raise unless the buffer at a path, if there is one, has this stack, and this capacity, which follows from it.
-
-    Raises:
-        InputError: it has another one, or none.
-    """
-    folder = local_path(path)
-    if examine(door(disk), folder) != "buffer":
-        return
-    fixed = read_manifest(door(disk), folder)
-    must_be(fixed, TRANSITIONS, folder, where)
-    found = None if fixed.stack is None else FrameStack(*fixed.stack)
-    asked, stored = (
-        "no frame_stack" if s is None else f"frame_stack={s.size}, padding_type={s.padding_type!r}"
-        for s in (stack, found)
-    )
-    if found is not None and found == stack:
-        asked, stored = f"capacity={capacity}", f"capacity={fixed.capacity}"
-    if asked != stored:
-        raise InputError(
-            f"{where}: {asked}, but the buffer on disk has {stored}; open it with {where}.open, or make a new one"
-        )
 
 
 def transition_source(path: str | os.PathLike[str]) -> TransitionSource:

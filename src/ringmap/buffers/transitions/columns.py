@@ -24,7 +24,7 @@ from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.cut import Layout
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.columns.values import cast, root
+from ringmap.storage.columns.values import cast, nested, root
 from ringmap.storage.commit.commit import NUMBERS
 from ringmap.storage.records.step_file import Unlinked
 
@@ -153,11 +153,7 @@ class TransitionColumns:
     def observations(
         self, now: Any, after: Any, critic: Any, critic_after: Any, where: str
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the leaves of observations and next observations, `(N, ...)`, cast and checked against each other.
-
-        Raises:
-            InputError: one is missing or unknown; shapes or lengths differ; or the dtype can't hold a value.
-        """
+        """Return the leaves of observations and next observations, `(N, ...)`, cast and checked against each other."""
         pairs = [(now, after), (critic, critic_after)]
         if len(self.trees) == 1 and (critic is not None or critic_after is not None):
             raise InputError(f"{where}: critic observations, but critic_obs_shape was not given")
@@ -190,11 +186,8 @@ class TransitionColumns:
         self, now: Any, action: Any, reward: Any, after: Any, done: Any, truncated: Any
     ) -> tuple[Any, ...] | None:
         """Return the values of a step, or of a batch of them, but for their lanes, if each has its column's type as it
-        is.
-
-        Else None: `observations` and `rest` decide. Most calls are like this, and a general check of each array costs
-        as much as all else that is done with them.
-        """
+        is; else None: `observations` and `rest` decide. Most calls are like this, and a check of any array costs as
+        much as all else."""
         if self._alone is None:
             return None
         spec, column, low, high = self._alone
@@ -244,11 +237,7 @@ class TransitionColumns:
         return now, action, reward, done, truncated
 
     def rest(self, actions: Any, rewards: Any, dones: Any, truncated: Any, count: int, where: str) -> dict[str, Array]:
-        """Return the columns of a step other than observations, `(count, ...)` each.
-
-        Raises:
-            InputError: a shape does not fit, or the dtype can't hold a value.
-        """
+        """Return the columns of a step other than observations, `(count, ...)` each."""
         rows = {"actions": _rows(actions, self.action, count, where)}
         if truncated is None:
             truncated = np.zeros(count, np.bool_)
@@ -267,11 +256,7 @@ class TransitionColumns:
         return {n: v[:, -1] if n in self.stacked else v for n, v in values.items()}
 
     def extra_rows(self, extra: Any, count: int, where: str) -> list[Array]:
-        """Return the further columns of a step, `(count, ...)` each.
-
-        Raises:
-            InputError: one is missing or unknown, a shape does not fit, or the dtype can't hold a value.
-        """
+        """Return the further columns of a step, `(count, ...)` each."""
         if not self.extra and not extra:
             return []
         given = extra if isinstance(extra, Mapping) else {}
@@ -311,32 +296,12 @@ class TransitionColumns:
         return batch.like(self.nested(batch))
 
     def nested(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a flat batch in its public form: next observations named `next_...`, nested like observations, in
-        public order.
-
-        Where observations are not nested, that is the batch itself.
-        """
-        if not self.is_nested:
-            return batch
-        first, *others = self.trees
-        made = {_OBS: first.nest(batch), "actions": batch["actions"], "rewards": batch["rewards"]}
-        made[f"next_{_OBS}"] = first.nest(batch, f"next_{_OBS}")
-        made["dones"] = batch["dones"]
-        for tree in others:
-            made[_CRITIC] = tree.nest(batch)
-            made[f"next_{_CRITIC}"] = tree.nest(batch, f"next_{_CRITIC}")
-        for name in (*(spec.name for spec in self.extra), "discounts", "ids", "weights"):
-            if name in batch:
-                made[name] = batch[name]
-        return made
+        """Return a flat batch in its public form and order; itself, if observations are not nested."""
+        return nested(batch) if self.is_nested else batch
 
 
 def _extras(extra: Any, where: str) -> tuple[ColumnSpec, ...]:
-    """Return the columns for `extra`, name -> (shape, dtype).
-
-    Raises:
-        InputError: it is no mapping, or a name is taken.
-    """
+    """Return the columns for `extra`, name -> (shape, dtype)."""
     if extra is not None and not isinstance(extra, Mapping):
         raise InputError(f"{where}: extra must be a mapping, name -> (shape, dtype), got {extra!r}")
     found: list[ColumnSpec] = []

@@ -39,11 +39,7 @@ _CHUNK = 1024
 
 
 class TransitionSource(RowEpisodes):
-    """The episodes of a buffer of transitions.
-
-    Args:
-        buffer: the buffer, or its directory.
-        open_at: opens a directory: `TransitionReplayBuffer.open`.
+    """The episodes of a buffer of transitions, or of its directory, which `open_at` opens.
 
     Cost: reads the flags of all transitions, and the next observation of each episode's last one.
     """
@@ -154,16 +150,8 @@ class TransitionSource(RowEpisodes):
 
 
 def chained(at: Array, ordinals: Array, lanes: Array) -> tuple[Array, Array, Array]:
-    """Return which transitions make up each episode.
-
-    Args:
-        at: their positions, ascending, int64 `(n,)`.
-        ordinals: of their episodes.
-        lanes: their column: a row with N > 0 goes on from the row N before it.
-
-    Returns:
-        The numbers of the transitions, episode by episode, in order of the episodes' last ones; where in these each
-        episode begins; and which go on from a row that is not among these.
+    """Return the numbers of transitions at ascending positions, episode by episode, in order of the episodes' last
+    ones; where in these each episode begins; and which go on from a row that is not among these.
 
     Example:
         >>> order, begins, cut = chained(np.arange(6), np.array([7, 8, 7, 8, 9, 8]), np.array([-2, -2, 2, 2, 2, 2]))

@@ -96,17 +96,11 @@ class LaneEnds:
         led: Mapping[str, Array],
         ended: Array,
     ) -> None:
-        """Take newest rows from the ring, oldest first.
+        """Take newest rows from the ring, oldest first: their positions, how far back the rows before them are, ages of
+        stacks, what they led to, and which end an episode.
 
-        Args:
-            head: of the ring.
-            era: of the ring.
-            has_names: whether the next call has names; else only ends that are all rows of the newest call are taken.
-            at: their positions.
-            strides: how far back their environments' rows before them are.
-            ages: of stacks.
-            led: what they led to.
-            ended: which of them end an episode: none goes on from these, but what they led to is still asked for.
+        Those are asked for what they led to, but none goes on from them. Before a call without names only ends that are
+        all rows of the newest call are taken.
         """
         self.forget()
         count = len(at)
@@ -154,7 +148,7 @@ class LaneEnds:
         do not go on from, bool `(count,)`, None for none.
 
         Args:
-            names: of the environments.
+            names: of the environments; None for all in order.
             rows: their observations, `(count, ...)`; of one environment also without the first axis.
             count: of the rows.
             source: the ring.
@@ -202,10 +196,8 @@ class LaneEnds:
 
     def earlier(self, places: Any, strides: Any, parted: Any) -> dict[str, Array]:
         """Return what rows led to that are followed by no row as a reader expects it, for a group that begins with this
-        call: `rows` are numbered from there, ascending.
-
-        Of rows before those of the newest call a commit has kept it.
-        """
+        call: `rows` are numbered from there, ascending. Of rows before those of the newest call a commit has kept
+        it."""
         if self.in_order:
             if parted is None:
                 return {}

@@ -63,14 +63,7 @@ class Newest(NamedTuple):
 
 
 class NextObservations:
-    """The next observations of one buffer that are not rows.
-
-    Args:
-        disk: of the buffer.
-        folder: the buffer's.
-        manifest: the buffer's.
-        names: of the observation columns.
-    """
+    """The next observations of one buffer that are not rows; `names`: of the columns."""
 
     def __init__(self, disk: Disk, folder: str, manifest: Manifest, names: list[str]) -> None:
         self.files = Successors(Home(disk, folder, manifest.uuid, manifest.rows))
@@ -104,14 +97,10 @@ class NextObservations:
         return Newest(head, self.files.find(record.head, record.rows_sum), record.head, era)
 
     def find(self, source: Handle, positions: Array, head: int) -> tuple[Array, dict[str, Array]]:
-        """Return which of these steps have a next observation that is stored apart, and these by leaf, `(which, ...)`.
+        """Return which of these steps without a following row, int64 `(n,)`, have a next observation that is stored
+        apart, as of this head; and these by leaf, `(which, ...)`.
 
         The next observations of others were evicted, were lost, or are rows now.
-
-        Args:
-            source: the buffer.
-            positions: int64 `(n,)`, of steps without a following row; at least one.
-            head: of the buffer at the time of the look.
         """
         pending, known = source.pending, np.zeros(len(positions), np.bool_)
         parts = list[tuple[Array, Observations]]()

@@ -11,11 +11,14 @@ the row that goes on is another than p + N, and says so: it is looked for. The f
 
 Invariants: a transition is returned with the next observation that it was added with; one that was evicted before it
 was read whole is redrawn.
+What is computed for each transition is computed for all at once, of one ring (`RowsOfOne`), or of several side by side
+(`RowsOfAdjacent`); rings whose columns can't be mapped side by side are read one after the other (clips/rings.py).
 Not here: which transitions are drawn (buffer.py), next observations without a row (next_observations.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -25,15 +28,14 @@ from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.lane_ends import FURTHEST
 from ringmap.buffers.transitions.next_observations import NextObservations
-from ringmap.buffers.transitions.rows import RowsOfAdjacent, RowsOfOne, are_live
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw
 from ringmap.clips.items import EpisodeMoment, Numbers
-from ringmap.clips.rings import AdjacentRings
+from ringmap.clips.rings import RING_FAULTS, AdjacentRings, groups
 from ringmap.errors import NoClipsError
-from ringmap.storage.columns.copying import LEAST_NBYTES, aligned, pair
+from ringmap.storage.columns.copying import LEAST_NBYTES, aligned, pair, take
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.commit.commit import ENDS, LANES, NUMBERS, numbered
@@ -54,13 +56,113 @@ _LARGE_NBYTES = 512
 """Bytes of an observation from which a batch of 256 takes blocks that an allocator may give back to the system."""
 
 
-class _Found(NamedTuple):
-    """Transitions, flat by leaf; which are whole (None: all); and what tells which end in the newest call, as of
-    `head`.
+class RowsOfOne:
+    """The rows of one ring, as of now.
 
-    `oldest`: the positions of their oldest rows; `after`: those after their last ones; `stop`: where the newest call
-    ended.
+    `head`: of the ring; `stop`: where the newest call ended; `is_dense`: whether all positions up to there are stored.
     """
+
+    def __init__(self, source: Handle, next_observations: NextObservations) -> None:
+        assert source.rows is not None
+        self.source, self.rows, self.next_observations = source, source.rows, next_observations
+        with thread.searching, source.lock:
+            self.head, live = source.head, source.live
+            self.stop: int = live.stop
+            self.is_dense = live.is_dense
+
+    def take(
+        self,
+        names: Sequence[str],
+        at: Array,
+        out: Sequence[Array | None] | None = None,
+        threads: int = 1,
+        which: Array | None = None,
+    ) -> list[Array]:
+        """Return columns of rows at `(B,)` or `(B, n)`, in the arrays of `out` where it has some; `which`: of some
+        transitions."""
+        return self.rows.take(names, at, self.head, out, threads)
+
+    def are_live(self, at: Array) -> Array:
+        """Tell which positions are stored."""
+        return are_live(self.source, at)
+
+    def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
+        """Return which of some transitions, with last steps at `last[which]`, have one apart, and these."""
+        return self.next_observations.find(self.source, last[which], self.head)
+
+
+class RowsOfAdjacent:
+    """The rows of rings side by side, as of now, for transitions of the rings at `places`, in their order."""
+
+    head = -1
+    """Each ring has its own."""
+
+    def __init__(self, rings: AdjacentRings, next_observations: Sequence[NextObservations], places: Array) -> None:
+        self._rings, self._next_observations, self._ring_of = rings, next_observations, places
+        ends = rings.ends()
+        self.stop, self.is_dense = ends.stops.take(places), ends.is_dense
+        self._laps, self._first = rings.laps(places), rings.first_rows(places)
+
+    def take(
+        self,
+        names: Sequence[str],
+        at: Array,
+        out: Sequence[Array | None] | None = None,
+        threads: int = 1,
+        which: Array | None = None,
+    ) -> list[Array]:
+        """Return columns of rows, as `RowsOfOne.take` does."""
+        laps, first, rows = self._laps, self._first, self._rings.rows
+        if which is not None or at.ndim > 1:
+            laps, first = (
+                v if isinstance(v, int) else (v if which is None else v[which])[:, None] for v in (laps, first)
+            )
+        slots, head = at % laps, self._rings.head
+        slots += first
+        if out is None and threads == 1:
+            return [rows.by_name[name].take(slots, None, head) for name in names]
+        into = out or [None] * len(names)
+        return [take(rows.by_name[n], slots, o, threads, head) for n, o in zip(names, into, strict=True)]
+
+    def are_live(self, at: Array) -> Array:
+        """Tell which positions are stored."""
+        found = np.empty(at.shape, np.bool_)
+        for place, which in groups(self._ring_of):
+            found[which] = are_live(self._rings.sources[place], at[which])
+        return found
+
+    def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
+        """Return what `RowsOfOne.find` does."""
+        known, found, names = list[Array](), list[dict[str, Array]](), list[str]()
+        for place, mine in groups(self._ring_of.take(which)):
+            source = self._rings.sources[place]
+            try:
+                here, values = self._next_observations[place].find(source, last[which[mine]], source.head)
+            except RING_FAULTS:  # the look after the copy says so
+                continue
+            if len(here):
+                known.append(mine[here])
+                found.append(values)
+                names = list(values)
+        if not known:
+            return np.empty(0, np.int64), {}
+        return np.concatenate(known), {name: np.concatenate([values[name] for values in found]) for name in names}
+
+
+def are_live(source: Handle, positions: Array) -> Array:
+    """Tell which positions are stored: repairs and power cuts leave gaps."""
+    with thread.searching, source.lock:
+        starts, lengths = source.live.starts, source.live.lengths
+        if not len(starts):
+            return np.zeros(positions.shape, np.bool_)
+        index = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
+        live: Array = (positions >= starts[index]) & (positions < starts[index] + lengths[index])
+        return live
+
+
+class _Found(NamedTuple):
+    """Transitions, flat by leaf; which are whole (None: all); the positions of their oldest rows, and those after their
+    last ones; where the newest call ended, and the head then."""
 
     batch: dict[str, Array]
     good: Array | None
@@ -78,8 +180,8 @@ class _Found(NamedTuple):
 
 class _Plan(NamedTuple):
     """Names of columns: those read at a transition's own row, but for large observations; at each further row that is
-    summed; and at the row after the last. Those of small observations, of large ones and of frames. What `_room` has
-    arrays for, as it is in a batch; and those of a batch, in order."""
+    summed; at the row after the last. Those of small observations, of large ones, of frames. What `_room` has arrays
+    for; and those of a batch, in order."""
 
     of_row: list[str]
     of_step: list[str]
@@ -93,17 +195,7 @@ class _Plan(NamedTuple):
 
 class TransitionReader(ClipReader):
     """Reads transitions of `n_step` steps, discounted by `gamma`: the clips of a ring of rows, of which the newest
-    count.
-
-    Args:
-        source: as for `ClipReader`.
-        rng: as for `ClipReader`.
-        columns: of the ring.
-        next_observations: finds next observations that are no rows.
-        capacity: the number of transitions that count.
-        n_step: number of rewards summed.
-        gamma: their discount.
-    """
+    `capacity` count."""
 
     holds_episodes = False
     columns: TransitionColumns
@@ -178,22 +270,8 @@ class TransitionReader(ClipReader):
         redraw: Redraw | None = None,
         numbers: EpisodeMoment | None = None,
     ) -> dict[str, Array]:
-        """Return the transitions at these positions, flat; an evicted one is redrawn, and `positions` shows it.
-
-        Args:
-            positions: int64 `(B,)`.
-            cut: always that of single rows.
-            out: column -> array to fill and return, as `layout` says; missing columns are returned in new arrays.
-            threads: maximum number of threads for the copy of stacks.
-            asked: whether `want` was called for them.
-            crossing: always None.
-            redraw: as for `ClipReader.at`.
-            numbers: always None.
-
-        Raises:
-            NoClipsError: no transition is left to draw.
-            LappedError: the writer overtook this reader for 5 s without progress.
-        """
+        """Return the transitions at these positions, flat; an evicted one is redrawn, and `positions` shows it. As
+        `ClipReader.at`, without a cut, crossings and numbers."""
         source = self.source
         found = self._transitions(source, positions, out, asked, threads)
         bad = lost(source, found.oldest, found.good)
@@ -356,12 +434,8 @@ class TransitionReader(ClipReader):
         return WholeEpisodes(at[begins], lengths, Parts(names, steps, np.full(len(names), NONE)), ended)
 
     def newest_of_lanes(self, most: int) -> tuple[Array, Array, Array, dict[str, Array], Array]:
-        """Return the rows that no other goes on from, oldest first: positions, strides, column `earlier`, what they led
-        to, which end an episode.
-
-        Args:
-            most: rows before the head in which they are looked for; those of the newest call are in any case.
-        """
+        """Return the rows that no other goes on from among the newest `most`, or those of the newest call, oldest
+        first: positions, strides, column `earlier`, what they led to, which end an episode."""
         source, rows = self.source, self.source.rows
         if rows is None or source.head == source.tail:
             none = np.empty(0, np.int64)
@@ -377,8 +451,7 @@ class TransitionReader(ClipReader):
         return at, *self._heads(rows, at), led, dones | truncated
 
     def led_to(self, head: int) -> dict[str, Array] | None:
-        """Return the next observations of the call that ended at `head`, by leaf, from what was stored since; None if
-        evicted."""
+        """Return what the call that ended at `head` led to, from what was stored since; None if evicted."""
         source = self.source
         source.refresh()
         rows = source.rows
@@ -510,14 +583,8 @@ class TransitionReader(ClipReader):
         return _Found(batch, good, oldest, after, stop, rows.head)
 
     def _further(self, rows: RowsOfOne | RowsOfAdjacent, at: Array, stop: Any, which: Array) -> Array:
-        """Return the positions of the rows that go on from some rows, wherever they are ahead; -1 where there is none.
-
-        Args:
-            rows: of the transitions.
-            at: of all transitions.
-            stop: where the newest call ended, for all or for each.
-            which: the transitions that are asked for.
-        """
+        """Return the positions of the rows that go on from the rows `at[which]`, wherever they are before `stop`; -1
+        for none."""
         found, left = np.full(len(which), -1, np.int64), np.arange(len(which))
         ends = np.broadcast_to(stop, at.shape)[which]
         for begin in range(1, FURTHEST + 1, _LOOKED_AT):
@@ -546,11 +613,9 @@ class TransitionReader(ClipReader):
         return self._put_into(found.batch, out), found.oldest, found.good
 
     def _room(self, size: int) -> dict[str, Array]:
-        """Return arrays for both stacks of each leaf, or both large observations, in one block each.
-
-        An allocator gives memory back to the system once as much is free as twice the largest block; then each batch
-        costs page faults, which take longer than the copy. One block is below that, two of half the size are not.
-        """
+        """Return arrays for both stacks of each leaf, or both large observations, in one block each: an allocator gives
+        memory back once as much is free as twice the largest block, and two of half the size cost page faults in
+        each batch."""
         made = {}
         for spec in self._plan.paired:
             made[spec.name], made[f"next_{spec.name}"] = pair((size, *spec.shape), spec.dtype)

@@ -52,11 +52,7 @@ class FrameStack:
 
     @classmethod
     def parse(cls, frame_stack: Any, padding_type: Any, where: str) -> FrameStack | None:
-        """Return the stack that a caller asks for, None for none.
-
-        Raises:
-            InputError: an argument is not valid.
-        """
+        """Return the stack that a caller asks for, None for none."""
         if padding_type not in _PADDINGS:
             raise InputError(
                 f"{where}: padding_type must be one of {_PADDINGS}, got {padding_type!r}; a stack with other padding "
@@ -83,11 +79,7 @@ class FrameStack:
     # -- specs -------------------------------------------------------------------------------
 
     def frames_of(self, specs: Iterable[ColumnSpec], where: str) -> tuple[ColumnSpec, ...]:
-        """Return the columns of frames for leaves of stacked observations.
-
-        Raises:
-            InputError: the first axis of a leaf is not the stack.
-        """
+        """Return the columns of frames for leaves of stacked observations."""
         frames = []
         for spec in specs:
             if not spec.shape or spec.shape[0] != self.size:
@@ -117,18 +109,17 @@ class FrameStack:
     def check(
         self, stacks: Mapping[str, Array], after: Mapping[str, Array], begins: Array, before: int, where: str
     ) -> None:
-        """Raise unless the stacks can be built again from the frames of their lanes.
+        """Raise unless stacks, leaf -> `(N, size, ...)`, can be built again from the frames of their lanes.
 
         Args:
-            stacks: leaf -> `(N, size, ...)`.
-            after: the same after the step.
+            stacks: of the step.
+            after: after the step.
             begins: `(N,)`: lanes whose stack is not the one that their last step led to.
             before: the number of lanes of the call before.
             where: the method to name in an error.
 
         Raises:
-            InputError: a stack begins a lane, and its older frames are no padding; or a next stack is not the stack
-                moved by one frame.
+            InputError: one that begins a lane has other older frames than padding, or a next one is not moved by one.
         """
         is_new, why = (
             begins.any(),
@@ -160,12 +151,7 @@ class FrameStack:
         return _differ(older, np.broadcast_to(padding, older.shape))
 
     def earlier(self, begins: Array, before: Array | None) -> Array:
-        """Return the column `earlier` of a call.
-
-        Args:
-            begins: `(N,)`, as for `check`.
-            before: that of the call before, whose lanes these are if they are as many; None if all begin.
-        """
+        """Return the column `earlier` of a call; `before`: that of the call before, None if all lanes begin."""
         if before is None or len(before) != len(begins):
             return np.zeros(len(begins), np.uint8)
         goes_on = np.minimum(before.astype(np.int64) + 1, self.size - 1)
@@ -174,25 +160,13 @@ class FrameStack:
     # -- out ---------------------------------------------------------------------------------
 
     def positions(self, newest: Array, lanes: Array, earlier: Array) -> Array:
-        """Return the positions of the frames of stacks, `(B, size)`, oldest first; of padding that of the first frame.
-
-        Args:
-            newest: the positions of the rows.
-            lanes: the number of lanes of each.
-            earlier: its column.
-        """
+        """Return the positions of the frames of stacks, `(B, size)`, oldest first; of padding the first frame's."""
         back = np.minimum(self._back, earlier.astype(np.int64)[:, None])
         back *= lanes[:, None]
         return np.subtract(newest[:, None], back, out=back)
 
     def blank(self, stacks: Sequence[Array], earlier: Array, ahead: int = 0) -> None:
-        """Put zeros where a stack has padding, if it is padded with zeros.
-
-        Args:
-            stacks: leaves, `(B, size, ...)`.
-            earlier: the column of the rows.
-            ahead: steps from the rows to the stacks.
-        """
+        """Put zeros where stacks, `ahead` steps from their rows, have padding, if it is zeros."""
         short = (earlier < self.size - 1 - ahead).nonzero()[0] if self.padding_type == "zero" else ()
         if len(short):
             is_padding = self._back > earlier[short].astype(np.int64)[:, None] + ahead

@@ -14,7 +14,7 @@ Invariants: no key of a nested value contains a slash, which joins the keys; no 
 An array is returned as it is; the result has no mask. A value that "safe" accepts compares equal after the
 cast, except that a float may round to a float.
 Not here: which dtypes a column may have, and which it has (schema.py); nested values whose shapes are declared
-(buffers/nested.py); the form in which batches are returned (buffers/emit.py).
+(buffers/nested.py); the form in which batches are returned (buffers/batch.py).
 """
 
 from __future__ import annotations
