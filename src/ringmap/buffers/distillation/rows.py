@@ -14,8 +14,8 @@ Labels and their round are mutable columns: `label_round` is the round of the ro
     sequences   [0 2] [4 .] [1 3] [5 7] [6 .]      pieces of episodes, time-major, padded
 
 Invariants: each row is in one episode, whose rows belong to one actor; a pass covers what is stored when it begins; a
-row that is evicted before its turn is left out, and in sequences its whole piece is: no other row replaces it. `actor_id` and
-`dones` have one number per row, whatever axes the input had; a row has all labels.
+row that is evicted before its turn is left out, and in sequences its whole piece is: no other row replaces it.
+`actor_id` and `dones` have one number per row, whatever axes the input had; a row has all labels.
 Not here: where rows are stored (steps.py), nested names (nested.py).
 """
 
