@@ -631,6 +631,44 @@ def test_a_copy_counts_as_the_first_one(tmp_path, pace, ring):
     again.close()
 
 
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_forked_child_is_no_learner_of_its_parents_rank(pace, ring, closes):
+    for _ in range(25):
+        write(ring, pace)
+    pace.draw(8)
+
+    def child():
+        if closes:
+            pace.close()
+        with pytest.raises(LockedError, match="is the learner of rank 0"):
+            pace.draw(8)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert pace.has_learner, "the child ended the learner of its parent"
+    assert pace.drawn == 8
+
+
+def test_counts_are_decoded_where_another_process_changed_them(tmp_path, pace, ring, monkeypatch):
+    for _ in range(25):
+        write(ring, pace)
+    pace.draw(8)
+    decoded = []
+    monkeypatch.setattr("ringmap.fleet.pace.decode_signed", lambda data: decoded.append(data) or decode_signed(data))
+    for _ in range(3):
+        pace.draw(8)
+        write(ring, pace)
+    assert not decoded
+    with Pace(tmp_path, **NUMBERS, rank=1) as other:
+        other.draw(8)
+    decoded.clear()
+    for _ in range(3):
+        write(ring, pace)
+    assert len(decoded) == 1
+
+
 # -- bad input ------------------------------------------------------------------------------------
 
 NUMBERS_REFUSED = [

@@ -256,8 +256,7 @@ class Pace:
 
     def close(self) -> None:
         """End to be a learner: from now on collectors do not wait for this one. Counts stay."""
-        if self._pid == os.getpid():
-            self._one_learner.take("Pace.close", self._end)
+        self._one_learner.take("Pace.close", self._end)
 
     def _end(self) -> None:
         if self._alive is not None:
@@ -464,8 +463,6 @@ class Pace:
     def _join(self, where: str) -> None:
         """Make the directory, and compare the numbers that all must share."""
         if self._pid != os.getpid():  # forked: the parent is the learner
-            if self._alive is not None:
-                self._alive.drop_in_child()
             self._begin()
         if self._fleet:
             return

@@ -12,7 +12,6 @@ at one node. Not here: batches for a learner (buffer.py).
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,12 +23,9 @@ import numpy as np
 from ringmap.arguments import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
-from ringmap.extras import require
 from ringmap.ray.cluster import Layout, Node, answer, assign, pinned_to, ray_for, scanned
 
 __all__ = ["read"]
-
-log = logging.getLogger("ringmap")
 
 _WHERE = "ringmap.ray.read"
 _PAUSE_S = 0.5
@@ -68,6 +64,7 @@ def read(
         InputError: an argument is wrong.
         NoClipsError: no ring is there after `wait_s` seconds.
         DamageError: a ring can't be read.
+        ray.exceptions.RayError: a node went away meanwhile: a part of all would be no answer.
 
     Cost: to begin: O(episodes), on all nodes at once. A task runs on the node whose disk has its ring.
 
@@ -85,7 +82,6 @@ def read(
     if isinstance(columns, str):
         raise InputError(f"{_WHERE}: columns= must list names, got {columns!r}")
     ray = ray_for(_WHERE)
-    require("ray", _WHERE)
     from ray import data
 
     rows = partial(
@@ -113,28 +109,20 @@ def _parts(ray: Any, layout: Layout, block_steps: int, wait_s: float) -> list[tu
     lister = ray.remote(num_cpus=0, max_retries=0)(_listed)
     until = time.monotonic() + wait_s
     while True:
-        found, why = [], ""
-        try:
-            seen = scanned(ray, layout, _WHERE, _PATIENCE_S, all_answer=True)
-            roster, _ = assign(seen, layout, {})
-            lists = [
-                (seen[key][0], lister.options(scheduling_strategy=pinned_to(seen[key][0])).remote(folders, block_steps))
-                for key, folders in roster.items()
-            ]
-            parts = [(node, answer(ray, ref, _PATIENCE_S)) for node, ref in lists]
-            found = [(node, of_node) for node, of_node in parts if of_node]
-            why = f"on the nodes {', '.join(node.name for node, _ in seen.values())}"
-        except ray.exceptions.RayTaskError:
-            raise
-        except ray.exceptions.RayError as error:  # a node that is going: a part of all would be no answer
-            if time.monotonic() >= until:
-                raise
-            log.info("%s: looks again: %s", _WHERE, error)
-        if found:
+        seen = scanned(ray, layout, _WHERE, _PATIENCE_S, all_answer=True)
+        roster, _ = assign(seen, layout, {})
+        lists = [
+            (seen[key][0], lister.options(scheduling_strategy=pinned_to(seen[key][0])).remote(folders, block_steps))
+            for key, folders in roster.items()
+        ]
+        parts = [(node, answer(ray, ref, _PATIENCE_S)) for node, ref in lists]
+        if found := [(node, of_node) for node, of_node in parts if of_node]:
             return found
         if time.monotonic() >= until:
+            names = ", ".join(node.name for node, _ in seen.values())
             raise NoClipsError(
-                f"{_WHERE}: no episode below {layout.path} {why}; start a collector there, or wait longer (wait_s=)"
+                f"{_WHERE}: no episode below {layout.path} on the nodes {names}; start a collector there, or wait "
+                "longer (wait_s=)"
             )
         time.sleep(_PAUSE_S)
 

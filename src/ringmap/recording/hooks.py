@@ -98,11 +98,9 @@ class Hooks:
 
     def _check_raw(self, raw: Mapping[str, Any]) -> None:
         """Raise unless observations, action and reward are in the environment's own spaces."""
-        for leaf in self.keys.obs:
-            for name in (leaf.name, f"next_{leaf.name}"):
-                self._contains(name, leaf.space, raw[name])
-        for leaf in self.keys.action:
-            self._contains(leaf.name, leaf.space, raw[leaf.name])
+        for name, (_, _, space) in self.keys.known.items():
+            if space is not None:
+                self._contains(name, space, raw[name])
         if np.isnan(raw["reward"]):
             raise InputError(f"{self.keys.where}: validate_transition: 'reward' is NaN")
 
