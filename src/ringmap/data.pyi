@@ -24,6 +24,7 @@ from ringmap.formats.base import (
 from ringmap.formats.catalog.convert import convert, merge
 from ringmap.formats.catalog.load import get_cache_dir, load_dataset
 from ringmap.formats.catalog.prefixes import list_prefixes, register_dataset
+from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.registry import (
     FORMATS,
     detect_format,
@@ -41,6 +42,7 @@ __all__ = [
     "ConcatDataset",
     "Dataset",
     "DistillationBuffer",
+    "EpisodeWriter",
     "ExponentialBeta",
     "Format",
     "GoalDataset",

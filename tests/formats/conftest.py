@@ -10,6 +10,5 @@ from ringmap.formats.common import disk
 @pytest.fixture(autouse=True)
 def syncs(monkeypatch):
     paths = []
-    monkeypatch.setattr(disk, "sync", lambda fd, path: paths.append(os.path.basename(path)))
     monkeypatch.setattr(disk, "sync_all", lambda path: paths.append(os.path.basename(path)))
     return paths

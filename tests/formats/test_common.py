@@ -421,8 +421,8 @@ def test_a_dataset_that_lost_an_episode_keeps_its_log(tmp_path, monkeypatch):
     path = tmp_path / "made.zarr"
     write(path, "zarr", make_episodes((3,)))
     with monkeypatch.context() as patch:
-        real = ZarrWriter._extend
-        patch.setattr(ZarrWriter, "_extend", lambda self, at, eps: real(self, at, list(eps)[:-1]))
+        real = ZarrWriter.extend
+        patch.setattr(ZarrWriter, "extend", lambda self, eps, at: real(self, list(eps)[:-1], at))
         with pytest.raises(CorruptError, match="holds 2 episodes after 2 were added to 1; its log"):
             write(path, "zarr", make_episodes((4, 5)))
     found = load_dataset(path)

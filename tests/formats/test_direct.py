@@ -20,7 +20,7 @@ def test_equal(tmp_path, kind, step):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=rows, chunks=(step, *rows.shape[1:]))
     with h5py.File(tmp_path / "a.h5", "r") as file:
-        direct = Direct.of(file["x"], rows.dtype)
+        direct = Direct.of(file["x"], rows.dtype, file.id.get_vfd_handle())
         assert direct is not None
         for starts, length, stride in (([0, 17, 3, 3], 4, 1), ([5], 16, 3), ([0], 21, 1), ([], 4, 1), ([2], 0, 1)):
             got = direct.windows(np.array(starts, np.int64), length, stride)
@@ -48,13 +48,13 @@ def test_left_to_hdf5(tmp_path, options):
     options = {"chunks": (4, 2), **options}
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", shape=rows.shape, data=rows, **options)
-        assert Direct.of(file["x"], rows.dtype) is None
+        assert Direct.of(file["x"], rows.dtype, file.id.get_vfd_handle()) is None
 
 
 def test_user_block(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=512) as file:
         file.create_dataset("x", data=np.arange(8), chunks=(4,))
-        assert Direct.of(file["x"], np.dtype(int)) is None
+        assert Direct.of(file["x"], np.dtype(int), file.id.get_vfd_handle()) is None
 
 
 def test_chunks_that_were_never_written(tmp_path):
@@ -62,7 +62,7 @@ def test_chunks_that_were_never_written(tmp_path):
         made = file.create_dataset("x", shape=(8,), dtype="<i8", chunks=(4,), fillvalue=7)
         made[4:] = 1
     with h5py.File(tmp_path / "a.h5", "r") as file:
-        direct = Direct.of(file["x"], np.dtype("<i8"))
+        direct = Direct.of(file["x"], np.dtype("<i8"), file.id.get_vfd_handle())
         assert direct.windows(np.array([2]), 4, 1) is None
         assert direct.windows(np.array([4]), 4, 1).tolist() == [[1, 1, 1, 1]]
 
@@ -72,7 +72,7 @@ def test_a_file_that_was_cut(tmp_path):
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=np.arange(100_000), chunks=(100_000,))
     with h5py.File(path, "r", locking=False) as file:
-        direct = Direct.of(file["x"], np.dtype(int))
+        direct = Direct.of(file["x"], np.dtype(int), file.id.get_vfd_handle())
         os.truncate(path, 10_000)
         with pytest.raises(CorruptError, match="ends at byte"):
             direct.windows(np.array([0]), 100_000, 1)

@@ -14,9 +14,14 @@ from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.formats.common import writer as writing
 from ringmap.formats.registry import FORMATS, describe_formats, get_format
-from tests.formats.test_exported import Box
+from tests.formats.test_exported import Box, BoxWriter
 
 STEPS = 4
+
+
+class SheetWriter(BoxWriter):
+    def refuses(self, name, rows):
+        return None if rows.dtype.kind in "iuf" else "a sheet holds numbers"
 
 
 class Sheet(Box):
@@ -24,14 +29,11 @@ class Sheet(Box):
 
     name = "sheet"
     appends = False
+    writer = SheetWriter
 
     @classmethod
     def detect(cls, path):
         return str(path).endswith(".sheet")
-
-    @classmethod
-    def refuses(cls, column):
-        return None if column.dtype.kind in "iuf" else "a sheet holds numbers"
 
 
 @pytest.fixture(autouse=True)

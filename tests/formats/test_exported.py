@@ -19,6 +19,7 @@ from ringmap.errors import (
     NewerVersionError,
     UnreleasedVersionError,
 )
+from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.registry import FORMATS
 from ringmap.testing.datasets import make_episode, make_episodes
 from ringmap.testing.formats import VALUES, FormatTests
@@ -65,10 +66,21 @@ def load(file):
         return {name: found[key] for key, name in json.loads(str(found["names"])).items()}
 
 
+class BoxWriter(EpisodeWriter):
+    def export(self, episodes, path):
+        with open(path, "wb") as file:
+            file.write(b"%d\n" % sum(1 for _ in episodes))
+            for episode in episodes:
+                part = file_of(None)
+                save(part, episode)
+                file.write(b"%d\n" % part.tell() + part.getvalue())
+
+
 class Box(Format):
     """One file: it can only be written whole."""
 
     name = "box"
+    writer = BoxWriter
 
     @classmethod
     def detect(cls, path):
@@ -80,15 +92,6 @@ class Box(Format):
             count = int(file.readline())
             return Arrays([load(file_of(file)) for _ in range(count)], **options)
 
-    @classmethod
-    def export(cls, episodes, path):
-        with open(path, "wb") as file:
-            file.write(b"%d\n" % sum(1 for _ in episodes))
-            for episode in episodes:
-                part = file_of(None)
-                save(part, episode)
-                file.write(b"%d\n" % part.tell() + part.getvalue())
-
 
 def file_of(file):
     import io
@@ -96,10 +99,24 @@ def file_of(file):
     return io.BytesIO(file.read(int(file.readline())) if file else b"")
 
 
+class ShelfWriter(EpisodeWriter):
+    def export(self, episodes, path):
+        Path(path).mkdir()
+        self.extend(episodes, path)
+
+    def extend(self, episodes, path):
+        first = len(list(Path(path).glob("*.npz")))
+        for number, episode in enumerate(episodes, first):
+            with open(f"{path}/new", "wb") as file:
+                save(file, episode)
+            os.rename(f"{path}/new", f"{path}/{number:06}.npz")
+
+
 class Shelf(Format):
     """A folder with a file per episode: each counts by its own rename."""
 
     name = "shelf"
+    writer = ShelfWriter
 
     @classmethod
     def detect(cls, path):
@@ -108,19 +125,6 @@ class Shelf(Format):
     @classmethod
     def open_reader(cls, path, **options):
         return Arrays([load(file) for file in sorted(Path(path).glob("*.npz"))], **options)
-
-    @classmethod
-    def export(cls, episodes, path):
-        Path(path).mkdir()
-        cls.extend(episodes, path)
-
-    @classmethod
-    def extend(cls, episodes, path):
-        first = len(list(Path(path).glob("*.npz")))
-        for number, episode in enumerate(episodes, first):
-            with open(f"{path}/new", "wb") as file:
-                save(file, episode)
-            os.rename(f"{path}/new", f"{path}/{number:06}.npz")
 
 
 @contextlib.contextmanager
@@ -223,7 +227,7 @@ def test_a_log_of_a_newer_release(tmp_path, monkeypatch, name):
 def test_a_reader_beside_a_writer(tmp_path, monkeypatch, name):
     """It sees all that was written when it was opened, and keeps seeing it while the log goes over."""
     path = tmp_path / f"made.{name}"
-    monkeypatch.setattr("ringmap.formats.common.staged.StagedWriter.group_nbytes", 1)
+    monkeypatch.setattr("ringmap.formats.common.writer.EpisodeWriter.group_nbytes", 1)
     with get_format(name).open_writer(path) as writer:
         datasets = []
         for number in range(4):

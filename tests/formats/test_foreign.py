@@ -316,6 +316,7 @@ def test_arrays_below_a_group_are_columns(tmp_path, kind):
     dataset.close()
     with (
         pytest.raises(ValueError, match=r"missing columns .*obs"),
+        pytest.warns(UserWarning, match=r"left out.*obs/scale'$"),
         get_format(kind.rstrip("23")).open_writer(path) as writer,
     ):
         writer.write_episode({"action": np.zeros(2)})

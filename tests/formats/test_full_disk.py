@@ -12,7 +12,7 @@ import pytest
 
 from ringmap.data import get_format, load_dataset
 from ringmap.errors import EnvironmentFault
-from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.testing.datasets import make_episode
 from tests.crash.test_full_disk import in_a_namespace
 from tests.formats.killing import LOSSLESS, WRITERS, place, wheres
@@ -77,7 +77,7 @@ def retry(writer, episode):
 @pytest.mark.parametrize("name", few(WRITERS, 2))
 def test_a_retry_never_stores_twice(tmp_path, monkeypatch, name):
     """Wherever the limit stands, an episode of which a call said that it is not written is not there."""
-    monkeypatch.setattr(StagedWriter, "group_nbytes", 4096)
+    monkeypatch.setattr(EpisodeWriter, "group_nbytes", 4096)
     odd = [make_episode(i, 7) | {"x": np.full((7, 101), i, np.uint8)} for i in range(8)]
     for limit in (0, 101, 6_001, 14_001, 45_001):  # beyond the size of a file, if it is one
         path = place(tmp_path, name, f"made{limit}")

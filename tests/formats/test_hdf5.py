@@ -28,18 +28,11 @@ from ringmap.errors import (
 )
 from ringmap.formats.common import disk
 from ringmap.formats.hdf5 import journal
+from ringmap.formats.hdf5.pages import JournaledFile
 from ringmap.formats.hdf5.writer import HDF5Writer
 from ringmap.testing.datasets import make_episode, make_episodes
 from ringmap.testing.formats import FormatTests
 from tests.formats.others import OtherOptions
-
-
-@pytest.fixture(autouse=True)
-def syncs(monkeypatch):
-    """Note syncs instead of waiting for the disk: a kill does not need them."""
-    paths = []
-    monkeypatch.setattr(disk, "sync", lambda fd, path: paths.append(os.path.basename(path)))
-    return paths
 
 
 class TestHDF5(OtherOptions, FormatTests):
@@ -75,7 +68,7 @@ def expected(episodes):
 
 # -- killed at every step --------------------------------------------------------------------------
 
-CALLS = ("write", "truncate", "reserve", "remove", "replace", "put_new", "sync")
+CALLS = ("write", "truncate", "reserve", "remove", "replace", "replace_file", "remove_folder", "sync_all")
 
 
 class Faults:
@@ -121,7 +114,8 @@ def run_killed(action):
 
 
 def kill_campaign(tmp_path, options, enough=10_000, every=1):
-    """Kill a writer before each `every`-th call that changes the disk, in each of three episodes."""
+    """Kill a writer before each `every`-th call that changes the disk, in each of three episodes and at the end; each
+    is a group of its own."""
     stored = [
         episode | {"text": np.full(len(episode["where"]), "é" * i, "U9"), "_episode_data": {"n": i}}
         for i, episode in enumerate(make_episodes((4, 300, 2, 90, 1)))
@@ -135,8 +129,11 @@ def kill_campaign(tmp_path, options, enough=10_000, every=1):
 
         def action(path=path, at=at, returned=returned):
             with pytest.MonkeyPatch.context() as patch, HDF5Writer(path, **options) as writer:
+                patch.setattr(HDF5Writer, "group_nbytes", 1)
+                writer.write_episode(stored[2])
+                os.write(returned[1], b".")
                 Faults(patch, die, at)
-                for episode in stored[2:]:
+                for episode in stored[3:]:
                     writer.write_episode(episode)
                     os.write(returned[1], b".")
 
@@ -204,18 +201,20 @@ def test_killed_before_every_change_of_a_birth_and_a_swap(tmp_path, mode, every)
     assert len(states) == (4 if mode == "append" else 2)
 
 
-def test_closing_syncs_the_file_and_its_name(tmp_path, syncs):
-    path = write(tmp_path / "a.h5", make_episodes())
-    assert syncs == ["a.h5"]
-    write(path, make_episodes(), mode="overwrite")
-    assert syncs == ["a.h5"] * 3  # before the swap, and after it
+def test_closing_syncs_before_the_log_goes(tmp_path, syncs, monkeypatch):
+    remove = disk.remove
+    monkeypatch.setattr(disk, "remove", lambda path: (syncs.append(os.path.basename(path)), remove(path)))
+    path = tmp_path / "a.h5"
+    with HDF5Writer(path) as writer:
+        syncs.clear()
+        writer.write_episode(make_episode(0, 3))
+    assert syncs == ["a.h5.journal", "a.h5.journal", tmp_path.name, "a.h5.ringmap-log"]
 
 
 @pytest.mark.slow
 def test_control_without_a_journal(tmp_path, monkeypatch):
     """A plain order, pages straight to the file, must be caught by the same campaign."""
     monkeypatch.setattr(journal, "write", lambda *args: None)
-    monkeypatch.setattr(journal, "void", lambda fd: None)
     _, violations = kill_campaign(tmp_path, {}, enough=1)
     assert violations
 
@@ -240,27 +239,25 @@ def test_control_applied_before_the_journal(tmp_path, monkeypatch):
     assert violations
 
 
-def test_a_plain_reader_needs_no_recovery_between_commits(tmp_path):
-    """Killed in the middle of an episode, the file opens in h5py as it lies there."""
+def test_a_plain_reader_needs_no_recovery_between_commits(tmp_path, monkeypatch):
+    """Killed in the middle of a group, the file opens in h5py as it lies there."""
     path = write(tmp_path / "a.h5", make_episodes())
+    commit = JournaledFile.commit
 
     def action():
+        monkeypatch.setattr(HDF5Writer, "group_nbytes", 1)
         with HDF5Writer(path) as writer:
-            for number in range(5, 8):
+            for number in range(5, 9):
                 writer.write_episode(make_episode(number, 50))
-            writer._write(writer._session.file, journal_episode(writer, make_episode(8, 5000)), b"")
-            os.kill(os.getpid(), signal.SIGKILL)
+            monkeypatch.setattr(JournaledFile, "commit", lambda self: die("commit"))
+            writer.write_episode(make_episode(9, 5000))
 
     assert run_killed(action)
+    assert JournaledFile.commit is commit
     with h5py.File(path) as file:
         assert file["ep_len"][:].tolist() == [5, 1, 9, 2, 7, 50, 50, 50]
         assert file["where"][-1].tolist() == [7, 49]
-
-
-def journal_episode(writer, episode):
-    from ringmap.formats.episode import check_episode
-
-    return check_episode(episode, writer._schema, "test")
+    assert wheres(path) == expected([*make_episodes(), *(make_episode(n, 50) for n in range(5, 9))])
 
 
 def half_applied(path, monkeypatch):
@@ -278,22 +275,26 @@ def test_a_reader_finishes_the_commit(tmp_path, monkeypatch):
     path = write(tmp_path / "a.h5", make_episodes())
     half_applied(path, monkeypatch)
     assert os.path.getsize(f"{path}{journal.SUFFIX}") > 4096
+    assert len(get_format("hdf5").open_reader(path).lengths) == 6
+    assert not os.path.exists(f"{path}{journal.SUFFIX}")
     assert len(load_dataset(path).lengths) == 6
+    write(path, [])
     assert os.listdir(tmp_path) == ["a.h5"]
 
 
-def test_a_fault_after_the_commit_point_is_no_failure(tmp_path, monkeypatch):
-    """A retry would store the episode twice; what is left to do waits for the next call that can."""
+def test_a_fault_after_the_commit_point(tmp_path, monkeypatch):
+    """The episodes of the group are there, once; what is left to do waits for the next call that can."""
 
     def full(fd, pages):
         raise OSError(errno.EFBIG, "File too large")
 
     path = tmp_path / "a.h5"
+    monkeypatch.setattr(HDF5Writer, "group_nbytes", 1)
     with HDF5Writer(path) as writer:
         writer.write_episode(make_episode(0, 3))
+        writer.write_episode(make_episode(1, 4))
         with monkeypatch.context() as patch:
             patch.setattr(journal, "apply", full)
-            writer.write_episode(make_episode(1, 4))
             for _ in range(2):
                 with pytest.raises(EnvironmentFault, match="nothing was written"):
                     writer.write_episode(make_episode(2, 5))
@@ -323,8 +324,8 @@ def test_half_a_journal_counts_for_nothing(tmp_path, monkeypatch, cut):
     half_applied(path, monkeypatch)
     pending = Path(f"{path}{journal.SUFFIX}")
     pending.write_bytes(pending.read_bytes()[:cut])
-    assert len(load_dataset(path).lengths) == 5
-    write(path, [make_episode(5, 3)])
+    assert len(get_format("hdf5").open_reader(path).lengths) == 5  # the last one is in the log
+    write(path, [])
     assert wheres(path) == expected([*make_episodes(), make_episode(5, 3)])
 
 
@@ -341,20 +342,22 @@ def test_a_fault_at_every_change(tmp_path, what):
             raise what
 
         with HDF5Writer(path) as writer, pytest.MonkeyPatch.context() as patch:
+            writer.write_episode(make_episode(5, 200))
+            writer._drain_at = 0
             faults = Faults(patch, fail, at)
             raised = None
             try:
-                writer.write_episode(make_episode(5, 200))
+                writer.write_episode(make_episode(6, 4))
             except (OSError, KeyboardInterrupt) as error:
                 raised = error
             assert isinstance(raised, type(what) | None)
             assert getattr(raised, "errno", None) in (getattr(what, "errno", None), None)
             finished = faults.count <= at
             patch.undo()
-            writer.write_episode(make_episode(6, 4))
-        found = wheres(path)
-        with_it = expected([*make_episodes(), make_episode(5, 200), make_episode(6, 4)])
-        without = expected([*make_episodes(), make_episode(6, 4)])
+            writer.write_episode(make_episode(7, 3))
+        found, before = wheres(path), [*make_episodes(), make_episode(5, 200)]
+        with_it = expected([*before, make_episode(6, 4), make_episode(7, 3)])
+        without = expected([*before, make_episode(7, 3)])
         if raised is None:
             assert found == with_it
         elif isinstance(raised, OSError):
@@ -404,35 +407,65 @@ def test_overwrite_killed(tmp_path):
 # -- roles -----------------------------------------------------------------------------------------
 
 
-def test_one_writer_at_a_time(tmp_path):
+def test_one_writer_and_its_readers(tmp_path, monkeypatch):
+    """A dataset that was loaded at any moment has all that was written by then, and keeps it."""
     path = tmp_path / "a.h5"
-    with HDF5Writer(path) as writer:
-        writer.write_episode(make_episode(0, 3))
-        with pytest.raises(LockedError, match="open elsewhere"), HDF5Writer(path):
-            pass
-        with pytest.raises(LockedError, match="being written"):
-            load_dataset(path)
-        with (
-            pytest.raises(LockedError, match="can't replace"),
-            HDF5Writer(path, mode="overwrite") as other,
-        ):
-            other.write_episode(make_episode(1, 3))
+    monkeypatch.setattr(HDF5Writer, "group_nbytes", 1)
+    with HDF5Writer(path, compression="gzip", chunk_nbytes=512) as writer:
+        datasets = []
+        for number in range(5):
+            writer.write_episode(make_episode(number, 3) | {"text": ["é" * number] * 3, "_episode_data": {"n": number}})
+            datasets.append(load_dataset(path))
+            for count, dataset in enumerate(datasets, 1):
+                assert dataset.get_col_data("where").tolist() == [[e, t] for e in range(count) for t in range(3)]
+                assert dataset.load_episode(count - 1)["text"].tolist() == ["é" * (count - 1)] * 3
+                assert dataset.get_episode_data()["n"] == list(range(count))
+        for mode in ("append", "overwrite"):
+            with pytest.raises(LockedError, match="open elsewhere"), HDF5Writer(path, mode=mode):
+                pass
         with pytest.raises(RoleError, match="already open"):
             writer.__enter__()
-        writer.write_episode(make_episode(1, 3))
-    assert wheres(path) == expected(make_episodes((3, 3)))
+    for count, dataset in enumerate(datasets, 1):
+        assert len(dataset.load_episode(count - 1)["where"]) == 3
+    assert wheres(path) == expected(make_episodes((3,) * 5))
     assert os.listdir(tmp_path) == ["a.h5"]
 
 
-def test_a_reader_keeps_writers_out_until_it_is_closed(tmp_path):
+def test_another_program_that_keeps_it_locked(tmp_path, monkeypatch):
+    """The episodes stay in the log, and are read; the next writer moves them."""
     path = write(tmp_path / "a.h5", make_episodes())
-    dataset = load_dataset(path)
-    with pytest.raises(LockedError, match=r"dataset\.close"):
-        write(path, [make_episode(5, 2)])
-    dataset.close()
-    write(path, [make_episode(5, 2)])
-    assert dataset[0]["where"].tolist() == [[0, 0]]  # it opens again, and sees its own episodes
-    assert len(dataset.lengths) == 5
+    monkeypatch.setattr(journal, "_WRITER_WAIT_S", 0.01)
+    monkeypatch.setattr(HDF5Writer, "group_nbytes", 1)
+    with h5py.File(path, "r"):
+        with pytest.raises(LockedError, match="open elsewhere"), HDF5Writer(path) as writer:
+            for number in range(5, 8):
+                writer.write_episode(make_episode(number, 3))
+        assert wheres(path) == expected([*make_episodes(), *(make_episode(n, 3) for n in range(5, 8))])
+    write(path, [])
+    assert os.listdir(tmp_path) == ["a.h5"]
+    assert wheres(path) == expected([*make_episodes(), *(make_episode(n, 3) for n in range(5, 8))])
+    monkeypatch.setattr("ringmap.formats.hdf5.reader.WAIT_S", 0.01)
+    monkeypatch.setattr(journal, "WAIT_S", 0.01)
+    with h5py.File(path, "r+"), pytest.raises(LockedError):
+        load_dataset(path)
+
+
+def test_a_reader_beside_a_writer_in_another_process(tmp_path, monkeypatch):
+    """Its windows are whole, whatever the writer does meanwhile."""
+    path = write(tmp_path / "a.h5", make_episodes((40, 40)), compression="gzip", chunk_nbytes=700)
+    dataset = load_dataset(path, num_steps=4)
+    child = os.fork()
+    if child == 0:
+        HDF5Writer.group_nbytes = 1
+        write(path, [make_episode(n, 20) for n in range(2, 40)])
+        os._exit(0)
+    rounds = 0
+    while os.waitpid(child, os.WNOHANG) == (0, 0) or not rounds:
+        rounds += 1
+        for at in range(0, len(dataset), 7):
+            episode, start = dataset.clip_indices[at]
+            assert dataset[at]["where"].tolist() == [[episode, start + t] for t in range(4)]
+    assert len(load_dataset(path).lengths) == 40
 
 
 def test_a_replaced_file_is_refused(tmp_path):
@@ -502,7 +535,7 @@ def test_others_read_it(tmp_path):
         "done": np.arange(300) > 5,
     }
     path = write(tmp_path / "a.h5", [episode, episode])
-    with h5py.File(path, "r", swmr=True) as file:
+    with h5py.File(path, "r") as file:
         assert set(file) == {*episode, "ep_len", "ep_offset"}
         assert file["ep_len"][:].tolist() == [300, 300]
         assert file["ep_len"].dtype == np.int32
@@ -513,6 +546,39 @@ def test_others_read_it(tmp_path):
         assert file["pixels"].dtype == np.uint8
         assert file["pixels"].shape == (600, 12, 10, 3)
         assert file["done"].dtype == bool
+
+
+def test_data_of_episodes_are_typed_attributes(tmp_path):
+    """Nothing but columns stands at the root; numbers and texts are what any program reads."""
+    goal = np.arange(3, dtype=np.float16)
+    data = {"seed": 3, "return": 0.5, "task": "schieb é", "solved": True, "goal": goal, "big": 2**70, "i": np.int64(3)}
+    path = write(tmp_path / "a.h5", [make_episode(0, 3) | {"_episode_data": data}, make_episode(1, 2)])
+    with h5py.File(path) as file:
+        assert set(file) == {*make_episode(0, 3), "ep_len", "ep_offset"}
+        attrs = file["ep_len"].attrs
+        found = {name: attrs[f"episode_0.{name}"] for name in list(data)[:5]}
+        assert found["goal"].tolist() == [0, 1, 2] and found["goal"].dtype == np.float16
+        assert [found[n] for n in ("seed", "return", "task", "solved")] == [3, 0.5, "schieb é", True]
+        assert not any(name.startswith("episode_1.") for name in attrs)
+    got = load_dataset(path).get_episode_data()
+    assert [type(got[name][0]) for name in data] == [type(value) for value in data.values()]
+
+
+def test_nested(tmp_path):
+    """A column whose name is a path lies in a group, where HDF5 can; else flat, as all do by default."""
+    names = ["obs/a", "x", "obs/b/c", "x/y", "ep_len/z", "obs//d", "../e"]
+    episode = {name: np.arange(3) + i for i, name in enumerate(names)}
+    for nested in (True, False):
+        path = write(tmp_path / f"{nested}.h5", [episode], nested=nested)
+        write(path, [episode])
+        dataset = load_dataset(path)
+        assert sorted(dataset.column_names) == sorted(names)
+        assert all(dataset.get_col_data(name).tolist() == [*rows, *rows] for name, rows in episode.items())
+        dataset.close()
+        with h5py.File(path) as file:
+            assert ("obs" in file) == nested
+            if nested:
+                assert file["obs/b/c"][:].tolist() == [2, 3, 4] * 2
 
 
 def test_chunks_of_about_a_megabyte(tmp_path):
@@ -558,22 +624,26 @@ def test_foreign_files_are_appended_to_and_survive_a_kill(foreign):
     }
 
     def action():
+        HDF5Writer.group_nbytes = 1
         with HDF5Writer(foreign) as writer:
             writer.write_episode(episode)
             writer.write_episode(episode | {"_episode_data": {"big": b"x" * 200_000}})
+            writer.write_episode(episode)
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert run_killed(action)
     with h5py.File(foreign) as file:  # no mark of an open writer: others can read it as well
         assert file["ep_len"][:].tolist() == [5, 7, 2, 2]
-    write(foreign, [episode])
+    write(foreign, [])
     dataset = load_dataset(foreign)
     assert dataset.offsets.tolist() == [0, 5, 12, 14, 16]
     assert dataset.load_episode(-1)["50%"].tolist() == ["longer é", "x"]
     assert dataset.get_episode_data()["big"] == [None, None, None, b"x" * 200_000, None]
     dataset.close()
+    before = foreign.read_bytes()
     with pytest.raises(ValueError, match="no UTF-8"):
         write(foreign, [episode | {"50%": ["a\0b", "x"]}])
+    assert foreign.read_bytes() == before
 
 
 def plant(path, **datasets):
@@ -655,7 +725,7 @@ def test_bad_attributes(tmp_path):
 
 
 def test_damaged_episode_data(tmp_path):
-    path = write(tmp_path / "a.h5", [make_episode(0, 3) | {"_episode_data": {"seed": 1}}])
+    path = write(tmp_path / "a.h5", [make_episode(0, 3) | {"_episode_data": {"seed": 2**70}}])
     with h5py.File(path, "r+") as file:
         attrs = file["ep_len"].attrs
         (name,) = [a for a in attrs if a.startswith("ringmap_episode_0")]

@@ -9,7 +9,7 @@ import pytest
 
 from ringmap.data import get_format, list_formats, load_dataset
 from ringmap.errors import ExistsError, LockedError
-from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.store import InsideStore
 from tests.formats import (
@@ -60,20 +60,20 @@ def test_control_lengths_before_rows(tmp_path, monkeypatch):
 
 
 def test_control_a_log_that_is_dropped_too_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(StagedWriter, "_take_over", lambda self: self._log.remove())
+    monkeypatch.setattr(EpisodeWriter, "_take_over", lambda self: self._log.remove())
     assert test_folder.TestFolderPNG().losses(tmp_path, 0, 4, stop=True)[1]
 
 
 @pytest.mark.slow
 def test_control_a_reader_that_knows_no_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(Zarr, "logs", False)
+    monkeypatch.setattr(Zarr, "open_dataset", Zarr.open_reader)
     assert test_zarr.TestZarr().losses(tmp_path, 0, 4, stop=True)[1]
 
 
-LOGGED = ["zarr", "folder", "video", "lance", "parquet", "lerobot", "minari", "robomimic"]
+LOGGED = ["hdf5", "zarr", "folder", "video", "lance", "parquet", "lerobot", "minari", "robomimic"]
 
 
-NAMES = {"minari": "set-v0", "robomimic": "set.hdf5", "lance": "set.lance"}
+NAMES = {"minari": "set-v0", "robomimic": "set.hdf5", "hdf5": "set.h5", "lance": "set.lance"}
 
 
 @pytest.mark.parametrize("name", sorted({*LOGGED} & {*list_formats()} - {"lance"}))  # which does not live in a fork

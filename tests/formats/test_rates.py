@@ -22,6 +22,7 @@ from ringmap.data import (
 )
 from ringmap.errors import InputError
 from ringmap.formats.base import Format
+from ringmap.formats.common.writer import EpisodeWriter
 from tests.formats.others import NAMES, OTHERS, OURS
 
 FORMATS = [name for name in [*OURS, *OTHERS] if name in list_formats()]
@@ -235,10 +236,20 @@ def test_a_dataset_without_a_rate_says_that_it_takes_none(tmp_path):
     assert rate_at(tmp_path / "a.h5") is None
 
 
+class ToldWriter(EpisodeWriter):
+    def export(self, episodes, path):
+        os.mkdir(path)
+        writer = get_format("hdf5").open_writer(f"{path}/inside.h5")
+        writer.expect_facts(self.facts, "Told")
+        with writer:
+            writer.write_episodes(episodes)
+
+
 class Told(Format):
-    """Somebody's format, whose export has a parameter for the rate."""
+    """Somebody's format, which stores the rate."""
 
     name = "told"
+    writer = ToldWriter
 
     @classmethod
     def detect(cls, path):
@@ -248,14 +259,6 @@ class Told(Format):
     def open_reader(cls, path, **options):
         return load_dataset(f"{path}/inside.h5", **options)
 
-    @classmethod
-    def export(cls, episodes, path, fps=None):
-        os.mkdir(path)
-        writer = get_format("hdf5").open_writer(f"{path}/inside.h5")
-        writer.expect_facts(Facts("next", fps), "Told")
-        with writer:
-            writer.write_episodes(episodes)
-
 
 def test_an_export_of_somebody_elses_gets_the_rate(tmp_path):
     writer = Told.open_writer(tmp_path / "a.told")
@@ -263,9 +266,6 @@ def test_an_export_of_somebody_elses_gets_the_rate(tmp_path):
     with writer:
         writer.write_episode(episode())
     assert Told.open_reader(tmp_path / "a.told").fps == NTSC
-    with Told.open_writer(tmp_path / "b.told", fps=Fraction(5)) as writer:
-        writer.write_episode(episode())
-    assert Told.open_reader(tmp_path / "b.told").fps == 5
 
 
 def test_lerobot_takes_integers_only(tmp_path):

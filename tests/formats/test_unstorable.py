@@ -10,6 +10,7 @@ import pytest
 from ringmap.data import convert, get_format, list_formats, load_dataset
 from ringmap.errors import InputError
 from ringmap.formats.base import Format
+from ringmap.formats.common.writer import EpisodeWriter
 from tests.formats.others import NAMES
 
 FORMATS = [name for name in list_formats() if get_format(name).can_write()]
@@ -185,10 +186,21 @@ def test_control_without_the_trial_one_episode_stops_them_all(tmp_path, name, mo
         writer.write_episode(episode({"x": "a\0b"}))
 
 
+class PickyWriter(EpisodeWriter):
+    def export(self, episodes, path):
+        os.mkdir(path)
+        with get_format("hdf5").open_writer(f"{path}/inside.h5") as writer:
+            for one in episodes:
+                if (one["obs"] == 7).all():
+                    raise KeyError("no sevens")
+                writer.write_episode(one)
+
+
 class Picky(Format):
     """Somebody's format, whose export fails at an episode that its writer took."""
 
     name = "picky"
+    writer = PickyWriter
 
     @classmethod
     def detect(cls, path):
@@ -197,15 +209,6 @@ class Picky(Format):
     @classmethod
     def open_reader(cls, path, **options):
         return load_dataset(f"{path}/inside.h5", **options)
-
-    @classmethod
-    def export(cls, episodes, path):
-        os.mkdir(path)
-        with get_format("hdf5").open_writer(f"{path}/inside.h5") as writer:
-            for one in episodes:
-                if (one["obs"] == 7).all():
-                    raise KeyError("no sevens")
-                writer.write_episode(one)
 
 
 def test_an_export_that_fails_says_how_to_go_on(tmp_path):

@@ -265,7 +265,7 @@ def test_control_a_format_that_narrows(tmp_path, monkeypatch):
     def narrowed(self, columns, data, refused, where):
         return {n: v.astype("f4") if v.dtype == "f8" else v for n, v in columns.items()}, data
 
-    monkeypatch.setattr(EpisodeWriter, "_as_stored", narrowed)
+    monkeypatch.setattr(EpisodeWriter, "layout", narrowed)
     by_writer(episodes_with(["inf"], {}), tmp_path / "set.h5", "hdf5")
     dataset = load_dataset(tmp_path / "set.h5")
     assert same(VALUES["inf"][EPISODES[0]], dataset.load_episode(0)["inf"])

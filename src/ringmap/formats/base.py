@@ -1,10 +1,10 @@
 """The contract of a format: the duties of a reader and a writer of one on-disk layout.
 
     path --detect--> Format --open_reader--> dataset        (episodes come out)
-                            --export, extend-->             (episodes go in: the easy way)
-                            --open_writer--> Writer         (... or a writer of the format's own)
+                            --open_writer--> its `writer`   (episodes go in: `EpisodeWriter`)
 
-A format with `export` has a writer that logs each episode, and exports them in groups (common/staged.py).
+A writer is a subclass of `EpisodeWriter` (common/writer.py), which logs each episode, and moves them into the dataset
+in groups: of the format it needs `export`, and has `layout`, `encode`, `extend` where the format differs.
 Every writer takes per-step lists and bulk arrays alike; an empty episode changes nothing;
 the schema of the first episode holds from then on, and an episode that does not fit raises
 before a byte is written; if it is killed at any moment, every episode stays readable whose
@@ -14,11 +14,14 @@ Not here: the list of formats (registry.py), what an episode must look like (epi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+import os
+from collections.abc import Callable
+from importlib import import_module
 from os import PathLike
 from typing import Any, ClassVar
 
-from ringmap.errors import UnsupportedError
+from ringmap.errors import InputError, UnsupportedError
 from ringmap.formats.episode import (
     EPISODE_DATA_KEY,
     WRITE_MODES,
@@ -26,13 +29,13 @@ from ringmap.formats.episode import (
     split_episode_data,
     validate_write_mode,
 )
-from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = [
     "EPISODE_DATA_KEY",
     "WRITE_MODES",
     "Format",
     "Writer",
+    "named",
     "split_episode_data",
     "validate_write_mode",
 ]
@@ -43,7 +46,7 @@ _WHICH = "choose another: the command `ringmap formats` says what each can do"
 class Format:
     """One on-disk layout. Register a subclass with `register_format`.
 
-    A format that only reads does not override `open_writer`, and a format that only writes not `open_reader`.
+    A format that only reads has no `writer`, and a format that only writes does not override `open_reader`.
     """
 
     name: ClassVar[str] = ""
@@ -58,6 +61,14 @@ class Format:
     appends: ClassVar[bool] = True
     """Whether a writer can add episodes to a dataset that is there. Where not, a writer's default mode is "error"."""
 
+    writer: ClassVar[str | Callable[..., Writer]] = ""
+    """The class of its writers, or where it stands, as `module:class`; "" for a format that only reads."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "writer" in vars(cls) and isinstance(cls.writer, type):
+            cls.writer.format = cls  # type: ignore[attr-defined]
+
     @classmethod
     def detect(cls, path: str | PathLike[str]) -> bool:
         """Return whether a path looks like this format. Reads little, changes nothing, never raises."""
@@ -70,8 +81,8 @@ class Format:
 
     @classmethod
     def can_write(cls) -> bool:
-        """Return whether there is a writer: whether `export` or `open_writer` is the format's own."""
-        return cls._has("export") or cls._has("open_writer")
+        """Return whether there is a writer: whether `writer` is set, or `open_writer` is the format's own."""
+        return bool(cls.writer) or cls._has("open_writer")
 
     @classmethod
     def open_reader(cls, path: str | PathLike[str], **options: Any) -> Any:
@@ -88,11 +99,11 @@ class Format:
 
         Changes nothing. `load_dataset` calls this; `options` are those of `open_reader`.
         """
-        if not cls._has("export"):
+        if not cls.writer:
             return cls.open_reader(path, **options)
-        from ringmap.formats.common.exported import open_exported
+        from ringmap.formats.common.pending import open_logged
 
-        return open_exported(cls, path, options)
+        return open_logged(cls, os.fspath(path), options)
 
     @classmethod
     def open_stream(cls, path: str | PathLike[str]) -> Any:
@@ -101,47 +112,31 @@ class Format:
         return None
 
     @classmethod
-    def export(cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any) -> None:
-        """Write a new dataset at `path`, which does not exist. It does not have to handle kills and full disks.
-
-        Args:
-            episodes: none or more, column -> array (T, ...), and `_episode_data` if the format holds it; they can be
-                iterated more than once.
-            path: of a file or folder; its parent folder exists.
-            options: the writer's. A method with the parameters `fps` (a `Fraction`) or `reward_at` gets what is known
-                of them.
-        """
-        raise NotImplementedError(f"{cls.__name__}.export")
-
-    @classmethod
-    def extend(cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any) -> None:
-        """Add episodes to a dataset that is a folder, in new files that count by one rename, the last change.
-
-        After a kill in the middle, it is called again, with the episodes that do not count yet, and later ones.
-        A dataset of a format without it is exported again as a whole, at the end of a block that appended to it.
-        """
-        raise NotImplementedError(f"{cls.__name__}.extend")
-
-    @classmethod
-    def refuses(cls, column: ColumnSpec) -> str | None:
-        """Return why the format can't hold a column, None if it can. Asked of a format with `export`, before anything
-        is written.
-
-        All that is refused stands in one error, with the `drop=` that would do.
-        """
-        return None
-
-    @classmethod
     def open_writer(cls, path: str | PathLike[str], **options: Any) -> Writer:
         """Return a writer to `path`; every writer takes the option `mode`, one of `WRITE_MODES` ("append" if
-        `appends`)."""
-        if not cls._has("export"):
-            raise UnsupportedError(f"format {cls.name!r} does not support writing (it is read-only); {_WHICH}")
-        from ringmap.formats.common.exported import ExportWriter
+        `appends`). Its class has the other options, and the errors.
 
-        return ExportWriter(cls, path, extends=cls._has("extend"), **options)
+        Raises:
+            UnsupportedError: the format only reads.
+            InputError: an option is unknown.
+        """
+        if not cls.writer:
+            raise UnsupportedError(f"format {cls.name!r} does not support writing (it is read-only); {_WHICH}")
+        kind = named(cls.writer) if isinstance(cls.writer, str) else cls.writer
+        known = list(inspect.signature(kind).parameters)[1:]
+        for name in options:
+            if name not in known:
+                raise InputError(f"{kind.__name__}: {os.fspath(path)}: unknown option {name!r}; known: {known}")
+        made: Writer = kind(path, **options)
+        return made
 
     @classmethod
     def _has(cls, method: str) -> bool:
         own, base = getattr(cls, method), getattr(Format, method)
         return own.__func__ is not base.__func__
+
+
+def named(place: str) -> Any:
+    """Return what stands at `module:name`, which is imported now."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

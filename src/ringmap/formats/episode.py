@@ -127,15 +127,17 @@ class CheckedEpisode:
         columns: column -> C-contiguous array (length, ...), in the schema's order and dtypes.
         data: the values constant within the episode.
         schema: the schema that the episode fits, or that this first episode defines.
+        notes: what a format's `encode` wants to know when it exports the episode, as JSON.
     """
 
-    __slots__ = ("columns", "data", "length", "schema")
+    __slots__ = ("columns", "data", "length", "notes", "schema")
 
     def __init__(self, columns: dict[str, Array], data: dict[str, Any], schema: Schema) -> None:
         self.columns = columns
         self.data = data
         self.schema = schema
         self.length = len(next(iter(columns.values())))
+        self.notes: dict[str, Any] = {}
 
 
 def check_episode(ep_data: Mapping[str, Any], schema: Schema | None, where: str) -> CheckedEpisode | None:

@@ -6,7 +6,7 @@
 
 The layout of stable-worldmodel, in both directions, with names, dtypes and shapes kept in
 `ep_len.json` beside it. JPEG by default, which is lossy; PNG is not.
-Not here: what it shares with `video` (common/tabular.py), the log (common/staged.py).
+Not here: what it shares with `video` (common/tabular.py), the log (common/writer.py).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import numpy as np
 from ringmap.clips.facts import Facts
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import DamageError, InputError, ReplacedError
+from ringmap.formats.base import named
 from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
@@ -24,7 +25,7 @@ from ringmap.formats.common.directory import (
     stamp_of,
     steps_of,
 )
-from ringmap.formats.common.source_format import StoredFormat, named
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.calls import thread

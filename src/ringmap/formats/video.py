@@ -6,7 +6,7 @@
 
 The layout of stable-worldmodel, in both directions. H.264 is lossy; `lossless=True` is not.
 PyAV (the extra `video`) is imported when a video is opened. Decoders stay open; episodes are decoded in parallel.
-Not here: frames (media/films.py), columns (common/tabular.py), the log (common/staged.py).
+Not here: frames (media/films.py), columns (common/tabular.py), the log (common/writer.py).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class VideoWriter(TabularWriter):
         except ValueError as error:
             raise InputError(f"VideoWriter: PyAV has no encoder {codec!r}") from error
         self._named = check_fps("VideoWriter", fps)
-        self._facts = Facts(fps=self._named)
+        self.facts = Facts(fps=self._named)
         self._encoding = Encoding(codec, crf, lossless=lossless)
 
     def expect_facts(self, facts: Facts, where: str) -> None:
@@ -152,7 +152,7 @@ class VideoWriter(TabularWriter):
 
     def _pack(self, how: str, images: Array) -> tuple[Encoded, str]:
         film = io.BytesIO()
-        rate = self._facts.fps or self._encoding.fps
+        rate = self.facts.fps or self._encoding.fps
         encode_video(film, images, replace(self._encoding, fps=rate))
         lossy = not self._encoding.lossless and images.dtype == np.uint8
         told = "H.264, which is lossy; for exact images pass lossless=True" if lossy else ""

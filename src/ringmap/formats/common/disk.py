@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import time
 from typing import Any
 
 from ringmap.errors import LockedError
@@ -28,14 +29,12 @@ __all__ = [
     "exchange",
     "lock",
     "make_folder",
-    "put_new",
     "read_into",
     "remove",
     "remove_folder",
     "replace",
     "replace_file",
     "reserve",
-    "sync",
     "sync_all",
     "truncate",
     "unlock",
@@ -76,12 +75,6 @@ def reserve(fd: int, offset: int, size: int) -> None:
     _system.reserve(fd, offset, size)
 
 
-def sync(fd: int, path: str) -> None:
-    """Sync a file and its name to the disk."""
-    _system.sync(fd)
-    _system.sync_folder(os.path.dirname(os.path.abspath(path)))
-
-
 def remove(path: str) -> None:
     """Remove a file, if it exists."""
     with contextlib.suppress(FileNotFoundError):
@@ -91,22 +84,6 @@ def remove(path: str) -> None:
 def replace(source: str, target: str) -> None:
     """Rename a file over another one, atomically."""
     os.replace(source, target)
-
-
-def put_new(source: str, target: str) -> None:
-    """Rename a file to a path that must not exist.
-
-    Raises:
-        FileExistsError: the path exists.
-    """
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        os.rename(source, target)
-    else:
-        os.unlink(source)
 
 
 def append(fd: int, parts: list[Any], offset: int) -> None:
@@ -195,31 +172,39 @@ def read_into(fd: int, view: memoryview, offset: int) -> None:
 # -- the lock -------------------------------------------------------------------------------------
 
 
-def lock(fd: int, path: str, shared: bool = False) -> None:
+def lock(fd: int, path: str, shared: bool = False, wait_s: float = 0.0) -> None:
     """Take the lock that HDF5 itself takes: shared for reading, exclusive for writing.
 
     `HDF5_USE_FILE_LOCKING=FALSE` and file systems without locks are handled as in HDF5.
 
     Raises:
-        LockedError: another handle holds it.
+        LockedError: another handle holds it, and did not give it back within so many seconds.
     """
     if fcntl is None or os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() in ("FALSE", "0"):
         return
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise LockedError(
-            f"{path}: open elsewhere, in this process or another; close that dataset or writer "
-            "(dataset.close()) and try again"
-        ) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
+    end = 0.0
+    while True:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            end = end or time.monotonic() + wait_s
+            if time.monotonic() >= end:
+                raise LockedError(
+                    f"{path}: open elsewhere, in this process or another; close that dataset or writer "
+                    "(dataset.close()) and try again"
+                ) from None
+            time.sleep(0.001)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return
 
 
-def unlock(fd: int) -> None:
-    """Close a file, and release its lock even if a forked child still has a copy of `fd`."""
+def unlock(fd: int, close: bool = True) -> None:
+    """Release the lock of a file, even if a forked child still has a copy of `fd`, and close it."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
+    if close:
+        os.close(fd)

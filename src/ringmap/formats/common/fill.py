@@ -7,17 +7,28 @@ Not here: what a writer of ours refuses (writer.py), how refusals are told (refu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 from typing import Any
+
+import numpy as np
 
 from ringmap.clips.facts import Facts
 from ringmap.formats.base import Format
 from ringmap.formats.common.refusals import Drop, Refused, refusal, refused_where_none_fit
-from ringmap.formats.common.writer import Ahead, EpisodeWriter, tell_facts
+from ringmap.formats.common.writer import EpisodeWriter, tell_facts
 from ringmap.formats.episode import EPISODE_DATA_KEY
 
 __all__ = ["fill"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+Ahead = Callable[
+    [Callable[[str, np.dtype[Any]], bool], bool],
+    Iterable[tuple[Mapping[str, Array], Mapping[str, Any]]],
+]
+"""Yields of each episode some columns and its data: called with which columns, by name and dtype, and whether the data
+are asked for."""
 
 
 def fill(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["loaded", "refused_attribute", "refused_names", "refused_rows", "storable"]
+__all__ = ["is_c_text", "loaded", "refused_attribute", "refused_names", "refused_rows", "storable"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,7 +51,7 @@ def refused_rows(rows: Array) -> str | None:
     if rows.dtype.kind not in "biufcSU":
         return "HDF5 has no type for it; convert it to numbers"
     if rows.dtype.kind == "U":
-        bad = next((text for text in rows.reshape(-1).tolist() if not _is_c_text(text)), None)
+        bad = next((text for text in rows.reshape(-1).tolist() if not is_c_text(text)), None)
         if bad is not None:
             return f"text of HDF5 is UTF-8 without NUL, and it has {bad!r}"
     return None
@@ -63,7 +63,7 @@ def refused_attribute(name: str, value: Any) -> str | None:
     Cost: 0.3 ms; 1 us for numbers and short texts with names of letters and digits.
     """
     plain = type(value) in (float, bool) or (type(value) is int and abs(value) < 1 << 63)
-    short = type(value) is str and len(value) < 1000 and _is_c_text(value)
+    short = type(value) is str and len(value) < 1000 and is_c_text(value)
     if (plain or short) and name.isidentifier() and len(name) < 1000:
         return None
     if value is None or np.asarray(value).dtype.kind not in "biufcSU":
@@ -114,7 +114,8 @@ def _refused_names(columns: tuple[tuple[str, str, np.dtype[Any]], ...]) -> dict[
     return refused
 
 
-def _is_c_text(text: str) -> bool:
+def is_c_text(text: str) -> bool:
+    """Return whether a text is UTF-8 without NUL."""
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 

@@ -8,7 +8,7 @@ has it beside it, as `NAME.ringmap-log`. Neither is hidden: `cp DIR/* NEW/` leav
 episodes with them. An episode is written once its record is complete.
 Invariants: records have consecutive episode numbers, so that a record whose episode the dataset already has is known;
 bytes after an incomplete record do not count; a log that a reader has open is replaced, never truncated.
-Not here: when records are moved into the dataset (staged.py), how they are read (pending.py).
+Not here: when records are moved into the dataset (writer.py), how they are read (pending.py).
 """
 
 from __future__ import annotations
@@ -80,15 +80,16 @@ class Encoded:
         return sum(map(len, self.values))
 
 
-class Record:
-    """One episode in the form in which the log holds it.
+class Record(Mapping[str, Any]):
+    """One episode in the form in which the log holds it: column -> array (length, ...) or `Encoded`, and
+    `_episode_data` -> its data, if it has any.
 
     Attributes:
         number: of the episode.
         row: of its first step.
         length: steps.
         schema: of all columns.
-        columns: column -> array (length, ...), or `Encoded`.
+        columns: the columns alone.
         packed: encoded episode data.
         notes: the format's notes, and `reward_at`.
     """
@@ -113,9 +114,16 @@ class Record:
         """The values constant within the episode."""
         return decode_data(self.packed)
 
-    def as_episode(self) -> dict[str, Any]:
-        """Return the episode in the form that `write_episode` takes."""
-        return {**self.columns, **({EPISODE_DATA_KEY: self.data} if self.packed else {})}
+    def __getitem__(self, name: str) -> Any:
+        return self.data if name == EPISODE_DATA_KEY and self.packed else self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.columns
+        if self.packed:
+            yield EPISODE_DATA_KEY
+
+    def __len__(self) -> int:
+        return len(self.columns) + bool(self.packed)
 
 
 def groups_of(records: Iterable[Record], nbytes: int) -> Iterator[list[Record]]:

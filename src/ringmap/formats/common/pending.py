@@ -4,7 +4,7 @@
     records of the log     rows N ...               | boundary between the two
 
 Invariants: a reader changes nothing; each episode whose write had returned when the log was opened is read, once.
-Not here: the bytes of a log (log.py), when it is moved into the dataset (staged.py).
+Not here: the bytes of a log (log.py), when it is moved into the dataset (writer.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ringmap.formats.common.directory import (
 )
 from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.log import FILE, FILM, SUFFIX, Encoded, Log, Place, Record
+from ringmap.formats.common.swap import restore
 from ringmap.formats.common.untrusted import check_row
 from ringmap.formats.media.images import decode_into
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -35,9 +36,12 @@ from ringmap.storage.records.blobs import decode_data
 if TYPE_CHECKING:
     from ringmap.datasets.stored import ColumnSource
 
-__all__ = ["Again", "Pending", "base_of", "log_path", "logged_only", "pending_at", "with_pending"]
+__all__ = ["Again", "Pending", "base_of", "log_path", "open_logged", "pending_at", "with_pending"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_OPTIONS = ("num_steps", "frameskip", "transform", "layout", "output", "keys_to_load")
+"""Those of a reader that hold for the episodes of a log, too."""
 
 
 def log_path(path: str) -> str:
@@ -126,22 +130,43 @@ def with_pending(path: str, source_of: Callable[[str], ColumnSource]) -> ColumnS
         path: of the dataset.
         source_of: opens the dataset's own source.
     """
+    restore(os.path.realpath(path))
     log = pending_at(path)  # first the log: the dataset then has the records that are moved in the meantime
     source = source_of(path)
     if log is None:
         return source
-    if log.base is not None:  # else it is empty
-        with damage_named(log.path):
-            pending = Pending(log, source.lengths, path)
-            if pending.places:
-                return _Joined(source, log, pending.places)
+    with damage_named(log.path):
+        pending = Pending(log, source.lengths, path)
+        if pending.places:
+            return _Joined(source, log, pending.places)
     log.close()
     return source
 
 
-def logged_only(path: str, log: Log, pending: Pending) -> ColumnSource:
-    """Return the source of only a log's episodes."""
-    return _Joined(_Nothing(path), log, pending.places)
+def open_logged(format: Any, path: str, options: dict[str, Any]) -> Any:
+    """Return the dataset of somebody else's format, with the episodes of its log.
+
+    Args:
+        format: a `Format`.
+        path: of the dataset.
+        options: for `open_reader`.
+    """
+    from ringmap.datasets.joined import ConcatDataset
+    from ringmap.datasets.stored import StoredDataset
+
+    path = os.path.realpath(path)
+    restore(path)
+    log = pending_at(path)
+    dataset = format.open_reader(path, **options)
+    if log is None:
+        return dataset
+    pending = Pending(log, np.asarray(dataset.lengths), path)
+    if not pending.places:
+        log.close()
+        return dataset
+    known = {name: options[name] for name in _OPTIONS if name in options}
+    logged = StoredDataset(_Joined(_Nothing(path), log, pending.places), **known)
+    return ConcatDataset([dataset, logged]) if len(dataset.lengths) else logged
 
 
 class _Nothing:

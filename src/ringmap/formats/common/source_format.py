@@ -13,37 +13,27 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmap.errors import InputError
-from ringmap.formats.base import Format, Writer
+from ringmap.formats.base import Format, named
 from ringmap.storage.disk.paths import refuse_address
 
 if TYPE_CHECKING:
-    from ringmap.datasets.stored import ColumnSource, StoredDataset
+    from ringmap.datasets.stored import StoredDataset
 
-__all__ = ["StoredFormat", "named"]
+__all__ = ["StoredFormat"]
 
 
 class StoredFormat(Format):
-    """A format by its source, and its writer if it has one, each as `module:class`."""
+    """A format by its source, as `module:class`."""
 
     supports_episode_data = True
 
     source: ClassVar[str]
-    writer: ClassVar[str] = ""
-    logs: ClassVar[bool] = False
-    """Whether its writer is a `StagedWriter`, whose log is read too."""
-
-    @classmethod
-    def can_write(cls) -> bool:
-        """Return whether a writer is named."""
-        return bool(cls.writer)
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the dataset at a path.
+        """Return the dataset at a path, without the episodes that a writer has only logged.
 
         Args:
             path: its file or folder.
@@ -54,42 +44,33 @@ class StoredFormat(Format):
             NotFoundError, UnknownFormatError, CorruptError: it can't be read.
             MissingExtraError: a required package is not installed.
         """
+        return cls._opened(path, options, lambda path, source_of: source_of(path))
+
+    @classmethod
+    def open_dataset(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
+        """Return the dataset at `path`, with the episodes that a killed or running writer has only logged so far."""
+        if not cls.can_write():
+            return cls.open_reader(path, **options)
+        from ringmap.formats.common.pending import with_pending
+
+        return cls._opened(path, options, with_pending)
+
+    @classmethod
+    def place(cls, path: str) -> str:
+        """Return the path of the dataset that a path stands for."""
+        return path
+
+    @classmethod
+    def _opened(cls, path: str | os.PathLike[str], options: dict[str, Any], open_source: Any) -> StoredDataset:
         from ringmap.datasets.stored import StoredDataset
 
         refuse_address(path)
         made = named(cls.source)
         its = [name for name in list(inspect.signature(made).parameters)[1:] if name in options]
         made = functools.partial(made, **{name: options.pop(name) for name in its}) if its else made
-        source = cls._with_log(os.fspath(path), made) if cls.logs else made(path)
+        source = open_source(cls.place(os.fspath(path)), made)
         try:
             return StoredDataset(source, **options)
         except BaseException:
             source.close()  # a file that is open is locked for its writer
             raise
-
-    @classmethod
-    def open_writer(cls, path: str | os.PathLike[str], **options: Any) -> Writer:
-        """Return a writer to a path; its class has the options and errors."""
-        if not cls.writer:
-            return super().open_writer(path, **options)
-        kind = named(cls.writer)
-        known = list(inspect.signature(kind).parameters)[1:]
-        for name in options:
-            if name not in known:
-                raise InputError(f"{kind.__name__}: {os.fspath(path)}: unknown option {name!r}; known: {known}")
-        made: Writer = kind(path, **options)
-        return made
-
-    @classmethod
-    def _with_log(cls, path: str, source_of: Any) -> ColumnSource:
-        from ringmap.formats.common.pending import with_pending
-        from ringmap.formats.common.swap import restore
-
-        restore(os.path.realpath(path))
-        return with_pending(path, source_of)
-
-
-def named(place: str) -> Any:
-    """Return what stands at `module:name`, which is imported now."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)

@@ -9,7 +9,7 @@
 The next opening finishes a plan, and ignores a folder without one.
 Invariants: only the files of a dataset of the format are deleted, one by one; any other file
 stays, and is named.
-Not here: when a dataset is complete (staged.py), what belongs to one (each format).
+Not here: when a dataset is complete (writer.py), what belongs to one (each format).
 """
 
 from __future__ import annotations

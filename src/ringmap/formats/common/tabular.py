@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
-import re
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,12 +36,11 @@ from ringmap.formats.common.directory import (
     steps_of,
     tell_left_out,
 )
-from ringmap.formats.common.log import FILE, Encoded, Record
+from ringmap.formats.common.log import Encoded, Record
 from ringmap.formats.common.names import file_name
 from ringmap.formats.common.npz import NpzWriter, npz_in, open_members, open_npz, save_npz
 from ringmap.formats.common.pending import log_path
 from ringmap.formats.common.source_format import StoredFormat
-from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.table_mark import fits, mark_of, refuse_other_table
 from ringmap.formats.common.untrusted import (
     check_name,
@@ -52,14 +49,13 @@ from ringmap.formats.common.untrusted import (
     open_binary,
     read_json,
 )
+from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.media.images import Picture, holds
 from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema, stored_spec
 from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["TABULAR", "Column", "TabularFormat", "TabularSource", "TabularWriter", "plan_columns"]
-
-log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -77,8 +73,7 @@ _MANY = 1 << 16
 _PIECE_NBYTES = 16 << 20
 _LOOKS = 3
 
-_MEDIA = re.compile(r"ep_(\d+)(_step_\d+)?\.(jpe?g|png|mp4)")
-_OURS = (TABLE, DATA, FILE, FILE + ".new", TABLE + ".new", DATA + ".new")
+_MEDIA = r"ep_(\d+)(_step_\d+)?\.(jpe?g|png|mp4)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +105,6 @@ def plan_columns(schema: Schema, how_images: str, codec: str) -> list[Column]:
 
 class TabularFormat(StoredFormat):
     """A format of such folders."""
-
-    logs = True
 
     @classmethod
     def find_media(cls, folder: str) -> tuple[str, Picture] | None:
@@ -175,13 +168,13 @@ class TabularFormat(StoredFormat):
         return columns
 
 
-class TabularWriter(StagedWriter):
+class TabularWriter(EpisodeWriter):
     """Writes such folders: columns, episode data, offsets, and last the lengths, each file in one step."""
 
     format: ClassVar[type[TabularFormat]]
+    files = rf"[^/]+\.npz(\.new)?|ep_len\.(json|data)(\.new)?|[^/]+/{_MEDIA}"
 
     _columns: Sequence[Column] = ()
-    _told = False
 
     # -- what a format supplies --------------------------------------------------------------
 
@@ -197,55 +190,41 @@ class TabularWriter(StagedWriter):
         """Write the encoded images of an episode."""
         raise NotImplementedError
 
-    # -- as a StagedWriter -------------------------------------------------------------------
+    # -- as an EpisodeWriter -----------------------------------------------------------------
 
-    def _is_dataset(self, path: str) -> bool:
-        return self.format.detect(path)
-
-    def _owns(self, relative: str) -> bool:
-        folder, name = os.path.split(relative)
-        if not folder:
-            return name in _OURS or name.endswith((".npz", ".npz.new"))
-        return os.sep not in folder and _MEDIA.fullmatch(name) is not None
-
-    def _look(self, path: str) -> tuple[Array, Schema | None]:
-        with damage_named(path):
-            columns = self.format.columns(path)
-            return _episodes(path)[0], Schema(tuple(c.spec for c in columns)) if columns else None
-
-    def _open(self, path: str) -> None:
+    def resume(self, path: str) -> None:
+        """Find out how the images of an existing dataset are stored."""
         self._columns = self.format.columns(path) if path else ()
         data = os.path.join(path, DATA)
         if path and os.path.exists(data) and not fits(_mark_in(data), *_episodes(path)):
             raise refuse_other_table(path)
-        self._told = False
 
-    def _stored_facts(self, path: str) -> Facts:
-        return _facts(path)
-
-    def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+    def encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+        """Return the columns, images encoded."""
         made: dict[str, Array | Encoded] = dict(episode.columns)
         for column in self._columns or plan_columns(episode.schema, *self._how()):
             if column.how != TABULAR:
                 packed, lossy = self._pack(column.how, episode.columns[column.spec.name])
                 made[column.spec.name] = packed
-                if lossy and not self._told:
-                    self._told = True
-                    log.warning("%s: %s: images are stored as %s", type(self).__name__, self.path, lossy)
+                if lossy:
+                    self.say_once(f"images are stored as {lossy}")
         return made
 
-    def _rewritten(self, path: str) -> int:
+    def rewritten(self, path: str) -> int:
+        """Return the size of the columns, which are written as a whole."""
         with os.scandir(path) as entries:
             return sum(e.stat().st_size for e in entries if e.name.endswith(".npz"))
 
-    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+    def export(self, episodes: Iterable[Record], path: str) -> None:
+        """Write a new dataset."""
         disk.make_folder(path)
         _save_table(path, self.format.name, [])
         save_npz(os.path.join(path, f"{OFFSETS}.npz"), np.empty(0, np.int64))
         save_npz(os.path.join(path, f"{LENGTHS}.npz"), np.empty(0, np.int32))
-        self._extend(path, episodes)
+        self.extend(episodes, path)
 
-    def _extend(self, path: str, episodes: Iterable[Record]) -> None:
+    def extend(self, episodes: Iterable[Record], path: str) -> None:
+        """Add episodes: images, columns, and last the table of episodes."""
         lengths, offsets = _episodes(path)
         columns, new, packed = self.format.columns(path), list[int](), list[bytes]()
         facts, texts = Facts(), dict[str, np.dtype[Any]]()

@@ -13,14 +13,10 @@ Not here: columns (columns.py), reading (reader.py), writing (writer.py and belo
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
 from ringmap.errors import InputError, NotFoundError
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
-
-if TYPE_CHECKING:
-    from ringmap.datasets.stored import StoredDataset
 
 __all__ = ["HDF5"]
 
@@ -47,31 +43,24 @@ class HDF5(StoredFormat):
         return path.endswith(SUFFIXES) or _is_signed(path)
 
     @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the dataset in a file, or in the one HDF5 file of a directory.
-
-        Args:
-            path: the file or directory.
-            options: `num_steps, frameskip, transform, layout, keys_to_load, keys_to_cache,
-                keys_to_merge` of `StoredDataset`.
+    def place(cls, path: str) -> str:
+        """Return the file itself, or the one HDF5 file of a directory.
 
         Raises:
             NotFoundError: there is no file.
             InputError: "Ambiguous": the directory holds several.
-            UnknownFormatError, CorruptError, LockedError: it can't be read.
         """
-        path = os.fspath(path)
-        if os.path.isdir(path):
-            found = _files_in(path)
-            if not found:
-                raise NotFoundError(f"{path}: the directory holds no .h5 or .hdf5 file")
-            if len(found) > 1:
-                raise InputError(
-                    f"Ambiguous dataset: {path} holds {len(found)} HDF5 files ({', '.join(found[:5])}"
-                    f"{', ...' if len(found) > 5 else ''}); pass the path of one"
-                )
-            path = os.path.join(path, found[0])
-        return super().open_reader(path, **options)
+        if not os.path.isdir(path):
+            return path
+        found = _files_in(path)
+        if not found:
+            raise NotFoundError(f"{path}: the directory holds no .h5 or .hdf5 file")
+        if len(found) > 1:
+            raise InputError(
+                f"Ambiguous dataset: {path} holds {len(found)} HDF5 files ({', '.join(found[:5])}"
+                f"{', ...' if len(found) > 5 else ''}); pass the path of one"
+            )
+        return os.path.join(path, found[0])
 
 
 def _files_in(folder: str) -> list[str]:

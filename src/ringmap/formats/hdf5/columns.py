@@ -4,13 +4,13 @@
     /obs%2Fx    attribute ringmap_column = "\\"obs/x\\""      names that HDF5 or the layout can't take
     /task       UTF-8, variable length                     attribute ringmap_dtype = "<U0"
     /stamp      int64                                      attribute ringmap_dtype = "<M8[ns]"
-    /ep_len     int32 (E,)      attributes ringmap_episode_<i>.<part>: episode data, uint8; ringmap_birth
+    /ep_len     int32 (E,)      attributes: episode data (data.py), ringmap_birth
     /ep_offset  int64 (E,)
-    /obs/camera                                            column "obs/camera": others write groups
+    /obs/camera                                            column "obs/camera": of other programs, and `nested=True`
 
 The attributes are ours; a reader that does not know them sees the plain layout of
 stable-worldmodel (Data guide, HDF5): one dataset per column over all steps.
-Invariants: what `create_column` and `write` stored, `find_columns` and `windows` give back equal, dtype
+Invariants: what `create_columns` and `write` stored, `find_columns` and `windows` give back equal, dtype
 and all; nothing is followed out of the file: no links, no external storage, no pickle.
 Not here: when what is written (writer.py), which rows are a clip (reader.py).
 """
@@ -20,22 +20,23 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import h5py
 import numpy as np
 
-from ringmap.errors import CorruptError, InputError, MissingExtraError
+from ringmap.errors import CorruptError, MissingExtraError
 from ringmap.formats.common.hdf5_tree import check_link, is_text
+from ringmap.formats.common.hdf5_trial import is_c_text
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
 from ringmap.formats.common.untrusted import refuse_sparse
 from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.columns.copying import empty
-from ringmap.storage.columns.schema import TEXT, ColumnSpec
+from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema
 
-__all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "Found", "create_column", "find_columns"]
+__all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "Found", "create_columns", "find_columns"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -59,12 +60,14 @@ class Column:
     Args:
         name: the column's name, which the link's may differ from.
         dataset: where it lies.
+        fd: of its file, to read it; -1 for a file that is written.
 
     Raises:
         CorruptError: it lies outside the file.
     """
 
-    def __init__(self, name: str, dataset: Any) -> None:
+    def __init__(self, name: str, dataset: Any, fd: int = -1) -> None:
+        self._fd = fd
         self.dataset = dataset
         refuse_sparse(dataset.file.filename, name, dataset)
         stored = dataset.dtype
@@ -73,7 +76,7 @@ class Column:
         dtype = np.dtype("U") if self._text else stored.newbyteorder("=")
         if given is not None:
             dtype = _declared(dataset, name, given, "U" if self._text else "mM")
-        self._escapes = given is not None
+        self.escapes = given is not None
         self._stored = np.dtype("=i8") if dtype.kind in "mM" else dtype
         self.spec = ColumnSpec(name, dataset.shape[1:], dtype)
         self._direct: Direct | None = None
@@ -122,27 +125,23 @@ class Column:
         """Return windows without HDF5's help, or None where it has to be asked."""
         if not self._looked:
             self._looked = True
-            self._direct = Direct.of(self.dataset, self._stored)
+            self._direct = Direct.of(self.dataset, self._stored, self._fd)
         return None if self._direct is None else self._direct.windows(starts, length, stride)
 
+    def refuses(self, rows: Array) -> str | None:
+        """Return why this column of text can't hold rows."""
+        strange = _strange(rows) if self._text and not self.escapes else np.zeros(rows.shape, bool)
+        return f"it has {rows[strange][0]!r}: NUL and lone surrogates are no UTF-8" if strange.any() else None
+
     def _encode(self, rows: Array) -> Array:
-        points = np.ascontiguousarray(rows).view(np.uint32).reshape(*rows.shape, -1)
-        inner_nul = (points[..., :-1] == 0) & (points[..., 1:] != 0)
-        strange = ((points >= 0xD800) & (points <= 0xDFFF)).any(-1) | inner_nul.any(-1)
-        strange |= points[..., 0] == ord(ESCAPED)
-        texts = rows.astype(object)
+        strange, texts = _strange(rows), rows.astype(object)
         if strange.any():
-            if not self._escapes:
-                raise InputError(
-                    f"{self.dataset.file.filename}: column {self.spec.name!r}, which another program "
-                    f"made, can't hold {texts[strange][0]!r}: NUL and lone surrogates are no UTF-8"
-                )
             texts[strange] = [escape(text) for text in texts[strange]]
         return texts
 
     def _decode(self, found: Array) -> Array:
         texts = [v.decode() if isinstance(v, bytes) else v for v in found.ravel()]
-        if self._escapes:
+        if self.escapes:
             texts = [unescape(text) if text.startswith(ESCAPED) else text for text in texts]
         width = max(map(len, texts), default=0)
         fits = self.spec.dtype.itemsize and width <= self.spec.dtype.itemsize // 4
@@ -150,26 +149,36 @@ class Column:
         return np.array(texts, dtype).reshape(found.shape)
 
 
-def create_column(group: Any, spec: ColumnSpec, chunk_nbytes: int, filters: dict[str, Any]) -> Column:
-    """Create an empty column.
+def _strange(rows: Array) -> Array:
+    """Return which texts HDF5 does not hold as they are, or would be taken for escaped ones."""
+    points = np.ascontiguousarray(rows).view(np.uint32).reshape(*rows.shape, -1)
+    inner_nul = (points[..., :-1] == 0) & (points[..., 1:] != 0)
+    strange: Array = ((points >= 0xD800) & (points <= 0xDFFF)).any(-1) | inner_nul.any(-1)
+    strange |= points[..., 0] == ord(ESCAPED)
+    return strange
+
+
+def create_columns(
+    root: Any, schema: Schema, chunk_nbytes: int, filters: dict[str, Any], nested: bool
+) -> dict[str, Column]:
+    """Create empty columns.
 
     Args:
-        group: the root of a file.
-        spec: name, per-step shape and dtype.
+        root: of a file.
+        schema: of the columns.
         chunk_nbytes: about how large a chunk is.
         filters: compression, as `h5py.Group.create_dataset` takes it; none for text.
-
-    Raises:
-        InputError: h5py refuses the filters.
+        nested: whether a column whose name is a path gets groups, as far as HDF5 can.
     """
-    rows = max(1, min(chunk_nbytes // max(spec.row_nbytes, 1), MAX_CHUNK_ROWS))
-    stored: Any = spec.dtype
-    if spec.dtype.kind == "U":
-        stored, filters = h5py.string_dtype("utf-8"), {}
-    elif spec.dtype.kind in "mM":
-        stored = np.dtype("<i8")
-    link = link_name(spec.name)
-    try:
+    made = {}
+    for spec in schema.columns:
+        rows = max(1, min(chunk_nbytes // max(spec.row_nbytes, 1), MAX_CHUNK_ROWS))
+        stored: Any = spec.dtype
+        if spec.dtype.kind == "U":
+            stored = h5py.string_dtype("utf-8")
+        elif spec.dtype.kind in "mM":
+            stored = np.dtype("<i8")
+        group, link = _place_of(root, spec.name, schema.names) if nested else (root, link_name(spec.name))
         dataset = group.create_dataset(
             link,
             shape=(0, *spec.shape),
@@ -177,15 +186,26 @@ def create_column(group: Any, spec: ColumnSpec, chunk_nbytes: int, filters: dict
             chunks=(rows, *(max(n, 1) for n in spec.shape)),
             dtype=stored,
             fill_time="ifset" if spec.dtype.kind == "U" else "never",
-            **filters,
+            **({} if spec.dtype.kind == "U" else filters),
         )
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{group.file.filename}: column {spec.name!r} with options {filters}: {error}") from error
-    if link != spec.name:
-        dataset.attrs[NAME_ATTRIBUTE] = json.dumps(spec.name)
-    if spec.dtype.kind in "UmM":
-        dataset.attrs[DTYPE_ATTRIBUTE] = spec.dtype.str
-    return Column(spec.name, dataset)
+        if dataset.name != "/" + spec.name:
+            dataset.attrs[NAME_ATTRIBUTE] = json.dumps(spec.name)
+        if spec.dtype.kind in "UmM":
+            dataset.attrs[DTYPE_ATTRIBUTE] = spec.dtype.str
+        made[spec.name] = Column(spec.name, dataset)
+    return made
+
+
+def _place_of(root: Any, name: str, others: Collection[str]) -> tuple[Any, str]:
+    """Return the group of a column, which is made, and the name of its link there."""
+    *parents, last = name.split("/")
+    above = {"/".join(parents[:n]) for n in range(1, len(parents) + 1)}
+    usable = all(part not in ("", ".", "..") and is_c_text(part) for part in (*parents, last))
+    if not parents or not usable or above & {*others, EPISODE_LENGTHS, EPISODE_OFFSETS}:
+        return root, link_name(name)
+    for part in parents:
+        root = root[part] if part in root else root.create_group(part, track_order=True)
+    return root, last
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +223,13 @@ class Found:
     others: list[str]
 
 
-def find_columns(root: Any, rows: int) -> Found:
+def find_columns(root: Any, rows: int, fd: int = -1) -> Found:
     """Return the columns of an open file: its datasets; one below a group is named by its path.
 
     Args:
         root: the file.
         rows: as many as the episodes need.
+        fd: of the file, to read it.
 
     Raises:
         CorruptError: a link that leads elsewhere, a column with too few rows, or a name that two have.
@@ -232,7 +253,7 @@ def find_columns(root: Any, rows: int) -> Found:
         elif name in found.columns or name in found.unsupported:
             raise CorruptError(f"{path}: two columns have the name {name!r}; rename one of them")
         elif dataset.dtype.kind in "biufcS" or is_text(dataset.dtype):
-            found.columns[name] = Column(name, dataset)
+            found.columns[name] = Column(name, dataset, fd)
         else:
             found.unsupported[name] = (
                 f"of HDF5 type {dataset.dtype}, expected bool, integers, floats, complex or strings"

@@ -45,8 +45,8 @@ class Direct:
         self._fd = fd
 
     @classmethod
-    def of(cls, dataset: Any, dtype: np.dtype[Any]) -> Direct | None:
-        """Return direct access to a dataset, or None where HDF5 has to read it."""
+    def of(cls, dataset: Any, dtype: np.dtype[Any], fd: int) -> Direct | None:
+        """Return direct access to a dataset in a file of this descriptor, or None where HDF5 has to read it."""
         plist, file = dataset.id.get_create_plist(), dataset.file
         if (
             not hasattr(os, "preadv")
@@ -54,7 +54,6 @@ class Direct:
             or plist.get_nfilters()
             or dataset.chunks[1:] != dataset.shape[1:]
             or file.userblock_size
-            or file.driver != "sec2"
             or not dataset.size
             or dataset.id.get_num_chunks() > _MOST_CHUNKS
             or not dataset.id.get_type().equal(h5py.h5t.py_create(dtype))
@@ -67,8 +66,7 @@ class Direct:
             places[chunk.chunk_offset[0] // step] = chunk.byte_offset
 
         dataset.id.chunk_iter(note)
-        # HDF5's own: at the path may be another file by now, for which the places mean nothing.
-        return cls(file.id.get_vfd_handle(), dtype, dataset.shape[1:], step, places)
+        return cls(fd, dtype, dataset.shape[1:], step, places)
 
     def windows(self, starts: Array, length: int, stride: int) -> Array | None:
         """Return windows of rows, or None where a chunk was never written (HDF5 knows its fill value)."""

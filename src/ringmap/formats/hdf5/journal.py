@@ -11,23 +11,31 @@ Not here: which pages a commit changes (pages.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import xxhash
 
-from ringmap.errors import CorruptError, EnvironmentFault
+from ringmap.errors import CorruptError, EnvironmentFault, NotFoundError
 from ringmap.formats.common import disk
-from ringmap.formats.common.untrusted import open_binary, open_fd
+from ringmap.formats.common.untrusted import kind_at, open_binary, open_fd
+from ringmap.storage.disk.system import NotAFileError
 
-__all__ = ["PAGE", "SUFFIX", "apply", "mend", "open_locked", "recover", "runs", "void", "write"]
+__all__ = ["PAGE", "SUFFIX", "WAIT_S", "apply", "open_locked", "recover", "runs", "unwritten", "write"]
 
 PAGE = 4096
 """The kernel copies a page whole: a kill leaves it as before or as after."""
 
 SUFFIX = ".journal"
 """What is added to the path of a file for that of its journal."""
+
+WAIT_S = 30.0
+"""How long a reader waits for a writer that adds a group of episodes."""
+
+_WRITER_WAIT_S = 2.0
+"""How long a writer waits for readers, which hold the file for one read."""
 
 _MAGIC = b"RINGMAPJ"
 _HEAD = struct.Struct("<8sQQQ")
@@ -59,11 +67,6 @@ def apply(fd: int, pages: Mapping[int, bytes]) -> None:
     for first, count in runs(pages):
         content = b"".join(pages[page] for page in range(first, first + count))
         disk.write(fd, memoryview(content), first * PAGE)
-
-
-def void(fd: int) -> None:
-    """Make a journal count for nothing. Truncating it would take ten times as long on ext4."""
-    disk.write(fd, memoryview(bytes(_HEAD.size)), 0)
 
 
 def recover(fd: int, path: str) -> None:
@@ -104,7 +107,7 @@ def open_locked(path: str, flags: int = os.O_RDWR) -> int:
     while True:
         fd = open_fd(path, flags)
         try:
-            disk.lock(fd, path)
+            disk.lock(fd, path, wait_s=_WRITER_WAIT_S)
             if _is_at(fd, path):
                 recover(fd, path)
                 return fd
@@ -114,25 +117,37 @@ def open_locked(path: str, flags: int = os.O_RDWR) -> int:
         os.close(fd)  # another writer put a new file there before we had the lock
 
 
-def mend(path: str) -> None:
-    """Finish a commit that was cut short, if there is one. Readers call it before they open a file.
+@contextlib.contextmanager
+def unwritten(path: str) -> Iterator[int]:
+    """Open a file for reading, and keep its writers waiting; a commit that was cut short is finished first.
 
     Raises:
-        LockedError: a writer is at work.
-        EnvironmentFault: the file may not be written by us.
+        NotFoundError: there is no file.
+        LockedError: a writer keeps it locked.
+        EnvironmentFault: a commit has to be finished, and the file may not be written by us.
     """
     # A journal is beside the file that it changes: a link to one is no way to have that changed.
     path = os.path.realpath(path)
-    if not os.path.lexists(path + SUFFIX) or _parse(path + SUFFIX) is None:
-        return
-    try:
-        fd = open_locked(path)
-    except PermissionError as error:
-        raise EnvironmentFault(
-            f"{path}: its writer was killed in the middle of a commit, which opening it finishes; "
-            f"open it once with permission to write ({error})"
-        ) from error
-    disk.unlock(fd)
+    while True:
+        if not os.path.isfile(path):
+            if os.path.exists(path):
+                raise NotAFileError(path, kind_at(path))
+            raise NotFoundError(f"{path}: no such file")
+        fd = os.open(path, os.O_RDONLY | disk.BINARY)
+        try:
+            disk.lock(fd, path, shared=True, wait_s=WAIT_S)
+            if not os.path.lexists(path + SUFFIX) or _parse(path + SUFFIX) is None:
+                yield fd
+                return
+        finally:
+            disk.unlock(fd)
+        try:
+            disk.unlock(open_locked(path))
+        except PermissionError as error:
+            raise EnvironmentFault(
+                f"{path}: its writer was killed in the middle of a commit, which opening it finishes; "
+                f"open it once with permission to write ({error})"
+            ) from error
 
 
 def runs(pages: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
     HDF5 --write--> |  sealed (what readers may see)  |  new space  |
                           | kept in memory, by page        | straight to the file
-    commit:  pages -> journal, whole -> pages to their places -> journal voided
+    commit:  pages -> journal, whole -> pages to their places -> no journal
                             ^ the commit point
 
 HDF5 itself updates its trees in place and in no particular order: killed in the middle, it
@@ -12,15 +12,19 @@ columns, text and attributes, and leaves a mark that others refuse to open.
 
 Invariants: between commits the file, as it lies there, is the one of the last commit, plus
 unused bytes at its end.
-Not here: HDF5 (session.py). Power cuts: the file is synced when its writer closes, not before.
+Not here: episodes (writer.py). Power cuts: the file is synced when its writer closes, not before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import h5py
+
+from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
 from ringmap.formats.hdf5 import journal
 from ringmap.formats.hdf5.journal import PAGE
@@ -28,7 +32,7 @@ from ringmap.formats.hdf5.journal import PAGE
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["JournaledFile"]
+__all__ = ["JournaledFile", "journaled"]
 
 
 class JournaledFile:
@@ -40,9 +44,6 @@ class JournaledFile:
     Args:
         fd: the file, open for reading and writing, locked; it stays the caller's.
         path: its path, beside which the journal is kept.
-
-    Attributes:
-        decided: whether the last `commit` got beyond its commit point.
     """
 
     def __init__(self, fd: int, path: str) -> None:
@@ -50,11 +51,9 @@ class JournaledFile:
         self.path = path
         self.size = os.fstat(fd).st_size
         self.error: BaseException | None = None
-        self.decided = False
         self._dead = False
         self._pid = os.getpid()
         self._position = 0
-        self._journal = -1
         self._pages: dict[int, bytearray] = {}
         self._sealed = _pages_in(self.size)
 
@@ -134,12 +133,10 @@ class JournaledFile:
         """Make all changes part of the file.
 
         Raises:
-            OSError: before the commit point, and nothing was changed; or after it (`decided`), and `recover`
-                finishes the commit. Either way: `kill`, `recover`, and continue with a fresh object.
+            OSError: before the commit point, and nothing was changed; or after it, and `recover` finishes the commit.
 
         Cost: a few writes; what changed in sealed pages is written twice.
         """
-        self.decided = False
         if self.error is not None:
             raise self.error
         if self._dead or os.getpid() != self._pid:
@@ -151,25 +148,20 @@ class JournaledFile:
             pages = {page: content for page, _, content in records}
             for first, count in journal.runs(pages):
                 disk.reserve(self.fd, first * PAGE, min(count * PAGE, self.size - first * PAGE))
-            if self._journal < 0:
-                flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | disk.BINARY
-                self._journal = os.open(self.path + journal.SUFFIX, flags, 0o666)
-            journal.write(self._journal, self.size, records)
-            self.decided = True
+            fd = os.open(self.path + journal.SUFFIX, os.O_RDWR | os.O_CREAT | os.O_TRUNC | disk.BINARY, 0o666)
+            try:
+                journal.write(fd, self.size, records)
+            finally:
+                os.close(fd)
             journal.apply(self.fd, pages)
-            journal.void(self._journal)
         if os.fstat(self.fd).st_size > self.size:
             disk.truncate(self.fd, self.size)
-        self._pages.clear()
-        self._sealed = _pages_in(self.size)
+        disk.remove(self.path + journal.SUFFIX)
 
     def kill(self) -> None:
         """Drop what was not committed; from now on writing has no effect."""
         self._dead = True
         self._pages.clear()
-        fd, self._journal = self._journal, -1
-        if fd >= 0:
-            os.close(fd)
 
     def _keep(self, view: memoryview, start: int) -> None:
         for page, part, inner in _cut(start, len(view)):
@@ -195,6 +187,37 @@ class JournaledFile:
                 if old != new:
                     records.append((page, old, new))
         return records
+
+
+@contextlib.contextmanager
+def journaled(path: str) -> Iterator[Any]:
+    """Open an HDF5 file, alone, for changes that are made together at the end of the block, or not at all.
+
+    Raises:
+        LockedError: someone keeps it locked.
+        CorruptError: HDF5 can't open it, or its journal belongs to other content.
+        OSError: the disk failed: nothing was changed, or the next one to open it finishes the change.
+    """
+    fd = journal.open_locked(path)
+    io, file = JournaledFile(fd, path), None
+    before = os.fstat(fd).st_mtime_ns
+    try:
+        try:
+            file = h5py.File(io, "r+", rdcc_nbytes=0)
+        except OSError as error:
+            raise CorruptError(f"HDF5Writer: HDF5 can't open {path}: {error}") from error
+        file.flush()
+        io.seal()
+        yield file
+        file.close()  # and takes off the mark of a file that is being written, which newer ones have
+        io.commit()
+        if os.fstat(fd).st_mtime_ns == before:  # readers tell by it that the file was written
+            os.utime(fd, ns=(before + 1, before + 1))
+    finally:
+        io.kill()
+        with contextlib.suppress(Exception):  # HDF5 may be in any state; nothing reaches the file
+            file.close()  # type: ignore[union-attr]
+        disk.unlock(fd)
 
 
 def _pages_in(size: int) -> int:

@@ -8,9 +8,9 @@ Not here: pickling and forks (common/directory.py), tensors, clips (`ringmap.dat
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -20,11 +20,10 @@ from ringmap.clips.facts import PREFIX, Facts
 from ringmap.datasets.base import num_rows
 from ringmap.errors import (
     CorruptError,
-    LockedError,
-    NotFoundError,
     ReplacedError,
     UnknownFormatError,
 )
+from ringmap.formats.common import disk
 from ringmap.formats.common.directory import (
     DirectorySource,
     damage_named,
@@ -32,26 +31,22 @@ from ringmap.formats.common.directory import (
     tell_left_out,
 )
 from ringmap.formats.common.hdf5_tree import has_own
-from ringmap.formats.common.table_mark import fits, refuse_other_table
-from ringmap.formats.common.untrusted import kind_at, refuse_sparse
+from ringmap.formats.common.table_mark import refuse_other_table
+from ringmap.formats.common.untrusted import refuse_sparse
 from ringmap.formats.hdf5.columns import (
     EPISODE_LENGTHS,
     EPISODE_OFFSETS,
     find_columns,
 )
-from ringmap.formats.hdf5.journal import mend
+from ringmap.formats.hdf5.data import data_names, is_of_table, read_episode_data
+from ringmap.formats.hdf5.journal import WAIT_S, unwritten
+from ringmap.formats.hdf5.pages import JournaledFile
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.disk.system import NotAFileError
-from ringmap.storage.records.blobs import decode_data
 
 __all__ = [
     "BIRTH",
-    "NAMES_ATTRIBUTE",
-    "TABLE_ATTRIBUTE",
+    "HDF5File",
     "HDF5Source",
-    "episode_attribute",
-    "open_for_reading",
-    "read_episode_data",
     "read_table",
 ]
 
@@ -59,12 +54,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 BIRTH = "ringmap_birth"
 """Attribute of `ep_len`: a random text that a file gets when our writer makes it, and keeps while it is appended to."""
-
-TABLE_ATTRIBUTE = "ringmap_table"
-"""Attribute of `ep_len`: the mark of the table that the data of episodes were written for."""
-
-NAMES_ATTRIBUTE = "ringmap_episode_columns"
-"""Attribute of `ep_len`: JSON list of the names of all episode data, first seen first."""
 
 
 class HDF5Source(DirectorySource):
@@ -75,12 +64,12 @@ class HDF5Source(DirectorySource):
 
     Raises:
         NotFoundError: there is no such file.
-        LockedError: a writer has it open.
+        LockedError: a writer keeps it locked.
         UnknownFormatError: it is not an HDF5 file, or one of another layout.
         CorruptError: it is damaged, or refers to other files.
 
     Processes and threads: HDF5 runs one call at a time; pickled or forked, it opens the file again
-    by itself.
+    by itself. A read waits while a writer adds a group of episodes, and then opens the file again.
     """
 
     _holds = True
@@ -92,24 +81,21 @@ class HDF5Source(DirectorySource):
         self._birth = file.table.attrs.get(BIRTH)
         self.lengths, self.offsets = file.lengths, file.offsets
         with damage_named(self.path):
-            self.episode_columns = _names(file.table)
+            self.episode_columns = data_names(file.table)
             Facts.stated(file.table.attrs, PREFIX).give(self)
         self.schema = Schema(tuple(column.spec for column in file.columns.values()))
         self.unsupported = file.found.unsupported
-        self._stamp = file.stamp()
+        self._stamp = file.stamp
         tell_left_out(self.path, file.found.others)
 
-    def _open(self) -> _File:
-        found = _File(self.path)
-        if self._stamp not in (None, found.stamp()) and not self._continues(found):
-            found.file.close()
+    def _open(self) -> HDF5File:
+        found = HDF5File(self.path)
+        if self._stamp not in (None, found.stamp) and not self._continues(found):
+            found.close()
             raise ReplacedError(f"{self.path}: was written over since this dataset was loaded; load it again")
         return found
 
-    def _kept(self, handle: _File) -> Any:
-        return handle.stamp()
-
-    def _continues(self, found: _File) -> bool:
+    def _continues(self, found: HDF5File) -> bool:
         """Return whether a file that was opened again is what it was, and a writer of ours has added episodes."""
         count = len(self.lengths)
         known = {spec.name: spec for spec in self.schema.columns}
@@ -121,67 +107,84 @@ class HDF5Source(DirectorySource):
             and known == {name: column.spec for name, column in found.columns.items()}
         )
 
-    def _release(self, handle: _File) -> None:
-        handle.file.close()
+    def _release(self, handle: HDF5File) -> None:
+        handle.close()
 
     def _windows(
-        self, handle: _File, columns: Sequence[str], starts: Array, length: int, stride: int
+        self, handle: HDF5File, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
         found = {}
-        with self._alone():
-            opened = self._handle().columns  # another thread may have closed `handle`
+        with self._alone(), self._unchanged() as opened:
             for name in columns:
                 with damage_named(f"{self.path}: column {name!r}"):
-                    found[name] = opened[name].windows(starts, length, stride)
+                    found[name] = opened.columns[name].windows(starts, length, stride)
         return found
 
-    def _episode_data(self, handle: _File, episode: int) -> dict[str, Any]:
-        with self._alone():
-            opened = self._handle()
+    def _episode_data(self, handle: HDF5File, episode: int) -> dict[str, Any]:
+        with self._alone(), self._unchanged() as opened:
             if not opened.fits:
                 raise refuse_other_table(self.path)
             return read_episode_data(opened.table, episode)
 
+    @contextlib.contextmanager
+    def _unchanged(self) -> Iterator[HDF5File]:
+        """Give the open file, as it was when it was opened, and keep writers waiting."""
+        while True:
+            opened: HDF5File = self._handle()  # another thread may have closed the one that was given
+            disk.lock(opened.fd, self.path, shared=True, wait_s=WAIT_S)
+            try:
+                if opened.is_unchanged():
+                    yield opened
+                    return
+            finally:
+                disk.unlock(opened.fd, close=False)
+            self.close()
 
-class _File:
-    """An open file, its columns and its table of episodes."""
+
+class HDF5File:
+    """An open file, its columns and its table of episodes.
+
+    Attributes:
+        stamp: what changes when the file is written, as of the opening.
+        fits: whether the data of episodes are of these episodes.
+    """
+
+    file: Any = None
 
     def __init__(self, path: str) -> None:
-        self.file = open_for_reading(path)
-        try:
-            with damage_named(path):
-                self.lengths, self.offsets = read_table(self.file)
-                self.found = find_columns(self.file, num_rows(self.lengths, self.offsets))
-        except BaseException:
-            self.file.close()
-            raise
+        with unwritten(path) as fd:
+            self.fd = os.dup(fd)  # shares the lock, which `unwritten` gives back
+            try:
+                self.file = _opened(path, self.fd)
+                self.stamp = stamp_of(os.fstat(self.fd))
+                with damage_named(path):
+                    self.lengths, self.offsets = read_table(self.file)
+                    self.found = find_columns(self.file, num_rows(self.lengths, self.offsets), self.fd)
+            except BaseException:
+                self.close()
+                raise
         self.columns = self.found.columns
         self.table = self.file[EPISODE_LENGTHS]
-        self.fits = fits(self.table.attrs.get(TABLE_ATTRIBUTE), self.lengths, self.offsets)
-        self._fd = self.file.id.get_vfd_handle()
+        self.fits = is_of_table(self.table, self.lengths, self.offsets)
 
-    def stamp(self) -> tuple[int, ...]:
-        """Return what changes when the file is written."""
-        return stamp_of(os.fstat(self._fd))
+    def is_unchanged(self) -> bool:
+        """Return whether nothing was written since the opening."""
+        return stamp_of(os.fstat(self.fd)) == self.stamp
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.file is not None:
+            self.file.close()
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
-def open_for_reading(path: str) -> Any:
-    """Open an HDF5 file for reading, after finishing a commit that was cut short.
-
-    Raises:
-        NotFoundError, LockedError, UnknownFormatError, CorruptError: as `HDF5Source`.
-    """
-    if not os.path.exists(path):
-        raise NotFoundError(f"{path}: no such file")
-    if not os.path.isfile(path):
-        raise NotAFileError(path, kind_at(os.path.realpath(path)))
-    mend(path)
+def _opened(path: str, fd: int) -> Any:
     try:
-        return h5py.File(path, "r")
-    except BlockingIOError as error:
-        raise LockedError(
-            f"{path}: being written; it can be read once its writer has closed it, or was killed"
-        ) from error
+        # By a driver of our own: HDF5 shares what it has in memory of a file among those who open it by its path in one
+        # process, also what was there before a commit. And it locks nothing.
+        return h5py.File(JournaledFile(fd, path), "r")
     except OSError as error:
         if not h5py.is_hdf5(path):
             raise UnknownFormatError(f"{path}: is not an HDF5 file") from error
@@ -224,21 +227,3 @@ def read_table(root: Any) -> tuple[Array, Array]:
             f"({len(lengths)} and {len(offsets)} entries)"
         )
     return lengths.astype(np.int32), offsets
-
-
-def episode_attribute(episode: int, part: int) -> str:
-    """Return the name of the attribute of `ep_len` that holds a part of an episode's data."""
-    return f"ringmap_episode_{episode:09d}.{part}"
-
-
-def read_episode_data(table: Any, episode: int) -> dict[str, Any]:
-    """Return an episode's data from the dataset `ep_len`; {} when it has none."""
-    parts: list[bytes] = []
-    while (found := table.attrs.get(episode_attribute(episode, len(parts)))) is not None:
-        parts.append(np.asarray(found, np.uint8).tobytes())
-    return decode_data(b"".join(parts))
-
-
-def _names(table: Any) -> list[str]:
-    given = table.attrs.get(NAMES_ATTRIBUTE)
-    return [str(name) for name in json.loads(given)] if isinstance(given, str) else []

@@ -1,63 +1,55 @@
-"""The writing side of an HDF5 file: episodes appended one by one, each of them safe at once.
+"""The writing side of an HDF5 file: a group of episodes is added in place, by one commit of its pages.
 
-    write_episode -> check all -> rows, table, episode data -> HDF5 flush -> commit
-                                                               (session.py, pages.py)
+    log -> rows, table, episode data -> HDF5 -> pages -> journal -> the file        (pages.py)
 
-Invariants: a call that raises changes nothing, and the next one works; a `with` block that
-overwrites and ends with an exception leaves the old file.
-Not here: what an episode must look like (formats/episode.py), bytes of a column (columns.py).
+Not here: the log (common/writer.py), bytes of a column (columns.py), episode data as attributes (data.py).
 """
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any
+import uuid
+from collections.abc import Iterable
+from typing import Any, Self
 
+import h5py
 import numpy as np
 
 from ringmap.clips.facts import PREFIX, Facts
 from ringmap.datasets.base import num_rows
-from ringmap.errors import EnvironmentFault, InputError, RingmapError, UnsupportedError
-from ringmap.formats.common.directory import damage_named
-from ringmap.formats.common.table_mark import fits, mark_of, refuse_other_table
+from ringmap.errors import InputError, UnknownFormatError
+from ringmap.formats.common.log import Record, groups_of
+from ringmap.formats.common.table_mark import mark_of, refuse_other_table
 from ringmap.formats.common.writer import EpisodeWriter
-from ringmap.formats.episode import CheckedEpisode
-from ringmap.formats.hdf5.columns import (
-    EPISODE_LENGTHS,
-    EPISODE_OFFSETS,
-    Column,
-    create_column,
-    find_columns,
-)
-from ringmap.formats.hdf5.reader import (
-    NAMES_ATTRIBUTE,
-    TABLE_ATTRIBUTE,
-    episode_attribute,
-    read_table,
-)
-from ringmap.formats.hdf5.session import Session
-from ringmap.storage.columns.schema import Schema
+from ringmap.formats.hdf5 import HDF5
+from ringmap.formats.hdf5.columns import EPISODE_LENGTHS, EPISODE_OFFSETS, Column, create_columns, find_columns
+from ringmap.formats.hdf5.data import add_episode_data, mark_table
+from ringmap.formats.hdf5.pages import journaled
+from ringmap.formats.hdf5.reader import BIRTH, HDF5File, read_table
 
 __all__ = ["HDF5Writer"]
 
-_PART_NBYTES = 60_000
-"""HDF5 holds an attribute of up to 64 kB in any version of its files."""
-
-
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_TABLE_CHUNK = 1024
+
+_PIECE_NBYTES = 8 << 20
 
 
 class HDF5Writer(EpisodeWriter):
     """Writes episodes to an HDF5 file. Use it in a `with` block.
 
-    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`.
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. Readers may have
+    the file open: they wait while a group of episodes goes over. A program that holds it open with HDF5's own lock
+    keeps episodes in the log.
 
     Args:
         compression: as h5py takes it ("gzip", "lzf", a filter's number); None for none.
         compression_opts: as h5py takes it.
         shuffle: reorder bytes before compressing; None for when there is compression.
         chunk_nbytes: about how large a chunk of a column is.
+        nested: whether a new file has column "obs/camera" as dataset `camera` of group `obs`, as other programs write
+            it; else all columns lie side by side, which stable-worldmodel reads.
 
     Raises:
         InputError: an option is wrong.
@@ -72,13 +64,7 @@ class HDF5Writer(EpisodeWriter):
         {'seed': [7]}
     """
 
-    _columns: dict[str, Column]
-    _lengths: Column
-    _offsets: Column
-    _rows: int
-    _schema: Schema | None
-    _names: dict[str, None]
-    _mark: Array
+    format = HDF5
 
     def __init__(
         self,
@@ -89,98 +75,95 @@ class HDF5Writer(EpisodeWriter):
         compression_opts: Any = None,
         shuffle: bool | None = None,
         chunk_nbytes: int = 1 << 20,
+        nested: bool = False,
         progress: bool = False,
     ) -> None:
         super().__init__(path, mode, progress)
         if chunk_nbytes <= 0:
             raise InputError(f"HDF5Writer: chunk_nbytes must be positive, got {chunk_nbytes}")
-        self._chunk_nbytes = chunk_nbytes
+        self._chunk_nbytes, self._nested = chunk_nbytes, nested
         self._filters: dict[str, Any] = {}
+        self._plain: dict[str, Column] = {}
         if compression is not None:
             self._filters = {"compression": compression, "shuffle": shuffle is not False}
             if compression_opts is not None:
                 self._filters["compression_opts"] = compression_opts
-        self._session: Session | None = None
+            try:  # before an episode is logged that could not leave the log
+                with h5py.File("trial", "w", driver="core", backing_store=False) as file:
+                    file.create_dataset("x", (1,), np.uint8, chunks=(1,), **self._filters)
+            except (ValueError, TypeError) as error:
+                raise InputError(f"HDF5Writer: {self.path}: options {self._filters}: {error}") from error
 
-    def _begin(self) -> None:
-        self._session = Session(self.path, self.mode, self._take_stock)
-
-    def _end(self, failed: bool) -> None:
-        session, self._session = self._session, None
-        assert session is not None
-        try:
-            if not failed or not session.replaces:
-                session.finish()
-        finally:
-            session.close()
-
-    def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
-        """Append an episode. O(its bytes), plus at most one chunk per column that is written twice."""
-        session, schema = self._session, self._schema
-        assert session is not None
-        try:
-            if session.file is None:
-                session.reopen()
-            self._write(session.file, episode, packed)
-            session.commit()
-        except BaseException as error:
-            session.abandon()
-            self._schema = schema
-            if isinstance(error, RingmapError) or not isinstance(error, OSError):
-                raise
-            raise EnvironmentFault(error.errno, f"{where}: {error}; nothing was written", self.path) from error
-
-    def _write(self, file: Any, episode: CheckedEpisode, packed: bytes) -> None:
-        if self._schema is None:
-            for spec in episode.schema.columns:
-                self._columns[spec.name] = create_column(file, spec, self._chunk_nbytes, self._filters)
-            self._schema = episode.schema
-        for name, rows in episode.columns.items():
-            self._columns[name].write(self._rows, rows)
-        number, attrs = len(self._lengths), self._lengths.dataset.attrs
-        if not number:
-            attrs.update(self._facts.encode(PREFIX))
-        row = np.array([episode.length], np.int32), np.array([self._rows], np.int64)
-        self._lengths.write(number, row[0])
-        self._offsets.write(number, row[1])
-        self._mark = mark_of(*row, self._mark)
-        for part in range(-(-len(packed) // _PART_NBYTES)):
-            piece = packed[part * _PART_NBYTES : (part + 1) * _PART_NBYTES]
-            attrs.create(episode_attribute(number, part), np.frombuffer(piece, np.uint8))
-        fresh = [str(name) for name in episode.data if name not in self._names]
-        if fresh:
-            self._names = {**self._names, **dict.fromkeys(fresh)}
-            attrs[NAMES_ATTRIBUTE] = json.dumps(list(self._names))
-        if self._names:
-            attrs.modify(TABLE_ATTRIBUTE, self._mark)
-        self._rows += episode.length
-
-    def _take_stock(self, file: Any) -> None:
-        """Note what a freshly opened file holds."""
-        with damage_named(f"HDF5Writer: {self.path}"):
-            lengths, offsets = read_table(file)
-            self._rows = num_rows(lengths, offsets)
-            found = find_columns(file, self._rows)
-            self._columns = found.columns
-            self._lengths = Column(EPISODE_LENGTHS, file[EPISODE_LENGTHS])
-            self._offsets = Column(EPISODE_OFFSETS, file[EPISODE_OFFSETS])
-            given = self._lengths.dataset.attrs.get(NAMES_ATTRIBUTE)
-            self._names = dict.fromkeys(json.loads(given) if given else ())
-            self._mark = mark_of(lengths, offsets)
-        if not fits(self._lengths.dataset.attrs.get(TABLE_ATTRIBUTE), lengths, offsets):
-            raise refuse_other_table(self.path)
-        for name, what in found.unsupported.items():
-            raise UnsupportedError(
-                f"HDF5Writer: {self.path}: column {name!r} is {what}; nothing can be appended to it: copy the others "
-                "(convert) into a new file"
+    def __enter__(self) -> Self:
+        if os.path.isdir(self.path):
+            raise InputError(f"HDF5Writer: {self.path} is a directory; give the path of a file in it")
+        there = os.path.isfile(self.path) and os.path.getsize(self.path)
+        if there and self.mode == "overwrite" and not h5py.is_hdf5(self.path):  # a suffix alone says nothing
+            raise UnknownFormatError(
+                f"HDF5Writer: {self.path} is not an HDF5 file; choose another path, or delete it yourself"
             )
-        specs = tuple(column.spec for column in self._columns.values())
-        self._schema = Schema(specs) if specs else None
-        if len(lengths):
-            self._agree(Facts.stated(self._lengths.dataset.attrs, PREFIX))
-        for column in (*self._columns.values(), self._lengths, self._offsets):
-            if column.dataset.maxshape[0] is not None:
-                raise InputError(
-                    f"HDF5Writer: {self.path}: column {column.spec.name!r} was made with a fixed "
-                    "size; it can't be appended to, only copied"
-                )
+        return super().__enter__()
+
+    def refuses(self, name: str, rows: Array) -> str | None:
+        """Return why a column of text, which another program made, can't hold these."""
+        column = self._plain.get(name)
+        return None if column is None or rows.dtype.kind != "U" else column.refuses(rows)
+
+    def resume(self, path: str) -> None:
+        """Look at columns that another program made."""
+        self._plain = {}
+        if not path:
+            return
+        file = HDF5File(path)
+        try:
+            if not file.fits:
+                raise refuse_other_table(path)
+            table = (Column(name, file.file[name]) for name in (EPISODE_LENGTHS, EPISODE_OFFSETS))
+            for column in (*file.columns.values(), *table):
+                if column.dataset.maxshape[0] is not None:
+                    raise InputError(
+                        f"HDF5Writer: {path}: column {column.spec.name!r} was made with a fixed "
+                        "size; it can't be appended to, only copied"
+                    )
+            self._plain = {name: column for name, column in file.columns.items() if not column.escapes}
+        finally:
+            file.close()
+
+    def export(self, episodes: Iterable[Record], path: str) -> None:
+        """Write a new file. Superblock 2: a killed writer leaves no mark that others would refuse to open."""
+        with h5py.File(path, "x", libver=("v108", "v108"), track_order=True, rdcc_nbytes=0) as file:
+            for name, dtype in ((EPISODE_LENGTHS, np.int32), (EPISODE_OFFSETS, np.int64)):
+                file.create_dataset(name, shape=(0,), maxshape=(None,), chunks=(_TABLE_CHUNK,), dtype=dtype)
+            file[EPISODE_LENGTHS].attrs[BIRTH] = uuid.uuid4().hex
+            self._add(file, episodes)
+
+    def extend(self, episodes: Iterable[Record], path: str) -> None:
+        """Add episodes in place: all of them, or none, at any moment."""
+        with journaled(path) as file:
+            self._add(file, episodes)
+
+    def _add(self, file: Any, episodes: Iterable[Record]) -> None:
+        """Cost: O(bytes), plus the table of episodes, plus at most a chunk per column that is written twice."""
+        lengths, offsets = read_table(file)
+        first = rows = num_rows(lengths, offsets)
+        columns, table = find_columns(file, rows).columns, file[EPISODE_LENGTHS]
+        fresh: list[int] = []
+        for group in groups_of(episodes, _PIECE_NBYTES):
+            if not columns:
+                schema = group[0].schema
+                columns = create_columns(file, schema, self._chunk_nbytes, self._filters, self._nested)
+            if not len(lengths) and not fresh:
+                table.attrs.update(Facts.stated(group[0].notes).encode(PREFIX))
+            for name, column in columns.items():
+                parts: list[Any] = [record.columns[name] for record in group]
+                column.write(rows, parts[0] if len(parts) == 1 else np.concatenate(parts))
+            add_episode_data(table, len(lengths) + len(fresh), [record.data for record in group])
+            fresh += [record.length for record in group]
+            rows += sum(record.length for record in group)
+        if not fresh:
+            return
+        more = np.array(fresh, np.int32)
+        starts = first + np.cumsum(more, dtype=np.int64) - more
+        Column(EPISODE_LENGTHS, table).write(len(lengths), more)
+        Column(EPISODE_OFFSETS, file[EPISODE_OFFSETS]).write(len(lengths), starts)
+        mark_table(table, mark_of(more, starts, mark_of(lengths, offsets)))

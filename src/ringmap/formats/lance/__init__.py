@@ -26,7 +26,6 @@ class Lance(StoredFormat):
     lossless = True
     source = "ringmap.formats.lance.reader:LanceSource"
     writer = "ringmap.formats.lance.writer:LanceWriter"
-    logs = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

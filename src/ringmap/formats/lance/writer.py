@@ -4,14 +4,13 @@
 
 Invariants: episode data is there before the episodes that it belongs to; a file counts only when it is as long as
 Lance says: cut short by a limit or a quota, it is not committed.
-Not here: the log (common/staged.py), what columns look like (columns.py).
+Not here: the log (common/writer.py), what columns look like (columns.py).
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,9 +19,9 @@ import numpy as np
 
 from ringmap.clips.facts import Facts
 from ringmap.errors import InputError
-from ringmap.formats.common.log import FILE, Encoded, Record, groups_of
+from ringmap.formats.common.log import Encoded, Record, groups_of
 from ringmap.formats.common.refusals import Refused
-from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.lance import Lance
 from ringmap.formats.lance.columns import (
@@ -35,7 +34,6 @@ from ringmap.formats.lance.columns import (
     arrow_schema,
     committed,
     episodes_path,
-    facts_of,
     fields_of,
     lance,
     opened,
@@ -45,22 +43,18 @@ from ringmap.formats.lance.columns import (
     to_arrow,
 )
 from ringmap.formats.media.images import check_image_format, encode, holds
-from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.columns.values import cast
 from ringmap.storage.records.blobs import decode_data, encode_data
 
 __all__ = ["LanceWriter"]
 
-log = logging.getLogger("ringmap")
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _GROUP_NBYTES = 128 << 20
 
-_FOLDERS = ("_versions", "_transactions", "_indices", "_deletions", "_refs", "data", "tree")
 
-
-class LanceWriter(StagedWriter):
+class LanceWriter(EpisodeWriter):
     """Writes episodes to a Lance dataset. Use it in a `with` block.
 
     `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. Images are encoded
@@ -84,6 +78,10 @@ class LanceWriter(StagedWriter):
         {'seed': [7]}
     """
 
+    format = Lance
+    files = r"(_versions|_transactions|_indices|_deletions|_refs|data|tree)/.*|_latest.*"
+    beside = "_episodes.lance"
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -99,25 +97,9 @@ class LanceWriter(StagedWriter):
         self.compat = self._compat = compat
         self._fields: list[Field] = []
 
-    def _is_dataset(self, path: str) -> bool:
-        return Lance.detect(path)
-
-    def _owns(self, relative: str) -> bool:
-        head = relative.split(os.sep)[0]
-        return head in _FOLDERS or relative in (FILE, FILE + ".new") or relative.startswith("_latest")
-
-    def _items(self, path: str) -> list[str]:
-        return [os.path.basename(path), os.path.basename(episodes_path(path))]
-
-    def _look(self, path: str) -> tuple[Array, Schema | None]:
-        dataset = opened(path)
-        lengths = table_of(dataset, path)[0]
-        fields = sized_fields(dataset, path) if len(lengths) else []
-        return lengths, Schema(tuple(f.spec for f in fields)) if fields else None
-
-    def _open(self, path: str) -> None:
+    def resume(self, path: str) -> None:
+        """Find out how the columns of an existing dataset are stored."""
         self._fields, self._compat = [], self.compat
-        self._told = False
         if path:
             dataset = opened(path)
             self._fields = sized_fields(dataset, path)
@@ -125,10 +107,7 @@ class LanceWriter(StagedWriter):
             if committed(episodes_path(path)):
                 _packed(opened(episodes_path(path)), path)  # before anything is logged
 
-    def _stored_facts(self, path: str) -> Facts:
-        return facts_of(opened(path).schema)
-
-    def _refuses(self, name: str, rows: Array) -> str | None:
+    def refuses(self, name: str, rows: Array) -> str | None:
         """Return why stable-worldmodel's layout can't hold a column: it rounds fractions, as a buffer does, and nothing
         else."""
         kind = rows.dtype.kind
@@ -147,9 +126,10 @@ class LanceWriter(StagedWriter):
         """Return whether float32 may not hold the values of a column."""
         return self._compat and dtype.kind in "iuf" and dtype.itemsize > 2
 
-    def _as_stored(
+    def layout(
         self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return columns as stable-worldmodel's layout has them, if it is that."""
         others = [*self._others(), *refused.values()]
         return (_flattened(columns, others) if self._compat else columns), data
 
@@ -157,7 +137,8 @@ class LanceWriter(StagedWriter):
         """Return the columns that another program stored in other ways than in this layout: they stay as they are."""
         return [f.spec.name for f in self._fields if f.how != "list" or f.spec.dtype != np.float32]
 
-    def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+    def encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+        """Return the columns, images encoded."""
         columns: dict[str, Array | Encoded] = dict(episode.columns)
         fields = self._fields or plan_fields(episode.schema, self.image_format)
         for field in fields:
@@ -166,24 +147,38 @@ class LanceWriter(StagedWriter):
                 how = field.how if holds(field.how, field.spec) else "png"
                 images = encode(episode.columns[field.spec.name], how)
                 columns[field.spec.name] = Encoded(images, how)
-        if not self._told and (self._compat or any(f.how == "jpeg" for f in fields)):
-            self._told = True
-            log.warning(
-                "LanceWriter: %s: %s; for exact values leave compat=False and image_format='png'",
-                self.path,
-                "numbers become float32, images JPEG" if self._compat else "images are stored as JPEG, which is lossy",
+        if self._compat or any(f.how == "jpeg" for f in fields):
+            lossy = (
+                "numbers become float32, images JPEG" if self._compat else "images are stored as JPEG, which is lossy"
             )
+            self.say_once(f"{lossy}; for exact values leave compat=False and image_format='png'")
         return columns
 
-    def _notes(self) -> dict[str, Any]:
-        return {"images": self.image_format, "compat": self._compat}
+    def export(self, episodes: Iterable[Record], path: str) -> None:
+        """Write a new dataset."""
+        import pyarrow as pa
 
-    def _export(self, path: str, episodes: Iterable[Record]) -> None:
-        _create(path)
-        _extend(path, episodes)
+        none = pa.array([], pa.int32())
+        lance().write_dataset(pa.table({EPISODE: none, STEP: none}), path, mode="create")
+        self.extend(episodes, path)
 
-    def _extend(self, path: str, episodes: Iterable[Record]) -> None:
-        _extend(path, episodes)
+    def extend(self, episodes: Iterable[Record], path: str) -> None:
+        """Add episodes: files of rows, and a commit of each group."""
+        dataset = opened(path)
+        rows = dataset.count_rows()
+        schema, fields, later = dataset.schema, list[Field](), 0
+        for group in groups_of(episodes, _GROUP_NBYTES):
+            if rows and not fields:
+                fields = fields_of(schema, path)
+                # Numbers need not count from 0: another program's, or where episodes were deleted.
+                later = int(table_of(dataset, path)[2].max()) + 1 - group[0].number
+            if any(record.packed for record in group) or committed(episodes_path(path)):
+                _add_data(episodes_path(path), group, later)
+            if not rows:
+                fields = plan_fields(group[0].schema, self.image_format)
+                schema = arrow_schema(fields, self._compat, Facts.stated(group[0].notes))
+            _commit(path, _batches(group, fields, schema, later), schema, fresh=not rows)
+            rows = 1
 
 
 def _flattened(columns: Mapping[str, Array], others: Sequence[str]) -> dict[str, Array]:
@@ -195,34 +190,6 @@ def _flattened(columns: Mapping[str, Array], others: Sequence[str]) -> dict[str,
         if rows.dtype.kind in "biuf" and name not in others and not holds("jpeg", spec):
             made[name] = rows.reshape(len(rows), -1).astype(np.float32)
     return made
-
-
-def _create(path: str) -> None:
-    """Make an empty dataset."""
-    import pyarrow as pa
-
-    none = pa.array([], pa.int32())
-    lance().write_dataset(pa.table({EPISODE: none, STEP: none}), path, mode="create")
-
-
-def _extend(path: str, episodes: Iterable[Record]) -> None:
-    """Add episodes to the dataset at `path`."""
-    dataset = opened(path)
-    rows = dataset.count_rows()
-    schema, fields, later = dataset.schema, list[Field](), 0
-    for group in groups_of(episodes, _GROUP_NBYTES):
-        if rows and not fields:
-            fields = fields_of(schema, path)
-            # Numbers need not count from 0: another program's, or where episodes were deleted.
-            later = int(table_of(dataset, path)[2].max()) + 1 - group[0].number
-        if any(record.packed for record in group) or committed(episodes_path(path)):
-            _add_data(episodes_path(path), group, later)
-        if not rows:
-            fields = plan_fields(group[0].schema, group[0].notes["images"])
-            notes = group[0].notes
-            schema = arrow_schema(fields, notes["compat"], Facts.stated(notes))
-        _commit(path, _batches(group, fields, schema, later), schema, fresh=not rows)
-        rows = 1
 
 
 def _batches(group: list[Record], fields: list[Field], schema: Any, later: int) -> Iterator[Any]:

@@ -88,7 +88,6 @@ class LeRobot(StoredFormat):
     name = "lerobot"
     source = "ringmap.formats.lerobot:LeRobotSource"
     writer = "ringmap.formats.lerobot.writer:LeRobotWriter"
-    logs = True
     appends = False
 
     @classmethod

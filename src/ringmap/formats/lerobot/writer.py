@@ -1,19 +1,17 @@
 """The writing side of a LeRobot dataset of version 3.
 
-    a group of episodes  ->  videos/<key>/..., a file each    data/.../file-N.parquet    tasks, stats, info
-                             meta/episodes/.../file-N.parquet, the last: by its rename the group counts
+    a group of episodes  ->  videos/<key>/..., a file each    data/.../file-N.parquet
+    all of them          ->  meta/episodes, tasks, stats, info
 
 Invariants: episodes are logged as they are read back; a video is encoded once, when its episode is given.
 Source: LeRobot documentation, LeRobotDataset v3.0.
-Not here: the log (common/staged.py), steps out of rows (common/transitions.py), reading (__init__.py).
+Not here: the log (common/writer.py), steps out of rows (common/transitions.py), reading (__init__.py).
 """
 
 from __future__ import annotations
 
-import glob
 import io
 import json
-import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -25,13 +23,12 @@ import numpy as np
 from ringmap.clips.facts import Facts, check_fps, check_reward_at
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
-from ringmap.formats.common.log import FILE, FILM, Encoded, Record
+from ringmap.formats.common.log import FILM, Encoded, Record, groups_of
 from ringmap.formats.common.refusals import Refused
-from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import OUTCOMES, Steps, is_loose_flag, refused_flag
-from ringmap.formats.common.untrusted import read_json
+from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
-from ringmap.formats.lerobot import BOXED, LeRobot, LeRobotSource
+from ringmap.formats.lerobot import BOXED, LeRobot
 from ringmap.formats.media.films import Encoding, encode_video
 from ringmap.formats.media.images import encode, holds
 from ringmap.storage.columns.schema import ColumnSpec
@@ -40,8 +37,6 @@ from ringmap.storage.records.manifest import rate_text
 __all__ = ["LeRobotWriter"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-log = logging.getLogger("ringmap")
 
 _CHUNK = 1000
 _PIECE_NBYTES = 8 << 20
@@ -54,7 +49,7 @@ _TOLERANCE_S = 1e-4
 """Seconds by which LeRobot's loader lets a timestamp differ from step / fps."""
 
 
-class LeRobotWriter(StagedWriter):
+class LeRobotWriter(EpisodeWriter):
     """Writes episodes to a LeRobot dataset of version 3. Use it in a `with` block.
 
     `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. A column gets the
@@ -81,9 +76,12 @@ class LeRobotWriter(StagedWriter):
 
     Raises:
         InputError: an option is wrong, or the rate of the source is no integer.
+
+    Cost: the files are written at the end of the block, out of a log that takes as much room.
     """
 
-    appends = LeRobot.appends
+    format = LeRobot
+    files = r"(meta|data|videos|images)/.*"
 
     def __init__(
         self,
@@ -109,7 +107,7 @@ class LeRobotWriter(StagedWriter):
         self._names, self._final_row, self._robot = dict(columns or {}), final_row, robot_type
         self._rewards = check_reward_at("LeRobotWriter", reward_at)
         self._tasks: dict[str, int] = {}
-        self._told = False
+        self._fresh: tuple[int, dict[str, int]] = 0, {}  # the tasks of the last episode, which count once it is written
 
     # -- episodes ----------------------------------------------------------------------------
 
@@ -118,7 +116,8 @@ class LeRobotWriter(StagedWriter):
         super().expect_facts(facts, where)
         self._fps = _frame_rate(self._named or facts.fps, where)
 
-    def _refuses(self, name: str, rows: Array) -> str | None:
+    def refuses(self, name: str, rows: Array) -> str | None:
+        """Return why a column can't be held."""
         if name in _OWN and name not in self._names:
             return self._refuses_own(name, rows)
         if why := refused_flag(name, rows):
@@ -154,7 +153,8 @@ class LeRobotWriter(StagedWriter):
         counts = values.dtype.kind in "iu" and (np.diff(values) == (name in ("frame_index", "index"))).all()
         return None if counts or name == "task_index" else f"LeRobot counts there, and this is no such count; {other}"
 
-    def _refuses_data(self, name: str, value: Any) -> str | None:
+    def refuses_data(self, name: str, value: Any) -> str | None:
+        """Return why a datum of an episode can't be held."""
         if name not in _TASKS:
             return "LeRobot has a place for the task alone"
         texts = [] if value is None else np.atleast_1d(np.asarray(value)).reshape(-1).tolist()
@@ -166,12 +166,13 @@ class LeRobotWriter(StagedWriter):
         own = name in _OWN and name not in self._names
         return own or dtype.kind == "U" or is_loose_flag(name, dtype)
 
-    def _as_stored(
+    def layout(
         self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return the steps of an episode, as they are read back."""
         following = [n for n in columns if n.startswith("next_") and n[5:] in columns]
         own = [n for n in columns if n in _OWN and n not in self._names]
-        placed = "same" if "frame_index" in own else self._placed(self._rewards)
+        placed = "same" if "frame_index" in own else self.reward_at(self._rewards)
         steps = Steps(columns, [n[5:] for n in following], placed, self._final_row, where)
         stored: dict[str, Array] = {}
         source: dict[str, str] = {}
@@ -195,10 +196,11 @@ class LeRobotWriter(StagedWriter):
                 what = f"episode data {name!r}: an episode has one task, or a column 'task'"
                 refused.add(name, what)
         counted = [n for n in own if n != "task"]
-        if counted and not self._told:
-            log.warning("%s: %s: LeRobot counts anew: %s", where, self.path, counted)
-            self._told = True
-        known = dict(self._tasks)  # the episode may be refused yet
+        if counted:
+            self.say_once(f"LeRobot counts anew: {counted}")
+        if self._episodes > self._fresh[0]:
+            self._tasks |= self._fresh[1]
+        known = dict(self._tasks)  # the episode may yet be refused
         numbers = [known.setdefault(str(t), len(known)) for t in tasks]
         stored["timestamp"] = (np.arange(count) / self._fps).astype(np.float32)
         stored["frame_index"] = np.arange(count)
@@ -211,7 +213,11 @@ class LeRobotWriter(StagedWriter):
     def _is_video(self, spec: ColumnSpec) -> bool:
         return self._videos and holds("jpeg", spec) and not spec.shape[0] % 2 and not spec.shape[1] % 2
 
-    def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+    def encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+        """Return the columns, pictures encoded; their statistics are noted before that."""
+        numbers = [spec for spec in episode.schema.columns if spec.dtype.kind != "U"]
+        episode.notes["stats"] = {s.name: _stats(episode.columns[s.name], holds("jpeg", s)) for s in numbers}
+        self._fresh = self._episodes, _tasks_in(episode.columns)
         columns: dict[str, Array | Encoded] = dict(episode.columns)
         for spec in episode.schema.columns:
             if self._is_video(spec):
@@ -222,102 +228,34 @@ class LeRobotWriter(StagedWriter):
                 columns[spec.name] = Encoded(encode(episode.columns[spec.name], "png"), "png")
         return columns
 
-    def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
-        self._stats = {
-            s.name: _stats(episode.columns[s.name], holds("jpeg", s))
-            for s in episode.schema.columns
-            if s.dtype.kind != "U"
-        }
-        super()._store(episode, packed, where)
-        self._tasks |= _tasks_in(episode.columns)
-
-    def _notes(self) -> dict[str, Any]:
-        return {"stats": self._stats}
-
     # -- the dataset -------------------------------------------------------------------------
 
-    def _is_dataset(self, path: str) -> bool:
-        return LeRobot.detect(path)
+    def resume(self, path: str) -> None:
+        """Begin to number the tasks."""
+        self._tasks, self._fresh = {}, (0, {})
 
-    def _owns(self, relative: str) -> bool:
-        return relative.split(os.sep)[0] in (
-            "meta",
-            "data",
-            "videos",
-            "images",
-            FILE,
-            FILE + ".new",
-        )
-
-    def _source(self, path: str) -> LeRobotSource:
-        return LeRobotSource(path)
-
-    def _open(self, path: str) -> None:
-        self._tasks = {}
-
-    def _export(self, path: str, episodes: Iterable[Record]) -> None:
-        disk.make_folder(os.path.join(path, "meta"))
-        _write_info(path, {}, self._fps, self._robot, 0, 0, 0)
-        self._extend(path, episodes)
-
-    def _extend(self, path: str, episodes: Iterable[Record]) -> None:
+    def export(self, episodes: Iterable[Record], path: str) -> None:
+        """Write the dataset: a file of rows for each group of episodes, then what describes them."""
         import pyarrow as pa
 
-        group = len(_episode_files(path))
-        features = read_json(os.path.join(path, "meta", "info.json"))["features"]
-        place = {"chunk_index": group // _CHUNK, "file_index": group % _CHUNK}
+        features: dict[str, Any] = {}
+        tasks: dict[str, int] = {}
         rows: list[dict[str, Any]] = []
-        tables: list[Any] = []
-        tasks = {task: number for number, task in enumerate(_tasks_at(path))}
-        for record in episodes:
-            if not features:
-                features = _features_of(record, self._fps)
-            row: dict[str, Any] = {
-                "episode_index": record.number,
-                "tasks": [str(t) for t in record.data["tasks"]],
-                "length": record.length,
-                "data/chunk_index": place["chunk_index"],
-                "data/file_index": place["file_index"],
-                "dataset_from_index": record.row,
-                "dataset_to_index": record.row + record.length,
-                "meta/episodes/chunk_index": place["chunk_index"],
-                "meta/episodes/file_index": place["file_index"],
-            }
-            for name, feature in features.items():
-                if feature["dtype"] == "video":
-                    at = {
-                        "chunk_index": record.number // _CHUNK,
-                        "file_index": record.number % _CHUNK,
-                    }
+        for number, group in enumerate(groups_of(episodes, self.group_nbytes)):
+            features = features or _features_of(group[0], self._fps)
+            for record in group:
+                tasks |= _tasks_in(record.columns)
+                rows.append(_row_of(record, features, number, self._fps))
+                for name in _videos_in(features):
                     film: Any = record.columns[name]
-                    _write(path, f"videos/{name}/{_PLACE.format(**at)}.mp4", film.values[0])
-                    row |= {f"videos/{name}/{key}": value for key, value in at.items()}
-                    row |= {
-                        f"videos/{name}/from_timestamp": 0.0,
-                        f"videos/{name}/to_timestamp": record.length / self._fps,
-                    }
-            for name, stats in record.notes["stats"].items():
-                row |= {f"stats/{name}/{key}": value for key, value in stats.items()}
-            tasks |= _tasks_in(record.columns)
-            rows.append(row)
-            tables.append(_table(record, features))
-        if not rows:
-            return
-        _write_parquet(path, f"data/{_PLACE.format(**place)}.parquet", pa.concat_tables(tables))
-        ordered = sorted(tasks, key=lambda task: tasks[task])
-        _write_parquet(path, "meta/tasks.parquet", _task_table(ordered))
-        every = [*_stats_at(path), *rows]
-        _write(path, "meta/stats.json", json.dumps(_total_stats(every), indent=4).encode())
-        _write_info(
-            path,
-            features,
-            self._fps,
-            self._robot,
-            rows[-1]["episode_index"] + 1,
-            rows[-1]["dataset_to_index"],
-            len(tasks),
-        )
-        _write_parquet(path, f"meta/episodes/{_PLACE.format(**place)}.parquet", pa.Table.from_pylist(rows))
+                    _write(path, f"videos/{name}/{_file(record.number)}.mp4", film.values[0])
+            tables = [_table(record, features) for record in group]
+            _write_parquet(path, f"data/{_file(number)}.parquet", pa.concat_tables(tables))
+        if rows:
+            _write_parquet(path, "meta/tasks.parquet", _task_table(sorted(tasks, key=lambda task: tasks[task])))
+            _write_parquet(path, f"meta/episodes/{_file(0)}.parquet", pa.Table.from_pylist(rows))
+            _write(path, "meta/stats.json", json.dumps(_total_stats(rows), indent=4).encode())
+        _write_info(path, features, self._fps, self._robot, rows, len(tasks))
 
 
 def _frame_rate(fps: Fraction | None, where: str) -> int:
@@ -355,6 +293,37 @@ def _tasks_in(columns: Mapping[str, Any]) -> dict[str, int]:
     """Return the tasks of an episode's steps, with their numbers."""
     texts, numbers = columns["task"], columns["task_index"]
     return dict(zip(map(str, texts), map(int, numbers), strict=True))
+
+
+def _file(number: int) -> str:
+    return _PLACE.format(chunk_index=number // _CHUNK, file_index=number % _CHUNK)
+
+
+def _videos_in(features: Mapping[str, Any]) -> list[str]:
+    return [name for name, feature in features.items() if feature["dtype"] == "video"]
+
+
+def _row_of(record: Record, features: Mapping[str, Any], file: int, fps: int) -> dict[str, Any]:
+    """Return what `meta/episodes` has of an episode."""
+
+    def place(prefix: str, number: int) -> dict[str, int]:
+        return {f"{prefix}/chunk_index": number // _CHUNK, f"{prefix}/file_index": number % _CHUNK}
+
+    row: dict[str, Any] = {
+        "episode_index": record.number,
+        "tasks": [str(t) for t in record.data["tasks"]],
+        "length": record.length,
+        **place("data", file),
+        "dataset_from_index": record.row,
+        "dataset_to_index": record.row + record.length,
+        **place("meta/episodes", 0),
+    }
+    for name in _videos_in(features):
+        row |= place(f"videos/{name}", record.number)
+        row |= {f"videos/{name}/from_timestamp": 0.0, f"videos/{name}/to_timestamp": record.length / fps}
+    for name, stats in record.notes["stats"].items():
+        row |= {f"stats/{name}/{key}": value for key, value in stats.items()}
+    return row
 
 
 def _features_of(record: Record, fps: int) -> dict[str, Any]:
@@ -512,22 +481,21 @@ def _total_stats(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _write_info(
-    path: str, features: Mapping[str, Any], fps: int, robot: str | None, episodes: int, frames: int, tasks: int
+    path: str, features: Mapping[str, Any], fps: int, robot: str | None, rows: list[dict[str, Any]], tasks: int
 ) -> None:
-    video = any(f["dtype"] == "video" for f in features.values())
     info = {
         "codebase_version": "v3.0",
         "robot_type": robot,
-        "total_episodes": episodes,
-        "total_frames": frames,
+        "total_episodes": len(rows),
+        "total_frames": sum(row["length"] for row in rows),
         "total_tasks": tasks,
         "chunks_size": _CHUNK,
         "data_files_size_in_mb": 100,
         "video_files_size_in_mb": 200,
         "fps": fps,
-        "splits": {"train": f"0:{episodes}"},
+        "splits": {"train": f"0:{len(rows)}"},
         "data_path": f"data/{_PLACE}.parquet",
-        "video_path": f"videos/{{video_key}}/{_PLACE}.mp4" if video else None,
+        "video_path": f"videos/{{video_key}}/{_PLACE}.mp4" if _videos_in(features) else None,
         "features": features,
     }
     _write(path, "meta/info.json", json.dumps(info, indent=4, ensure_ascii=False).encode())
@@ -545,28 +513,3 @@ def _write_parquet(path: str, name: str, table: Any) -> None:
     made = io.BytesIO()
     pq.write_table(table, made, compression="snappy")
     _write(path, name, made.getvalue())
-
-
-def _episode_files(path: str) -> list[str]:
-    return sorted(glob.glob(os.path.join(glob.escape(path), "meta/episodes/*/*.parquet")))
-
-
-def _stats_at(path: str) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    rows: list[dict[str, Any]] = []
-    for file in _episode_files(path):
-        names = [n for n in pq.read_schema(file).names if n.startswith("stats/")]
-        rows += pq.read_table(file, columns=names).to_pylist()
-    return rows
-
-
-def _tasks_at(path: str) -> list[str]:
-    import pyarrow.parquet as pq
-
-    file = os.path.join(path, "meta", "tasks.parquet")
-    if not os.path.exists(file):
-        return []
-    table = pq.read_table(file).to_pydict()
-    texts = next(values for name, values in table.items() if name != "task_index")
-    return [text for _, text in sorted(zip(table["task_index"], texts, strict=True))]

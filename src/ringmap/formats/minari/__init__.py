@@ -45,7 +45,6 @@ class Minari(StoredFormat):
     lossless = True
     source = "ringmap.formats.minari:MinariSource"
     writer = "ringmap.formats.minari.writer:MinariWriter"
-    logs = True
     appends = False
 
     @classmethod

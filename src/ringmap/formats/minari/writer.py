@@ -5,7 +5,7 @@
 
 Invariants: episodes are logged as they are read back, so that dataset and log are of the same columns; no column is
 dropped: one that Minari has no place for is an info.
-Not here: the log (common/staged.py), Minari's files.
+Not here: the log (common/writer.py), Minari's files.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from ringmap.formats.common.hdf5_trial import (
     refused_rows,
     storable,
 )
-from ringmap.formats.common.log import FILE, Record
+from ringmap.formats.common.log import Record
 from ringmap.formats.common.refusals import Refused
-from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import (
     Steps,
     below,
@@ -37,7 +36,8 @@ from ringmap.formats.common.transitions import (
     observations_of,
     refused_flag,
 )
-from ringmap.formats.minari import COUNTS, Minari, MinariSource
+from ringmap.formats.common.writer import EpisodeWriter
+from ringmap.formats.minari import COUNTS, Minari
 
 __all__ = ["MinariWriter"]
 
@@ -46,7 +46,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _FLAGS = ("terminated", "truncated")
 
 
-class MinariWriter(StagedWriter):
+class MinariWriter(EpisodeWriter):
     """Writes episodes to a Minari dataset. Use it in a `with` block.
 
     An episode is either T rows with `next_observation`, or T + 1 rows, as environments are recorded here: the last row
@@ -71,8 +71,8 @@ class MinariWriter(StagedWriter):
     Cost: the files are written at the end of the block, out of a log that takes as much room.
     """
 
-    extends = False
-    appends = Minari.appends
+    format = Minari
+    files = r"data/.*"
 
     def __init__(
         self,
@@ -107,12 +107,14 @@ class MinariWriter(StagedWriter):
 
     # -- episodes ----------------------------------------------------------------------------
 
-    def _refuses(self, name: str, rows: Array) -> str | None:
+    def refuses(self, name: str, rows: Array) -> str | None:
+        """Return why a column can't be held."""
         return refused_flag(name, rows) or refused_rows(rows)
 
-    def _refuses_data(self, name: str, value: Any) -> str | None:
+    def refuses_data(self, name: str, value: Any) -> str | None:
+        """Return why a datum of an episode can't be held."""
         if name == "seed":
-            return None  # `_as_stored` says
+            return None  # `layout` says
         return "Minari has a number of its own there; rename it" if name in COUNTS else refused_attribute(name, value)
 
     def looks_at(self, name: str, dtype: np.dtype[Any]) -> bool:
@@ -120,9 +122,10 @@ class MinariWriter(StagedWriter):
         alone."""
         return dtype.kind == "U" or is_loose_flag(name, dtype)
 
-    def _as_stored(
+    def layout(
         self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return the steps of an episode, as they are read back."""
         found = self._parts(columns, where)
         for old in found.values():
             rows = columns[old]
@@ -130,7 +133,7 @@ class MinariWriter(StagedWriter):
                 kind = f"{rows.dtype} {rows.shape[1:]}"
                 refused.add(old, f"column {old!r} ({kind}): Minari has no space for it")
         observations = [old for new, old in found.items() if new.split("/")[0] == "observation"]
-        steps = Steps(columns, observations, self._placed(self._rewards), self._final_row, where)
+        steps = Steps(columns, observations, self.reward_at(self._rewards), self._final_row, where)
         if not (steps.follows or steps.cut):
             raise InputError(
                 f"{where}: each of the {steps.length} rows is a step (reward_at='same'), and Minari needs the "
@@ -188,16 +191,8 @@ class MinariWriter(StagedWriter):
 
     # -- the dataset -------------------------------------------------------------------------
 
-    def _is_dataset(self, path: str) -> bool:
-        return Minari.detect(path)
-
-    def _owns(self, relative: str) -> bool:
-        return relative.split(os.sep)[0] in ("data", FILE, FILE + ".new")
-
-    def _source(self, path: str) -> MinariSource:
-        return MinariSource(path)
-
-    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+    def export(self, episodes: Iterable[Record], path: str) -> None:
+        """Write the dataset."""
         import minari
         from gymnasium.spaces import Dict
         from minari.data_collector import EpisodeBuffer
@@ -217,7 +212,7 @@ class MinariWriter(StagedWriter):
                 )
         storage = MinariStorage.new(os.path.join(path, "data"), **spaces, jpeg_encoding=False)
         named = {"dataset_id": self._id, "minari_version": minari.__version__}
-        storage.update_metadata(named | Facts(fps=self._facts.fps).encode(PREFIX))
+        storage.update_metadata(named | Facts(fps=self.facts.fps).encode(PREFIX))
         every = records if first is None else chain([first], records)
         storage.update_episodes([])  # so that a dataset without episodes is a file of HDF5, too
         for number, record in enumerate(every):

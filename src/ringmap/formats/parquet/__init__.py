@@ -29,7 +29,6 @@ class Parquet(StoredFormat):
     lossless = True
     source = "ringmap.formats.parquet.reader:ParquetSource"
     writer = "ringmap.formats.parquet.writer:ParquetWriter"
-    logs = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

@@ -1,6 +1,6 @@
 """The writing side of Parquet files.
 
-Not here: the log (common/staged.py), rows as tables (table.py).
+Not here: the log (common/writer.py), rows as tables (table.py).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any
@@ -16,12 +17,12 @@ import numpy as np
 
 from ringmap.clips.facts import Facts
 from ringmap.formats.common import disk
-from ringmap.formats.common.log import FILE, Encoded, Record
-from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.log import Encoded, Record
+from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.media.images import check_image_format, encode, holds
 from ringmap.formats.parquet import MARKER, Parquet
-from ringmap.formats.parquet.reader import FOOTER, ParquetSource, files_of
+from ringmap.formats.parquet.reader import FOOTER, files_of
 from ringmap.formats.parquet.table import arrow_schema, episode_shapes, table_of
 
 __all__ = ["ParquetWriter"]
@@ -32,7 +33,7 @@ _GROUP_NBYTES = 32 << 20
 """Of decoded rows in a row group, which a reader holds in memory at once."""
 
 
-class ParquetWriter(StagedWriter):
+class ParquetWriter(EpisodeWriter):
     """Writes episodes to a folder of Parquet files. Use it in a `with` block.
 
     `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`.
@@ -53,6 +54,9 @@ class ParquetWriter(StagedWriter):
         {'episode_index': 0, 'step_index': 1, 'reward': 1.0}
     """
 
+    format = Parquet
+    files = r"\.?data-.*\.parquet(\.new)?|" + re.escape(MARKER)
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -64,18 +68,8 @@ class ParquetWriter(StagedWriter):
         super().__init__(path, mode, progress)
         self.image_format = check_image_format(image_format, "ParquetWriter")
 
-    def _is_dataset(self, path: str) -> bool:
-        return Parquet.detect(path)
-
-    def _owns(self, relative: str) -> bool:
-        name = relative.removeprefix(".").removesuffix(".new")
-        data = name.startswith("data-") and name.endswith(".parquet")
-        return data or relative in (MARKER, FILE, FILE + ".new")
-
-    def _source(self, path: str) -> ParquetSource:
-        return ParquetSource(path)
-
-    def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+    def encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+        """Return the columns, pictures encoded."""
         columns: dict[str, Array | Encoded] = dict(episode.columns)
         for spec in episode.schema.columns:
             if holds("jpeg", spec):
@@ -83,12 +77,14 @@ class ParquetWriter(StagedWriter):
                 columns[spec.name] = Encoded(files, self.image_format)
         return columns
 
-    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+    def export(self, episodes: Iterable[Record], path: str) -> None:
+        """Write a new dataset; the file that marks it comes last."""
         disk.make_folder(path)
-        self._extend(path, episodes)
+        self.extend(episodes, path)
         disk.write_file(os.path.join(path, MARKER), b"")
 
-    def _extend(self, path: str, episodes: Iterable[Record]) -> None:
+    def extend(self, episodes: Iterable[Record], path: str) -> None:
+        """Add a file of rows."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

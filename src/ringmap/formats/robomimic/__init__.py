@@ -67,7 +67,6 @@ class Robomimic(StoredFormat):
     lossless = True
     source = "ringmap.formats.robomimic:RobomimicSource"
     writer = "ringmap.formats.robomimic.writer:RobomimicWriter"
-    logs = True
     appends = False
 
     @classmethod

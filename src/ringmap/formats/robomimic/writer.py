@@ -1,6 +1,6 @@
 """The writing side of a robomimic file.
 
-Not here: the log (common/staged.py), steps out of rows (common/transitions.py).
+Not here: the log (common/writer.py), steps out of rows (common/transitions.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ringmap.formats.common.hdf5_trial import (
 )
 from ringmap.formats.common.log import Record
 from ringmap.formats.common.refusals import Refused
-from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.transitions import (
     OUTCOMES,
     Steps,
@@ -31,7 +30,8 @@ from ringmap.formats.common.transitions import (
     observations_of,
     refused_flag,
 )
-from ringmap.formats.robomimic import LENGTH, SPLITS, THEIRS, Robomimic, RobomimicSource
+from ringmap.formats.common.writer import EpisodeWriter
+from ringmap.formats.robomimic import LENGTH, SPLITS, THEIRS, Robomimic
 
 __all__ = ["RobomimicWriter"]
 
@@ -40,7 +40,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _TAKEN = {*THEIRS.values(), "obs", "next_obs"}
 
 
-class RobomimicWriter(StagedWriter):
+class RobomimicWriter(EpisodeWriter):
     """Writes episodes to a file of robomimic. Use it in a `with` block.
 
     `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. An episode's data
@@ -64,8 +64,7 @@ class RobomimicWriter(StagedWriter):
     Cost: the file is written at the end of the block, out of a log that takes as much room.
     """
 
-    extends = False
-    appends = Robomimic.appends
+    format = Robomimic
 
     def __init__(
         self,
@@ -87,10 +86,12 @@ class RobomimicWriter(StagedWriter):
 
     # -- episodes ----------------------------------------------------------------------------
 
-    def _refuses(self, name: str, rows: Array) -> str | None:
+    def refuses(self, name: str, rows: Array) -> str | None:
+        """Return why a column can't be held."""
         return refused_flag(name, rows) or refused_rows(rows)
 
-    def _refuses_data(self, name: str, value: Any) -> str | None:
+    def refuses_data(self, name: str, value: Any) -> str | None:
+        """Return why a datum of an episode can't be held."""
         return (
             "robomimic has the number of steps there; rename it"
             if name == LENGTH
@@ -104,13 +105,14 @@ class RobomimicWriter(StagedWriter):
         alone."""
         return dtype.kind == "U" or is_loose_flag(name, dtype)
 
-    def _as_stored(
+    def layout(
         self, columns: dict[str, Array], data: dict[str, Any], refused: Refused, where: str
     ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return the steps of an episode, as they are read back."""
         observations = self._observations(columns, where)
         if self._action not in columns:
             raise InputError(f"{where}: no column {self._action!r} of actions; there are {list(columns)}")
-        steps = Steps(columns, list(observations), self._placed(self._rewards), self._final_row, where)
+        steps = Steps(columns, list(observations), self.reward_at(self._rewards), self._final_row, where)
         stored, taken = {}, {self._action}
         for old, new in observations.items():
             stored[new] = steps.now(old)
@@ -151,16 +153,8 @@ class RobomimicWriter(StagedWriter):
 
     # -- the file ----------------------------------------------------------------------------
 
-    def _is_dataset(self, path: str) -> bool:
-        return Robomimic.detect(path)
-
-    def _owns(self, relative: str) -> bool:
-        return True
-
-    def _source(self, path: str) -> RobomimicSource:
-        return RobomimicSource(path)
-
-    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+    def export(self, episodes: Iterable[Record], path: str) -> None:
+        """Write the dataset."""
         import h5py
 
         splits: dict[str, list[str]] = {}
@@ -180,7 +174,7 @@ class RobomimicWriter(StagedWriter):
                     demo.create_dataset(THEIRS.get(name, name), data=storable(rows))
                 total += record.length
             data.attrs["total"] = total
-            data.attrs.update(Facts(fps=self._facts.fps).encode(PREFIX))
+            data.attrs.update(Facts(fps=self.facts.fps).encode(PREFIX))
             data.attrs["env_args"] = self._env_args
             for split, names in splits.items():
                 file.create_dataset(f"{SPLITS}/{split}", data=np.array(names, "S"))

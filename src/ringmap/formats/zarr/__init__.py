@@ -26,7 +26,6 @@ class Zarr(StoredFormat):
     lossless = True
     source = "ringmap.formats.zarr.reader:ZarrSource"
     writer = "ringmap.formats.zarr.writer:ZarrWriter"
-    logs = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

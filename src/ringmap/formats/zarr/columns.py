@@ -32,7 +32,7 @@ from ringmap.formats.common.log import Record, groups_of
 from ringmap.formats.common.names import file_name
 from ringmap.formats.common.table_mark import fits, mark_of
 from ringmap.formats.common.untrusted import check_name, check_row, kind_at, read_json
-from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.columns.schema import ColumnSpec, stored_spec
 from ringmap.storage.columns.text import Words
 from ringmap.storage.disk.system import NotAFileError
 
@@ -263,19 +263,18 @@ def _table_of(ends: Array) -> tuple[Array, Array]:
     return lengths, ends - lengths
 
 
-def extend(path: str, episodes: Iterable[Record]) -> None:
-    """Add episodes: rows, episode data, and last the ends."""
+def extend(path: str, episodes: Iterable[Record], chunk_nbytes: int, level: int | None) -> None:
+    """Add episodes: rows, episode data, and last the ends; chunks and level of compression are those of new columns."""
     group = open_group(path, "r+")
     ends = episode_ends(group, path)
     columns = find_columns(group, path, ends).columns if len(ends) else []
     for records in groups_of(episodes, _GROUP_NBYTES):
-        columns, ends = _add(group, columns, ends, records)
+        columns = columns or _create_columns(group, records[0], chunk_nbytes, level)
+        ends = _add(group, columns, ends, records)
 
 
-def _add(group: Any, columns: list[Column], ends: Array, records: list[Record]) -> tuple[list[Column], Array]:
+def _add(group: Any, columns: list[Column], ends: Array, records: list[Record]) -> Array:
     rows = int(ends[-1]) if len(ends) else 0
-    if not columns:
-        columns = _create_columns(group, records[0].schema, records[0].notes)
     rows_of = [dict[str, Any](record.columns) for record in records]
     texts = [column.spec.name for column in columns if column.spec.is_text]
     words = [Words() for _ in records]
@@ -293,7 +292,7 @@ def _add(group: Any, columns: list[Column], ends: Array, records: list[Record]) 
     group["meta"].attrs[MARK] = mark_of(*_table_of(np.concatenate([ends, fresh]))).tolist()
     _put(group["meta/episode_ends"], len(ends), fresh)
     group.store.publish()  # lengths, that of `episode_ends` last: the rows are there
-    return columns, np.concatenate([ends, fresh])
+    return np.concatenate([ends, fresh])
 
 
 def _put(array: Any, start: int, rows: Array) -> None:
@@ -307,21 +306,20 @@ def _put(array: Any, start: int, rows: Array) -> None:
         array[start:] = rows
 
 
-def _create_columns(group: Any, schema: Schema, notes: dict[str, Any]) -> list[Column]:
+def _create_columns(group: Any, first: Record, chunk_nbytes: int, level: int | None) -> list[Column]:
     data = group["data"]
     table, columns = [], []
-    for spec in schema.columns:
+    for spec in first.schema.columns:
         name = file_name(spec.name)
         dtype, shape = _stored(spec)
         array = None
         if spec.row_nbytes:
-            nbytes = notes.get("chunk_nbytes", CHUNK_NBYTES)
-            rows = max(1, min(nbytes // spec.row_nbytes, MAX_CHUNK_ROWS))
-            array = _create(data, name, shape, dtype, rows, notes.get("level", 1))
+            rows = max(1, min(chunk_nbytes // spec.row_nbytes, MAX_CHUNK_ROWS))
+            array = _create(data, name, shape, dtype, rows, level)
         table.append([spec.name, name, spec.dtype.str, list(spec.shape)])
         columns.append(Column(spec, array, name))
     data.attrs["ringmap"] = table
-    group["meta"].attrs.update(Facts.stated(notes).encode(PREFIX))
+    group["meta"].attrs.update(Facts.stated(first.notes).encode(PREFIX))
     return columns
 
 
