@@ -19,7 +19,9 @@ from ringmap.errors import InputError
 HOMES = ("ringmap", "ringmap.data", "ringmap.samplers", "ringmap.policy", "ringmap.world", "ringmap.recording")
 NUMBER = re.compile(r"\b(int|float|bool|Seed)\b")
 A_FUNCTION = re.compile(r"^Callable")
-NOT_OURS = re.compile(r"^(Format|Writer|Sampler|BaseSampler|Computed|Dataset|BasePolicy)\.|\.(merge_col|show)$")
+NOT_OURS = re.compile(
+    r"^(Format|Writer|EpisodeWriter|Sampler|BaseSampler|Computed|Dataset|BasePolicy)\.|\.(merge_col|show)$"
+)
 """What a user subclasses; what nothing of ours can do; what starts a server."""
 
 
