@@ -102,6 +102,11 @@ def _races(row, text):
     row.survived = _number(r"([\d,]+) redrawn", text)
 
 
+def _insides(row, text):
+    row.cases = _number(r"(?m)^\| all of .*\bworks ([\d,]+)", text)
+    row.survived = _number(r"(?m)^\| all of .*\bRoleError ([\d,]+)", text)
+
+
 def _forgeries(row, text):
     row.cases = row.survived = _number(r"forged ([\d,]+)", text)
 
@@ -322,6 +327,11 @@ PARTS = {
             "Ctrl-C and signal handlers at each line of a draw from many rings",
             [*PYTEST, "-s", "-m", "campaign", "tests/sharded/test_interrupts.py"],
             count=_strikes,
+        ),
+        Command(
+            "each public call inside others, in handlers, finalizers, forks, callables and loops",
+            [sys.executable, "-m", "tests.campaign.inside", "--every", "997"],
+            count=_insides,
         ),
         _controls("planted in looks at many rings", "tests/sharded/test_interrupts.py", "-k", "control"),
         _controls(

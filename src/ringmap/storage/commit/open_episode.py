@@ -152,11 +152,10 @@ class OpenEpisode:
         columns = {n: _one_step(n, v, where) for n, v in flattened(step, where).items()}
         if self._filter is not None:
             columns = self._filter(columns)
-        arrays = as_columns(columns, where)
-        if not arrays:
+        if not columns:
             raise InputError(f"{where}: the step has no columns")
-        schema = self._schema or self._store.schema or Schema.of(arrays)
-        fitted = schema.fit(arrays, self._casting, where)
+        schema = self._schema or self._store.schema or Schema.of(as_columns(columns, where))
+        fitted = schema.fit(columns, self._casting, where)
         if self._every is None and self.num_steps >= self._store.ring.max_steps:
             raise InputError(
                 f"{where}: the episode exceeds max_steps={self._store.ring.max_steps}; raise max_steps, or "
@@ -164,12 +163,10 @@ class OpenEpisode:
             )
         self._words.refuse_large([fitted[name] for name in schema.texts], where)
         file = self._begin(schema) if self._file is None else self._file
-        stored = [
-            self._words.encode(values) if spec.is_text else values
-            for spec, values in zip(schema.columns, fitted.values(), strict=True)
-        ]
+        for name in schema.texts:
+            fitted[name] = self._words.encode(fitted[name])
         before = self._end
-        end = file.write(before, b"".join(a.tobytes() for a in stored), self._words)
+        end = file.write(before, b"".join([a.tobytes() for a in fitted.values()]), self._words)
         if self._store.power:
             file.sync()
         self._end = end
