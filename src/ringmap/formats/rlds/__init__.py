@@ -33,6 +33,7 @@ from ringmap.formats.rlds.example import features_of, values_of
 from ringmap.formats.rlds.features import Leaf, decode, leaves_of
 from ringmap.formats.rlds.records import READERS
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.paths import local_path
 
 __all__ = ["Rlds", "RldsEpisodes"]
 
@@ -98,7 +99,7 @@ class RldsEpisodes(EpisodeStream):
     """A row is a step: an observation, its action, and the reward of that."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(path)
+        self.path = local_path(path)
         if not Rlds.detect(self.path):
             raise UnknownFormatError(
                 f"{self.path}: is no RLDS data set: it has no dataset_info.json, or no features.json with steps"
