@@ -48,7 +48,7 @@ class World:
     def __init__(self, root, durability):
         shutil.rmtree(root, ignore_errors=True)
         os.makedirs(root)
-        self.root, self.path = root, os.path.join(root, "buf")
+        self.root, self.path, self.made = root, os.path.join(root, "buf"), 0
         options = {"spare_rows": 40, "sync_every_s": 0, "seed": 0, "schema": SCHEMA, "durability": durability}
         self.buf = ReplayBuffer(200, 2, path=self.path, sampler=PrioritizedSampler(rng=0), **options)
         self.buf.write_episodes(map(episode, range(5)))
@@ -71,7 +71,8 @@ class World:
 
     def new(self, name):
         """Return a path where nothing is yet."""
-        return os.path.join(self.root, f"{len(os.listdir(self.root))}-{os.getpid()}{name}")
+        self.made += 1
+        return os.path.join(self.root, f"{name}-{os.getpid()}-{self.made}")
 
     def end(self):
         """Go on, close everything, and look at what is there."""
@@ -100,7 +101,7 @@ CALLS = {
     "flush": lambda w: w.buf.flush(),
     "close": lambda w: w.buf.close(),
     "snapshot": lambda w: w.buf.snapshot(w.new("copy")),
-    "dump": lambda w: w.buf.dump(w.new("dump.h5"), progress=False),
+    "dump": lambda w: w.buf.dump(w.new("dump") + ".h5", progress=False),
     "check": lambda w: w.buf.check(),
     "state_dict": lambda w: w.buf.state_dict(),
     "load_state_dict": lambda w: w.buf.load_state_dict(w.state),
