@@ -262,7 +262,6 @@ def test_parts_agree_on_the_axes_of_pictures(tmp_path, layouts):
         print(kind)
         for number, rows in enumerate(wanted):
             clip = dataset[4 * number + 2]
-            step = dataset._load_steps(np.array([number]), np.array([3]), ["pixels"])[0]
             view = dataset.view(columns=["pixels", "depth"])[4 * number + 2]
             chunk = dataset.load_chunk([number], [0], [5])[0]
             for name in ("pixels", "depth"):
@@ -272,7 +271,6 @@ def test_parts_agree_on_the_axes_of_pictures(tmp_path, layouts):
                 assert np.array_equal(dataset.load_episode(number)[name], turn(rows[name]))
                 assert np.array_equal(stored_layout(dataset.load_episode(number))[name], rows[name])
                 assert np.array_equal(dataset.get_row_data(5 * number + 1)[name], rows[name][1])
-            assert np.array_equal(step["pixels"], turn(rows["pixels"])[3:4])
             alone = dataset.take([number])  # of one part
             assert np.array_equal(alone[2]["pixels"], turn(rows["pixels"])[2:4])
         again = ReplayBuffer(99)
@@ -325,7 +323,7 @@ def test_a_mix_of_two_layouts_is_refused(tmp_path):
 
 def test_control_parts_are_not_asked(tmp_path, monkeypatch):
     """Where nobody asks the parts, a batch has pictures of both kinds, of one shape."""
-    monkeypatch.setattr(joined, "axes_of", lambda part: {})
+    monkeypatch.setattr(joined._Joined, "picture_axes", lambda self: {})
     both = ConcatDataset(square(tmp_path, ("CHW", "live")))
     assert np.array_equal(both[1]["pixels"], first(frames(0)["pixels"])[1:3])
     assert np.array_equal(both[5]["pixels"], frames(1)["pixels"][1:3])

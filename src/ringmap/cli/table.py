@@ -50,7 +50,7 @@ def rows_of(dataset: Any) -> list[Row]:
 
     Cost: reads three columns of small values, and the data of every episode.
     """
-    pinned = as_dataset(dataset).pinned()
+    pinned = as_dataset(dataset, "episodes: the dataset").pinned()
     lengths, every = np.asarray(pinned.lengths, np.int64), dict[int, dict[str, Any]]()
     table = EpisodeTable(np.arange(len(lengths)), lengths)
     stored = table.read(pinned, [*OUTCOMES, "data"], every.__setitem__)

@@ -63,7 +63,6 @@ __all__ = [
     "as_dataset",
     "clip_id",
     "clip_ids",
-    "cut_of_dataset",
     "fold_actions",
     "in_range",
     "num_rows",
@@ -671,7 +670,7 @@ class Dataset(LoaderDataset):
         Cost: reads and holds the whole column. This general form loads every episode.
         """
         self._check_column(col, "get_col_data")
-        parts = [self._stored_rows(ep, 0, int(n), [col])[col] for ep, n in enumerate(self.lengths)]
+        parts = [self._stored_rows(ep, 0, int(n), [col])[col] for ep, n in enumerate(self.lengths) if n]
         return np.concatenate(parts) if parts else np.empty(0)
 
     def get_dim(self, col: str) -> int:
@@ -703,11 +702,7 @@ class Dataset(LoaderDataset):
         order = np.argsort(self.offsets, kind="stable")
         episodes = order[np.searchsorted(self.offsets[order], rows, side="right") - 1]
         steps = rows - self.offsets[episodes]
-        names = self.column_names
-        parts = [
-            self._stored_rows(ep, at, at + 1, names) for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)
-        ]
-        found = {name: np.concatenate([part[name] for part in parts]) for name in names if parts}
+        found = {name: v[:, 0] for name, v in self._rows_at(self.column_names, episodes, steps[:, None], None).items()}
         return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
 
     def items_at(self, ids: Array) -> dict[str, Any]:
@@ -795,7 +790,12 @@ class Dataset(LoaderDataset):
         return [{name: values[i] for name, values in columns.items()} for i in range(count)]
 
     def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
-        """Return steps of episodes, name -> `(B, n, ...)`, fresh arrays, images in stored order.
+        """As `read_rows`, as they are stored if the dataset stores them: a subclass that is not a file returns `_load_slice`
+        of them."""
+        return rows_by_slices(self._load_slice, names, episodes, steps, run)
+
+    def read_rows(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None = None) -> dict[str, Array]:
+        """Return steps of episodes, name -> `(B, n, ...)`, fresh arrays, images in stored order, after `transform`.
 
         Args:
             names: of the columns.
@@ -803,15 +803,9 @@ class Dataset(LoaderDataset):
             steps: `(B, n)`; or `(B,)` with `run`. All that are asked for lie inside the episodes.
             run: offsets from each of the steps, alike for all.
         """
+        if self.transform is None:
+            return self._rows_at(names, episodes, steps, run)
         return rows_by_slices(self._load_slice, names, episodes, steps, run)
-
-    def _steps_of(
-        self, part: Any, names: Sequence[str], episodes: Array, steps: Array, run: range | None
-    ) -> dict[str, Array]:
-        """Return steps of episodes of a part of this dataset, as `_rows_at`, after the part's transform."""
-        if isinstance(part, Dataset) and part.transform is None:
-            return part._rows_at(names, episodes, steps, run)
-        return rows_by_slices(part._load_slice, names, episodes, steps, run)
 
     def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return the columns of a batch in the form that users get."""
@@ -866,10 +860,6 @@ class Dataset(LoaderDataset):
                 value = value[:: self.frameskip]
             clip[name] = value
         return clip
-
-    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
-        """Return one step of each episode: for each, column -> (1, ...), of `names` at least."""
-        return [self._load_slice(ep, at, at + 1) for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)]
 
     @property
     def items_are_rows(self) -> bool:
@@ -942,8 +932,8 @@ class Dataset(LoaderDataset):
         return None
 
     def _stored_rows(self, ep: int, start: int, end: int, names: Sequence[str]) -> dict[str, Array]:
-        steps = stored_layout(self._load_slice(ep, start, end))
-        return {name: np.asarray(steps[name]) for name in names}
+        found = self._rows_at(names, np.array([ep]), np.array([start]), range(end - start))
+        return {name: values[0] for name, values in found.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_clips", "_rows", "_draws")  # of this object in this process
@@ -956,12 +946,6 @@ class Dataset(LoaderDataset):
         )
 
 
-def axes_of(dataset: Any) -> PictureAxes:
-    """Return the columns of pictures of a part of a dataset, and how it hands out their axes; one of another library
-    says nothing."""
-    return dataset.picture_axes() if isinstance(dataset, Dataset) else {}
-
-
 def _loader_asks() -> bool:
     """Tell whether the caller outside of this package is a sampler of PyTorch, which is given no other way to say that
     it asks."""
@@ -971,23 +955,17 @@ def _loader_asks() -> bool:
     return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.utils.data")
 
 
-class SelectedDataset(Dataset):
-    """Some episodes of any dataset.
+class OtherDataset(Dataset):
+    """A dataset of another library: an object with the methods that load, as it is now.
 
     Args:
-        dataset: the whole; a dataset of ours, or an object with the same methods.
-        episodes: their numbers there.
+        dataset: it.
     """
 
-    def __init__(self, dataset: Any, episodes: Array) -> None:
-        lengths = np.asarray(dataset.lengths, np.int32)[episodes]
-        offsets = np.cumsum(lengths, dtype=np.int64) - lengths
-        super().__init__(lengths, offsets, dataset.frameskip, dataset.num_steps)
-        self.dataset, self._episodes = dataset, episodes
-        self._source_episodes = episodes
-        if isinstance(dataset, Dataset):
-            self._cut, self.fps, self.reward_at = dataset._cut, dataset.fps, dataset.reward_at
-            self._source_episodes, self._arcs = dataset.source_episodes[episodes], dataset.arcs()
+    def __init__(self, dataset: Any) -> None:
+        lengths = np.asarray(dataset.lengths, np.int64)
+        super().__init__(lengths, np.cumsum(lengths) - lengths, dataset.frameskip, dataset.num_steps)
+        self.dataset = dataset
 
     @property
     def column_names(self) -> list[str]:
@@ -995,44 +973,8 @@ class SelectedDataset(Dataset):
         return list(self.dataset.column_names)
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
-        found: dict[str, Any] = self.dataset._load_slice(self._there(ep), start, end)
+        found: dict[str, Any] = self.dataset._load_slice(ep, start, end)
         return found
-
-    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
-        found: list[Any] = self.dataset._load_steps(self._episodes[episodes], steps, names)
-        return found
-
-    def origins(self) -> tuple[Array, Array]:
-        """Return those of the whole dataset."""
-        if not isinstance(self.dataset, Dataset):
-            return super().origins()
-        lineages, ordinals = self.dataset.origins()
-        return lineages[self._episodes], ordinals[self._episodes]
-
-    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
-        """Tell which steps are still stored in the whole dataset."""
-        return stored_steps(self.dataset, self._episodes[episodes], steps)
-
-    def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
-        return self._steps_of(self.dataset, names, self._episodes[episodes], steps, run)
-
-    def picture_axes(self) -> PictureAxes:
-        """Return those of the whole dataset."""
-        return axes_of(self.dataset)
-
-    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
-        return self.dataset._shown(columns) if isinstance(self.dataset, Dataset) else columns
-
-    def _rows_are_fixed(self) -> bool:
-        return isinstance(self.dataset, Dataset) and self.dataset._rows_are_fixed()
-
-    def steps_as_stored(
-        self, episode: int, start: int, end: int, names: Sequence[str] | None = None
-    ) -> dict[str, Array]:
-        """Return steps as they are stored; see `Dataset.steps_as_stored`."""
-        if not isinstance(self.dataset, Dataset):
-            return super().steps_as_stored(episode, start, end, names)
-        return self.dataset.steps_as_stored(self._there(episode), start, end, names)
 
     @property
     def episode_column_names(self) -> list[str]:
@@ -1040,14 +982,79 @@ class SelectedDataset(Dataset):
         return list(self.dataset.episode_column_names)
 
     def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
+        """Return the values that are constant within an episode, as the dataset does."""
+        found: dict[str, list[Any]] = self.dataset.get_episode_data(self._episode_numbers(idx))
+        return found
+
+    def close(self) -> None:
+        """Close its files."""
+        self.dataset.close()
+
+
+class SelectedDataset(Dataset):
+    """Some episodes of any dataset.
+
+    Args:
+        dataset: the whole.
+        episodes: their numbers there.
+    """
+
+    def __init__(self, dataset: Dataset, episodes: Array) -> None:
+        lengths = np.asarray(dataset.lengths, np.int32)[episodes]
+        offsets = np.cumsum(lengths, dtype=np.int64) - lengths
+        super().__init__(lengths, offsets, dataset.frameskip, dataset.num_steps)
+        self.dataset, self._episodes = dataset, episodes
+        self._cut, self.fps, self.reward_at = dataset._cut, dataset.fps, dataset.reward_at
+        self._source_episodes, self._arcs = dataset.source_episodes[episodes], dataset.arcs()
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order."""
+        return self.dataset.column_names
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        return self.dataset._load_slice(self._there(ep), start, end)
+
+    def origins(self) -> tuple[Array, Array]:
+        """Return those of the whole dataset."""
+        lineages, ordinals = self.dataset.origins()
+        return lineages[self._episodes], ordinals[self._episodes]
+
+    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
+        """Tell which steps are still stored in the whole dataset."""
+        return self.dataset.are_stored(self._episodes[episodes], steps)
+
+    def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
+        return self.dataset.read_rows(names, self._episodes[episodes], steps, run)
+
+    def picture_axes(self) -> PictureAxes:
+        """Return those of the whole dataset."""
+        return self.dataset.picture_axes()
+
+    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
+        return self.dataset._shown(columns)
+
+    def _rows_are_fixed(self) -> bool:
+        return self.dataset._rows_are_fixed()
+
+    def steps_as_stored(
+        self, episode: int, start: int, end: int, names: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Return steps as they are stored; see `Dataset.steps_as_stored`."""
+        return self.dataset.steps_as_stored(self._there(episode), start, end, names)
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the values that are constant within an episode, first seen first."""
+        return self.dataset.episode_column_names
+
+    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return the values that are constant within an episode, as the whole dataset does.
 
         Raises:
             ClipIndexError: there is no such episode.
         """
-        numbers = self._episodes[self._episode_numbers(idx)]
-        found: dict[str, list[Any]] = self.dataset.get_episode_data(numbers)
-        return found
+        return self.dataset.get_episode_data(self._episodes[self._episode_numbers(idx)])
 
     def close(self) -> None:
         """Close the files of the whole dataset."""
@@ -1057,17 +1064,16 @@ class SelectedDataset(Dataset):
         return int(self._episodes[self._episode_number(episode)])
 
 
-def as_dataset(dataset: Any) -> Dataset:
-    """Return a dataset of ours: this one, or all episodes of an object with the same methods."""
-    return dataset if isinstance(dataset, Dataset) else SelectedDataset(dataset, np.arange(len(dataset.lengths)))
+def as_dataset(part: Any, where: str) -> Dataset:
+    """Return a dataset of ours: this one, or what an object with the same methods has now.
 
-
-def check_dataset(part: Any, where: str) -> None:
-    """Raise unless this is a dataset: ours, or an object with the same methods."""
-    if isinstance(part, Dataset) or all(
-        hasattr(part, n) for n in ("num_steps", "frameskip", "lengths", "column_names")
-    ):
-        return
+    Raises:
+        InputError: it is none; `where` names the call.
+    """
+    if isinstance(part, Dataset):
+        return part
+    if all(hasattr(part, n) for n in ("num_steps", "frameskip", "lengths", "column_names")):
+        return OtherDataset(part)
     if isinstance(part, str | os.PathLike):
         remedy = f"open it first: load_dataset({os.fspath(part)!r})"
     elif hasattr(part, "sample"):
@@ -1087,31 +1093,6 @@ def _stacked(values: list[Any]) -> Any:
 
         return torch.stack(values).numpy()
     return np.stack([np.asarray(value) for value in values])
-
-
-def cut_of_dataset(dataset: Any) -> Cut:
-    """Return the cut of a dataset: ours, or an object with the same methods."""
-    if isinstance(dataset, Dataset):
-        return dataset.cut
-    return Cut.clip(dataset.num_steps, dataset.frameskip)
-
-
-def origins_of(dataset: Any) -> tuple[Array, Array]:
-    """Return the origins of the episodes of a dataset, or of an object like one; see `Dataset.origins`."""
-    if isinstance(dataset, Dataset):
-        return dataset.origins()
-    count = len(dataset.lengths)
-    return np.zeros((count, 16), np.uint8), np.arange(count, dtype=np.uint64)
-
-
-def arcs_of(dataset: Any) -> Arcs | None:
-    """Return the arcs of the side that a dataset, or an object like one, is of; see `Dataset.arcs`."""
-    return dataset.arcs() if isinstance(dataset, Dataset) else None
-
-
-def stored_steps(dataset: Any, episodes: Array, steps: Array) -> Array | None:
-    """Tell which steps of a dataset, or of an object like one, are still stored; None for all."""
-    return dataset.are_stored(episodes, steps) if isinstance(dataset, Dataset) else None
 
 
 def num_rows(lengths: Array, offsets: Array) -> int:

@@ -23,18 +23,13 @@ from ringmap.clips.index import ClipIndex
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import (
     Dataset,
-    SelectedDataset,
     Where,
-    arcs_of,
-    axes_of,
-    check_dataset,
+    as_dataset,
     clip_ids,
-    cut_of_dataset,
-    stored_steps,
 )
 from ringmap.datasets.batch import worker
 from ringmap.datasets.evictions import read_stored
-from ringmap.datasets.image_axes import PictureAxes, as_nested
+from ringmap.datasets.image_axes import PictureAxes
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, UnknownColumnError
@@ -113,8 +108,8 @@ class GoalDataset(Forkable, Dataset):
             raise InputError(f"GoalDataset: goal_probabilities must be >= 0 and sum to 1, got {goal_probabilities!r}")
         if not 0 <= gamma < 1:
             raise InputError(f"GoalDataset: gamma must be in [0, 1), got {gamma}")
-        check_dataset(dataset, "GoalDataset: the dataset")
-        inner = cut_of_dataset(dataset)
+        self.dataset = as_dataset(dataset, "GoalDataset: the dataset")
+        inner = self.dataset.cut
         if inner.across:
             raise InputError(
                 "GoalDataset: a goal lies in the episode of its item, and with across=True items run on into the next; "
@@ -125,9 +120,7 @@ class GoalDataset(Forkable, Dataset):
         if offset <= 0:
             raise InputError(f"GoalDataset: current_goal_offset must be positive, got {offset}")
         super().__init__([], [], frameskip=dataset.frameskip, num_steps=dataset.num_steps)
-        if isinstance(dataset, Dataset):
-            self.fps, self.reward_at = dataset.fps, dataset.reward_at
-        self.dataset = dataset
+        self.fps, self.reward_at = self.dataset.fps, self.dataset.reward_at
         self.goal_probabilities = tuple(weights.tolist())
         self.gamma = float(gamma)
         self.current_goal_offset = int(offset)
@@ -152,69 +145,49 @@ class GoalDataset(Forkable, Dataset):
     @property
     def column_names(self) -> list[str]:
         """Names of the columns of the wrapped dataset, without the goals."""
-        return list(self.dataset.column_names)
+        return self.dataset.column_names
 
     @property
     def lengths(self) -> Array:
         """Steps of each episode, int32."""
-        lengths: Array = self.dataset.lengths
-        return lengths
+        return self.dataset.lengths
 
     @property
     def offsets(self) -> Array:
         """Row of each episode's first step, int64."""
-        offsets: Array = self.dataset.offsets
-        return offsets
+        return self.dataset.offsets
 
     @property
     def episode_column_names(self) -> list[str]:
         """Names of the values that are constant within an episode."""
-        return list(self.dataset.episode_column_names)
+        return self.dataset.episode_column_names
 
     def picture_axes(self) -> PictureAxes:
         """Return those of the wrapped dataset, and of the goals, which are as their columns."""
-        found = axes_of(self.dataset)
+        found = self.dataset.picture_axes()
         goals = self.goal_keys.items() if found else ()
         return {**found, **{goal: found[name] for name, goal in goals if name in found}}
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
-        steps: dict[str, Any] = self.dataset._load_slice(ep, start, end)
-        return steps
+        return self.dataset._load_slice(ep, start, end)
 
-    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
-        found: list[Any] = self.dataset._load_steps(episodes, steps, names)
-        return found
+    def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
+        return self.dataset.read_rows(names, episodes, steps, run)
 
     def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
         """Return one whole episode, without goals; as `Dataset.load_episode`."""
-        episode: dict[str, Any] = self.dataset.load_episode(episode_idx)
-        return as_nested(episode, "GoalDataset.load_episode") if nest else episode
+        return self.dataset.load_episode(episode_idx, nest=nest)
 
     def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return the values that are constant within an episode."""
-        found: dict[str, list[Any]] = self.dataset.get_episode_data(idx)
-        return found
-
-    def get_col_data(self, col: str) -> Array:
-        """Return a column of all steps."""
-        column: Array = self.dataset.get_col_data(col)
-        return column
-
-    def get_dim(self, col: str) -> int:
-        """Return how many values a step of a column holds."""
-        return int(self.dataset.get_dim(col))
-
-    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
-        """Return steps by row, all columns."""
-        rows: dict[str, Any] = self.dataset.get_row_data(row_idx)
-        return rows
+        return self.dataset.get_episode_data(idx)
 
     # -- clips with goals --------------------------------------------------------------------
 
     @property
     def cut(self) -> Cut:
         """What a clip holds; its anchors have a later step, where goals need one."""
-        cut = cut_of_dataset(self.dataset)
+        cut = self.dataset.cut
         future = self.goal_probabilities[GEOMETRIC] > 0 or self.goal_probabilities[UNIFORM] > 0
         ahead = (self.current_goal_offset - (0 if future else 1)) * self.frameskip
         if cut.after >= ahead:
@@ -226,7 +199,7 @@ class GoalDataset(Forkable, Dataset):
     @property
     def is_view(self) -> bool:
         """Whether the wrapped dataset is one."""
-        return isinstance(self.dataset, Dataset) and self.dataset.is_view
+        return self.dataset.is_view
 
     @property
     def span(self) -> int:
@@ -252,29 +225,25 @@ class GoalDataset(Forkable, Dataset):
     @property
     def source_episodes(self) -> Array:
         """Those of the wrapped dataset."""
-        return self.dataset.source_episodes if isinstance(self.dataset, Dataset) else super().source_episodes
+        return self.dataset.source_episodes
 
     def take(self, episodes: Sequence[int] | Array) -> GoalDataset:
         """Return the clips of some of the episodes, as `Dataset.take`; all goals are of these."""
-        chosen = self._episode_numbers(episodes)
-        inner = self.dataset
-        return self._over(inner.take(chosen) if isinstance(inner, Dataset) else SelectedDataset(inner, chosen))
+        return self._over(self.dataset.take(self._episode_numbers(episodes)))
 
     def pinned(self) -> Dataset:
         """Return these clips over what the wrapped dataset has now."""
-        inner = self.dataset.pinned() if isinstance(self.dataset, Dataset) else self.dataset
+        inner = self.dataset.pinned()
         return self if inner is self.dataset else self._over(inner)
 
     def marked_ring(self) -> tuple[Handle, Array] | None:
         """Return the ring that the episodes of the wrapped dataset are in."""
-        return self.dataset.marked_ring() if isinstance(self.dataset, Dataset) else None
+        return self.dataset.marked_ring()
 
     def steps_as_stored(
         self, episode: int, start: int, end: int, names: Sequence[str] | None = None
     ) -> dict[str, Array]:
         """Return steps as they are stored; see `Dataset.steps_as_stored`."""
-        if not isinstance(self.dataset, Dataset):
-            return super().steps_as_stored(episode, start, end, names)
         return self.dataset.steps_as_stored(episode, start, end, names)
 
     def _over(self, dataset: Any) -> GoalDataset:
@@ -297,11 +266,11 @@ class GoalDataset(Forkable, Dataset):
 
     def origins(self) -> tuple[Array, Array]:
         """Return those of the wrapped dataset."""
-        return self.dataset.origins() if isinstance(self.dataset, Dataset) else super().origins()
+        return self.dataset.origins()
 
     def arcs(self) -> Arcs | None:
         """Return those of the wrapped dataset, of a side of these clips its own."""
-        return self._arcs or arcs_of(self.dataset)
+        return self._arcs or self.dataset.arcs()
 
     @property
     def items_are_rows(self) -> bool:
@@ -310,26 +279,26 @@ class GoalDataset(Forkable, Dataset):
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored in the wrapped dataset."""
-        return stored_steps(self.dataset, episodes, steps)
+        return self.dataset.are_stored(episodes, steps)
 
     def _clips_at(self, numbers: Array) -> list[dict[str, Any]]:
         episodes, starts = self._locate(numbers)
-        ids = (self._first_ids[episodes] + starts - cut_of_dataset(self.dataset).before).tolist()
-        if hasattr(self.dataset, "__getitems__"):
-            clips = self.dataset.__getitems__(ids)
-        else:
-            clips = [self.dataset[i] for i in ids]
-        keys = self.goal_keys
+        ids = (self._first_ids[episodes] + starts - self.dataset.cut.before).tolist()
+        clips, keys = self.dataset.__getitems__(ids), self.goal_keys
         if not keys:
             return list(clips)
-        goals = self.dataset._load_steps(*self._draw(episodes, starts), list(keys))
-        return [self._with_goal(clip, goal, keys) for clip, goal in zip(clips, goals, strict=True)]
+        at, steps = self._draw(episodes, starts)
+        try:
+            goals = self.dataset._shown(self.dataset.read_rows(list(keys), at, steps[:, None]))
+        except KeyError as error:
+            raise UnknownColumnError(
+                f"GoalDataset: no column {error.args[0]!r} to draw a goal from; there are {self.column_names}"
+            ) from None
+        return [self._with_goal(clip, {n: goals[n][i] for n in keys}, keys) for i, clip in enumerate(clips)]
 
-    def _with_goal(self, clip: Any, goal: Any, keys: dict[str, str]) -> Any:
+    def _with_goal(self, clip: Any, goal: dict[str, Any], keys: dict[str, str]) -> Any:
         made = dict(clip)
         for name, target in keys.items():
-            if name not in goal:
-                raise UnknownColumnError(f"GoalDataset: no column {name!r} to draw a goal from; there are {list(goal)}")
             if target in made:
                 raise InputError(
                     f"GoalDataset: the goal of {name!r} would be {target!r}, which is a column of the clip; choose "
@@ -402,7 +371,7 @@ class GoalDataset(Forkable, Dataset):
         if self._clips is None or not np.array_equal(lengths, self._lengths):
             self._lengths = lengths
             self._clips = ClipIndex(LiveEpisodes.from_lengths(lengths))
-            clips = cut_of_dataset(self.dataset).counts(lengths)
+            clips = self.dataset.cut.counts(lengths)
             self._first_ids = np.cumsum(clips) - clips
         return self._clips
 

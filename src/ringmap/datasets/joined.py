@@ -25,15 +25,8 @@ from ringmap.clips.index import ClipIndex
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import (
     Dataset,
-    SelectedDataset,
-    arcs_of,
-    axes_of,
-    check_dataset,
+    as_dataset,
     clip_ids,
-    cut_of_dataset,
-    num_rows,
-    origins_of,
-    stored_steps,
 )
 from ringmap.datasets.evictions import read_stored
 from ringmap.datasets.image_axes import (
@@ -68,11 +61,9 @@ class _Joined(Dataset):
         name = type(self).__name__
         if isinstance(datasets, str | os.PathLike | Dataset) or not isinstance(datasets, Iterable):
             raise InputError(f"{name}: expected a list of datasets, got {type(datasets).__name__}")
-        self.datasets = list(datasets)
+        self.datasets = [as_dataset(part, f"{name}: dataset {number}") for number, part in enumerate(datasets)]
         if not self.datasets:
             raise InputError(f"{name}: Need at least one dataset")
-        for number, part in enumerate(self.datasets):
-            check_dataset(part, f"{name}: dataset {number}")
         first = self.datasets[0]
         super().__init__([], [], frameskip=first.frameskip, num_steps=first.num_steps)
         for number, part in enumerate(self.datasets):
@@ -82,9 +73,7 @@ class _Joined(Dataset):
                     f"frameskip={part.frameskip}, expected {self.num_steps} and {self.frameskip} as "
                     "in dataset 0; open them alike"
                 )
-            if cut_of_dataset(part).anchors != cut_of_dataset(first).anchors and any(
-                isinstance(p, Dataset) and p.is_view for p in (part, first)
-            ):
+            if part.cut.anchors != first.cut.anchors and (part.is_view or first.is_view):
                 raise InputError(
                     f"{name}: dataset {number} has other anchors than dataset 0; make views with the same windows, or "
                     "join the datasets first and make a view of all"
@@ -106,14 +95,13 @@ class _Joined(Dataset):
     @property
     def cut(self) -> Cut:
         """What an item holds, and which steps are its anchors; without a window of its own that of the first part."""
-        return cut_of_dataset(self.datasets[0]) if self._cut is None else self._cut
+        return self.datasets[0].cut if self._cut is None else self._cut
 
     def _cut_for(
         self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
     ) -> Cut | None:
         found = super()._cut_for(window, columns, anchors, drop_all_padded)
-        parts = (part.is_view for part in self.datasets if isinstance(part, Dataset))
-        return self.cut if found is None and any(parts) else found
+        return self.cut if found is None and any(part.is_view for part in self.datasets) else found
 
     @property
     def episode_column_names(self) -> list[str]:
@@ -122,10 +110,10 @@ class _Joined(Dataset):
 
     def pinned(self) -> Dataset:
         """Return what the parts have now, joined."""
-        parts = [p.pinned() if isinstance(p, Dataset) else p for p in self.datasets]
+        parts = [part.pinned() for part in self.datasets]
         return self if all(a is b for a, b in zip(parts, self.datasets, strict=True)) else self._over(parts)
 
-    def _over(self, parts: list[Any]) -> Self:
+    def _over(self, parts: list[Dataset]) -> Self:
         """Return the same over other parts."""
         made = self._fresh()
         made._agreed = self.picture_axes()  # some parts alone may hand out other axes
@@ -139,7 +127,7 @@ class _Joined(Dataset):
             self._clips = ClipIndex(LiveEpisodes.from_lengths(lengths))
         return self._clips
 
-    def _homes(self) -> list[tuple[Any, list[str]]]:
+    def _homes(self) -> list[tuple[Dataset, list[str]]]:
         """Return the parts, and the names of the columns that come from each."""
         return [(part, part.column_names) for part in self.datasets]
 
@@ -147,7 +135,7 @@ class _Joined(Dataset):
         """Return the columns of pictures of all parts: all come channels first if one part hands out one of its own
         so."""
         found, turned = PictureAxes(), False
-        for axes in (self._agreed, *map(axes_of, self.datasets)):
+        for axes in (self._agreed, *(part.picture_axes() for part in self.datasets)):
             found = {**axes, **found}
             turned = turned or any(first for _, first in axes.values())
         return {name: (spec, turned) for name, (spec, _) in found.items()}
@@ -156,7 +144,7 @@ class _Joined(Dataset):
         """Return what gives the columns that a part hands out the axes on which all parts agree; an episode is
         marked."""
         turned = {name: spec for name, (spec, first) in self.picture_axes().items() if first}
-        known = {id(part): axes_of(part) for part in self.datasets} if turned else {}
+        known = {id(part): part.picture_axes() for part in self.datasets} if turned else {}
 
         def aligned(part: Any, columns: Any) -> Any:
             left = {}
@@ -176,16 +164,16 @@ class _Joined(Dataset):
         shown, left, aligned = dict(columns), dict(columns), self._aligner()
         for part, names in (*self._homes(), (self.datasets[0], list(columns))):
             mine = {name: left.pop(name) for name in names if name in left}
-            shown.update(aligned(part, part._shown(mine) if isinstance(part, Dataset) else mine))
+            shown.update(aligned(part, part._shown(mine)))
         return shown
 
     @property
     def _lacks_episodes(self) -> bool:
         """Whether it, or one of its parts, does."""
-        return super()._lacks_episodes or any(p._lacks_episodes for p in self.datasets if isinstance(p, Dataset))
+        return super()._lacks_episodes or any(part._lacks_episodes for part in self.datasets)
 
     def _rows_are_fixed(self) -> bool:
-        return all(isinstance(p, Dataset) and p._rows_are_fixed() for p in self.datasets)
+        return all(part._rows_are_fixed() for part in self.datasets)
 
 
 class MergeDataset(_Joined):
@@ -273,7 +261,7 @@ class MergeDataset(_Joined):
     def take(self, episodes: Sequence[int] | Array) -> MergeDataset:
         """Return the same columns of some of the episodes, as `Dataset.take`."""
         chosen = self._episode_numbers(episodes)
-        made = self._over([_take(part, chosen) for part in self.datasets])
+        made = self._over([part.take(chosen) for part in self.datasets])
         return self._name(made, chosen)
 
     def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
@@ -281,25 +269,25 @@ class MergeDataset(_Joined):
         for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True):
             mine = [name for name in names if name in keys and name not in found]
             if mine:
-                found.update(self._steps_of(part, mine, episodes, steps, run))
+                found.update(part.read_rows(mine, episodes, steps, run))
         return found
 
-    def _homes(self) -> list[tuple[Any, list[str]]]:
+    def _homes(self) -> list[tuple[Dataset, list[str]]]:
         return list(zip(self.datasets, self.keys_from_dataset, strict=True))
 
     def arcs(self) -> Arcs | None:
         """Return those of the first part, of a side of all their own."""
-        return self._arcs or arcs_of(self.datasets[0])
+        return self._arcs or self.datasets[0].arcs()
 
     def origins(self) -> tuple[Array, Array]:
         """Return those of the first part."""
-        return origins_of(self.datasets[0])
+        return self.datasets[0].origins()
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored in every part."""
         found: Array | None = None
         for part in self.datasets:
-            stored = stored_steps(part, episodes, steps)
+            stored = part.are_stored(episodes, steps)
             if stored is not None:
                 found = stored if found is None else found & stored
         return found
@@ -314,7 +302,7 @@ class MergeDataset(_Joined):
         ids = numbers.tolist()
         if self.is_view:
             return super().__getitems__(ids)
-        parts = [_clips_of(part, ids) for part in self.datasets]
+        parts = [part.__getitems__(ids) for part in self.datasets]
         keys = [
             self._held(part, keys, clips[0]) if clips else keys
             for part, keys, clips in zip(self.datasets, self.keys_from_dataset, parts, strict=True)
@@ -324,7 +312,7 @@ class MergeDataset(_Joined):
 
     def _held(self, part: Any, keys: list[str], item: Any) -> list[str]:
         """Return the columns to take from the items of a part: with those that its window adds, if it has one."""
-        if not (isinstance(part, Dataset) and part.is_view):
+        if not part.is_view:
             return keys
         if self._keys is None:
             return list(item)
@@ -335,14 +323,6 @@ class MergeDataset(_Joined):
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         parts = [part._load_slice(ep, start, end) for part in self.datasets]
         return self._join(parts, self._aligner())
-
-    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
-        parts = [
-            part._load_steps(episodes, steps, [n for n in names if n in keys])
-            for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True)
-        ]
-        aligned = self._aligner()
-        return [self._join(found, aligned) for found in zip(*parts, strict=True)]
 
     def _join(
         self,
@@ -366,15 +346,6 @@ class MergeDataset(_Joined):
         """Return a column of all steps, from the dataset that it comes from."""
         found: Array = self._home(col, "get_col_data").get_col_data(col)
         return found
-
-    def get_dim(self, col: str) -> int:
-        """Return how many values a step of a column holds."""
-        return int(self._home(col, "get_dim").get_dim(col))
-
-    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
-        """Return steps by row, all columns."""
-        parts = [part.get_row_data(row_idx) for part in self.datasets]
-        return self._join(parts, lambda _, stored: stored)
 
     def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
         """Join columns of one part into a new column there.
@@ -496,7 +467,7 @@ class ConcatDataset(_Joined):
     @property
     def offsets(self) -> Array:
         """Row of each episode's first step, int64."""
-        before = np.cumsum([0, *map(_rows_of, self.datasets)])
+        before = np.cumsum([0, *(part.count_rows() for part in self.datasets)])
         return np.concatenate(
             [np.asarray(p.offsets, np.int64) + n for p, n in zip(self.datasets, before, strict=False)]
         )
@@ -512,8 +483,8 @@ class ConcatDataset(_Joined):
         firsts = ends - [len(part.lengths) for part in self.datasets]
         cuts = [0, *(np.flatnonzero(np.diff(homes)) + 1).tolist(), len(chosen)]
         runs = [(int(homes[a]), chosen[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
-        parts = [_take(self.datasets[home], run - firsts[home]) for home, run in runs]
-        made = self._over(parts or [_take(self.datasets[0], chosen)])
+        parts = [self.datasets[home].take(run - firsts[home]) for home, run in runs]
+        made = self._over(parts or [self.datasets[0].take(chosen)])
         return self._name(made, chosen)
 
     def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
@@ -523,26 +494,26 @@ class ConcatDataset(_Joined):
         order = []
         for part, where, local in self._grouped(episodes, [len(p.lengths) for p in self.datasets]):
             order.append(where)
-            for name, values in self._steps_of(part, names, local, steps[where], run).items():
+            for name, values in part.read_rows(names, local, steps[where], run).items():
                 parts[name].append(values)
         back = np.argsort(np.concatenate(order))
         return {name: np.concatenate(values)[back] for name, values in parts.items()}
 
     def arcs(self) -> Arcs | None:
         """Return those that all parts share, of a side of them its own; None where the parts are of several sides."""
-        shared = set(map(arcs_of, self.datasets))
+        shared = {part.arcs() for part in self.datasets}
         return self._arcs or (shared.pop() if len(shared) == 1 else None)
 
     def origins(self) -> tuple[Array, Array]:
         """Return those of the parts."""
-        lineages, ordinals = zip(*map(origins_of, self.datasets), strict=True)
+        lineages, ordinals = zip(*(part.origins() for part in self.datasets), strict=True)
         return np.concatenate(lineages), np.concatenate(ordinals)
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
         """Tell which steps are still stored in their parts."""
         found = np.ones(len(episodes), np.bool_)
         for part, where, local in self._grouped(episodes, [len(p.lengths) for p in self.datasets]):
-            stored = stored_steps(part, local, steps[where])
+            stored = part.are_stored(local, steps[where])
             if stored is not None:
                 found[where] = stored
         return found
@@ -558,7 +529,7 @@ class ConcatDataset(_Joined):
         clips: list[Any] = [None] * len(ids)
         aligned = self._aligner()
         for part, where, local in self._grouped(ids, sizes):
-            for at, clip in zip(where.tolist(), _clips_of(part, local.tolist()), strict=True):
+            for at, clip in zip(where.tolist(), part.__getitems__(local.tolist()), strict=True):
                 made = aligned(part, clip)
                 clips[at] = clip if made is clip else as_clip(dict(made))
         return clips
@@ -569,33 +540,10 @@ class ConcatDataset(_Joined):
         episode: dict[str, Any] = self._aligner()(part, part.load_episode(ep))
         return as_nested(episode, "ConcatDataset.load_episode") if nest else episode
 
-    def load_chunk(self, episodes_idx: Sequence[int] | Array, start: Any, end: Any) -> list[dict[str, Any]]:
-        """Return steps of episodes, grouped by part; as `Dataset.load_chunk`."""
-        asked, starts, ends = self._chunks(episodes_idx, start, end)
-        episodes = self._episode_numbers(asked)
-        if not len(episodes) == len(starts) == len(ends):
-            return super().load_chunk(episodes, starts, ends)  # it says what is wrong
-        chunks: list[Any] = [None] * len(episodes)
-        aligned = self._aligner()
-        sizes = [len(part.lengths) for part in self.datasets]
-        for part, where, local in self._grouped(episodes, sizes):
-            found = part.load_chunk(local, starts[where], ends[where])
-            for at, chunk in zip(where.tolist(), found, strict=True):
-                chunks[at] = aligned(part, chunk)
-        return chunks
-
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         part, local = self._part_of(self._episode_number(ep))
         steps: dict[str, Any] = self._aligner()(part, part._load_slice(local, start, end))
         return steps
-
-    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
-        found: list[Any] = [None] * len(episodes)
-        sizes, aligned = [len(part.lengths) for part in self.datasets], self._aligner()
-        for part, where, local in self._grouped(np.asarray(episodes), sizes):
-            for at, step in zip(where.tolist(), part._load_steps(local, steps[where], names), strict=True):
-                found[at] = aligned(part, step)
-        return found
 
     def get_col_data(self, col: str) -> Array:
         """Return a column of all steps, part by part.
@@ -605,23 +553,6 @@ class ConcatDataset(_Joined):
         """
         self._check_column(col, "get_col_data")
         return np.concatenate([part.get_col_data(col) for part in self.datasets if col in part.column_names])
-
-    def get_dim(self, col: str) -> int:
-        """Return how many values a step of a column holds."""
-        self._check_column(col, "get_dim")
-        return int(next(p for p in self.datasets if col in p.column_names).get_dim(col))
-
-    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
-        """Return steps by row, all columns, in the order asked for."""
-        rows = self._row_numbers(row_idx)
-        found: dict[str, list[Any]] = {}
-        for part, where, local in self._grouped(rows, list(map(_rows_of, self.datasets))):
-            for name, values in part.get_row_data(local).items():
-                column = found.setdefault(name, [None] * len(rows))
-                for at, value in zip(where.tolist(), values, strict=True):
-                    column[at] = value
-        merged = {name: np.stack(values) for name, values in found.items()}
-        return {name: v[0] for name, v in merged.items()} if np.ndim(row_idx) == 0 else merged
 
     def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
         """Join columns along axis `dim` into a new column, in every part."""
@@ -654,10 +585,6 @@ class ConcatDataset(_Joined):
         return part, int(local[0])
 
 
-def _take(part: Any, episodes: Array) -> Dataset:
-    return part.take(episodes) if isinstance(part, Dataset) else SelectedDataset(part, episodes)
-
-
 def _in_range(indices: Any, size: int, name: str) -> Array:
     ids = clip_ids(indices, name)
     wrong = ids[(ids < -size) | (ids >= size)]
@@ -665,12 +592,6 @@ def _in_range(indices: Any, size: int, name: str) -> Array:
         what = f"clip {wrong[0]} is out of range for {size} clips"
         raise ClipIndexError(f"{name}: {what if size else 'empty: there are no clips'}")
     return np.where(ids < 0, ids + size, ids)
-
-
-def _clips_of(part: Any, ids: list[int]) -> list[Any]:
-    if hasattr(part, "__getitems__"):
-        return list(part.__getitems__(ids))
-    return [part[i] for i in ids]
 
 
 def _columns_of(part: Any) -> dict[str, ColumnSpec | None]:
@@ -690,7 +611,7 @@ def _rate(parts: Sequence[Any], name: str) -> Fraction | None:
     """Return the rate of the parts that know it, or refuse two."""
     known, at = Facts(), 0
     for number, part in enumerate(parts):
-        facts = Facts.of(part) if isinstance(part, Dataset) else Facts()
+        facts = Facts.of(part)
         known.refuse_rate(facts, name, f"dataset {at}", f"dataset {number}")
         if known.fps is None:
             known, at = facts, number
@@ -699,16 +620,10 @@ def _rate(parts: Sequence[Any], name: str) -> Fraction | None:
 
 def _placed(parts: Sequence[Any]) -> list[str | None]:
     """Return where the rewards of each part stand, as far as it knows."""
-    return [part.reward_at if isinstance(part, Dataset) else None for part in parts]
+    return [part.reward_at for part in parts]
 
 
 def _agreed(values: Sequence[T | None]) -> T | None:
     """Return the value that all parts which know one share; None if there is none."""
     known = {value for value in values if value is not None}
     return known.pop() if len(known) == 1 else None
-
-
-def _rows_of(part: Any) -> int:
-    if isinstance(part, Dataset):
-        return part.count_rows()
-    return num_rows(np.asarray(part.lengths), np.asarray(part.offsets))

@@ -248,13 +248,6 @@ class StoredDataset(Dataset):
         """
         return dict(self.source.episode_data(self._episode_number(episode_idx)))
 
-    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
-        if self.transform is not None:  # it may look at any column
-            return super()._load_steps(episodes, steps, names)
-        first = self.offsets[episodes] + steps
-        found = self._read([n for n in names if n in self._specs], first, 1, 1)
-        return [{name: values[i] for name, values in found.items()} for i in range(len(episodes))]
-
     @property
     def episode_column_names(self) -> list[str]:
         """Names of the values that are constant within an episode, first seen first."""
@@ -300,6 +293,8 @@ class StoredDataset(Dataset):
         if run is not None:
             return self._windows(names, offsets + (steps + run[0]), run[-1] - run[0] + 1, run.step)
         rows = offsets[:, None] + steps
+        if not len(rows):
+            return self._windows(names, rows[:, 0], rows.shape[1], 1)
         found = {name: self._cache[name].take(rows, 0) for name in names if name in self._cache}
         stored = [name for name in names if name not in found]
         if stored:
@@ -374,21 +369,6 @@ class StoredDataset(Dataset):
         """
         self._check_column(col, "get_dim")
         return int(np.prod(self._specs[col].shape))
-
-    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
-        """Return steps by row, all columns, as NumPy values, images in stored order.
-
-        Args:
-            row_idx: a row, or several in any order; step t of episode i is row `offsets[i] + t`.
-                Negative rows count from the end.
-
-        Raises:
-            ClipIndexError: a row lies outside what is stored.
-        """
-        rows = self._row_numbers(row_idx)
-        windows = self._windows(list(self._specs), rows, 1, 1)
-        found = {name: values[:, 0] for name, values in windows.items()}
-        return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
 
     def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
         """Join columns along axis `dim` into the column `target`, held in memory.

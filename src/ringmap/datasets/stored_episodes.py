@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.base import Dataset, origins_of
+from ringmap.datasets.base import as_dataset
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import ClipIndexError
 from ringmap.storage.columns.schema import Schema, as_columns
@@ -74,10 +74,10 @@ def episodes_of(
     if isinstance(dataset, EpisodeStream):
         yield from ((columns, data if with_data else {}) for columns, data in dataset)
         return
-    asked = dataset
-    dataset = dataset.pinned() if isinstance(dataset, Dataset) else dataset
+    asked = as_dataset(dataset, "episodes_of: the dataset")
+    dataset = asked.pinned()
     is_live = is_live or dataset is not asked
-    lineages, ordinals = origins_of(dataset)
+    lineages, ordinals = dataset.origins()
     for number in range(len(dataset.lengths)):
         try:
             episode, data = dict(stored_layout(dataset.load_episode(number))), {}
@@ -104,7 +104,9 @@ def outlines_of(
         with_data: whether the data are asked for.
     """
     schema = schema_of(dataset, "outlines_of")  # of a view that is pinned an episode would be read
-    dataset = dataset.pinned() if isinstance(dataset, Dataset) else dataset
+    dataset = (
+        dataset if isinstance(dataset, EpisodeStream) else as_dataset(dataset, "outlines_of: the dataset").pinned()
+    )
     columns = () if schema is None else schema.columns
     names = [spec.name for spec in columns if looks_at(spec.name, spec.dtype)]
     with_data = with_data and bool(dataset.episode_column_names)
@@ -114,12 +116,11 @@ def outlines_of(
         for found, constant in dataset:
             yield {name: found[name] for name in names}, constant if with_data else {}
         return
-    as_stored = isinstance(dataset, Dataset) and getattr(dataset, "transform", None) is None
     for number, length in enumerate(np.asarray(dataset.lengths).tolist()):
         rows: dict[str, Array] = {}
         data: dict[str, Any] = {}
         with contextlib.suppress(ClipIndexError):
-            if names and as_stored:
+            if names and dataset.transform is None:
                 rows = dataset.steps_as_stored(number, 0, length, names)
             elif names:
                 episode = stored_layout(dataset.load_episode(number))

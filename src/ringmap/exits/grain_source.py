@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from ringmap.datasets.base import LoaderDataset, check_dataset
+from ringmap.datasets.base import LoaderDataset, as_dataset
 
 __all__ = ["Source", "source"]
 
@@ -66,5 +66,5 @@ def source(data: Any) -> Source:
     """
     if isinstance(data, LoaderDataset):
         return Source(data.pinned())
-    check_dataset(data, "grain.source: the data")
+    as_dataset(data, "grain.source: the data")
     return Source(data)

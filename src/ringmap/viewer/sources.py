@@ -388,7 +388,7 @@ class DatasetSource(Source):
         ends = np.cumsum(self._lengths)
         start, stop = np.searchsorted(ends, first, side="right"), np.searchsorted(ends, first + count) + 1
         with self._reading():
-            return as_dataset(self.dataset).stored_rows(int(start), int(stop), columns)
+            return as_dataset(self.dataset, "view: the dataset").stored_rows(int(start), int(stop), columns)
 
     def close(self) -> None:
         """Close files."""

@@ -102,7 +102,7 @@ def convert(
                 f"convert: {name} is read in order, and has no table of episodes to choose from; convert all, and "
                 "choose from the copy"
             )
-        whole = as_dataset(part)
+        whole = as_dataset(part, "convert: the source")
         part = whole.selected(where, "convert", marks)
         is_live = whole.pinned() is not whole
     options = {**writer_options, "mode": mode}
