@@ -138,6 +138,7 @@ calls(
     sample={"batch_size": 3, "history_len": 2, "step": 7, "drop_all_padded": False, "nest": True},
     split={"train": 0.5, "seed": 3, "drop_all_padded": False},
     steps_as_stored={"episode": 1, "start": 2, "end": 5},
+    stored_rows={"first": 0, "stop": 2, "_names": ["x"]},
     take={"episodes": [0, 1]},
     view={"drop_all_padded": False, "live": True},
     write_episode={"_ep_data": EPISODE, "sync": True},

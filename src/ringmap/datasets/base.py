@@ -790,11 +790,12 @@ class Dataset(LoaderDataset):
         return [{name: values[i] for name, values in columns.items()} for i in range(count)]
 
     def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
-        """As `read_rows`, as they are stored if the dataset stores them: a subclass that is not a file returns `_load_slice`
-        of them."""
+        """As `read_rows`, without `transform` where the dataset stores them."""
         return rows_by_slices(self._load_slice, names, episodes, steps, run)
 
-    def read_rows(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None = None) -> dict[str, Array]:
+    def read_rows(
+        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None = None
+    ) -> dict[str, Array]:
         """Return steps of episodes, name -> `(B, n, ...)`, fresh arrays, images in stored order, after `transform`.
 
         Args:
